@@ -1,0 +1,124 @@
+use crate::{DEFECTS, POINTS};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+struct Crash {
+    point: String,
+    nth: u64,
+    cut: bool,
+    passed: AtomicU64,
+}
+
+fn crash() -> Option<&'static Crash> {
+    static CRASH: OnceLock<Option<Crash>> = OnceLock::new();
+    CRASH
+        .get_or_init(|| {
+            let text = std::env::var("FARSHORE_CRASH").ok().filter(|t| !t.is_empty())?;
+            let mut parts = text.split(':');
+            let point = parts.next().unwrap_or_default().to_owned();
+            assert!(POINTS.contains(&point.as_str()), "FARSHORE_CRASH: no crash point \"{point}\"");
+            let mut crash = Crash { point, nth: 1, cut: false, passed: AtomicU64::new(0) };
+            for part in parts {
+                match part {
+                    "cut" => crash.cut = true,
+                    nth => crash.nth = nth.parse().expect("FARSHORE_CRASH=point[:nth][:cut]"),
+                }
+            }
+            Some(crash)
+        })
+        .as_ref()
+}
+
+static PASSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
+
+/// Ends the process by SIGKILL here, if `FARSHORE_CRASH` says so.
+pub fn point(name: &'static str) {
+    debug_assert!(POINTS.contains(&name), "unlisted crash point {name}");
+    *PASSED.lock().unwrap_or_else(|e| e.into_inner()).entry(name).or_default() += 1;
+    let Some(crash) = crash() else { return };
+    if crash.point != name || crash.passed.fetch_add(1, Ordering::SeqCst) + 1 != crash.nth {
+        return;
+    }
+    if crash.cut {
+        unsynced::cut_power();
+    }
+    eprintln!("fault: SIGKILL at {name} (passage {})", crash.nth);
+    // SAFETY: kill and getpid have no memory preconditions.
+    unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Whether the named defect is switched on.
+pub fn defect(name: &'static str) -> bool {
+    debug_assert!(DEFECTS.contains(&name), "unlisted defect {name}");
+    static DEFECT: OnceLock<Option<String>> = OnceLock::new();
+    DEFECT
+        .get_or_init(|| {
+            let name = std::env::var("FARSHORE_DEFECT").ok().filter(|t| !t.is_empty())?;
+            assert!(DEFECTS.contains(&name.as_str()), "FARSHORE_DEFECT: no defect \"{name}\"");
+            Some(name)
+        })
+        .as_deref()
+        == Some(name)
+}
+
+/// How often each crash point was passed so far in this process.
+pub fn points_passed() -> Vec<(&'static str, u64)> {
+    let passed = PASSED.lock().unwrap_or_else(|e| e.into_inner());
+    passed.iter().map(|(name, count)| (*name, *count)).collect()
+}
+
+/// Knows which bytes of which files no fsync has covered, so that a power cut can be played.
+pub mod unsynced {
+    use std::collections::HashMap;
+    use std::path::{Path, PathBuf};
+    use std::sync::{LazyLock, Mutex, MutexGuard};
+
+    static FILES: LazyLock<Mutex<HashMap<PathBuf, u64>>> = LazyLock::new(Mutex::default);
+
+    fn files() -> MutexGuard<'static, HashMap<PathBuf, u64>> {
+        FILES.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// A file whose durable length is remembered until it is dropped.
+    #[derive(Debug)]
+    pub struct Tracked(PathBuf);
+
+    impl Tracked {
+        /// Starts tracking; `synced_len` bytes are durable already.
+        pub fn new(path: &Path, synced_len: u64) -> Tracked {
+            files().insert(path.to_owned(), synced_len);
+            Tracked(path.to_owned())
+        }
+
+        /// The first `len` bytes are durable now.
+        pub fn synced(&self, len: u64) {
+            files().insert(self.0.clone(), len);
+        }
+    }
+
+    impl Drop for Tracked {
+        fn drop(&mut self) {
+            files().remove(&self.0);
+        }
+    }
+
+    /// Truncates every tracked file to what fsync covered. The lock stays held: nothing can be
+    /// declared synced between the cut and the end of the process.
+    pub(super) fn cut_power() {
+        let files = files();
+        for (path, synced_len) in files.iter() {
+            let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) else { continue };
+            let Ok(meta) = file.metadata() else { continue };
+            if meta.len() > *synced_len {
+                // A preallocated file keeps its length: what was not synced reads as zeros.
+                let len = meta.len();
+                let _ = file.set_len(*synced_len).and_then(|()| file.set_len(len));
+            }
+        }
+        std::mem::forget(files);
+    }
+}

@@ -1,0 +1,59 @@
+//! Named crash points and named defects, for tests only.
+//!
+//! Without the `faults` feature both functions are empty and the compiler removes the calls.
+//! With it, two environment variables steer them:
+//!
+//! - `FARSHORE_CRASH=point[:nth][:cut]`: at the `nth` (default first) passage of `point` the
+//!   process is ended by SIGKILL. With `cut` a power cut is played first: every file known to
+//!   [`unsynced::Tracked`] loses the bytes that no fsync has covered.
+//! - `FARSHORE_DEFECT=name`: the named defect is switched on; a checker must notice it.
+
+#[cfg(feature = "faults")]
+mod enabled;
+#[cfg(feature = "faults")]
+pub use enabled::{defect, point, points_passed, unsynced};
+
+#[cfg(not(feature = "faults"))]
+mod disabled;
+#[cfg(not(feature = "faults"))]
+pub use disabled::{defect, point, points_passed, unsynced};
+
+/// Every crash point in the product. A point not in this list does not compile.
+pub const POINTS: &[&str] = &[
+    "store.before-write",
+    "store.before-fsync",
+    "store.after-fsync",
+    "store.before-roll",
+    "store.after-roll",
+    "store.before-drop",
+    "store.after-drop",
+    "spill.before-fsync",
+    "spill.after-fsync",
+    "spill.before-abort",
+    "cursor.before-write",
+    "cursor.after-write",
+    "capture.after-slot-created",
+    "capture.before-acknowledge",
+    "capture.after-acknowledge",
+    "snapshot.before-state",
+    "snapshot.after-state",
+    "snapshot.before-range-commit",
+    "snapshot.after-range-commit",
+    "snapshot.before-finish",
+    "snapshot.after-finish",
+    "apply.before-commit",
+    "apply.after-commit-sent",
+    "apply.after-commit",
+    "apply.before-acknowledge",
+    "apply.after-acknowledge",
+];
+
+/// Every defect that can be switched on. Each must be caught by a checker in `tests/`.
+pub const DEFECTS: &[&str] = &[
+    "acknowledge-before-fsync",
+    "progress-in-separate-transaction",
+    "dropped-change",
+    "doubled-batch-after-reconnect",
+    "swapped-transactions",
+    "snapshot-row-also-streamed",
+];

@@ -1,0 +1,1 @@
+//! The embedded store: segments on local disk. Format: `docs/formats/segment.md`.

@@ -1,0 +1,10 @@
+//! Codecs for what travels between Farshore and PostgreSQL. Pure and total: no IO, and every input
+//! gives a value or a typed error; an unknown tag is an error, never skipped.
+//!
+//! One file per layer, named as PostgreSQL's documentation names it.
+
+pub mod backend;
+pub mod copy_binary;
+pub mod frontend;
+pub mod pgoutput;
+pub mod replication;
