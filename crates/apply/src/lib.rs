@@ -1,1 +1,24 @@
-//! placeholder
+//! From a store to a target database: every transaction exactly once, in commit order.
+//!
+//! ```text
+//! subscription  the agent: initial copy, then stream, until told to stop
+//! scheduler     pure: how many source transactions make one target transaction
+//! log_feed      store blocks → transactions, read ahead, memory bounded
+//! postgres      the target: session, statements, pipeline, progress, initial copy
+//! conflict      what a target that differs is told
+//! status        what the agent is doing
+//! ```
+//!
+//! Progress is written in the same target transaction as the rows it stands for.
+
+pub mod conflict;
+mod error;
+mod log_feed;
+pub mod postgres;
+pub mod scheduler;
+mod status;
+mod subscription;
+
+pub use error::ApplyError;
+pub use status::{LagHistogram, Phase, SubscriptionStatus, TableCopy};
+pub use subscription::{Subscription, SubscriptionSpec};

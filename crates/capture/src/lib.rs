@@ -1,1 +1,22 @@
-//! placeholder
+//! The log reader: from a publisher's replication slot to durable transactions in a store, and the
+//! publisher's side of snapshots.
+//!
+//! ```text
+//! publication   which tables, columns and rows: the PostgreSQL publication, created or adopted
+//! slot          the replication slot: created, adopted, checked against the store, kept moving
+//! assembler     pgoutput messages → batches and spills (no network, no clock)
+//! reader        the loop: slot → assembler → store → acknowledgement
+//! snapshot      a consistent point, tables cut into ranges, rows out in COPY format
+//! ```
+//!
+//! A slot is only ever told positions that are durable in the store.
+
+pub mod assembler;
+mod error;
+pub mod publication;
+mod reader;
+pub mod slot;
+pub mod snapshot;
+
+pub use error::CaptureError;
+pub use reader::{CaptureStatus, Capture};

@@ -1,1 +1,19 @@
-//! placeholder
+//! One Farshore site: its configuration, its agents, and what it says about itself.
+//!
+//! ```text
+//! config      the site file: as typed → as meant
+//! site        stores, captures and subscriptions wired together
+//! supervisor  start again what may recover, stop with a reason what cannot
+//! control     the local socket that `farshore status` asks
+//! report      the site's state as plain values
+//! check       preflight: what will not work, before anything starts
+//! ```
+
+pub mod check;
+pub mod config;
+pub mod control;
+pub mod report;
+pub mod site;
+mod supervisor;
+
+pub use farshore_fault as fault;

@@ -1,1 +1,37 @@
-//! placeholder
+//! An asynchronous PostgreSQL client for replication: TLS, SCRAM, COPY, pipelining, and the
+//! streaming replication protocol, logical and physical.
+//!
+//! A [`Connection`] owns its socket and is driven by whoever awaits on it: there is no background
+//! task, so memory, back-pressure and cancellation are the caller's to see. The bytes are encoded
+//! and decoded by `farshore_wire`; this crate moves them.
+//!
+//! - one question, one answer: [`Connection::simple_query`], [`Connection::query`],
+//!   [`Connection::execute`];
+//! - bulk: [`Connection::copy_out`], [`Connection::copy_in`];
+//! - pipelines: [`Connection::out`], [`Connection::flush`], [`Connection::receive`];
+//! - the log: [`replication`].
+
+mod authentication;
+mod cancel;
+pub mod config;
+mod connection;
+mod copy;
+mod error;
+mod query;
+mod quote;
+mod read_buffer;
+pub mod replication;
+mod socket;
+mod startup;
+mod tls;
+mod transport;
+
+pub use cancel::CancelToken;
+pub use config::{Config, ConfigError};
+pub use connection::{Connection, Mode};
+pub use copy::{CopyIn, CopyOut};
+pub use error::Error;
+pub use farshore_model::quote_identifier;
+pub use farshore_wire::backend::{ServerError, TransactionStatus};
+pub use query::{ResultSet, Row};
+pub use quote::quote_literal;

@@ -3,6 +3,8 @@
 //! [`LogStore`] is the contract; [`segmented`] is the embedded implementation. A store never looks
 //! inside an entry's payload. Positions are ends of commit records and strictly increase.
 
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
 pub mod segmented;
 
 use bytes::Bytes;

@@ -1,1 +1,37 @@
-//! placeholder
+//! What whole-system tests, the demo and the benchmarks stand on: throwaway PostgreSQL clusters,
+//! the product run as a process that can be killed, proofs that two databases are equal, and the
+//! checker of the promise that a subscriber only ever shows prefixes of the publisher's commits.
+//!
+//! Nothing here depends on a product crate: SQL goes through the independent `postgres` crate and
+//! the publisher's commit order is read with PostgreSQL's own `test_decoding`.
+//!
+//! | module | what it gives |
+//! | --- | --- |
+//! | [`postgres`] | find an installation, start, kill and measure a private cluster |
+//! | [`process`] | build and run `farshore`, kill it, read its log and its costs |
+//! | [`checksum`] | the servers themselves prove tables equal |
+//! | [`prefix`] | workload, oracle, samplers and checker of the prefix guarantee |
+//! | [`chaos`] | a seeded schedule of kills among farshore, publisher and subscriber |
+//! | [`wait`] | bounded waiting for a condition, with the last lines of logs on timeout |
+//! | [`child`], [`port`], [`proc_fs`] | the operating-system pieces under them |
+
+pub mod chaos;
+pub mod checksum;
+pub mod child;
+pub mod port;
+pub mod postgres;
+pub mod prefix;
+pub mod proc_fs;
+pub mod process;
+pub mod wait;
+
+/// The seed of a randomised test: the environment variable `FARSHORE_SEED`, else from the clock.
+/// Print it, so that a failure can be replayed.
+pub fn seed() -> u64 {
+    match std::env::var("FARSHORE_SEED").ok().map(|text| text.parse()) {
+        Some(Ok(seed)) => seed,
+        Some(Err(_)) | None => std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .map_or(0, |since| since.as_nanos() as u64 % 1_000_000_000),
+    }
+}

@@ -1,0 +1,86 @@
+use farshore_capture::CaptureError;
+use farshore_model::Lsn;
+use farshore_store::StoreError;
+
+/// Why a subscription stopped. Each message names the object and the next step.
+#[derive(Debug, thiserror::Error)]
+pub enum ApplyError {
+    /// The target or the way to it.
+    #[error("target {server}: {error}")]
+    Target {
+        /// Redacted address.
+        server: String,
+        /// What it said.
+        #[source]
+        error: farshore_pg::Error,
+    },
+    /// The target refused a change, or the change met other rows than it should.
+    #[error(
+        "subscription \"{subscription}\": cannot apply {operation} on {table} (key {key}) of the \
+         transaction that committed at {position}: {what}. {remedy}"
+    )]
+    Change {
+        /// Subscription.
+        subscription: String,
+        /// INSERT, UPDATE, DELETE or TRUNCATE.
+        operation: &'static str,
+        /// Qualified table name.
+        table: String,
+        /// The row's key, readable.
+        key: String,
+        /// End of the transaction's commit record on the publisher.
+        position: Lsn,
+        /// What is wrong.
+        what: String,
+        /// What to do.
+        remedy: &'static str,
+        /// SQLSTATE, when the target sent one.
+        sqlstate: Option<String>,
+    },
+    /// The publisher's side of the initial copy.
+    #[error(transparent)]
+    Capture(#[from] CaptureError),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Something about the set-up that a person has to change.
+    #[error("{0}")]
+    Setup(String),
+    /// Changes this subscription needs are gone.
+    #[error("{0}")]
+    Gap(String),
+    /// Something is not there yet; trying again finds it.
+    #[error("{0}")]
+    NotYet(String),
+    /// A stored change that cannot be read.
+    #[error("stored transaction at {position}: {what}. Nothing after it was applied; please report it")]
+    Stored {
+        /// Where.
+        position: Lsn,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl ApplyError {
+    /// Whether trying again later, unchanged, can succeed.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            ApplyError::Target { error, .. } => error.is_transient(),
+            ApplyError::Change { sqlstate, .. } => sqlstate.as_deref().is_some_and(|code| {
+                // Serialisation failures, deadlocks, lock and statement timeouts, shutdowns,
+                // resources that may come back.
+                matches!(code, "40001" | "40P01" | "55P03" | "57014" | "57P01" | "57P02" | "57P03")
+                    || code.starts_with("53")
+                    || code.starts_with("58")
+                    || code.starts_with("08")
+            }),
+            ApplyError::Capture(error) => error.is_transient(),
+            ApplyError::NotYet(_) => true,
+            ApplyError::Store(_)
+            | ApplyError::Setup(_)
+            | ApplyError::Gap(_)
+            | ApplyError::Stored { .. } => false,
+        }
+    }
+}

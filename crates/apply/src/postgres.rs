@@ -1,0 +1,8 @@
+//! A PostgreSQL target.
+
+pub mod initial_copy;
+pub mod pipeline;
+pub mod progress;
+pub mod session;
+pub mod statements;
+pub mod writer;

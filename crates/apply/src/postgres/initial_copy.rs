@@ -1,0 +1,319 @@
+//! The initial copy, from a publisher's snapshot into the target's tables.
+//!
+//! Tables are cut into block ranges, and each range is one target transaction that holds its rows
+//! and its row in `farshore.range_copy`. Nothing that was committed is copied again after a crash:
+//! finished tables stay at the consistent point they were copied at, and an unfinished one is
+//! brought to a new point by [`crate::postgres::resume`].
+
+use crate::ApplyError;
+use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
+use crate::postgres::session::Session;
+use crate::postgres::statements::{check_columns, target_columns};
+use crate::status::{SubscriptionStatus, TableCopy};
+use farshore_capture::publication::{PublicationSpec, PublishedTable};
+use farshore_capture::snapshot::{BlockRange, CopyFormat, ExportedSnapshot, cut_into_ranges};
+use farshore_fault as fault;
+use farshore_model::{Lsn, quote_identifier};
+use farshore_pg::Config;
+use futures_util::future::try_join_all;
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How a copy is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopySettings {
+    /// Connections that copy side by side, on each side.
+    pub workers: usize,
+    /// Blocks per range.
+    pub range_blocks: u64,
+}
+
+impl Default for CopySettings {
+    fn default() -> Self {
+        // 8,192 blocks of 8 KiB: 64 MiB, about a second of work.
+        CopySettings { workers: 4, range_blocks: 8_192 }
+    }
+}
+
+/// One subscription's copy.
+pub struct InitialCopy<'a> {
+    /// Subscription name.
+    pub subscription: &'a str,
+    /// Where the rows come from.
+    pub spec: &'a PublicationSpec,
+    /// Where they go.
+    pub target: &'a Config,
+    /// How.
+    pub settings: CopySettings,
+    /// Where to say how it goes.
+    pub status: &'a Arc<Mutex<SubscriptionStatus>>,
+}
+
+/// A table that is to be copied.
+struct Work {
+    table: PublishedTable,
+    format: CopyFormat,
+    ranges: Vec<BlockRange>,
+}
+
+impl InitialCopy<'_> {
+    /// Copies every published table that `known` does not list as copied. Returns the consistent
+    /// point that the newly copied tables stand at.
+    pub async fn run(
+        &self,
+        session: &mut Session,
+        snapshot: ExportedSnapshot,
+        known: &[TableProgress],
+    ) -> Result<Lsn, ApplyError> {
+        let point = snapshot.consistent_point;
+        let mut source = snapshot.open(self.spec).await?;
+        let published = source.tables(self.spec).await?;
+        let mut work = Vec::new();
+        for table in published {
+            match known.iter().find(|progress| progress.table == table.table) {
+                Some(progress) if progress.copied => {}
+                begun => work.push(self.prepare(session, table, begun.is_some(), point).await?),
+            }
+        }
+        self.set_copies(&work);
+        let queue: VecDeque<(usize, BlockRange)> = work
+            .iter()
+            .enumerate()
+            .flat_map(|(index, work)| work.ranges.iter().map(move |range| (index, *range)))
+            .collect();
+        let left: Vec<usize> = work.iter().map(|work| work.ranges.len()).collect();
+        let shared = Mutex::new(Shared { queue, left });
+        let copying = async {
+            let workers = 0..self.settings.workers.max(1);
+            try_join_all(workers.map(|_| self.worker(&snapshot, &work, &shared))).await
+        };
+        copying.await?;
+        drop(source);
+        snapshot.close().await;
+        Ok(point)
+    }
+
+    /// Makes the target's table ready to take rows of the snapshot at `point`.
+    async fn prepare(
+        &self,
+        session: &mut Session,
+        table: PublishedTable,
+        begun: bool,
+        point: Lsn,
+    ) -> Result<Work, ApplyError> {
+        let columns = target_columns(session, &table.table).await?;
+        let names = table.columns.iter().map(|(name, _)| name.as_str());
+        check_columns(self.subscription, &table.table, names, &columns)?;
+        let same_types = table.columns.iter().all(|(name, type_oid)| {
+            columns.iter().any(|c| c.name == *name && (c.type_oid == *type_oid || *type_oid >= 16_384))
+        });
+        let format =
+            if table.binary_safe && same_types { CopyFormat::Binary } else { CopyFormat::Text };
+        let name = &table.table;
+        if begun {
+            // Its rows are ours: the copy's first act was to find the table empty.
+            self.empty_table(session, &table).await?;
+        } else {
+            let filled = session.query(&format!("SELECT 1 FROM {name} LIMIT 1"), &[]).await?;
+            if !filled.is_empty() {
+                return Err(ApplyError::Setup(format!(
+                    "subscription \"{}\": table {name} on the target has rows already. Empty it \
+                     (TRUNCATE {name}) so that it can be copied, or take it out of the publication",
+                    self.subscription
+                )));
+            }
+        }
+        fault::point("snapshot.before-state");
+        session
+            .execute(
+                "INSERT INTO farshore.table_copy \
+                 (subscription, schema_name, table_name, state, copied_at) \
+                 VALUES ($1, $2, $3, $4, $5::text::pg_lsn) \
+                 ON CONFLICT (subscription, schema_name, table_name) \
+                 DO UPDATE SET state = excluded.state, copied_at = excluded.copied_at",
+                &[
+                    Some(self.subscription),
+                    Some(&name.schema),
+                    Some(&name.name),
+                    Some(TABLE_COPYING),
+                    Some(&point.to_string()),
+                ],
+            )
+            .await?;
+        fault::point("snapshot.after-state");
+        // A partitioned table has no blocks of its own.
+        let blocks = if table.partitioned { 0 } else { table.blocks };
+        let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
+        Ok(Work { table, format, ranges })
+    }
+
+    async fn empty_table(
+        &self,
+        session: &mut Session,
+        table: &PublishedTable,
+    ) -> Result<(), ApplyError> {
+        let name = &table.table;
+        let forget = format!(
+            "DELETE FROM farshore.range_copy WHERE subscription = {} AND schema_name = {} AND \
+             table_name = {}",
+            farshore_pg::quote_literal(self.subscription),
+            farshore_pg::quote_literal(&name.schema),
+            farshore_pg::quote_literal(&name.name)
+        );
+        let truncate = format!("BEGIN; TRUNCATE {name}; {forget}; COMMIT");
+        match session.connection.simple_query(&truncate).await {
+            Ok(_) => Ok(()),
+            // Referenced by foreign keys (0A000), or no TRUNCATE privilege (42501).
+            Err(error) if matches!(error.sqlstate(), Some("0A000" | "42501")) => {
+                session.simple("ROLLBACK").await?;
+                session.simple(&format!("BEGIN; DELETE FROM {name}; {forget}; COMMIT")).await
+            }
+            Err(error) => Err(session.error(error)),
+        }
+    }
+
+    async fn worker(
+        &self,
+        snapshot: &ExportedSnapshot,
+        work: &[Work],
+        shared: &Mutex<Shared>,
+    ) -> Result<(), ApplyError> {
+        let next = || shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue.pop_front();
+        let Some(mut range) = next() else { return Ok(()) };
+        let mut source = snapshot.open(self.spec).await?;
+        let name = format!("farshore {} copy", self.subscription);
+        let mut target = Session::connect(self.target, &name).await?;
+        loop {
+            let (index, blocks) = range;
+            self.copy_range(&mut source, &mut target, &work[index], blocks, index).await?;
+            let finished = {
+                let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                shared.left[index] -= 1;
+                shared.left[index] == 0
+            };
+            if finished {
+                self.finish_table(&mut target, &work[index]).await?;
+            }
+            match next() {
+                Some(next) => range = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    async fn copy_range(
+        &self,
+        source: &mut farshore_capture::snapshot::SnapshotConnection,
+        target: &mut Session,
+        work: &Work,
+        range: BlockRange,
+        index: usize,
+    ) -> Result<(), ApplyError> {
+        let table = &work.table;
+        target.simple("BEGIN").await?;
+        let columns: Vec<String> =
+            table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
+        let into = format!(
+            "COPY {} ({}) FROM STDIN (FORMAT {})",
+            table.table,
+            columns.join(", "),
+            work.format.sql()
+        );
+        let mut rows_out = source.copy_range(self.spec, table, range, work.format).await?;
+        let server = self.target.redacted();
+        let target_error = |error| ApplyError::Target { server: server.clone(), error };
+        let source_error = |error| {
+            ApplyError::Capture(farshore_capture::CaptureError::Publisher {
+                server: self.spec.source.redacted(),
+                error,
+            })
+        };
+        let mut rows_in = target.connection.copy_in(&into).await.map_err(target_error)?;
+        let (mut bytes, mut reported) = (0_u64, Instant::now());
+        while let Some(data) = rows_out.next().await.map_err(source_error)? {
+            rows_in.send(&data).await.map_err(target_error)?;
+            bytes += data.len() as u64;
+            if reported.elapsed() > Duration::from_millis(200) {
+                self.update_copy(index, |copy| copy.bytes += std::mem::take(&mut bytes));
+                reported = Instant::now();
+            }
+        }
+        let rows = rows_in.finish().await.map_err(target_error)?;
+        let end = range.end.map(|end| end.to_string());
+        target
+            .execute(
+                "INSERT INTO farshore.range_copy \
+                 (subscription, schema_name, table_name, start_block, end_block, row_count) \
+                 VALUES ($1, $2, $3, $4::text::bigint, $5::text::bigint, $6::text::bigint)",
+                &[
+                    Some(self.subscription),
+                    Some(&table.table.schema),
+                    Some(&table.table.name),
+                    Some(&range.start.to_string()),
+                    end.as_deref(),
+                    Some(&rows.to_string()),
+                ],
+            )
+            .await?;
+        fault::point("snapshot.before-range-commit");
+        target.simple("COMMIT").await?;
+        fault::point("snapshot.after-range-commit");
+        self.update_copy(index, |copy| {
+            copy.bytes += bytes;
+            copy.rows += rows;
+            copy.ranges_done += 1;
+        });
+        Ok(())
+    }
+
+    async fn finish_table(&self, target: &mut Session, work: &Work) -> Result<(), ApplyError> {
+        let literal = farshore_pg::quote_literal;
+        let (name, schema, table) = (
+            literal(self.subscription),
+            literal(&work.table.table.schema),
+            literal(&work.table.table.name),
+        );
+        let this =
+            format!("subscription = {name} AND schema_name = {schema} AND table_name = {table}");
+        target
+            .simple(&format!(
+                "BEGIN; UPDATE farshore.table_copy SET state = '{TABLE_COPIED}' WHERE {this}; \
+                 DELETE FROM farshore.range_copy WHERE {this}; COMMIT"
+            ))
+            .await?;
+        tracing::info!(
+            subscription = %self.subscription,
+            table = %work.table.table,
+            "table copied"
+        );
+        Ok(())
+    }
+
+    fn set_copies(&self, work: &[Work]) {
+        let copies = work
+            .iter()
+            .map(|work| TableCopy {
+                table: work.table.table.to_string(),
+                ranges: work.ranges.len() as u64,
+                bytes_total: work.table.bytes,
+                ..TableCopy::default()
+            })
+            .collect();
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).copies = copies;
+    }
+
+    fn update_copy(&self, index: usize, change: impl FnOnce(&mut TableCopy)) {
+        let mut status = self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if let Some(copy) = status.copies.get_mut(index) {
+            change(copy);
+        }
+    }
+}
+
+/// What the workers of a copy share.
+struct Shared {
+    queue: VecDeque<(usize, BlockRange)>,
+    /// Ranges of each table that are not committed yet.
+    left: Vec<usize>,
+}

@@ -1,0 +1,251 @@
+//! Statements on their way to the target: sent without waiting, answered in order.
+//!
+//! What each answer must be is remembered until it comes. A COMMIT is only sent when every
+//! statement of its transaction has been answered as it should be, so a change that failed or met
+//! no row is never committed, and nothing after it either.
+
+use crate::ApplyError;
+use crate::postgres::session::Session;
+use bytes::Bytes;
+use farshore_model::{DictionaryId, Lsn};
+use farshore_wire::backend::Message;
+use farshore_wire::frontend::{self, EncodeError, Format};
+use std::collections::VecDeque;
+
+/// Encoded bytes after which they are written to the socket.
+const WRITE_BYTES: usize = 64 << 10;
+/// Statements in flight at most.
+const IN_FLIGHT_MAX: usize = 16_384;
+/// Statement bytes in flight at most (a single larger statement passes alone).
+const IN_FLIGHT_BYTES_MAX: usize = 4 << 20;
+
+/// Which stored change a statement stands for.
+#[derive(Clone, Debug)]
+pub struct ChangeRef {
+    /// End of the transaction's commit record.
+    pub position: Lsn,
+    /// Relation version.
+    pub relation: DictionaryId,
+    /// The stored command.
+    pub command: Bytes,
+}
+
+/// What a statement's answer must be.
+#[derive(Debug)]
+pub enum Expect {
+    /// ParseComplete.
+    Parsed,
+    /// A command, whatever it counts.
+    Done,
+    /// A row change that touches one row.
+    OneRow(ChangeRef),
+    /// A TRUNCATE.
+    Truncated(ChangeRef),
+    /// The progress row.
+    Progress,
+    /// A COMMIT of everything up to a position.
+    Commit(Lsn),
+    /// ReadyForQuery.
+    Ready,
+}
+
+/// What went wrong with a statement in flight.
+#[derive(Debug)]
+pub enum PipelineError {
+    /// The connection, or an answer that fits no question.
+    Connection(farshore_pg::Error),
+    /// A row change found another number of rows than one.
+    Rows(ChangeRef, u64),
+    /// The target refused a row change.
+    Refused(ChangeRef, Box<farshore_wire::backend::ServerError>),
+    /// The target refused something else.
+    Server(Box<farshore_wire::backend::ServerError>),
+    /// The progress row was not as we left it.
+    ProgressMoved,
+    /// A statement that the protocol cannot carry.
+    Encode(EncodeError),
+}
+
+impl From<farshore_pg::Error> for PipelineError {
+    fn from(error: farshore_pg::Error) -> Self {
+        PipelineError::Connection(error)
+    }
+}
+
+impl From<EncodeError> for PipelineError {
+    fn from(error: EncodeError) -> Self {
+        PipelineError::Encode(error)
+    }
+}
+
+/// A target session with statements in flight.
+pub struct Pipeline {
+    session: Session,
+    in_flight: VecDeque<(Expect, u32)>,
+    bytes_in_flight: usize,
+    committed: Option<Lsn>,
+}
+
+impl Pipeline {
+    /// Nothing is in flight.
+    pub fn new(session: Session) -> Pipeline {
+        Pipeline { session, in_flight: VecDeque::new(), bytes_in_flight: 0, committed: None }
+    }
+
+    /// The session, once nothing is in flight.
+    pub async fn idle_session(&mut self) -> Result<&mut Session, PipelineError> {
+        if !self.in_flight.is_empty() {
+            // The session's own queries end with Sync; a failed statement must be found first.
+            self.drain().await?;
+        }
+        Ok(&mut self.session)
+    }
+
+    /// Prepares a statement.
+    pub fn parse(&mut self, name: &str, sql: &str, types: &[u32]) -> Result<(), PipelineError> {
+        frontend::parse(self.session.connection.out(), name, sql, types)?;
+        self.in_flight.push_back((Expect::Parsed, 0));
+        Ok(())
+    }
+
+    /// Runs a prepared statement with parameters written by `parameters`.
+    pub fn run(
+        &mut self,
+        statement: &str,
+        parameters: usize,
+        expect: Expect,
+        write: impl FnOnce(&mut frontend::Bind<'_>) -> Result<(), EncodeError>,
+    ) -> Result<(), PipelineError> {
+        let out = self.session.connection.out();
+        let before = out.len();
+        let mut bind = frontend::Bind::begin(out, "", statement, parameters)?;
+        write(&mut bind)?;
+        bind.finish(Format::Text)?;
+        frontend::execute(out, "", 0)?;
+        let bytes = u32::try_from(out.len() - before).unwrap_or(u32::MAX);
+        self.bytes_in_flight += bytes as usize;
+        self.in_flight.push_back((expect, bytes));
+        Ok(())
+    }
+
+    /// Runs SQL text without parameters or rows.
+    pub fn run_sql(&mut self, sql: &str, expect: Expect) -> Result<(), PipelineError> {
+        self.parse("", sql, &[])?;
+        self.run("", 0, expect, |_| Ok(()))
+    }
+
+    /// Ends an implicit group: the target may do its end-of-command work (statistics).
+    pub fn sync(&mut self) {
+        frontend::sync(self.session.connection.out());
+        self.in_flight.push_back((Expect::Ready, 0));
+    }
+
+    /// Writes and reads as needed to keep what is in flight within bounds.
+    pub async fn pace(&mut self) -> Result<(), PipelineError> {
+        if self.session.connection.out().len() >= WRITE_BYTES {
+            self.session.connection.flush().await?;
+            self.take_answers()?;
+        }
+        if self.in_flight.len() > IN_FLIGHT_MAX || self.bytes_in_flight > IN_FLIGHT_BYTES_MAX {
+            self.request_answers().await?;
+            while self.in_flight.len() > IN_FLIGHT_MAX / 2
+                || self.bytes_in_flight > IN_FLIGHT_BYTES_MAX / 2
+            {
+                let message = self.session.connection.receive().await?;
+                self.answer(message)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes everything and asks the target to answer now.
+    pub async fn request_answers(&mut self) -> Result<(), PipelineError> {
+        frontend::flush(self.session.connection.out());
+        self.session.connection.flush().await?;
+        Ok(())
+    }
+
+    /// Waits until everything in flight is answered.
+    pub async fn drain(&mut self) -> Result<(), PipelineError> {
+        self.request_answers().await?;
+        while !self.in_flight.is_empty() {
+            let message = self.session.connection.receive().await?;
+            self.answer(message)?;
+        }
+        Ok(())
+    }
+
+    /// Writes everything without waiting for answers.
+    pub async fn send(&mut self) -> Result<(), PipelineError> {
+        self.session.connection.flush().await?;
+        self.take_answers()
+    }
+
+    /// Takes the answers that are here already.
+    pub fn take_answers(&mut self) -> Result<(), PipelineError> {
+        while !self.in_flight.is_empty() {
+            match self.session.connection.try_receive()? {
+                Some(message) => self.answer(message)?,
+                None => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// The newest commit that was answered since the last call.
+    pub fn take_committed(&mut self) -> Option<Lsn> {
+        self.committed.take()
+    }
+
+    fn answer(&mut self, message: Message) -> Result<(), PipelineError> {
+        let unexpected = |message: &Message| {
+            PipelineError::Connection(farshore_pg::Error::Protocol(format!(
+                "the target answered {message:?}, which no statement asked for"
+            )))
+        };
+        let Some((expect, bytes)) = self.in_flight.front() else {
+            return Err(unexpected(&message));
+        };
+        let bytes = *bytes as usize;
+        match (message, expect) {
+            (Message::BindComplete, _) => return Ok(()),
+            (Message::ParseComplete, Expect::Parsed) => {}
+            (Message::ReadyForQuery(_), Expect::Ready) => {}
+            (Message::CommandComplete(_), Expect::Done | Expect::Truncated(_)) => {}
+            (Message::CommandComplete(tag), Expect::OneRow(change)) => {
+                let rows = tag.rows().unwrap_or(0);
+                if rows != 1 {
+                    return Err(PipelineError::Rows(change.clone(), rows));
+                }
+            }
+            (Message::CommandComplete(tag), Expect::Progress) => {
+                if tag.rows() != Some(1) {
+                    return Err(PipelineError::ProgressMoved);
+                }
+            }
+            (Message::CommandComplete(tag), Expect::Commit(position)) => {
+                // COMMIT of a failed transaction answers ROLLBACK without an error.
+                if tag.as_str() != "COMMIT" {
+                    return Err(PipelineError::Connection(farshore_pg::Error::Protocol(format!(
+                        "the target answered COMMIT with {}",
+                        tag.as_str()
+                    ))));
+                }
+                self.committed = Some(*position);
+            }
+            (Message::ErrorResponse(error), Expect::OneRow(change) | Expect::Truncated(change)) => {
+                return Err(PipelineError::Refused(change.clone(), error));
+            }
+            (Message::ErrorResponse(error), _) => return Err(PipelineError::Server(error)),
+            (message, _) => return Err(unexpected(&message)),
+        }
+        self.in_flight.pop_front();
+        self.bytes_in_flight -= bytes;
+        Ok(())
+    }
+
+    /// The server's name in an error.
+    pub fn target_error(&self, error: farshore_pg::Error) -> ApplyError {
+        self.session.error(error)
+    }
+}

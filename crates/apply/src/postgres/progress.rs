@@ -1,0 +1,151 @@
+//! The `farshore` schema on a target: what a subscription has applied and copied.
+//!
+//! | table | a row per | written |
+//! | --- | --- | --- |
+//! | `subscription` | subscription | with every target transaction |
+//! | `table_copy` | copied table | when its copy starts and ends |
+//! | `range_copy` | copied range of an unfinished table | with the range's rows |
+
+use crate::ApplyError;
+use crate::postgres::session::Session;
+use farshore_capture::publication::TableName;
+use farshore_model::Lsn;
+
+/// Held while the schema is made, so that two subscriptions do not make it at once.
+const SCHEMA_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('farshore schema', 0))";
+
+const SCHEMA: &str = "
+CREATE SCHEMA IF NOT EXISTS farshore;
+COMMENT ON SCHEMA farshore IS 'Progress of Farshore subscriptions into this database';
+CREATE TABLE IF NOT EXISTS farshore.subscription (
+  name text PRIMARY KEY,
+  publication text NOT NULL,
+  publisher text NOT NULL,
+  state text NOT NULL,
+  applied pg_lsn NOT NULL,
+  applied_at timestamptz NOT NULL DEFAULT now()
+) WITH (fillfactor = 10);
+COMMENT ON COLUMN farshore.subscription.publisher IS 'System identifier of the publisher';
+COMMENT ON COLUMN farshore.subscription.applied IS
+  'End of the newest applied commit record on the publisher; written with the rows it stands for';
+CREATE TABLE IF NOT EXISTS farshore.table_copy (
+  subscription text NOT NULL REFERENCES farshore.subscription ON DELETE CASCADE,
+  schema_name text NOT NULL,
+  table_name text NOT NULL,
+  state text NOT NULL,
+  copied_at pg_lsn NOT NULL,
+  PRIMARY KEY (subscription, schema_name, table_name)
+);
+COMMENT ON COLUMN farshore.table_copy.copied_at IS
+  'Consistent point of the copy: transactions that committed before it are in the copied rows';
+CREATE TABLE IF NOT EXISTS farshore.range_copy (
+  subscription text NOT NULL REFERENCES farshore.subscription ON DELETE CASCADE,
+  schema_name text NOT NULL,
+  table_name text NOT NULL,
+  start_block bigint NOT NULL,
+  end_block bigint,
+  row_count bigint NOT NULL,
+  PRIMARY KEY (subscription, schema_name, table_name, start_block)
+);
+";
+
+/// Adds to progress and fences: exactly one row must change, or another writer was here.
+pub const ADVANCE: &str = "UPDATE farshore.subscription SET applied = $3, state = $4, \
+    applied_at = clock_timestamp() WHERE name = $1 AND applied = $2";
+
+/// Types of [`ADVANCE`]'s parameters: text, pg_lsn, pg_lsn, text.
+pub const ADVANCE_TYPES: [u32; 4] = [25, 3220, 3220, 25];
+
+/// State words in `farshore.subscription.state`.
+pub mod state {
+    /// Tables are being copied.
+    pub const COPYING: &str = "copying";
+    /// All copied, at different points.
+    pub const CATCHING_UP: &str = "catching-up";
+    /// Every visible state is a prefix of the publisher's commit order.
+    pub const STREAMING: &str = "streaming";
+}
+
+/// State word of a finished table in `farshore.table_copy.state`.
+pub const TABLE_COPIED: &str = "copied";
+/// State word of an unfinished table in `farshore.table_copy.state`.
+pub const TABLE_COPYING: &str = "copying";
+
+/// A subscription's row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    /// State word.
+    pub state: String,
+    /// Newest applied position.
+    pub applied: Lsn,
+    /// System identifier of the publisher.
+    pub publisher: String,
+    /// Publication as `site/publication`.
+    pub publication: String,
+}
+
+/// A table's copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableProgress {
+    /// Which table.
+    pub table: TableName,
+    /// Whether the copy is complete.
+    pub copied: bool,
+    /// Consistent point of the copy.
+    pub copied_at: Lsn,
+}
+
+impl Session {
+    /// Makes the `farshore` schema where it is missing.
+    pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
+        let present = self
+            .query("SELECT to_regclass('farshore.range_copy') IS NOT NULL", &[])
+            .await?;
+        if present.first().and_then(|row| row.get(0)) == Some("t") {
+            return Ok(());
+        }
+        self.simple(&format!("BEGIN; {SCHEMA_LOCK}; {SCHEMA} COMMIT")).await
+    }
+
+    /// The subscription's row, if there is one.
+    pub async fn load_progress(&mut self, name: &str) -> Result<Option<Progress>, ApplyError> {
+        let rows = self
+            .query(
+                "SELECT state, applied, publisher, publication FROM farshore.subscription \
+                 WHERE name = $1",
+                &[Some(name)],
+            )
+            .await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let text = |i: usize| row.get(i).unwrap_or_default().to_owned();
+        Ok(Some(Progress {
+            state: text(0),
+            applied: row.parse(1).map_err(|error| self.error(error))?,
+            publisher: text(2),
+            publication: text(3),
+        }))
+    }
+
+    /// Copies begun or finished.
+    pub async fn load_tables(&mut self, name: &str) -> Result<Vec<TableProgress>, ApplyError> {
+        let rows = self
+            .query(
+                "SELECT schema_name, table_name, state, copied_at FROM farshore.table_copy \
+                 WHERE subscription = $1 ORDER BY 1, 2",
+                &[Some(name)],
+            )
+            .await?;
+        rows.iter()
+            .map(|row| {
+                Ok(TableProgress {
+                    table: TableName {
+                        schema: row.get(0).unwrap_or_default().to_owned(),
+                        name: row.get(1).unwrap_or_default().to_owned(),
+                    },
+                    copied: row.get(2) == Some(TABLE_COPIED),
+                    copied_at: row.parse(3).map_err(|error| self.error(error))?,
+                })
+            })
+            .collect()
+    }
+}

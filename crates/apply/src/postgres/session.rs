@@ -1,0 +1,92 @@
+//! A connection to a target, set up for applying.
+
+use crate::ApplyError;
+use farshore_pg::{Config, Connection, Mode, Row, quote_literal};
+
+/// A target connection.
+pub struct Session {
+    /// The connection itself.
+    pub connection: Connection,
+    server: String,
+    /// Whether triggers and foreign keys keep quiet for what we apply.
+    pub replica_role: bool,
+}
+
+impl Session {
+    /// Connects and sets the session up: no timeouts of the role's own, and, where the role may,
+    /// `session_replication_role = replica`, so that triggers and foreign keys do not fire for
+    /// rows that have been through them on the publisher.
+    pub async fn connect(config: &Config, name: &str) -> Result<Session, ApplyError> {
+        let server = config.redacted();
+        let config = config.clone().with_application_name(name);
+        let connection = Connection::connect(&config, Mode::Sql)
+            .await
+            .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
+        let mut session = Session { connection, server, replica_role: false };
+        session
+            .simple(
+                "SET statement_timeout = 0; SET lock_timeout = 0; \
+                 SET idle_in_transaction_session_timeout = 0; SET synchronous_commit = on; \
+                 SET row_security = off; SET search_path = ''; SET xmloption = content",
+            )
+            .await?;
+        match session.connection.simple_query("SET session_replication_role = replica").await {
+            Ok(_) => session.replica_role = true,
+            Err(error) if error.sqlstate() == Some("42501") => {}
+            Err(error) => return Err(session.error(error)),
+        }
+        Ok(session)
+    }
+
+    /// Takes the lock that makes this the only agent of `subscription` in this database. Waits
+    /// for the connection of an agent that died to end, up to `wait`.
+    pub async fn lock_subscription(
+        &mut self,
+        subscription: &str,
+        wait: std::time::Duration,
+    ) -> Result<(), ApplyError> {
+        let key = quote_literal(&format!("farshore subscription {subscription}"));
+        let wait = wait.as_millis();
+        let lock = format!(
+            "SET lock_timeout = {wait}; SELECT pg_advisory_lock(hashtextextended({key}, 0)); \
+             SET lock_timeout = 0"
+        );
+        match self.connection.simple_query(&lock).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.sqlstate() == Some("55P03") => Err(ApplyError::NotYet(format!(
+                "subscription \"{subscription}\": another agent of that name is at work in {}. \
+                 Stop it, or rename one of the two",
+                self.server
+            ))),
+            Err(error) => Err(self.error(error)),
+        }
+    }
+
+    /// Runs a query with text parameters.
+    pub async fn query(
+        &mut self,
+        sql: &str,
+        parameters: &[Option<&str>],
+    ) -> Result<Vec<Row>, ApplyError> {
+        self.connection.query(sql, parameters).await.map_err(|error| self.error(error))
+    }
+
+    /// Runs a statement with text parameters; returns the rows it touched.
+    pub async fn execute(
+        &mut self,
+        sql: &str,
+        parameters: &[Option<&str>],
+    ) -> Result<u64, ApplyError> {
+        self.connection.execute(sql, parameters).await.map_err(|error| self.error(error))
+    }
+
+    /// Runs statements without parameters or results.
+    pub async fn simple(&mut self, sql: &str) -> Result<(), ApplyError> {
+        self.connection.simple_query(sql).await.map(drop).map_err(|error| self.error(error))
+    }
+
+    /// Names the server in an error.
+    pub fn error(&self, error: farshore_pg::Error) -> ApplyError {
+        ApplyError::Target { server: self.server.clone(), error }
+    }
+}

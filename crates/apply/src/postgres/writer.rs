@@ -1,0 +1,418 @@
+//! Stored changes → statements on the target.
+
+use crate::ApplyError;
+use crate::conflict;
+use crate::log_feed::Definitions;
+use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
+use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
+use crate::postgres::statements::{Prepared, Shape, TargetRelation, check_columns, target_columns};
+use bytes::Bytes;
+use farshore_capture::publication::TableName;
+use farshore_fault as fault;
+use farshore_model::transaction::{Header, commands};
+use farshore_model::{DictionaryId, Lsn, Xid};
+use farshore_wire::frontend::{Bind, EncodeError, Format};
+use farshore_wire::pgoutput::stored::{Stored, decode_stored};
+use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
+use std::collections::HashMap;
+
+/// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
+const SHAPES_MAX: usize = 64;
+
+/// Applies transactions of one subscription through one connection.
+pub struct Writer {
+    pipeline: Pipeline,
+    subscription: String,
+    relations: HashMap<DictionaryId, TargetRelation>,
+    /// Copied tables and the consistent points of their copies.
+    copied: HashMap<TableName, Lsn>,
+    statements_named: u64,
+    changes: u64,
+}
+
+/// Where the commands of one transaction stand.
+#[derive(Clone, Copy, Debug)]
+pub struct InTransaction<'a> {
+    /// The transaction.
+    pub header: &'a Header,
+    /// Sub-transaction of the commands that follow; `None` where all count.
+    pub subtransaction: Option<Xid>,
+}
+
+const BEGIN: &str = "farshore_begin";
+const COMMIT: &str = "farshore_commit";
+const PROGRESS: &str = "farshore_progress";
+
+impl Writer {
+    /// Starts with a session that holds the subscription's lock.
+    pub async fn new(
+        mut pipeline: Pipeline,
+        subscription: &str,
+        copied: HashMap<TableName, Lsn>,
+    ) -> Result<Writer, ApplyError> {
+        let prepared = async {
+            pipeline.parse(BEGIN, "BEGIN", &[])?;
+            pipeline.parse(COMMIT, "COMMIT", &[])?;
+            pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES)?;
+            pipeline.sync();
+            pipeline.drain().await
+        };
+        let outcome: Result<(), PipelineError> = prepared.await;
+        let mut writer = Writer {
+            pipeline,
+            subscription: subscription.to_owned(),
+            relations: HashMap::new(),
+            copied,
+            statements_named: 0,
+            changes: 0,
+        };
+        outcome.map_err(|error| writer.explain(error))?;
+        writer.changes = 0;
+        Ok(writer)
+    }
+
+    /// Row changes sent so far.
+    pub fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Begins a target transaction.
+    pub fn begin(&mut self) -> Result<(), ApplyError> {
+        self.pipeline.run(BEGIN, 0, Expect::Done, |_| Ok(())).map_err(|e| self.explain(e))
+    }
+
+    /// Applies commands of one transaction. `at` carries its sub-transaction from chunk to chunk.
+    pub async fn apply(
+        &mut self,
+        body: &Bytes,
+        at: &mut InTransaction<'_>,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let position = at.header.end_lsn;
+        for command in commands(body) {
+            let command = command
+                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+            let change = decode_stored(command)
+                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+            if let Stored::SubtransactionMark(xid) = change {
+                at.subtransaction = Some(xid);
+                continue;
+            }
+            if !at.header.aborted_subtransactions.is_empty()
+                && at.subtransaction.is_some_and(|xid| {
+                    at.header.aborted_subtransactions.binary_search(&xid).is_ok()
+                })
+            {
+                continue;
+            }
+            self.changes += 1;
+            if fault::defect("dropped-change") && self.changes % 97 == 0 {
+                continue;
+            }
+            self.change(&change, body.slice_ref(command), at.header, definitions).await?;
+            self.pipeline.pace().await.map_err(|error| self.explain(error))?;
+        }
+        Ok(())
+    }
+
+    async fn change(
+        &mut self,
+        change: &Stored<'_>,
+        command: Bytes,
+        header: &Header,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let position = header.end_lsn;
+        let relation = match change {
+            Stored::Insert { relation, .. }
+            | Stored::Update { relation, .. }
+            | Stored::Delete { relation, .. } => *relation,
+            Stored::Truncate { .. } => return self.truncate(change, command, header, definitions).await,
+            Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(()),
+        };
+        self.learn(relation, position, definitions).await?;
+        let Some(target) = self.relations.get_mut(&relation) else { return Ok(()) };
+        if header.commit_lsn < target.copied_at {
+            return Ok(());
+        }
+        let (shape, new, find) = shape_of(change, target).map_err(|what| ApplyError::Stored {
+            position,
+            what: format!("{} of {}: {what}", conflict::operation(change), target.table),
+        })?;
+        let reference = ChangeRef { position, relation, command };
+        let result = send(&mut self.pipeline, target, &mut self.statements_named, shape, new, find, reference);
+        result.map_err(|error| self.explain(error))
+    }
+
+    async fn truncate(
+        &mut self,
+        change: &Stored<'_>,
+        command: Bytes,
+        header: &Header,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let Stored::Truncate { relations, cascade, restart_identity } = change else {
+            return Ok(());
+        };
+        let mut tables = Vec::new();
+        let mut first = None;
+        for relation in relations.clone() {
+            self.learn(relation, header.end_lsn, definitions).await?;
+            let Some(target) = self.relations.get(&relation) else { continue };
+            if header.commit_lsn >= target.copied_at {
+                tables.push(target.table.to_string());
+                first.get_or_insert(relation);
+            }
+        }
+        let Some(relation) = first else { return Ok(()) };
+        let identity = if *restart_identity { " RESTART IDENTITY" } else { "" };
+        let behaviour = if *cascade { " CASCADE" } else { "" };
+        let sql = format!("TRUNCATE {}{identity}{behaviour}", tables.join(", "));
+        let reference = ChangeRef { position: header.end_lsn, relation, command };
+        self.pipeline
+            .run_sql(&sql, Expect::Truncated(reference))
+            .map_err(|error| self.explain(error))
+    }
+
+    /// Looks a relation version up on the target when it is first met.
+    async fn learn(
+        &mut self,
+        id: DictionaryId,
+        position: Lsn,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        if self.relations.contains_key(&id) {
+            return Ok(());
+        }
+        let relation = definitions.get(&id).cloned().ok_or_else(|| ApplyError::Stored {
+            position,
+            what: format!("refers to definition {}, which was not read before it", id.0),
+        })?;
+        let schema =
+            if relation.schema.is_empty() { "pg_catalog".to_owned() } else { relation.schema.clone() };
+        let table = TableName { schema, name: relation.name.clone() };
+        let Some(copied_at) = self.copied.get(&table).copied() else {
+            return Err(ApplyError::NotYet(format!(
+                "subscription \"{}\": table {table} joined the publication and is not copied yet",
+                self.subscription
+            )));
+        };
+        let copied_at =
+            if fault::defect("snapshot-row-also-streamed") { Lsn::ZERO } else { copied_at };
+        let columns = match self.pipeline.idle_session().await {
+            Ok(session) => target_columns(session, &table).await?,
+            Err(error) => return Err(self.explain(error)),
+        };
+        let names = relation.columns.iter().map(|column| column.name.as_str());
+        check_columns(&self.subscription, &table, names, &columns)?;
+        let target = TargetRelation {
+            relation,
+            table,
+            copied_at,
+            prepared: HashMap::new(),
+        };
+        self.relations.insert(id, target);
+        Ok(())
+    }
+
+    /// Writes progress into the open target transaction, waits for all its answers, and sends the
+    /// COMMIT without waiting for it.
+    pub async fn commit(&mut self, from: Lsn, to: Lsn, state: &str) -> Result<(), ApplyError> {
+        if fault::defect("progress-in-separate-transaction") {
+            self.send_commit(from).await?;
+            fault::point("apply.after-commit-sent");
+            self.drain().await?;
+            fault::point("apply.after-commit");
+            self.begin()?;
+        }
+        let (name, from_text, to_text) =
+            (self.subscription.clone(), from.to_string(), to.to_string());
+        self.pipeline
+            .run(PROGRESS, 4, Expect::Progress, |bind| {
+                for text in [name.as_str(), &from_text, &to_text, state] {
+                    bind.parameter(Format::Text, Some(text.as_bytes()))?;
+                }
+                Ok(())
+            })
+            .map_err(|error| self.explain(error))?;
+        self.drain().await?;
+        self.send_commit(to).await
+    }
+
+    async fn send_commit(&mut self, to: Lsn) -> Result<(), ApplyError> {
+        fault::point("apply.before-commit");
+        let sent = self.pipeline.run(COMMIT, 0, Expect::Commit(to), |_| Ok(()));
+        sent.map_err(|error| self.explain(error))?;
+        self.pipeline.sync();
+        self.pipeline.send().await.map_err(|error| self.explain(error))?;
+        fault::point("apply.after-commit-sent");
+        Ok(())
+    }
+
+    /// Waits until the target has answered everything.
+    pub async fn drain(&mut self) -> Result<(), ApplyError> {
+        self.pipeline.drain().await.map_err(|error| self.explain(error))
+    }
+
+    /// Takes the answers that are here already.
+    pub fn take_answers(&mut self) -> Result<(), ApplyError> {
+        self.pipeline.take_answers().map_err(|error| self.explain(error))
+    }
+
+    /// The newest commit that the target has confirmed since the last call.
+    pub fn take_committed(&mut self) -> Option<Lsn> {
+        self.pipeline.take_committed()
+    }
+
+    fn explain(&self, error: PipelineError) -> ApplyError {
+        let (change, what, remedy, sqlstate) = match error {
+            PipelineError::Connection(error) => return self.pipeline.target_error(error),
+            PipelineError::Server(error) => {
+                return self.pipeline.target_error(farshore_pg::Error::Server(error));
+            }
+            PipelineError::ProgressMoved => {
+                return ApplyError::NotYet(format!(
+                    "subscription \"{}\": its progress row on the target was changed by something \
+                     else. Starting again from what it says now",
+                    self.subscription
+                ));
+            }
+            PipelineError::Encode(error) => {
+                return ApplyError::Setup(format!("subscription \"{}\": {error}", self.subscription));
+            }
+            PipelineError::Rows(change, rows) => {
+                (change, format!("it met {rows} rows instead of one"), conflict::ROW_MISSING, None)
+            }
+            PipelineError::Refused(change, error) => {
+                let sqlstate = Some(error.code.clone());
+                (change, error.to_string(), conflict::REFUSED, sqlstate)
+            }
+        };
+        let (mut operation, mut table, mut key) = ("change", String::new(), String::new());
+        if let (Ok(stored), Some(target)) =
+            (decode_stored(&change.command), self.relations.get(&change.relation))
+        {
+            operation = conflict::operation(&stored);
+            table = target.table.to_string();
+            key = conflict::readable_key(&stored, &target.relation);
+        }
+        ApplyError::Change {
+            subscription: self.subscription.clone(),
+            operation,
+            table,
+            key,
+            position: change.position,
+            what,
+            remedy,
+            sqlstate,
+        }
+    }
+}
+
+/// A change's statement shape, its new values and its identifying values.
+type Shaped<'a> = (Shape, Option<Tuple<'a>>, Option<Tuple<'a>>);
+
+fn shape_of<'a>(change: &Stored<'a>, target: &TargetRelation) -> Result<Shaped<'a>, String> {
+    let columns = target.relation.columns.len();
+    let fits = |tuple: &Tuple<'_>| {
+        if tuple.len() == columns {
+            Ok(())
+        } else {
+            Err(format!("{} values for {columns} columns", tuple.len()))
+        }
+    };
+    match change {
+        Stored::Insert { new, .. } => {
+            fits(new)?;
+            Ok((Shape::Insert, Some(*new), None))
+        }
+        Stored::Update { old, new, .. } => {
+            fits(new)?;
+            let find = conflict::identifying_tuple(*old, Some(*new));
+            if let Some(find) = &find {
+                fits(find)?;
+            }
+            let mut unchanged = Vec::new();
+            for (column, value) in new.values().enumerate() {
+                if matches!(value, Value::Unchanged) {
+                    unchanged.resize(columns.div_ceil(64), 0);
+                    unchanged[column / 64] |= 1 << (column % 64);
+                }
+            }
+            let old_given = !matches!(old, OldTuple::None);
+            Ok((Shape::Update { old_given, unchanged }, Some(*new), find))
+        }
+        Stored::Delete { old, .. } => {
+            let find = conflict::identifying_tuple(*old, None);
+            match &find {
+                Some(find) => fits(find)?,
+                None => return Err("no identifying values".to_owned()),
+            }
+            Ok((Shape::Delete, None, find))
+        }
+        Stored::Truncate { .. } | Stored::Message { .. } | Stored::SubtransactionMark(_) => {
+            Err("not a row change".to_owned())
+        }
+    }
+}
+
+fn send(
+    pipeline: &mut Pipeline,
+    target: &mut TargetRelation,
+    statements_named: &mut u64,
+    shape: Shape,
+    new: Option<Tuple<'_>>,
+    find: Option<Tuple<'_>>,
+    reference: ChangeRef,
+) -> Result<(), PipelineError> {
+    if !target.prepared.contains_key(&shape) {
+        let (sql, types) = target.sql(&shape);
+        let (set, keys) = target.parameters(&shape);
+        if target.prepared.len() >= SHAPES_MAX {
+            pipeline.parse("", &sql, &types)?;
+            let unnamed = Prepared { name: String::new(), set, find: keys };
+            return bind(pipeline, &unnamed, new, find, reference);
+        }
+        *statements_named += 1;
+        let name = format!("farshore_{statements_named}");
+        pipeline.parse(&name, &sql, &types)?;
+        target.prepared.insert(shape.clone(), Prepared { name, set, find: keys });
+    }
+    bind(pipeline, &target.prepared[&shape], new, find, reference)
+}
+
+fn bind(
+    pipeline: &mut Pipeline,
+    statement: &Prepared,
+    new: Option<Tuple<'_>>,
+    find: Option<Tuple<'_>>,
+    reference: ChangeRef,
+) -> Result<(), PipelineError> {
+    let parameters = statement.set.len() + statement.find.len();
+    pipeline.run(&statement.name, parameters, Expect::OneRow(reference), |bind| {
+        write_values(bind, &statement.set, new)?;
+        write_values(bind, &statement.find, find)
+    })
+}
+
+/// Writes the values of the columns in `wanted` (ascending).
+fn write_values(
+    bind: &mut Bind<'_>,
+    wanted: &[usize],
+    tuple: Option<Tuple<'_>>,
+) -> Result<(), EncodeError> {
+    let Some(tuple) = tuple else { return Ok(()) };
+    let mut wanted = wanted.iter().copied().peekable();
+    for (column, value) in tuple.values().enumerate() {
+        if wanted.next_if_eq(&column).is_none() {
+            continue;
+        }
+        match value {
+            // Unchanged is never among the wanted.
+            Value::Null | Value::Unchanged => bind.parameter(Format::Text, None)?,
+            Value::Text(text) => bind.parameter(Format::Text, Some(text))?,
+            Value::Binary(bytes) => bind.parameter(Format::Binary, Some(bytes))?,
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! How many consecutive source transactions make one target transaction. Pure: inputs in,
+//! decisions out.
+//!
+//! A target commit costs an fsync and a round trip, so while more is at hand transactions are
+//! grouped; as soon as the log runs dry the group is committed. A group of consecutive transactions
+//! is a prefix step, so readers still see only prefixes of the publisher's commit order.
+
+/// Bounds of one target transaction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupLimits {
+    /// Commands after which a group is committed.
+    pub commands_max: u64,
+    /// Payload bytes after which a group is committed.
+    pub bytes_max: u64,
+    /// Source transactions after which a group is committed.
+    pub transactions_max: u64,
+}
+
+impl Default for GroupLimits {
+    fn default() -> Self {
+        GroupLimits { commands_max: 5_000, bytes_max: 4 << 20, transactions_max: 5_000 }
+    }
+}
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// The next source transaction is at hand, with this many commands and payload bytes.
+    Transaction {
+        /// Commands in its body.
+        commands: u64,
+        /// Bytes of its body.
+        bytes: u64,
+    },
+    /// Nothing more is at hand now.
+    Dry,
+}
+
+/// What to do, in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Commit the open group first.
+    pub commit_before: bool,
+    /// Begin a target transaction.
+    pub begin: bool,
+    /// Apply the transaction of the input.
+    pub apply: bool,
+    /// Commit the group that the transaction went into.
+    pub commit_after: bool,
+}
+
+/// Decides group by group.
+#[derive(Clone, Debug)]
+pub struct Scheduler {
+    limits: GroupLimits,
+    open: Option<Group>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Group {
+    commands: u64,
+    bytes: u64,
+    transactions: u64,
+}
+
+impl Scheduler {
+    /// Nothing is open.
+    pub fn new(limits: GroupLimits) -> Scheduler {
+        Scheduler { limits, open: None }
+    }
+
+    /// Whether a target transaction is open.
+    pub fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
+    /// Takes one input.
+    pub fn step(&mut self, input: Input) -> Decision {
+        match input {
+            Input::Dry => Decision { commit_before: self.open.take().is_some(), ..Decision::default() },
+            Input::Transaction { commands, bytes } => {
+                let mut decision = Decision { apply: true, ..Decision::default() };
+                // A transaction that is large by itself does not hold back those before it.
+                if bytes >= self.limits.bytes_max || commands >= self.limits.commands_max {
+                    decision.commit_before = self.open.take().is_some();
+                }
+                let mut group = self.open.take().unwrap_or_else(|| {
+                    decision.begin = true;
+                    Group::default()
+                });
+                group.commands += commands;
+                group.bytes += bytes;
+                group.transactions += 1;
+                decision.commit_after = group.commands >= self.limits.commands_max
+                    || group.bytes >= self.limits.bytes_max
+                    || group.transactions >= self.limits.transactions_max;
+                if !decision.commit_after {
+                    self.open = Some(group);
+                }
+                decision
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Plays inputs and returns the groups as they would be committed.
+    fn groups(limits: GroupLimits, inputs: &[Option<(u64, u64)>]) -> Vec<Vec<usize>> {
+        let mut scheduler = Scheduler::new(limits);
+        let (mut committed, mut open): (Vec<Vec<usize>>, Option<Vec<usize>>) = (Vec::new(), None);
+        for (index, input) in inputs.iter().enumerate() {
+            let input = match *input {
+                Some((commands, bytes)) => Input::Transaction { commands, bytes },
+                None => Input::Dry,
+            };
+            let decision = scheduler.step(input);
+            if decision.commit_before {
+                committed.push(open.take().expect("commit of an open group"));
+            }
+            if decision.begin {
+                assert!(open.replace(Vec::new()).is_none(), "begin inside a group");
+            }
+            if decision.apply {
+                open.as_mut().expect("apply inside a group").push(index);
+            }
+            if decision.commit_after {
+                committed.push(open.take().expect("commit of an open group"));
+            }
+            assert_eq!(scheduler.is_open(), open.is_some());
+        }
+        committed.extend(open);
+        committed
+    }
+
+    const LIMITS: GroupLimits =
+        GroupLimits { commands_max: 10, bytes_max: 1000, transactions_max: 3 };
+
+    #[test]
+    fn groups_end_when_the_log_runs_dry_or_a_limit_is_met() {
+        let tx = Some((1, 10));
+        assert_eq!(groups(LIMITS, &[tx, None, tx, tx, None]), [vec![0], vec![2, 3]]);
+        assert_eq!(groups(LIMITS, &[tx, tx, tx, tx]), [vec![0, 1, 2], vec![3]]);
+        assert_eq!(groups(LIMITS, &[Some((6, 1)), Some((6, 1)), tx]), [vec![0, 1], vec![2]]);
+    }
+
+    #[test]
+    fn a_large_transaction_stands_alone() {
+        let tx = Some((1, 10));
+        assert_eq!(groups(LIMITS, &[tx, Some((1, 5000)), tx]), [vec![0], vec![1], vec![2]]);
+        assert_eq!(groups(LIMITS, &[None, Some((50, 1)), None]), [vec![1]]);
+    }
+
+    #[test]
+    fn every_transaction_is_applied_once_and_in_order() {
+        let mut state = 1_u64;
+        let mut next = move |bound: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (state >> 33) % bound
+        };
+        for _ in 0..200 {
+            let inputs: Vec<_> = (0..100)
+                .map(|_| (next(4) > 0).then(|| (next(12), next(1200))))
+                .collect();
+            let applied: Vec<usize> = groups(LIMITS, &inputs).concat();
+            let wanted: Vec<usize> =
+                inputs.iter().enumerate().filter(|(_, i)| i.is_some()).map(|(n, _)| n).collect();
+            assert_eq!(applied, wanted);
+        }
+    }
+}

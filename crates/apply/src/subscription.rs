@@ -1,0 +1,463 @@
+//! The agent of one subscription: copies what is not copied yet, then streams.
+
+use crate::ApplyError;
+use crate::log_feed::{Body, LogFeed, LogItem};
+use crate::postgres::initial_copy::{CopySettings, InitialCopy};
+use crate::postgres::pipeline::Pipeline;
+use crate::postgres::progress::{Progress, TableProgress, state};
+use crate::postgres::session::Session;
+use crate::postgres::writer::{InTransaction, Writer};
+use crate::scheduler::{GroupLimits, Input, Scheduler};
+use crate::status::{Phase, SubscriptionStatus};
+use farshore_capture::publication::PublicationSpec;
+use farshore_capture::snapshot::ExportedSnapshot;
+use farshore_fault as fault;
+use farshore_model::transaction::Header;
+use farshore_model::{Applied, Lsn, PgTime};
+use farshore_pg::{Config, Mode};
+use farshore_store::{LogStore, StoreError};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// How long to wait for the connection of an agent that died to leave the target.
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// With nothing to apply, progress on the target follows the log this often.
+const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
+
+/// The store's note with the publisher's system identifier, written by capture.
+const NOTE_SYSTEM: &str = "publisher.system_identifier";
+
+/// What to apply, and to where.
+#[derive(Clone, Debug)]
+pub struct SubscriptionSpec {
+    /// Subscription name, unique on the target database.
+    pub name: String,
+    /// `site/publication`.
+    pub publication: String,
+    /// The target database.
+    pub target: Config,
+    /// How the initial copy is done.
+    pub copy: CopySettings,
+    /// Bounds of one target transaction.
+    pub limits: GroupLimits,
+}
+
+/// Carries one subscription from the store to its target until told to stop.
+pub struct Subscription {
+    /// What to apply.
+    pub spec: SubscriptionSpec,
+    /// Where the rows of the initial copy come from.
+    pub source: PublicationSpec,
+    /// Where the changes come from.
+    pub store: Arc<dyn LogStore>,
+    /// Turns true when capture has made its slot: a copy may begin.
+    pub capture_ready: watch::Receiver<bool>,
+    /// Where to say how it goes.
+    pub status: Arc<Mutex<SubscriptionStatus>>,
+}
+
+/// Where streaming starts, and what is copied.
+struct Start {
+    applied: Lsn,
+    copied: HashMap<farshore_capture::publication::TableName, Lsn>,
+    /// Every state is a prefix from here on.
+    consistent_at: Lsn,
+}
+
+impl Subscription {
+    /// Runs until `stop` turns true (the open group is committed first) or something fails.
+    pub async fn run(&self, mut stop: watch::Receiver<bool>) -> Result<(), ApplyError> {
+        let mut stop_early = stop.clone();
+        let start = tokio::select! {
+            biased;
+            _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
+            start = self.start() => start?,
+        };
+        let (session, start) = start;
+        self.stream(session, start, &mut stop).await
+    }
+
+    /// Connects, copies what is missing, and says where streaming starts.
+    async fn start(&self) -> Result<(Session, Start), ApplyError> {
+        let name = self.spec.name.as_str();
+        self.set_status(|status| status.phase = Phase::Starting);
+        let application = format!("farshore {name}");
+        let mut session = Session::connect(&self.spec.target, &application).await?;
+        session.ensure_schema().await?;
+        session.lock_subscription(name, LOCK_WAIT).await?;
+        let progress = session.load_progress(name).await?;
+        if let Some(progress) = &progress {
+            self.check_origin(progress)?;
+        }
+        let cursor = self.store.register_cursor(name)?;
+        let unfinished = progress.as_ref().is_none_or(|progress| progress.state == state::COPYING);
+        if let (Some(start), false) = (cursor.expired, unfinished) {
+            return Err(self.gap(start));
+        }
+        let mut tables = session.load_tables(name).await?;
+        if unfinished || self.has_new_tables(&tables).await {
+            self.copy(&mut session, progress.as_ref(), cursor.applied, &tables).await?;
+            tables = session.load_tables(name).await?;
+        }
+        let progress = session.load_progress(name).await?.ok_or_else(|| {
+            ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
+        })?;
+        let copied: HashMap<_, _> =
+            tables.into_iter().map(|table| (table.table, table.copied_at)).collect();
+        let consistent_at = copied.values().copied().max().unwrap_or(Lsn::ZERO);
+        let applied = progress.applied;
+        let durable = self.store.durable().borrow().0;
+        if progress.state == state::STREAMING && applied > durable.max(consistent_at) {
+            return Err(ApplyError::Gap(format!(
+                "subscription \"{name}\": the target has applied up to {applied}, but the store \
+                 holds only up to {durable}: the store or the publisher was replaced or set back. \
+                 Empty the target's tables and drop its farshore schema to copy anew"
+            )));
+        }
+        match self.store.move_cursor(name, Applied(applied)) {
+            Ok(()) => {}
+            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
+            Err(error) => return Err(error.into()),
+        }
+        Ok((session, Start { applied, copied, consistent_at }))
+    }
+
+    fn gap(&self, start: Lsn) -> ApplyError {
+        ApplyError::Gap(format!(
+            "subscription \"{}\": the store has dropped changes that it still needed; the log now \
+             starts at {start}. Empty the target's tables and drop its farshore schema to copy \
+             anew, and raise the publication's retention limits",
+            self.spec.name
+        ))
+    }
+
+    fn check_origin(&self, progress: &Progress) -> Result<(), ApplyError> {
+        let name = &self.spec.name;
+        if progress.publication != self.spec.publication {
+            return Err(ApplyError::Setup(format!(
+                "subscription \"{name}\": the target's subscription of that name follows \
+                 publication \"{}\", not \"{}\". Rename one of the two",
+                progress.publication, self.spec.publication
+            )));
+        }
+        match self.store.note(NOTE_SYSTEM) {
+            Some(system) if system != progress.publisher => Err(ApplyError::Setup(format!(
+                "subscription \"{name}\": the target was filled from another publisher (system \
+                 identifier {}, not {system}). Point the publication back at it, or empty the \
+                 target's tables and drop its farshore schema to copy anew",
+                progress.publisher
+            ))),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether the publisher publishes tables that are not copied. When it cannot be asked now,
+    /// streaming goes on: a change of such a table would bring us back here.
+    async fn has_new_tables(&self, known: &[TableProgress]) -> bool {
+        if !*self.capture_ready.borrow() {
+            return false;
+        }
+        let asked = async {
+            let mut sql = self.source.connect(Mode::Sql).await?;
+            self.source.published_tables(&mut sql).await
+        };
+        match asked.await {
+            Ok(published) => published
+                .iter()
+                .any(|table| !known.iter().any(|k| k.copied && k.table == table.table)),
+            Err(error) => {
+                tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
+                false
+            }
+        }
+    }
+
+    async fn copy(
+        &self,
+        session: &mut Session,
+        progress: Option<&Progress>,
+        pinned: Applied,
+        known: &[TableProgress],
+    ) -> Result<(), ApplyError> {
+        let name = self.spec.name.as_str();
+        self.set_status(|status| status.phase = Phase::Copying);
+        let mut ready = self.capture_ready.clone();
+        if ready.wait_for(|ready| *ready).await.is_err() {
+            return Err(ApplyError::NotYet(format!(
+                "subscription \"{name}\": waiting for its publication's capture"
+            )));
+        }
+        // The log from here on is kept for us; the consistent point cannot be before it.
+        let snapshot = ExportedSnapshot::export(&self.source, name).await?;
+        let point = snapshot.consistent_point;
+        tracing::info!(subscription = %name, %point, "initial copy begins");
+        if progress.is_none() {
+            let system = self.store.note(NOTE_SYSTEM).unwrap_or_default();
+            fault::point("snapshot.before-state");
+            session
+                .execute(
+                    "INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
+                     VALUES ($1, $2, $3, $4, $5::text::pg_lsn)",
+                    &[
+                        Some(name),
+                        Some(&self.spec.publication),
+                        Some(&system),
+                        Some(state::COPYING),
+                        Some(&pinned.to_string()),
+                    ],
+                )
+                .await?;
+            fault::point("snapshot.after-state");
+        }
+        let copy = InitialCopy {
+            subscription: name,
+            spec: &self.source,
+            target: &self.spec.target,
+            settings: self.spec.copy,
+            status: &self.status,
+        };
+        copy.run(session, snapshot, known).await?;
+        let tables = session.load_tables(name).await?;
+        let newest = tables.iter().map(|table| table.copied_at).max().unwrap_or(point);
+        let oldest = tables.iter().map(|table| table.copied_at).min().unwrap_or(point);
+        // A first copy starts where its oldest table stands; one that adds tables to a running
+        // subscription goes on where the others are.
+        let applied = match progress {
+            Some(progress) if progress.state != state::COPYING => progress.applied,
+            Some(_) | None => oldest,
+        };
+        let applied =
+            if fault::defect("snapshot-row-also-streamed") { pinned.0 } else { applied };
+        let word = if applied >= newest || fault::defect("snapshot-row-also-streamed") {
+            state::STREAMING
+        } else {
+            state::CATCHING_UP
+        };
+        fault::point("snapshot.before-finish");
+        session
+            .execute(
+                "UPDATE farshore.subscription SET state = $2, applied = $3::text::pg_lsn, \
+                 applied_at = clock_timestamp() WHERE name = $1",
+                &[Some(name), Some(word), Some(&applied.to_string())],
+            )
+            .await?;
+        fault::point("snapshot.after-finish");
+        self.set_status(|status| status.copied_at = Some(newest));
+        tracing::info!(subscription = %name, %applied, state = word, "initial copy done");
+        Ok(())
+    }
+
+    async fn stream(
+        &self,
+        session: Session,
+        start: Start,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<(), ApplyError> {
+        let name = self.spec.name.as_str();
+        let mut read_after = start.applied;
+        if fault::defect("doubled-batch-after-reconnect") {
+            read_after = self.store.status().start;
+        }
+        let feed = match LogFeed::open(self.store.clone(), read_after) {
+            Ok(feed) => feed,
+            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
+            Err(error) => return Err(error.into()),
+        };
+        let writer = Writer::new(Pipeline::new(session), name, start.copied).await?;
+        let mut streaming = Streaming {
+            agent: self,
+            feed,
+            writer,
+            scheduler: Scheduler::new(self.spec.limits),
+            applied: start.applied,
+            sent: start.applied,
+            seen: start.applied,
+            consistent_at: start.consistent_at,
+            in_group: Vec::new(),
+            awaiting: Vec::new(),
+            progress_at: Instant::now(),
+            held_back: None,
+        };
+        streaming.announce();
+        tracing::info!(subscription = %name, applied = %start.applied, "subscription streaming");
+        streaming.run(stop).await
+    }
+
+    fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {
+        change(&mut self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+    }
+}
+
+/// One connection at work.
+struct Streaming<'a> {
+    agent: &'a Subscription,
+    feed: LogFeed,
+    writer: Writer,
+    scheduler: Scheduler,
+    /// Confirmed by the target.
+    applied: Lsn,
+    /// Position of the last group that was sent with its COMMIT.
+    sent: Lsn,
+    /// Newest position read from the log.
+    seen: Lsn,
+    consistent_at: Lsn,
+    /// Commit times of the transactions in the open group.
+    in_group: Vec<PgTime>,
+    /// Commit times of transactions whose COMMIT is on its way.
+    awaiting: Vec<PgTime>,
+    progress_at: Instant,
+    /// Only used by the defect that swaps transactions.
+    held_back: Option<(Header, Body)>,
+}
+
+impl Streaming<'_> {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<(), ApplyError> {
+        loop {
+            if *stop.borrow() {
+                self.commit_group().await?;
+                return self.settle().await;
+            }
+            match self.feed.next_at_hand().await? {
+                Some(LogItem::Transaction { header, body }) => {
+                    self.transaction(header, body).await?;
+                }
+                Some(LogItem::Watermark(position)) => self.seen = self.seen.max(position),
+                None => self.dry(stop).await?,
+            }
+        }
+    }
+
+    async fn transaction(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
+        if fault::defect("swapped-transactions") {
+            let Some((first_header, first_body)) = self.held_back.take() else {
+                self.held_back = Some((header, body));
+                return Ok(());
+            };
+            self.apply(header, body).await?;
+            self.commit_group().await?;
+            return self.apply(first_header, first_body).await;
+        }
+        self.apply(header, body).await
+    }
+
+    async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
+        let bytes = match &body {
+            Body::Inline(bytes) => bytes.len() as u64,
+            // Unknown, and large: it stands alone.
+            Body::Spilled(_) => u64::MAX,
+        };
+        let decision =
+            self.scheduler.step(Input::Transaction { commands: header.commands, bytes });
+        if decision.commit_before {
+            self.commit_open().await?;
+        }
+        if decision.begin {
+            self.writer.begin()?;
+        }
+        let mut at = InTransaction { header: &header, subtransaction: None };
+        match body {
+            Body::Inline(bytes) => {
+                self.writer.apply(&bytes, &mut at, self.feed.definitions()).await?;
+            }
+            Body::Spilled(spill) => {
+                at.subtransaction = Some(header.xid);
+                let mut spill = self.feed.open_spill(spill)?;
+                while let Some(chunks) = self.feed.next_chunk(&mut spill, header.end_lsn).await? {
+                    for chunk in chunks {
+                        self.writer.apply(&chunk, &mut at, self.feed.definitions()).await?;
+                    }
+                }
+            }
+        }
+        self.seen = self.seen.max(header.end_lsn);
+        self.in_group.push(header.commit_time);
+        if decision.commit_after {
+            self.commit_open().await?;
+        }
+        Ok(())
+    }
+
+    /// Nothing more is at hand: commit, wait for the target, then for the log.
+    async fn dry(&mut self, stop: &mut watch::Receiver<bool>) -> Result<(), ApplyError> {
+        if let Some((header, body)) = self.held_back.take() {
+            self.apply(header, body).await?;
+        }
+        self.commit_group().await?;
+        self.settle().await?;
+        let idle_progress = self.progress_at + IDLE_PROGRESS_EVERY;
+        let becomes_consistent =
+            self.applied < self.consistent_at && self.seen >= self.consistent_at;
+        if self.seen > self.applied && (becomes_consistent || Instant::now() >= idle_progress) {
+            self.writer.begin()?;
+            self.commit_open().await?;
+            self.settle().await?;
+        }
+        let behind = self.seen > self.applied;
+        tokio::select! {
+            () = self.feed.wait_for_more() => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+            () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => {}
+        }
+        Ok(())
+    }
+
+    async fn commit_group(&mut self) -> Result<(), ApplyError> {
+        if self.scheduler.step(Input::Dry).commit_before { self.commit_open().await } else { Ok(()) }
+    }
+
+    async fn commit_open(&mut self) -> Result<(), ApplyError> {
+        let to = self.seen;
+        let state =
+            if to >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP };
+        self.writer.commit(self.sent, to, state).await?;
+        // The group before this one has been answered by now.
+        self.acknowledge()?;
+        self.sent = to;
+        self.awaiting.append(&mut self.in_group);
+        Ok(())
+    }
+
+    /// Waits until the target has confirmed everything sent.
+    async fn settle(&mut self) -> Result<(), ApplyError> {
+        self.writer.drain().await?;
+        self.acknowledge()
+    }
+
+    /// Moves the store's cursor to what the target has committed durably.
+    fn acknowledge(&mut self) -> Result<(), ApplyError> {
+        let Some(committed) = self.writer.take_committed() else { return Ok(()) };
+        fault::point("apply.after-commit");
+        self.applied = committed;
+        self.progress_at = Instant::now();
+        fault::point("apply.before-acknowledge");
+        self.agent.store.move_cursor(&self.agent.spec.name, Applied(committed))?;
+        fault::point("apply.after-acknowledge");
+        self.announce();
+        Ok(())
+    }
+
+    fn announce(&mut self) {
+        let now = PgTime::now();
+        let confirmed = std::mem::take(&mut self.awaiting);
+        let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
+        let changes = self.writer.changes();
+        self.agent.set_status(|status| {
+            status.phase = if consistent { Phase::Streaming } else { Phase::CatchingUp };
+            status.applied = Applied(applied);
+            status.transactions += confirmed.len() as u64;
+            status.target_commits += u64::from(!confirmed.is_empty());
+            status.changes = changes;
+            status.error = None;
+            for commit_time in &confirmed {
+                status.lag.record(u64::try_from(now.micros_since(*commit_time)).unwrap_or(0));
+            }
+            if let Some(last) = confirmed.last() {
+                status.applied_commit_time = Some(*last);
+            }
+        });
+    }
+}

@@ -1,0 +1,432 @@
+//! From pgoutput messages to batches and spills. No network and no clock: messages in, calls on the
+//! store out.
+//!
+//! A transaction that arrives whole is gathered in the batch under construction. One that arrives
+//! in pieces before its commit (`streaming = 'on'`), or that outgrows [`SPILL_BYTES`], goes to a
+//! spill and enters the log as one small entry when it commits. So memory is bounded by the batch
+//! size, the spill threshold and the largest single row.
+
+use crate::CaptureError;
+use farshore_fault as fault;
+use farshore_model::transaction::{HEADER_LEN_MIN, Header, SUBTRANSACTION_MARK, push_command};
+use farshore_model::{DictionaryId, Lsn, PgTime, Xid};
+use farshore_store::{Batch, EntryKind, EntryMeta, LogStore, SpillWriter};
+use farshore_wire::pgoutput::{self, Context, DecodeError, Message, stored};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+/// A transaction whose body grows past this goes to a spill, in bytes.
+pub const SPILL_BYTES: usize = 4 << 20;
+
+/// How many bytes of a streamed transaction are gathered before its spill is written to.
+const CHUNK_BYTES: usize = 256 << 10;
+
+/// Builds batches from the messages of one replication connection.
+pub struct Assembler {
+    store: Arc<dyn LogStore>,
+    context: Context,
+    /// Position of the last entry handed out; what is not after it is a repetition.
+    last_position: Lsn,
+    batch: Batch,
+    batch_definitions: BTreeSet<DictionaryId>,
+    relations: HashMap<u32, DictionaryId>,
+    open: Option<OpenTransaction>,
+    streams: HashMap<Xid, StreamedTransaction>,
+    current_stream: Option<Xid>,
+    chunk: Vec<u8>,
+    chunk_definitions: BTreeSet<DictionaryId>,
+    changes_assembled: u64,
+}
+
+/// A transaction between Begin and Commit.
+struct OpenTransaction {
+    xid: Xid,
+    commit_lsn: Lsn,
+    commit_time: PgTime,
+    commands: u64,
+    /// Where its payload starts in the batch.
+    payload_start: usize,
+    spill: Option<Box<dyn SpillWriter>>,
+}
+
+/// A transaction that is being streamed before its commit.
+struct StreamedTransaction {
+    spill: Box<dyn SpillWriter>,
+    commands: u64,
+    /// Sub-transaction that the last written command belongs to.
+    subtransaction: Xid,
+    aborted: BTreeSet<Xid>,
+    /// Relations as this transaction was told of them; the rest of the session learns of them
+    /// when it commits, as pgoutput does.
+    relations: HashMap<u32, DictionaryId>,
+}
+
+impl Assembler {
+    /// Starts with a new replication connection. Entries at or before `last_position` are in the
+    /// store already.
+    pub fn new(store: Arc<dyn LogStore>, context: Context, last_position: Lsn) -> Assembler {
+        Assembler {
+            store,
+            context: Context { in_stream: false, ..context },
+            last_position,
+            batch: Batch::default(),
+            batch_definitions: BTreeSet::new(),
+            relations: HashMap::new(),
+            open: None,
+            streams: HashMap::new(),
+            current_stream: None,
+            chunk: Vec::new(),
+            chunk_definitions: BTreeSet::new(),
+            changes_assembled: 0,
+        }
+    }
+
+    /// Position of the last entry that was built.
+    pub fn last_position(&self) -> Lsn {
+        self.last_position
+    }
+
+    /// Whether messages of a transaction that has begun are still to come.
+    pub fn in_transaction(&self) -> bool {
+        self.open.is_some() || self.current_stream.is_some()
+    }
+
+    /// Complete entries waiting in the batch.
+    pub fn entries_waiting(&self) -> usize {
+        self.batch.entries.len()
+    }
+
+    /// Bytes waiting in the batch.
+    pub fn bytes_waiting(&self) -> usize {
+        self.batch.payload.len()
+    }
+
+    /// Row changes taken so far on this connection.
+    pub fn changes_assembled(&self) -> u64 {
+        self.changes_assembled
+    }
+
+    /// Takes one message. Blocks on the disk when a spill is written.
+    pub fn message(&mut self, data: &[u8]) -> Result<(), AssembleError> {
+        match data.first() {
+            Some(b'I' | b'U' | b'D' | b'T') => self.change(data),
+            Some(_) | None => self.control(data),
+        }
+    }
+
+    /// The complete entries, ready to append. A transaction in progress stays behind.
+    pub fn take_batch(&mut self) -> Option<Batch> {
+        if self.batch.entries.is_empty() {
+            return None;
+        }
+        let mut batch = std::mem::take(&mut self.batch);
+        batch.dictionary = self.batch_definitions.iter().copied().collect();
+        match &mut self.open {
+            None => self.batch_definitions.clear(),
+            // What the open transaction refers to is among them: keep all, harmlessly.
+            Some(open) => {
+                self.batch.payload.extend_from_slice(&batch.payload[open.payload_start..]);
+                batch.payload.truncate(open.payload_start);
+                open.payload_start = 0;
+            }
+        }
+        Some(batch)
+    }
+
+    /// Adds an entry without a transaction: the publisher's log has been read up to `position`.
+    pub fn watermark(&mut self, position: Lsn) {
+        if self.in_transaction() || position <= self.last_position {
+            return;
+        }
+        self.push_entry(EntryMeta {
+            position,
+            commit_time: PgTime::now(),
+            kind: EntryKind::Watermark,
+            payload_len: 0,
+        });
+    }
+
+    fn push_entry(&mut self, entry: EntryMeta) {
+        self.last_position = entry.position;
+        self.batch.entries.push(entry);
+    }
+
+    fn change(&mut self, data: &[u8]) -> Result<(), AssembleError> {
+        if let Some(top) = self.current_stream {
+            return self.streamed_change(top, data);
+        }
+        let Some(open) = &mut self.open else {
+            return Err(AssembleError::Unexpected("a change outside a transaction".into()));
+        };
+        let (relations, definitions) = (&self.relations, &mut self.batch_definitions);
+        stored::rewrite_to_stored(data, &self.context, &mut self.batch.payload, |oid| {
+            let id = relations.get(&oid).copied();
+            definitions.extend(id);
+            id
+        })?;
+        open.commands += 1;
+        self.changes_assembled += 1;
+        if self.batch.payload.len() - open.payload_start > SPILL_BYTES {
+            self.spill_open_transaction()?;
+        }
+        Ok(())
+    }
+
+    fn spill_open_transaction(&mut self) -> Result<(), AssembleError> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let definitions: Vec<DictionaryId> = self.batch_definitions.iter().copied().collect();
+        let spill = match &mut open.spill {
+            Some(spill) => spill,
+            None => open.spill.insert(self.store.begin_spill()?),
+        };
+        let body_start = open.payload_start + HEADER_LEN_MIN;
+        spill.write(&self.batch.payload[body_start..], &definitions)?;
+        self.batch.payload.truncate(body_start);
+        Ok(())
+    }
+
+    fn streamed_change(&mut self, top: Xid, data: &[u8]) -> Result<(), AssembleError> {
+        let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
+        let before = self.chunk.len();
+        // The mark must stand before the change, and only the change tells whose it is.
+        let (relations, session, definitions) =
+            (&stream.relations, &self.relations, &mut self.chunk_definitions);
+        let rewritten = stored::rewrite_to_stored(data, &self.context, &mut self.chunk, |oid| {
+            let id = relations.get(&oid).or_else(|| session.get(&oid)).copied();
+            definitions.extend(id);
+            id
+        })?;
+        let subtransaction = rewritten.subxid.unwrap_or(top);
+        if subtransaction != stream.subtransaction {
+            let command = self.chunk.split_off(before);
+            let mut mark = [SUBTRANSACTION_MARK; 5];
+            mark[1..].copy_from_slice(&subtransaction.to_be_bytes());
+            push_command(&mut self.chunk, &mark);
+            self.chunk.extend_from_slice(&command);
+            stream.subtransaction = subtransaction;
+            stream.commands += 1;
+        }
+        stream.commands += 1;
+        self.changes_assembled += 1;
+        if self.chunk.len() >= CHUNK_BYTES {
+            self.write_chunk(top)?;
+        }
+        Ok(())
+    }
+
+    fn write_chunk(&mut self, top: Xid) -> Result<(), AssembleError> {
+        if self.chunk.is_empty() {
+            return Ok(());
+        }
+        let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
+        let definitions: Vec<DictionaryId> = self.chunk_definitions.iter().copied().collect();
+        stream.spill.write(&self.chunk, &definitions)?;
+        self.chunk.clear();
+        self.chunk.shrink_to(2 * CHUNK_BYTES);
+        self.chunk_definitions.clear();
+        Ok(())
+    }
+
+    fn control(&mut self, data: &[u8]) -> Result<(), AssembleError> {
+        match pgoutput::decode(data, &self.context)?.message {
+            Message::Begin(begin) => {
+                if self.in_transaction() {
+                    return Err(AssembleError::Unexpected("Begin inside a transaction".into()));
+                }
+                let payload_start = self.batch.payload.len();
+                self.batch.payload.resize(payload_start + HEADER_LEN_MIN, 0);
+                self.open = Some(OpenTransaction {
+                    xid: begin.xid,
+                    commit_lsn: begin.final_lsn,
+                    commit_time: begin.commit_time,
+                    commands: 0,
+                    payload_start,
+                    spill: None,
+                });
+            }
+            Message::Commit(commit) => self.commit(commit.commit_lsn, commit.end_lsn)?,
+            Message::Relation(relation) => {
+                let id = self.store.define(&stored::encode_definition(&relation));
+                match self.current_stream {
+                    None => self.relations.insert(relation.oid, id),
+                    Some(top) => {
+                        let stream =
+                            self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
+                        stream.relations.insert(relation.oid, id)
+                    }
+                };
+            }
+            // Type names matter where OIDs differ; definitions carry the OIDs. Origins matter to
+            // loops between publishers. Logical messages are not asked for, and are no row's
+            // history.
+            Message::Type { .. } | Message::Origin { .. } | Message::Message { .. } => {}
+            Message::StreamStart { xid, first } => self.stream_start(xid, first)?,
+            Message::StreamStop => {
+                let Some(top) = self.current_stream.take() else {
+                    return Err(AssembleError::Unexpected("StreamStop outside a stream".into()));
+                };
+                self.context.in_stream = false;
+                self.write_chunk(top)?;
+                // Many transactions may be streaming: an idle one must hold no buffer.
+                let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
+                stream.spill.flush()?;
+            }
+            Message::StreamAbort { xid, subxid, .. } => {
+                if xid == subxid {
+                    fault::point("spill.before-abort");
+                    self.streams.remove(&xid);
+                } else if let Some(stream) = self.streams.get_mut(&xid) {
+                    stream.aborted.insert(subxid);
+                }
+            }
+            Message::StreamCommit { xid, commit_lsn, end_lsn, commit_time } => {
+                self.stream_commit(xid, commit_lsn, end_lsn, commit_time)?;
+            }
+            other @ (Message::Insert { .. }
+            | Message::Update { .. }
+            | Message::Delete { .. }
+            | Message::Truncate { .. }
+            | Message::BeginPrepare { .. }
+            | Message::Prepare { .. }
+            | Message::CommitPrepared { .. }
+            | Message::RollbackPrepared { .. }
+            | Message::StreamPrepare { .. }) => {
+                return Err(AssembleError::Unexpected(format!("{other:?}")));
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, commit_lsn: Lsn, end_lsn: Lsn) -> Result<(), AssembleError> {
+        let Some(mut open) = self.open.take() else {
+            return Err(AssembleError::Unexpected("Commit outside a transaction".into()));
+        };
+        if commit_lsn != open.commit_lsn {
+            return Err(AssembleError::Unexpected(format!(
+                "transaction {} begun for {} but committed at {commit_lsn}",
+                open.xid, open.commit_lsn
+            )));
+        }
+        if open.commands == 0 || end_lsn <= self.last_position {
+            self.batch.payload.truncate(open.payload_start);
+            return Ok(());
+        }
+        let kind = match open.spill.take() {
+            None => EntryKind::Transaction,
+            Some(mut spill) => {
+                let definitions: Vec<DictionaryId> =
+                    self.batch_definitions.iter().copied().collect();
+                let body_start = open.payload_start + HEADER_LEN_MIN;
+                spill.write(&self.batch.payload[body_start..], &definitions)?;
+                self.batch.payload.truncate(body_start);
+                EntryKind::Spilled(spill.finish()?)
+            }
+        };
+        let header = Header {
+            xid: open.xid,
+            commit_lsn,
+            end_lsn,
+            commit_time: open.commit_time,
+            commands: open.commands,
+            aborted_subtransactions: Vec::new(),
+        };
+        let mut encoded = Vec::with_capacity(HEADER_LEN_MIN);
+        header.encode(&mut encoded);
+        let header_end = open.payload_start + HEADER_LEN_MIN;
+        self.batch.payload[open.payload_start..header_end].copy_from_slice(&encoded);
+        self.push_entry(EntryMeta {
+            position: end_lsn,
+            commit_time: open.commit_time,
+            kind,
+            payload_len: (self.batch.payload.len() - open.payload_start) as u32,
+        });
+        Ok(())
+    }
+
+    fn stream_start(&mut self, xid: Xid, first: bool) -> Result<(), AssembleError> {
+        if self.in_transaction() {
+            return Err(AssembleError::Unexpected("StreamStart inside a transaction".into()));
+        }
+        if first {
+            let stream = StreamedTransaction {
+                spill: self.store.begin_spill()?,
+                commands: 0,
+                subtransaction: xid,
+                aborted: BTreeSet::new(),
+                relations: HashMap::new(),
+            };
+            self.streams.insert(xid, stream);
+        } else if !self.streams.contains_key(&xid) {
+            return Err(unknown_stream(xid));
+        }
+        self.current_stream = Some(xid);
+        self.context.in_stream = true;
+        Ok(())
+    }
+
+    fn stream_commit(
+        &mut self,
+        xid: Xid,
+        commit_lsn: Lsn,
+        end_lsn: Lsn,
+        commit_time: PgTime,
+    ) -> Result<(), AssembleError> {
+        if self.in_transaction() {
+            return Err(AssembleError::Unexpected("StreamCommit inside a transaction".into()));
+        }
+        let stream = self.streams.remove(&xid).ok_or_else(|| unknown_stream(xid))?;
+        self.relations.extend(&stream.relations);
+        if end_lsn <= self.last_position || stream.commands == 0 {
+            return Ok(());
+        }
+        let spill = stream.spill.finish()?;
+        let header = Header {
+            xid,
+            commit_lsn,
+            end_lsn,
+            commit_time,
+            commands: stream.commands,
+            aborted_subtransactions: stream.aborted.into_iter().collect(),
+        };
+        let start = self.batch.payload.len();
+        header.encode(&mut self.batch.payload);
+        self.push_entry(EntryMeta {
+            position: end_lsn,
+            commit_time,
+            kind: EntryKind::Spilled(spill),
+            payload_len: (self.batch.payload.len() - start) as u32,
+        });
+        Ok(())
+    }
+}
+
+fn unknown_stream(xid: Xid) -> AssembleError {
+    AssembleError::Unexpected(format!("part of a streamed transaction {xid} that never began"))
+}
+
+/// Why a message was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum AssembleError {
+    /// It does not parse.
+    #[error(transparent)]
+    Decode(#[from] DecodeError),
+    /// It may not stand here.
+    #[error("{0}")]
+    Unexpected(String),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] farshore_store::StoreError),
+}
+
+impl AssembleError {
+    /// With the place it happened at.
+    pub fn at(self, server: String, near: Lsn) -> CaptureError {
+        match self {
+            AssembleError::Decode(error) => CaptureError::Decode { server, near, error },
+            AssembleError::Unexpected(what) => {
+                CaptureError::Protocol(format!("{server}, near {near}: {what}"))
+            }
+            AssembleError::Store(error) => CaptureError::Store(error),
+        }
+    }
+}

@@ -1,0 +1,71 @@
+use farshore_model::{DictionaryId, Lsn, transaction::Malformed};
+use farshore_store::StoreError;
+use farshore_wire::pgoutput::DecodeError;
+
+/// Why capture or a snapshot stopped. Each message names the object and the next step.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// The publisher or the way to it.
+    #[error("publisher {server}: {error}")]
+    Publisher {
+        /// Redacted address.
+        server: String,
+        /// What it said.
+        #[source]
+        error: farshore_pg::Error,
+    },
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A message that this build cannot read: never skipped.
+    #[error("publisher {server} sent a message that cannot be decoded near {near}: {error}. Nothing after this position was taken; please report it")]
+    Decode {
+        /// Redacted address.
+        server: String,
+        /// WAL position of the message.
+        near: Lsn,
+        /// What was wrong.
+        error: DecodeError,
+    },
+    /// The stream broke its own rules.
+    #[error("publisher broke the replication protocol: {0}")]
+    Protocol(String),
+    /// Something about the set-up that a person has to change.
+    #[error("{0}")]
+    Setup(String),
+    /// Changes have been lost to this store, or might have been.
+    #[error("{0}")]
+    Gap(String),
+    /// Stored bytes that do not parse.
+    #[error("stored transaction at {position} is damaged: {error}")]
+    Malformed {
+        /// Where.
+        position: Lsn,
+        /// What is wrong.
+        error: Malformed,
+    },
+    /// A stored change refers to a definition that was not read before it.
+    #[error("stored change at {position} refers to the unknown definition {id:?}")]
+    UnknownDefinition {
+        /// Where.
+        position: Lsn,
+        /// Which.
+        id: DictionaryId,
+    },
+}
+
+impl CaptureError {
+    /// Whether trying again later, unchanged, can succeed.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            CaptureError::Publisher { error, .. } => error.is_transient(),
+            CaptureError::Store(_)
+            | CaptureError::Decode { .. }
+            | CaptureError::Protocol(_)
+            | CaptureError::Setup(_)
+            | CaptureError::Gap(_)
+            | CaptureError::Malformed { .. }
+            | CaptureError::UnknownDefinition { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The PostgreSQL publication behind a Farshore publication.
+
+use crate::CaptureError;
+use farshore_model::quote_identifier;
+use farshore_pg::{Config, Connection, quote_literal};
+use std::collections::BTreeMap;
+
+/// What to publish, as configured.
+#[derive(Clone, Debug)]
+pub struct PublicationSpec {
+    /// Farshore's name of the publication.
+    pub name: String,
+    /// The publisher.
+    pub source: Config,
+    /// Table patterns: `schema.table`, `schema.*`, `*.*`.
+    pub tables: Vec<TablePattern>,
+    /// Row filters and column lists, by table.
+    pub articles: BTreeMap<TableName, Article>,
+    /// PostgreSQL publication to use as it is, instead of one of our own.
+    pub adopt_publication: Option<String>,
+    /// Replication slot to use as it is, instead of one of our own.
+    pub adopt_slot: Option<String>,
+}
+
+/// What of one table is published.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Article {
+    /// Published columns; all when absent.
+    pub columns: Option<Vec<String>>,
+    /// SQL condition that a row must meet; every row when absent.
+    pub row_filter: Option<String>,
+}
+
+/// A table's schema and name, unquoted.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TableName {
+    /// Schema.
+    pub schema: String,
+    /// Table.
+    pub name: String,
+}
+
+impl std::fmt::Display for TableName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", quote_identifier(&self.schema), quote_identifier(&self.name))
+    }
+}
+
+/// One entry of `tables = […]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TablePattern {
+    /// Schema; any when absent.
+    pub schema: Option<String>,
+    /// Table; any when absent.
+    pub name: Option<String>,
+}
+
+impl TablePattern {
+    /// Parses `schema.table`, `schema.*` or `*.*`; parts may be quoted as in SQL.
+    pub fn parse(text: &str) -> Result<TablePattern, String> {
+        let parts = split_qualified(text)?;
+        let [schema, name] = <[Option<String>; 2]>::try_from(parts)
+            .map_err(|_| format!("\"{text}\" is not of the form schema.table, schema.* or *.*"))?;
+        if schema.is_none() && name.is_some() {
+            return Err(format!("\"{text}\": name the schema too, or use *.*"));
+        }
+        Ok(TablePattern { schema, name })
+    }
+}
+
+impl TableName {
+    /// Parses `schema.table`; parts may be quoted as in SQL.
+    pub fn parse(text: &str) -> Result<TableName, String> {
+        match TablePattern::parse(text)? {
+            TablePattern { schema: Some(schema), name: Some(name) } => {
+                Ok(TableName { schema, name })
+            }
+            _ => Err(format!("\"{text}\" must name one table, schema.table")),
+        }
+    }
+}
+
+/// Splits at dots outside quotes; `*` becomes `None`.
+fn split_qualified(text: &str) -> Result<Vec<Option<String>>, String> {
+    let mut parts = Vec::new();
+    let mut rest = text;
+    loop {
+        let part;
+        if let Some(quoted) = rest.strip_prefix('"') {
+            let mut value = String::new();
+            let mut chars = quoted.char_indices().peekable();
+            let end = loop {
+                match chars.next() {
+                    None => return Err(format!("\"{text}\" has a quote that is not closed")),
+                    Some((_, '"')) if chars.peek().is_some_and(|(_, c)| *c == '"') => {
+                        chars.next();
+                        value.push('"');
+                    }
+                    Some((at, '"')) => break at + 1,
+                    Some((_, c)) => value.push(c),
+                }
+            };
+            part = Some(value);
+            rest = &quoted[end..];
+        } else {
+            let end = rest.find('.').unwrap_or(rest.len());
+            let word = &rest[..end];
+            if word.is_empty() {
+                return Err(format!("\"{text}\" has an empty part"));
+            }
+            part = (word != "*").then(|| word.to_owned());
+            rest = &rest[end..];
+        }
+        parts.push(part);
+        match rest.strip_prefix('.') {
+            Some(after) => rest = after,
+            None if rest.is_empty() => return Ok(parts),
+            None => return Err(format!("\"{text}\" has text after a closing quote")),
+        }
+    }
+}
+
+/// A published table as the publisher describes it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedTable {
+    /// Its OID on the publisher.
+    pub oid: u32,
+    /// Its name.
+    pub table: TableName,
+    /// Published columns in table order, with type OIDs.
+    pub columns: Vec<(String, u32)>,
+    /// Row filter as SQL, if any.
+    pub row_filter: Option<String>,
+    /// Blocks in the main fork.
+    pub blocks: u64,
+    /// Bytes with TOAST and without indexes.
+    pub bytes: u64,
+    /// Every published column travels in binary and means the same on every server.
+    pub binary_safe: bool,
+    /// The table is partitioned itself (published through its root).
+    pub partitioned: bool,
+}
+
+impl PublicationSpec {
+    /// The PostgreSQL publication's name.
+    pub fn publication_name(&self) -> String {
+        self.adopt_publication.clone().unwrap_or_else(|| format!("farshore_{}", self.name))
+    }
+
+    /// The replication slot's name (slots allow only lower-case letters, digits, underscores).
+    pub fn slot_name(&self) -> String {
+        self.adopt_slot.clone().unwrap_or_else(|| {
+            let safe: String = self
+                .name
+                .chars()
+                .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '_' })
+                .collect();
+            format!("farshore_{safe}")
+        })
+    }
+
+    pub(crate) fn publisher_error(&self, error: farshore_pg::Error) -> CaptureError {
+        CaptureError::Publisher { server: self.source.redacted(), error }
+    }
+
+    /// An SQL connection to the publisher.
+    pub async fn connect(&self, mode: farshore_pg::Mode) -> Result<Connection, CaptureError> {
+        let config = self.source.clone().with_application_name(&format!("farshore {}", self.name));
+        Connection::connect(&config, mode).await.map_err(|error| self.publisher_error(error))
+    }
+
+    /// Tables that the patterns name on the publisher now, in name order.
+    pub async fn expand_tables(&self, sql: &mut Connection) -> Result<Vec<TableName>, CaptureError> {
+        let rows = sql
+            .query(
+                "SELECT n.nspname, c.relname, c.relispartition FROM pg_class c \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' \
+                 AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
+                 ORDER BY 1, 2",
+                &[],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        let present: Vec<TableName> = rows
+            .iter()
+            .map(|row| TableName {
+                schema: row.get(0).unwrap_or_default().to_owned(),
+                name: row.get(1).unwrap_or_default().to_owned(),
+            })
+            .collect();
+        let mut chosen = std::collections::BTreeSet::new();
+        for pattern in &self.tables {
+            let before = chosen.len();
+            let mut matched = false;
+            for table in &present {
+                if pattern.schema.as_ref().is_none_or(|schema| *schema == table.schema)
+                    && pattern.name.as_ref().is_none_or(|name| *name == table.name)
+                {
+                    matched = true;
+                    chosen.insert(table.clone());
+                }
+            }
+            if !matched && chosen.len() == before {
+                let shown = TablePatternDisplay(pattern);
+                return Err(CaptureError::Setup(format!(
+                    "publication \"{}\": no table on the publisher matches \"{shown}\". Create \
+                     it, or correct `tables` in the site file",
+                    self.name
+                )));
+            }
+        }
+        for table in self.articles.keys() {
+            if !chosen.contains(table) {
+                return Err(CaptureError::Setup(format!(
+                    "publication \"{}\": article {table} is not among its tables. Add it to \
+                     `tables`, or remove the article",
+                    self.name
+                )));
+            }
+        }
+        Ok(chosen.into_iter().collect())
+    }
+
+    /// Creates or alters our PostgreSQL publication to publish just what is configured; an adopted
+    /// one is only looked up.
+    pub async fn ensure_publication(&self, sql: &mut Connection) -> Result<(), CaptureError> {
+        let name = self.publication_name();
+        let existing = sql
+            .query("SELECT 1 FROM pg_publication WHERE pubname = $1", &[Some(&name)])
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        if self.adopt_publication.is_some() {
+            if existing.is_empty() {
+                return Err(CaptureError::Setup(format!(
+                    "publication \"{}\": the publisher has no publication named \"{name}\" to \
+                     adopt. Create it, or remove `adopt_publication`",
+                    self.name
+                )));
+            }
+            return Ok(());
+        }
+        let mut wanted = Vec::new();
+        for table in self.expand_tables(sql).await? {
+            let mut clause = table.to_string();
+            if let Some(article) = self.articles.get(&table) {
+                if let Some(columns) = &article.columns {
+                    let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
+                    clause.push_str(&format!(" ({})", list.join(", ")));
+                }
+                if let Some(filter) = &article.row_filter {
+                    clause.push_str(&format!(" WHERE ({filter})"));
+                }
+            }
+            wanted.push(clause);
+        }
+        let wanted = wanted.join(", ");
+        // The statement that made the publication is kept as its comment: PostgreSQL rewrites
+        // filters when it stores them, so only this tells whether anything has changed.
+        let comment = format!("managed by farshore: {wanted}");
+        let quoted = quote_identifier(&name);
+        if existing.is_empty() {
+            let publish = "publish = 'insert, update, delete, truncate'";
+            let create = format!("CREATE PUBLICATION {quoted} FOR TABLE {wanted} WITH ({publish})");
+            sql.simple_query(&create).await.map_err(|error| self.publisher_error(error))?;
+        } else {
+            let current = sql
+                .query(
+                    "SELECT obj_description(oid, 'pg_publication') FROM pg_publication \
+                     WHERE pubname = $1",
+                    &[Some(&name)],
+                )
+                .await
+                .map_err(|error| self.publisher_error(error))?;
+            if current.first().and_then(|row| row.get(0)) == Some(comment.as_str()) {
+                return Ok(());
+            }
+            let alter = format!("ALTER PUBLICATION {quoted} SET TABLE {wanted}");
+            sql.simple_query(&alter).await.map_err(|error| self.publisher_error(error))?;
+        }
+        let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
+        sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
+        Ok(())
+    }
+
+    /// The published tables as the publisher describes them in `sql`'s snapshot.
+    pub async fn published_tables(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<PublishedTable>, CaptureError> {
+        // Column lists and row filters came with 15.
+        let (columns, filter) = if sql.server_version() >= 150_000 {
+            ("p.attnames", "p.rowfilter")
+        } else {
+            ("NULL::name[]", "NULL::text")
+        };
+        let text = format!(
+            "SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
+               pg_relation_size(c.oid) / current_setting('block_size')::int, \
+               pg_table_size(c.oid), a.attname, a.atttypid, \
+               {BINARY_SAFE} \
+             FROM pg_publication_tables p \
+             JOIN pg_namespace n ON n.nspname = p.schemaname \
+             JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
+             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped AND a.attgenerated = '' \
+               AND ({columns} IS NULL OR a.attname = ANY ({columns})) \
+             LEFT JOIN pg_type t ON t.oid = a.atttypid \
+             LEFT JOIN pg_type b ON b.oid = t.typbasetype \
+             WHERE p.pubname = $1 \
+             ORDER BY p.schemaname, p.tablename, a.attnum"
+        );
+        let rows = sql
+            .query(&text, &[Some(&self.publication_name())])
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        let mut tables: Vec<PublishedTable> = Vec::new();
+        for row in &rows {
+            let parse = |error| self.publisher_error(error);
+            let oid: u32 = row.parse(0).map_err(parse)?;
+            if tables.last().is_none_or(|table| table.oid != oid) {
+                tables.push(PublishedTable {
+                    oid,
+                    table: TableName {
+                        schema: row.get(1).unwrap_or_default().to_owned(),
+                        name: row.get(2).unwrap_or_default().to_owned(),
+                    },
+                    columns: Vec::new(),
+                    row_filter: row.get(3).map(str::to_owned),
+                    partitioned: row.get(4) == Some("t"),
+                    blocks: row.parse(5).map_err(parse)?,
+                    bytes: row.parse(6).map_err(parse)?,
+                    binary_safe: true,
+                });
+            }
+            let Some(table) = tables.last_mut() else { continue };
+            if let Some(column) = row.get(7) {
+                table.columns.push((column.to_owned(), row.parse(8).map_err(parse)?));
+                table.binary_safe &= row.get(9) == Some("t");
+            }
+        }
+        Ok(tables)
+    }
+}
+
+/// True for types whose binary form carries no OID, so that it means the same on every server:
+/// PostgreSQL's own types but for the OID aliases (`regclass` …), composites and pseudo-types,
+/// their arrays, domains over them, and enums (which travel as labels).
+const BINARY_SAFE: &str = "(CASE WHEN t.typtype = 'd' THEN b.oid ELSE t.oid END < 10000 \
+    AND t.typtype IN ('b', 'r', 'm', 'd') AND coalesce(b.typtype, 'b') IN ('b', 'r', 'm') \
+    AND coalesce(b.typname, t.typname)::text !~ '^_?(reg|aclitem|pg_node_tree|gtsvector)') \
+    OR t.typtype = 'e'";
+
+struct TablePatternDisplay<'a>(&'a TablePattern);
+
+impl std::fmt::Display for TablePatternDisplay<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let part = |p: &Option<String>| p.as_deref().map_or("*".to_owned(), quote_identifier);
+        write!(f, "{}.{}", part(&self.0.schema), part(&self.0.name))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_parse_as_sql_names_do() {
+        let pattern = |schema: Option<&str>, name: Option<&str>| TablePattern {
+            schema: schema.map(str::to_owned),
+            name: name.map(str::to_owned),
+        };
+        for (text, parsed) in [
+            ("public.orders", pattern(Some("public"), Some("orders"))),
+            ("audit.*", pattern(Some("audit"), None)),
+            ("*.*", pattern(None, None)),
+            ("\"Odd.Schema\".\"a\"\"b\"", pattern(Some("Odd.Schema"), Some("a\"b"))),
+            ("s.\"*\"", pattern(Some("s"), Some("*"))),
+        ] {
+            assert_eq!(TablePattern::parse(text), Ok(parsed), "{text}");
+        }
+        for text in ["", "orders", "a.b.c", "*.orders", "a.", ".a", "\"a.b", "\"a\"b.c"] {
+            assert!(TablePattern::parse(text).is_err(), "{text}");
+        }
+    }
+}

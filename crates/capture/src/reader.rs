@@ -1,0 +1,389 @@
+//! The capture loop of one publication.
+
+use crate::assembler::Assembler;
+use crate::publication::PublicationSpec;
+use crate::{CaptureError, slot};
+use farshore_fault as fault;
+use farshore_model::{Durable, Lsn, PgTime, Received};
+use farshore_pg::Mode;
+use farshore_pg::replication::{ReplicationStream, StreamMessage};
+use farshore_store::{Batch, LogStore};
+use farshore_wire::pgoutput::Context;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// A batch is handed over at this size even if more is waiting, in bytes.
+const BATCH_BYTES: usize = 256 << 10;
+
+/// Acknowledgements are at least this far apart while the log moves.
+const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(20);
+
+/// The publisher hears from us at least this often (its `wal_sender_timeout` is 60 s by default).
+const STATUS_EVERY: Duration = Duration::from_secs(10);
+
+/// On an idle database the slot follows the log after this long.
+const WATERMARK_EVERY: Duration = Duration::from_secs(2);
+
+/// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
+const NUDGE_BYTES: u64 = 8 << 20;
+
+/// What a publication's capture is doing.
+#[derive(Clone, Debug, Default)]
+pub struct CaptureStatus {
+    /// Whether the stream is up.
+    pub streaming: bool,
+    /// End of the publisher's log as last heard of.
+    pub publisher_end: Lsn,
+    /// Newest position taken from the stream.
+    pub received: Received,
+    /// What the slot was told last.
+    pub acknowledged: Durable,
+    /// Row changes taken on this connection.
+    pub changes: u64,
+    /// Bytes of replication messages taken on this connection.
+    pub wire_bytes: u64,
+}
+
+/// Carries one publication from its slot into its store until told to stop.
+pub struct Capture {
+    /// What to publish.
+    pub spec: PublicationSpec,
+    /// Where to keep it.
+    pub store: Arc<dyn LogStore>,
+    /// Where to say how it goes.
+    pub status: Arc<Mutex<CaptureStatus>>,
+    /// Turns true when the slot exists and the store covers its start: snapshots may begin.
+    pub ready: watch::Sender<bool>,
+}
+
+impl Capture {
+    /// Runs until `stop` turns true (then everything received is made durable and acknowledged)
+    /// or something fails.
+    pub async fn run(&self, mut stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
+        let mut sql = self.spec.connect(Mode::Sql).await?;
+        check_wal_level(&self.spec, &mut sql).await?;
+        self.spec.ensure_publication(&mut sql).await?;
+        let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref()).await?;
+        let binary = self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
+        let context = Context {
+            protocol: match sql.server_version() {
+                ..150_000 => 2,
+                150_000..160_000 => 3,
+                _ => 4,
+            },
+            in_stream: false,
+            parallel_streaming: false,
+        };
+        let stream = self.start_stream(start, &context, binary).await?;
+        let mut session = Session {
+            capture: self,
+            assembler: Assembler::new(self.store.clone(), context, self.store.durable().borrow().0),
+            durable: self.store.durable(),
+            stream,
+            acknowledged: Durable(Lsn::ZERO),
+            acknowledged_at: Instant::now(),
+            watermark_at: Instant::now(),
+            nudge: Nudge::start(self.spec.clone(), sql, start),
+            wire_bytes: 0,
+        };
+        // An empty store covers nothing; this entry says where its log begins.
+        session.assembler.watermark(start);
+        session.append().await?;
+        session.wait_durable(start).await?;
+        self.ready.send_replace(true);
+        self.set_status(|status| status.streaming = true);
+        tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
+        let result = session.run(&mut stop).await;
+        self.set_status(|status| status.streaming = false);
+        result
+    }
+
+    async fn start_stream(
+        &self,
+        start: Lsn,
+        context: &Context,
+        binary: bool,
+    ) -> Result<ReplicationStream, CaptureError> {
+        let protocol = context.protocol.to_string();
+        let publication = farshore_model::quote_identifier(&self.spec.publication_name());
+        let mut options = vec![
+            ("proto_version", protocol.as_str()),
+            ("publication_names", publication.as_str()),
+            ("streaming", "on"),
+        ];
+        if binary {
+            options.push(("binary", "true"));
+        }
+        let connection = self.spec.connect(Mode::LogicalReplication).await?;
+        connection
+            .start_replication(&self.spec.slot_name(), start, &options)
+            .await
+            .map_err(|error| self.spec.publisher_error(error))
+    }
+
+    fn set_status(&self, change: impl FnOnce(&mut CaptureStatus)) {
+        change(&mut self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+    }
+}
+
+async fn check_wal_level(
+    spec: &PublicationSpec,
+    sql: &mut farshore_pg::Connection,
+) -> Result<(), CaptureError> {
+    let rows = sql
+        .query("SHOW wal_level", &[])
+        .await
+        .map_err(|error| spec.publisher_error(error))?;
+    let level = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
+    if level == "logical" {
+        return Ok(());
+    }
+    Err(CaptureError::Setup(format!(
+        "publication \"{}\": {} has wal_level = {level}. Set wal_level = logical and restart that \
+         server",
+        spec.name,
+        spec.source.redacted()
+    )))
+}
+
+/// One replication connection at work.
+struct Session<'a> {
+    capture: &'a Capture,
+    assembler: Assembler,
+    durable: watch::Receiver<Durable>,
+    stream: ReplicationStream,
+    acknowledged: Durable,
+    acknowledged_at: Instant,
+    watermark_at: Instant,
+    nudge: Nudge,
+    wire_bytes: u64,
+}
+
+/// What woke the loop up.
+enum Event {
+    Message(Option<StreamMessage>),
+    Durable,
+    StoreClosed,
+    Tick,
+    Stop,
+}
+
+impl Session<'_> {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<(), CaptureError> {
+        let mut tick = tokio::time::interval(Duration::from_millis(500));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let unacknowledged = *self.durable.borrow() > self.acknowledged;
+            let acknowledge_at = self.acknowledged_at + ACKNOWLEDGE_EVERY;
+            let event = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => Event::Stop,
+                () = tokio::time::sleep_until(acknowledge_at), if unacknowledged => Event::Durable,
+                changed = self.durable.changed(), if !unacknowledged => match changed {
+                    Ok(()) => continue,
+                    Err(_) => Event::StoreClosed,
+                },
+                message = self.stream.next() => {
+                    Event::Message(message.map_err(|error| self.publisher_error(error))?)
+                }
+                _ = tick.tick() => Event::Tick,
+            };
+            match event {
+                Event::Stop => return self.stop().await,
+                Event::Durable => self.acknowledge().await?,
+                Event::StoreClosed => return Err(self.store_failure()),
+                Event::Tick => {
+                    if self.capture.store.failure().is_some() {
+                        return Err(self.store_failure());
+                    }
+                    if self.acknowledged_at.elapsed() >= STATUS_EVERY {
+                        self.acknowledge().await?;
+                    }
+                }
+                Event::Message(None) => {
+                    let server = self.stream.server().to_owned();
+                    return Err(self.publisher_error(farshore_pg::Error::Closed { server }));
+                }
+                Event::Message(Some(first)) => {
+                    let mut next = Some(first);
+                    while let Some(message) = next {
+                        self.message(message).await?;
+                        if self.assembler.bytes_waiting() >= BATCH_BYTES {
+                            self.append().await?;
+                        }
+                        next = self
+                            .stream
+                            .try_next()
+                            .map_err(|error| self.publisher_error(error))?;
+                        // A stream that never pauses must not keep the acknowledgement back.
+                        if self.acknowledged_at.elapsed() >= ACKNOWLEDGE_EVERY {
+                            self.acknowledge_if_moved().await?;
+                        }
+                    }
+                    self.append().await?;
+                }
+            }
+        }
+    }
+
+    async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
+        match message {
+            StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
+                self.wire_bytes += data.len() as u64;
+                self.assembler.message(&data).map_err(|error| {
+                    error.at(self.capture.spec.source.redacted(), wal_start)
+                })?;
+                self.nudge.reached(wal_end.max(wal_start));
+            }
+            StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
+                self.nudge.reached(wal_end);
+                self.capture.set_status(|status| {
+                    status.publisher_end = status.publisher_end.max(wal_end);
+                });
+                // Everything before `wal_end` has been sent to us, so when nothing of it waits
+                // here the slot may follow: an idle database must not hold its log back.
+                let due = reply_requested || self.watermark_at.elapsed() >= WATERMARK_EVERY;
+                if due && !self.assembler.in_transaction() {
+                    self.assembler.watermark(wal_end);
+                    self.append().await?;
+                    self.watermark_at = Instant::now();
+                    if reply_requested {
+                        self.wait_durable(self.assembler.last_position()).await?;
+                    }
+                }
+                if reply_requested {
+                    self.acknowledge().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the waiting entries to the store. A slow disk must not cost us the connection, so the
+    /// publisher keeps hearing from us meanwhile.
+    async fn append(&mut self) -> Result<(), CaptureError> {
+        let Some(batch) = self.assembler.take_batch() else { return Ok(()) };
+        let received = Received(self.assembler.last_position());
+        let (changes, wire_bytes) = (self.assembler.changes_assembled(), self.wire_bytes);
+        self.capture.set_status(|status| {
+            status.received = received;
+            status.publisher_end = status.publisher_end.max(received.0);
+            status.changes = changes;
+            status.wire_bytes = wire_bytes;
+        });
+        self.watermark_at = Instant::now();
+        let store = self.capture.store.clone();
+        let mut appended = std::pin::pin!(append_owned(store, batch));
+        loop {
+            tokio::select! {
+                result = &mut appended => return result,
+                () = tokio::time::sleep(STATUS_EVERY) => self.acknowledge().await?,
+            }
+        }
+    }
+
+    async fn wait_durable(&mut self, position: Lsn) -> Result<(), CaptureError> {
+        let mut durable = self.durable.clone();
+        let reached = durable.wait_for(|durable| durable.0 >= position).await.is_ok();
+        if reached { Ok(()) } else { Err(self.store_failure()) }
+    }
+
+    async fn acknowledge_if_moved(&mut self) -> Result<(), CaptureError> {
+        if *self.durable.borrow() > self.acknowledged { self.acknowledge().await } else { Ok(()) }
+    }
+
+    /// Tells the slot what is durable in the store, and nothing beyond.
+    async fn acknowledge(&mut self) -> Result<(), CaptureError> {
+        let durable = *self.durable.borrow_and_update();
+        fault::point("capture.before-acknowledge");
+        self.stream
+            .send_status(durable.0, durable.0, durable.0, false)
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        fault::point("capture.after-acknowledge");
+        self.acknowledged = durable;
+        self.acknowledged_at = Instant::now();
+        self.capture.set_status(|status| status.acknowledged = durable);
+        Ok(())
+    }
+
+    async fn stop(&mut self) -> Result<(), CaptureError> {
+        self.append().await?;
+        self.wait_durable(self.assembler.last_position()).await?;
+        self.acknowledge().await
+    }
+
+    fn store_failure(&self) -> CaptureError {
+        match self.capture.store.failure() {
+            Some(error) => CaptureError::Store(error),
+            None => CaptureError::Protocol("the store closed".to_owned()),
+        }
+    }
+
+    fn publisher_error(&self, error: farshore_pg::Error) -> CaptureError {
+        self.capture.spec.publisher_error(error)
+    }
+}
+
+async fn append_owned(store: Arc<dyn LogStore>, batch: Batch) -> Result<(), CaptureError> {
+    store.append(batch).await.map_err(CaptureError::Store)
+}
+
+/// Keeps the slot's `restart_lsn` moving from a connection of its own; ends with the session.
+struct Nudge {
+    reached: watch::Sender<Lsn>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Nudge {
+    fn start(spec: PublicationSpec, mut sql: farshore_pg::Connection, start: Lsn) -> Nudge {
+        let (reached, mut watched) = watch::channel(start);
+        let task = tokio::spawn(async move {
+            let mut nudged_at = start;
+            let mut complained: Option<PgTime> = None;
+            while let Ok(at) = watched
+                .wait_for(|at| at.bytes_since(nudged_at) >= NUDGE_BYTES)
+                .await
+                .map(|at| *at)
+            {
+                nudged_at = at;
+                let Err(error) = slot::nudge(&spec, &mut sql).await else { continue };
+                // Not fatal: PostgreSQL writes such a record every 15 s by itself.
+                if complained.is_none() {
+                    tracing::warn!(
+                        publication = %spec.name, %error,
+                        "cannot ask the publisher for a running-transactions record; the slot \
+                         will hold back more log under load"
+                    );
+                    complained = Some(PgTime::now());
+                }
+                if matches!(error, farshore_pg::Error::Server(_)) {
+                    continue;
+                }
+                match spec.connect(Mode::Sql).await {
+                    Ok(fresh) => sql = fresh,
+                    Err(_) => return,
+                }
+            }
+        });
+        Nudge { reached, task }
+    }
+
+    fn reached(&self, position: Lsn) {
+        self.reached.send_if_modified(|at| {
+            let far = position.bytes_since(*at) >= NUDGE_BYTES / 8;
+            if far {
+                *at = position;
+            }
+            far
+        });
+    }
+}
+
+impl Drop for Nudge {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}

@@ -1,0 +1,178 @@
+//! The publisher's side of an initial copy: one consistent point, tables cut into block ranges,
+//! rows out in COPY format.
+//!
+//! The consistent point comes from a temporary replication slot that exports its snapshot
+//! (PostgreSQL docs: "47.2.5. Exported Snapshots"): the snapshot holds exactly the transactions
+//! whose commit record starts before the point. The stream carries all others, so a table copied
+//! at point `c` takes from the stream exactly the transactions with `commit_lsn >= c`.
+
+mod ranges;
+
+pub use ranges::{BlockRange, cut_into_ranges};
+
+use crate::CaptureError;
+use crate::publication::{PublicationSpec, PublishedTable};
+use farshore_model::{Lsn, quote_identifier};
+use farshore_pg::replication::{SlotOptions, SlotSnapshot};
+use farshore_pg::{Connection, CopyOut, Mode, quote_literal};
+
+/// A snapshot of the publisher that any number of connections can read, for as long as this lives.
+pub struct ExportedSnapshot {
+    /// What the snapshot holds: transactions whose commit record starts before this.
+    pub consistent_point: Lsn,
+    name: String,
+    /// The exporting connection: when it ends, the snapshot and its slot are gone.
+    connection: Connection,
+}
+
+impl ExportedSnapshot {
+    /// Makes a new consistent point. Waits for the transactions that are running now to end, as
+    /// every logical slot's creation does.
+    pub async fn export(spec: &PublicationSpec, reader: &str) -> Result<Self, CaptureError> {
+        let mut connection = spec.connect(Mode::LogicalReplication).await?;
+        let pid = connection.backend_pid();
+        let slot: String = format!("farshore_snapshot_{pid}_{reader}")
+            .chars()
+            .map(|c| if c.is_ascii_lowercase() || c.is_ascii_digit() { c } else { '_' })
+            .take(63)
+            .collect();
+        let options = SlotOptions {
+            temporary: true,
+            snapshot: SlotSnapshot::Export,
+            failover: false,
+            two_phase: false,
+        };
+        let created = connection
+            .create_logical_slot(&slot, options)
+            .await
+            .map_err(|error| spec.publisher_error(error))?;
+        let name = created.snapshot.ok_or_else(|| {
+            CaptureError::Protocol("the publisher made a slot but exported no snapshot".to_owned())
+        })?;
+        Ok(ExportedSnapshot { consistent_point: created.consistent_point, name, connection })
+    }
+
+    /// Ends the snapshot: what still reads it goes on, nothing new can.
+    pub async fn close(self) {
+        self.connection.close().await;
+    }
+
+    /// Opens a connection that reads this snapshot.
+    pub async fn open(&self, spec: &PublicationSpec) -> Result<SnapshotConnection, CaptureError> {
+        let mut connection = spec.connect(Mode::Sql).await?;
+        let begin = format!(
+            "SET statement_timeout = 0; SET lock_timeout = 0; \
+             SET idle_in_transaction_session_timeout = 0; \
+             BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
+            quote_literal(&self.name)
+        );
+        connection.simple_query(&begin).await.map_err(|error| spec.publisher_error(error))?;
+        Ok(SnapshotConnection { connection })
+    }
+}
+
+/// How rows travel in a copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyFormat {
+    /// PostgreSQL's binary COPY format.
+    Binary,
+    /// PostgreSQL's text COPY format.
+    Text,
+}
+
+impl CopyFormat {
+    /// The word that SQL's `COPY … (FORMAT word)` takes.
+    pub fn sql(self) -> &'static str {
+        match self {
+            CopyFormat::Binary => "binary",
+            CopyFormat::Text => "text",
+        }
+    }
+}
+
+/// A connection inside an exported snapshot.
+pub struct SnapshotConnection {
+    connection: Connection,
+}
+
+impl SnapshotConnection {
+    /// The published tables as they are in the snapshot.
+    pub async fn tables(
+        &mut self,
+        spec: &PublicationSpec,
+    ) -> Result<Vec<PublishedTable>, CaptureError> {
+        spec.published_tables(&mut self.connection).await
+    }
+
+    /// Starts to read the published rows of one range of one table.
+    pub async fn copy_range(
+        &mut self,
+        spec: &PublicationSpec,
+        table: &PublishedTable,
+        range: BlockRange,
+        format: CopyFormat,
+    ) -> Result<CopyOut<'_>, CaptureError> {
+        let sql = copy_statement(table, range, format);
+        self.connection.copy_out(&sql).await.map_err(|error| spec.publisher_error(error))
+    }
+}
+
+fn copy_statement(table: &PublishedTable, range: BlockRange, format: CopyFormat) -> String {
+    let columns: Vec<String> =
+        table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
+    let mut conditions = Vec::new();
+    if let Some(filter) = &table.row_filter {
+        conditions.push(format!("({filter})"));
+    }
+    if range.start > 0 {
+        conditions.push(format!("ctid >= '({},0)'::tid", range.start));
+    }
+    if let Some(end) = range.end {
+        conditions.push(format!("ctid < '({end},0)'::tid"));
+    }
+    let only = if table.partitioned { "" } else { "ONLY " };
+    let filter = if conditions.is_empty() {
+        String::new()
+    } else {
+        format!(" WHERE {}", conditions.join(" AND "))
+    };
+    format!(
+        "COPY (SELECT {} FROM {only}{}{filter}) TO STDOUT (FORMAT {})",
+        columns.join(", "),
+        table.table,
+        format.sql()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publication::TableName;
+
+    #[test]
+    fn a_copy_reads_just_the_published_rows_of_its_range() {
+        let mut table = PublishedTable {
+            oid: 1,
+            table: TableName { schema: "public".into(), name: "Odd\"name".into() },
+            columns: vec![("id".into(), 23), ("order".into(), 25)],
+            row_filter: Some("region = 'EU' OR x".into()),
+            blocks: 100,
+            bytes: 819_200,
+            binary_safe: true,
+            partitioned: false,
+        };
+        let range = BlockRange { start: 10, end: Some(20) };
+        assert_eq!(
+            copy_statement(&table, range, CopyFormat::Binary),
+            "COPY (SELECT id, \"order\" FROM ONLY public.\"Odd\"\"name\" WHERE (region = 'EU' OR x) \
+             AND ctid >= '(10,0)'::tid AND ctid < '(20,0)'::tid) TO STDOUT (FORMAT binary)"
+        );
+        table.row_filter = None;
+        table.partitioned = true;
+        let all = BlockRange { start: 0, end: None };
+        assert_eq!(
+            copy_statement(&table, all, CopyFormat::Text),
+            "COPY (SELECT id, \"order\" FROM public.\"Odd\"\"name\") TO STDOUT (FORMAT text)"
+        );
+    }
+}

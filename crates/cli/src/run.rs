@@ -1,0 +1,61 @@
+use crate::{load, runtime};
+use farshore_node::site::Site;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::Arc;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
+
+/// Runs a site until SIGTERM or SIGINT.
+pub fn run(site: &Path) -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            tracing_subscriber::EnvFilter::try_from_env("FARSHORE_LOG")
+                .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info")),
+        )
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    let config = match load(site) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    let fail = |error: &dyn std::fmt::Display| {
+        eprintln!("farshore: {error}");
+        ExitCode::FAILURE
+    };
+    let opened = match Site::open(config) {
+        Ok(opened) => Arc::new(opened),
+        Err(error) => return fail(&error),
+    };
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&error),
+    };
+    let outcome = runtime.block_on(async {
+        let (stop, stopped) = watch::channel(false);
+        let mut terminate = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
+        let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| e.to_string())?;
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!("stopping");
+            stop.send_replace(true);
+            // A second signal does not wait.
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            std::process::exit(1);
+        });
+        opened.run(stopped).await.map_err(|e| e.to_string())
+    });
+    // Blocking reads of the store may still be under way; nothing durable depends on them.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}

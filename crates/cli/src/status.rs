@@ -1,0 +1,160 @@
+use crate::{load, runtime};
+use farshore_node::report::SiteReport;
+use farshore_node::{control, site};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Exit status when the node does not run.
+const EXIT_NOT_RUNNING: u8 = 3;
+/// Exit status when an agent has stopped or keeps failing.
+const EXIT_TROUBLE: u8 = 1;
+
+/// Shows a site's state once or again and again. The exit status says whether all is well.
+pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
+    let config = match load(site) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("farshore: cannot start: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    loop {
+        let asked = runtime.block_on(control::ask(&config.data_dir));
+        let (report, running) = match asked {
+            Ok(Some(report)) => (report, true),
+            Ok(None) => (site::offline_report(&config), false),
+            Err(error) => {
+                eprintln!("farshore: cannot ask the node in {}: {error}", config.data_dir.display());
+                return ExitCode::FAILURE;
+            }
+        };
+        if json {
+            let text = if watch {
+                serde_json::to_string(&report)
+            } else {
+                serde_json::to_string_pretty(&report)
+            };
+            match text {
+                Ok(text) => println!("{text}"),
+                Err(error) => eprintln!("farshore: {error}"),
+            }
+        } else {
+            let text = render(&report, running);
+            if watch {
+                // Home, then clear what is below: no flicker.
+                print!("\x1b[H\x1b[J{text}");
+                let _ = std::io::Write::flush(&mut std::io::stdout());
+            } else {
+                print!("{text}");
+            }
+        }
+        if !watch {
+            return exit_code(&report, running);
+        }
+        runtime.block_on(tokio::time::sleep(Duration::from_secs(1)));
+    }
+}
+
+fn exit_code(report: &SiteReport, running: bool) -> ExitCode {
+    if !running {
+        return ExitCode::from(EXIT_NOT_RUNNING);
+    }
+    let trouble = report.publications.iter().any(|p| p.error.is_some())
+        || report.subscriptions.iter().any(|s| s.error.is_some());
+    if trouble { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS }
+}
+
+fn render(report: &SiteReport, running: bool) -> String {
+    let mut out = String::new();
+    let uptime = if running {
+        format!("pid {}, up {}", report.pid, seconds(report.uptime_seconds))
+    } else {
+        "not running".to_owned()
+    };
+    let _ = writeln!(out, "site {} ({uptime})", report.site);
+    for p in &report.publications {
+        let _ = writeln!(out, "\npublication {}: {}", p.name, p.state);
+        if let Some(error) = &p.error {
+            let _ = writeln!(out, "  error      {error}");
+        }
+        if running {
+            let _ = writeln!(
+                out,
+                "  positions  publisher {}  received {}  durable {}  acknowledged {}",
+                p.publisher_end, p.received, p.durable, p.acknowledged
+            );
+            let _ = writeln!(
+                out,
+                "  store      {} on disk; {} changes, {} on the wire, {} stored as {}",
+                bytes(p.store_bytes),
+                p.changes,
+                bytes(p.wire_bytes),
+                bytes(p.payload_bytes),
+                bytes(p.stored_bytes)
+            );
+        }
+    }
+    for s in &report.subscriptions {
+        let _ = writeln!(out, "\nsubscription {} ← {}: {}", s.name, s.publication, s.state);
+        if let Some(error) = &s.error {
+            let _ = writeln!(out, "  error      {error}");
+        }
+        if !running {
+            continue;
+        }
+        let _ = writeln!(
+            out,
+            "  applied    {} ({} behind the store)  {} transactions in {} commits",
+            s.applied,
+            bytes(s.behind_bytes),
+            s.transactions,
+            s.target_commits
+        );
+        if let (Some(p50), Some(p99), Some(max)) = (s.lag_p50_ms, s.lag_p99_ms, s.lag_max_ms) {
+            let _ = writeln!(out, "  lag        p50 {p50:.1} ms  p99 {p99:.1} ms  max {max:.1} ms");
+        }
+        if s.state == "copying" {
+            for copy in &s.copies {
+                let percent = 100 * copy.ranges_done / copy.ranges.max(1);
+                let _ = writeln!(
+                    out,
+                    "  copy       {:3} % {}  {} of {} ranges, {} rows, {} of {}",
+                    percent,
+                    copy.table,
+                    copy.ranges_done,
+                    copy.ranges,
+                    copy.rows,
+                    bytes(copy.bytes),
+                    bytes(copy.bytes_total)
+                );
+            }
+        }
+    }
+    out
+}
+
+fn bytes(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["KB", "MB", "GB", "TB"] {
+        if value < 1024.0 {
+            break;
+        }
+        value /= 1024.0;
+        unit = next;
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+fn seconds(seconds: u64) -> String {
+    match seconds {
+        0..60 => format!("{seconds} s"),
+        60..3_600 => format!("{} min {} s", seconds / 60, seconds % 60),
+        _ => format!("{} h {} min", seconds / 3_600, seconds % 3_600 / 60),
+    }
+}

@@ -1,0 +1,342 @@
+//! The site file: parsed as typed ([`typed`]), then resolved once into what it means.
+
+pub mod typed;
+
+use farshore_apply::SubscriptionSpec;
+use farshore_apply::postgres::initial_copy::CopySettings;
+use farshore_apply::scheduler::GroupLimits;
+use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
+use farshore_store::Retention;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A site, as meant.
+#[derive(Clone, Debug)]
+pub struct SiteConfig {
+    /// The site's name.
+    pub name: String,
+    /// Where everything durable is kept.
+    pub data_dir: PathBuf,
+    /// Publications by name.
+    pub publications: Vec<Publication>,
+    /// Subscriptions by name.
+    pub subscriptions: Vec<Subscription>,
+}
+
+/// A publication with its store's settings.
+#[derive(Clone, Debug)]
+pub struct Publication {
+    /// What is published.
+    pub spec: PublicationSpec,
+    /// How long its log is kept.
+    pub retention: Retention,
+    /// Bytes per segment of its log.
+    pub segment_bytes: u64,
+}
+
+/// A subscription and the publication it follows.
+#[derive(Clone, Debug)]
+pub struct Subscription {
+    /// Publication on this site.
+    pub publication: String,
+    /// What is applied, and to where.
+    pub spec: SubscriptionSpec,
+}
+
+/// Why a site file cannot be used. Says where, what, and what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("cannot read site file {path}: {error}")]
+    Read {
+        /// Path.
+        path: PathBuf,
+        /// Reason.
+        error: std::io::Error,
+    },
+    /// It is not TOML, or has keys or types that no site file has.
+    #[error("site file {path}: {error}")]
+    Parse {
+        /// Path.
+        path: PathBuf,
+        /// Position and reason.
+        error: Box<toml::de::Error>,
+    },
+    /// It parses but means nothing.
+    #[error("site file {path}, {section}: {what}")]
+    Meaning {
+        /// Path.
+        path: PathBuf,
+        /// For instance `[publication.sales]`.
+        section: String,
+        /// What is wrong and what would be right.
+        what: String,
+    },
+}
+
+/// Names that become file names, slot names and SQL identifiers.
+const NAME_CHARS_MAX: usize = 40;
+
+/// Reads and resolves a site file.
+pub fn load(path: &Path) -> Result<SiteConfig, ConfigError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| ConfigError::Read { path: path.to_owned(), error })?;
+    parse(&text, path)
+}
+
+/// Resolves a site file's text; `path` is for messages and relative paths.
+pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
+    let typed: typed::SiteFile = toml::from_str(text)
+        .map_err(|error| ConfigError::Parse { path: path.to_owned(), error: Box::new(error) })?;
+    let meaning = |section: &str, what: String| ConfigError::Meaning {
+        path: path.to_owned(),
+        section: section.to_owned(),
+        what,
+    };
+    check_name(&typed.site.name).map_err(|what| meaning("[site] name", what))?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut site = SiteConfig {
+        name: typed.site.name,
+        data_dir: folder.join(typed.site.data_dir),
+        publications: Vec::new(),
+        subscriptions: Vec::new(),
+    };
+    for (name, publication) in typed.publication {
+        let section = format!("[publication.{name}]");
+        site.publications
+            .push(resolve_publication(&name, publication).map_err(|what| meaning(&section, what))?);
+    }
+    for (name, subscription) in typed.subscription {
+        let section = format!("[subscription.{name}]");
+        let resolved = resolve_subscription(&site, &name, subscription);
+        site.subscriptions.push(resolved.map_err(|what| meaning(&section, what))?);
+    }
+    if site.publications.is_empty() {
+        let what = "no publication is configured, so there is nothing to do. Add \
+                    [publication.NAME] with source and tables";
+        return Err(meaning("[site]", what.to_owned()));
+    }
+    let mut slots = BTreeMap::new();
+    for publication in &site.publications {
+        let slot = (publication.spec.source.redacted(), publication.spec.slot_name());
+        if let Some(other) = slots.insert(slot, publication.spec.name.clone()) {
+            let section = format!("[publication.{}]", publication.spec.name);
+            let what = format!(
+                "it would use replication slot \"{}\", as publication \"{other}\" does. Rename \
+                 one of the two",
+                publication.spec.slot_name()
+            );
+            return Err(meaning(&section, what));
+        }
+    }
+    Ok(site)
+}
+
+fn check_name(name: &str) -> Result<(), String> {
+    let fits = !name.is_empty()
+        && name.len() <= NAME_CHARS_MAX
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "_-".contains(c));
+    if fits {
+        return Ok(());
+    }
+    Err(format!(
+        "\"{name}\" cannot be a name: use 1 to {NAME_CHARS_MAX} lower-case letters, digits, _ \
+         and -, beginning with a letter"
+    ))
+}
+
+fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publication, String> {
+    check_name(name)?;
+    let source = farshore_pg::Config::parse(&typed.source)
+        .map_err(|error| format!("source: {error}"))?;
+    if typed.tables.is_empty() && typed.adopt_publication.is_none() {
+        return Err("tables: name at least one table, schema.* or *.*".to_owned());
+    }
+    if typed.adopt_publication.is_some() && !typed.article.is_empty() {
+        return Err("articles belong to publications that Farshore makes; an adopted one has its \
+                    own filters and columns"
+            .to_owned());
+    }
+    let tables = typed
+        .tables
+        .iter()
+        .map(|text| TablePattern::parse(text).map_err(|what| format!("tables: {what}")))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut articles = BTreeMap::new();
+    for (table, article) in typed.article {
+        let table = TableName::parse(&table).map_err(|what| format!("article: {what}"))?;
+        articles.insert(
+            table,
+            Article { columns: article.columns, row_filter: article.row_filter },
+        );
+    }
+    let age_max = match typed.retention_age {
+        None => None,
+        Some(text) => Some(parse_duration(&text).map_err(|what| format!("retention_age: {what}"))?),
+    };
+    let bytes_max = match typed.retention_size {
+        None => None,
+        Some(text) => Some(parse_bytes(&text).map_err(|what| format!("retention_size: {what}"))?),
+    };
+    let segment_bytes = match typed.segment_size {
+        None => 64 << 20,
+        Some(text) => parse_bytes(&text).map_err(|what| format!("segment_size: {what}"))?,
+    };
+    if !((64 << 10)..=(4 << 30)).contains(&segment_bytes) {
+        return Err("segment_size: must be from 64KB to 4GB".to_owned());
+    }
+    Ok(Publication {
+        spec: PublicationSpec {
+            name: name.to_owned(),
+            source,
+            tables,
+            articles,
+            adopt_publication: typed.adopt_publication,
+            adopt_slot: typed.adopt_slot,
+        },
+        retention: Retention { age_max, bytes_max },
+        segment_bytes,
+    })
+}
+
+fn resolve_subscription(
+    site: &SiteConfig,
+    name: &str,
+    typed: typed::Subscription,
+) -> Result<Subscription, String> {
+    check_name(name)?;
+    if !site.publications.iter().any(|p| p.spec.name == typed.publication) {
+        let known: Vec<&str> = site.publications.iter().map(|p| p.spec.name.as_str()).collect();
+        return Err(format!(
+            "publication \"{}\" is not configured here (there are: {})",
+            typed.publication,
+            known.join(", ")
+        ));
+    }
+    let target = farshore_pg::Config::parse(&typed.target)
+        .map_err(|error| format!("target: {error}"))?;
+    let mut copy = CopySettings::default();
+    if let Some(workers) = typed.copy_workers {
+        if !(1..=64).contains(&workers) {
+            return Err("copy_workers: must be from 1 to 64".to_owned());
+        }
+        copy.workers = workers;
+    }
+    if let Some(text) = typed.copy_range {
+        let bytes = parse_bytes(&text).map_err(|what| format!("copy_range: {what}"))?;
+        copy.range_blocks = (bytes / 8_192).max(1);
+    }
+    let mut limits = GroupLimits::default();
+    if let Some(transactions) = typed.group_transactions {
+        if transactions == 0 {
+            return Err("group_transactions: must be at least 1".to_owned());
+        }
+        limits.transactions_max = transactions;
+    }
+    Ok(Subscription {
+        publication: typed.publication.clone(),
+        spec: SubscriptionSpec {
+            name: name.to_owned(),
+            publication: format!("{}/{}", site.name, typed.publication),
+            target,
+            copy,
+            limits,
+        },
+    })
+}
+
+/// `90s`, `15min`, `72h`, `7d`.
+fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split_unit(text);
+    let seconds = match unit {
+        "s" => 1,
+        "min" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(format!("\"{text}\" is not a time such as 90s, 15min, 72h or 7d")),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("\"{text}\" is not a time such as 90s, 15min, 72h or 7d"))?;
+    Ok(Duration::from_secs(number.saturating_mul(seconds)))
+}
+
+/// `512KB`, `64MB`, `50GB`, `2TB`, in powers of 1,024 as in postgresql.conf.
+fn parse_bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = split_unit(text);
+    let shift = match unit {
+        "B" => 0,
+        "kB" | "KB" => 10,
+        "MB" => 20,
+        "GB" => 30,
+        "TB" => 40,
+        _ => return Err(format!("\"{text}\" is not a size such as 512KB, 64MB, 50GB or 2TB")),
+    };
+    let number: u64 = number
+        .parse()
+        .map_err(|_| format!("\"{text}\" is not a size such as 512KB, 64MB, 50GB or 2TB"))?;
+    number.checked_mul(1 << shift).ok_or_else(|| format!("\"{text}\" is too large"))
+}
+
+fn split_unit(text: &str) -> (&str, &str) {
+    let at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    (&text[..at], text[at..].trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = r#"
+[site]
+name = "tukwila"
+data_dir = "data"
+[publication.sales]
+source = "postgres://farshore:geheim@db1/sales"
+tables = ["public.orders", "audit.*"]
+retention_age = "72h"
+[publication.sales.article."public.orders"]
+columns = ["id", "total"]
+where = "region = 'EU'"
+[subscription.reporting]
+publication = "sales"
+target = "postgres://farshore@reports/sales"
+"#;
+
+    fn parsed(text: &str) -> Result<SiteConfig, String> {
+        parse(text, Path::new("/etc/farshore/site.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_site_file_is_resolved() {
+        let site = parsed(GOOD).unwrap();
+        assert_eq!(site.data_dir, Path::new("/etc/farshore/data"));
+        let sales = &site.publications[0];
+        assert_eq!(sales.spec.slot_name(), "farshore_sales");
+        assert_eq!(sales.retention.age_max, Some(Duration::from_secs(72 * 3600)));
+        assert_eq!(site.subscriptions[0].spec.publication, "tukwila/sales");
+        assert!(!format!("{site:?}").contains("geheim"), "a password must never be shown");
+    }
+
+    #[test]
+    fn wrong_input_says_where_and_what() {
+        for (from, to, said) in [
+            ("tables =", "table =", "unknown field `table`"),
+            ("publication = \"sales\"", "publication = \"sale\"", "there are: sales"),
+            ("\"public.orders\", ", "\"orders\", ", "schema.table, schema.* or *.*"),
+            ("\"72h\"", "\"72 parsecs\"", "90s, 15min, 72h or 7d"),
+            ("publication.sales]", "publication.Sales]", "lower-case letters"),
+            ("name = \"tukwila\"", "name = 7", "expected a string"),
+            ("[site]", "[sight]", "unknown field `sight`"),
+            ("farshore:geheim@db1/sales", "farshore@db1/sales?sslmod=x", "sslmod"),
+        ] {
+            let text = GOOD.replacen(from, to, 1);
+            assert_ne!(text, GOOD, "{from}");
+            let error = parsed(&text).expect_err(to);
+            assert!(error.contains(said), "{to}: {error}");
+            assert!(error.contains("/etc/farshore/site.toml"), "{error}");
+        }
+    }
+}

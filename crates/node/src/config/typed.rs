@@ -1,0 +1,80 @@
+//! The site file as typed. Nothing here is interpreted; see [`super::parse`].
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+/// The whole file.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SiteFile {
+    /// `[site]`
+    pub site: Site,
+    /// `[publication.NAME]`
+    #[serde(default)]
+    pub publication: BTreeMap<String, Publication>,
+    /// `[subscription.NAME]`
+    #[serde(default)]
+    pub subscription: BTreeMap<String, Subscription>,
+}
+
+/// `[site]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Site {
+    /// The site's name.
+    pub name: String,
+    /// Folder for everything durable; relative paths start at the site file.
+    pub data_dir: PathBuf,
+}
+
+/// `[publication.NAME]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Publication {
+    /// The publisher: a URL, a conninfo string, or `service=NAME`.
+    pub source: String,
+    /// `schema.table`, `schema.*` or `*.*`.
+    #[serde(default)]
+    pub tables: Vec<String>,
+    /// `[publication.NAME.article."schema.table"]`
+    #[serde(default)]
+    pub article: BTreeMap<String, Article>,
+    /// Use this PostgreSQL publication as it is.
+    pub adopt_publication: Option<String>,
+    /// Use this replication slot as it is.
+    pub adopt_slot: Option<String>,
+    /// Entries older than this are dropped even if a subscription still needs them.
+    pub retention_age: Option<String>,
+    /// Beyond this size the oldest entries are dropped even if a subscription still needs them.
+    pub retention_size: Option<String>,
+    /// Size of a log file.
+    pub segment_size: Option<String>,
+}
+
+/// `[publication.NAME.article."schema.table"]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Article {
+    /// Published columns.
+    pub columns: Option<Vec<String>>,
+    /// SQL condition that published rows meet.
+    #[serde(rename = "where")]
+    pub row_filter: Option<String>,
+}
+
+/// `[subscription.NAME]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Subscription {
+    /// The publication to follow.
+    pub publication: String,
+    /// The target database: a URL, a conninfo string, or `service=NAME`.
+    pub target: String,
+    /// Connections of the initial copy, on each side.
+    pub copy_workers: Option<usize>,
+    /// Size of the ranges that large tables are copied in.
+    pub copy_range: Option<String>,
+    /// Most source transactions in one target transaction.
+    pub group_transactions: Option<u64>,
+}

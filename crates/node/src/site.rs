@@ -1,0 +1,402 @@
+//! Stores, captures and subscriptions of one site, wired together and kept running.
+
+use crate::config::{self, SiteConfig};
+use crate::control;
+use crate::report::{CopyReport, PublicationReport, SiteReport, SubscriptionReport};
+use crate::supervisor::{Notice, Outcome, supervise};
+use farshore_apply::{Phase, Subscription, SubscriptionStatus};
+use farshore_capture::{Capture, CaptureStatus};
+use farshore_model::Lsn;
+use farshore_store::segmented::{Options, SegmentedStore};
+use farshore_store::{LogStore, StoreError};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How often retention is enforced.
+const RETENTION_EVERY: Duration = Duration::from_secs(2);
+/// How long a stop may take before it is given up; nothing durable depends on it.
+const STOP_MAX: Duration = Duration::from_secs(20);
+
+/// Why a site cannot start.
+#[derive(Debug, thiserror::Error)]
+pub enum SiteError {
+    /// The data folder.
+    #[error("cannot {action} {path}: {error}. Check data_dir in the site file")]
+    DataDir {
+        /// Verb phrase.
+        action: &'static str,
+        /// Path.
+        path: PathBuf,
+        /// Reason.
+        error: std::io::Error,
+    },
+    /// A publication's store.
+    #[error("publication \"{publication}\": {error}")]
+    Store {
+        /// Which.
+        publication: String,
+        /// Reason.
+        error: StoreError,
+    },
+}
+
+/// A publication at work.
+struct PublicationAgent {
+    name: String,
+    store: Arc<SegmentedStore>,
+    capture: Arc<Capture>,
+    failure: Arc<Mutex<AgentFailure>>,
+    retention: farshore_store::Retention,
+}
+
+/// A subscription at work.
+struct SubscriptionAgent {
+    name: String,
+    publication: String,
+    store: Arc<SegmentedStore>,
+    subscription: Arc<Subscription>,
+    failure: Arc<Mutex<AgentFailure>>,
+}
+
+/// Why an agent is not running.
+#[derive(Debug, Default)]
+struct AgentFailure {
+    retrying: Option<String>,
+    stopped: Option<String>,
+    restarts: u64,
+}
+
+/// A site whose stores are open.
+pub struct Site {
+    config: SiteConfig,
+    publications: Vec<PublicationAgent>,
+    subscriptions: Vec<SubscriptionAgent>,
+    started: Instant,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+impl Site {
+    /// Opens every store. Blocks on the disk.
+    pub fn open(config: SiteConfig) -> Result<Site, SiteError> {
+        let folder_error = |action, path: &std::path::Path, error| SiteError::DataDir {
+            action,
+            path: path.to_owned(),
+            error,
+        };
+        std::fs::create_dir_all(&config.data_dir)
+            .map_err(|error| folder_error("create", &config.data_dir, error))?;
+        let mut stores = BTreeMap::new();
+        let mut publications = Vec::new();
+        for publication in &config.publications {
+            let name = publication.spec.name.clone();
+            let folder = config.data_dir.join("publications").join(&name);
+            std::fs::create_dir_all(&folder)
+                .map_err(|error| folder_error("create", &folder, error))?;
+            let options =
+                Options { segment_bytes: publication.segment_bytes, ..Options::default() };
+            let (store, _recovery) = SegmentedStore::open(&folder, options)
+                .map_err(|error| SiteError::Store { publication: name.clone(), error })?;
+            stores.insert(name.clone(), store.clone());
+            let (ready, _) = watch::channel(false);
+            let capture = Capture {
+                spec: publication.spec.clone(),
+                store: store.clone(),
+                status: Arc::new(Mutex::new(CaptureStatus::default())),
+                ready,
+            };
+            publications.push(PublicationAgent {
+                name,
+                store,
+                capture: Arc::new(capture),
+                failure: Arc::default(),
+                retention: publication.retention.clone(),
+            });
+        }
+        let mut subscriptions = Vec::new();
+        for subscription in &config.subscriptions {
+            let Some(agent) = publications.iter().find(|p| p.name == subscription.publication)
+            else {
+                continue;
+            };
+            subscriptions.push(SubscriptionAgent {
+                name: subscription.spec.name.clone(),
+                publication: subscription.publication.clone(),
+                store: agent.store.clone(),
+                subscription: Arc::new(Subscription {
+                    spec: subscription.spec.clone(),
+                    source: agent.capture.spec.clone(),
+                    store: agent.store.clone(),
+                    capture_ready: agent.capture.ready.subscribe(),
+                    status: Arc::new(Mutex::new(SubscriptionStatus::default())),
+                }),
+                failure: Arc::default(),
+            });
+        }
+        drop_cursors_of_removed(&publications, &config);
+        Ok(Site { config, publications, subscriptions, started: Instant::now() })
+    }
+
+    /// Runs until `stop` turns true, then stops everything in order: nothing durable is lost
+    /// either way, and a stop in order leaves less to do again.
+    pub async fn run(self: Arc<Site>, stop: watch::Receiver<bool>) -> Result<(), SiteError> {
+        let path = control::socket_path(&self.config.data_dir);
+        let control = control::listen(&self.config.data_dir)
+            .map_err(|error| SiteError::DataDir { action: "listen on", path, error })?;
+        let reporter = self.clone();
+        let control = tokio::spawn(control::serve(control, move || reporter.report()));
+        let retention = tokio::spawn(self.clone().enforce_retention());
+        let mut agents = JoinSet::new();
+        for agent in &self.publications {
+            agents.spawn(run_capture(agent.capture.clone(), agent.failure.clone(), stop.clone()));
+        }
+        for agent in &self.subscriptions {
+            let (subscription, failure) = (agent.subscription.clone(), agent.failure.clone());
+            agents.spawn(run_subscription(subscription, failure, stop.clone()));
+        }
+        let mut stopping = stop.clone();
+        // An agent that stopped for good must not end the node: the others go on, and `status`
+        // tells.
+        let _ = stopping.wait_for(|stop| *stop).await;
+        let finished = tokio::time::timeout(STOP_MAX, async {
+            while agents.join_next().await.is_some() {}
+        });
+        if finished.await.is_err() {
+            tracing::warn!("some agents did not stop within {STOP_MAX:?}; ending them");
+        }
+        agents.abort_all();
+        retention.abort();
+        control.abort();
+        let _ = std::fs::remove_file(control::socket_path(&self.config.data_dir));
+        Ok(())
+    }
+
+    async fn enforce_retention(self: Arc<Site>) {
+        let mut every = tokio::time::interval(RETENTION_EVERY);
+        loop {
+            every.tick().await;
+            let site = self.clone();
+            let enforced = tokio::task::spawn_blocking(move || {
+                for agent in &site.publications {
+                    match agent.store.enforce_retention(&agent.retention) {
+                        Ok(expired) => {
+                            for cursor in expired {
+                                tracing::error!(
+                                    publication = %agent.name,
+                                    subscription = %cursor.name,
+                                    applied = %cursor.applied,
+                                    "retention limits dropped changes that this subscription \
+                                     still needed; it must be copied anew"
+                                );
+                            }
+                        }
+                        Err(error) => tracing::warn!(publication = %agent.name, "retention: {error}"),
+                    }
+                }
+            });
+            if enforced.await.is_err() {
+                tracing::error!("the retention task died");
+            }
+        }
+    }
+
+    /// The site's state now.
+    pub fn report(&self) -> SiteReport {
+        SiteReport {
+            site: self.config.name.clone(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs(),
+            publications: self.publications.iter().map(PublicationAgent::report).collect(),
+            subscriptions: self.subscriptions.iter().map(SubscriptionAgent::report).collect(),
+        }
+    }
+}
+
+/// A subscription that left the site file claims its log no longer.
+fn drop_cursors_of_removed(publications: &[PublicationAgent], config: &SiteConfig) {
+    for agent in publications {
+        for cursor in agent.store.cursors() {
+            let configured = config
+                .subscriptions
+                .iter()
+                .any(|s| s.publication == agent.name && s.spec.name == cursor.name);
+            if configured {
+                continue;
+            }
+            tracing::warn!(
+                publication = %agent.name,
+                subscription = %cursor.name,
+                "no longer in the site file: its claim on the log is given up"
+            );
+            if let Err(error) = agent.store.drop_cursor(&cursor.name) {
+                tracing::warn!(publication = %agent.name, "{error}");
+            }
+        }
+    }
+}
+
+async fn run_capture(
+    capture: Arc<Capture>,
+    failure: Arc<Mutex<AgentFailure>>,
+    stop: watch::Receiver<bool>,
+) {
+    let name = capture.spec.name.clone();
+    let agent = || {
+        let (capture, stop) = (capture.clone(), stop.clone());
+        async move {
+            match capture.run(stop).await {
+                Ok(()) => Outcome::Done,
+                Err(error) => outcome(error.is_transient(), &error),
+            }
+        }
+    };
+    supervise("capture", name, stop.clone(), agent, |notice| note(&failure, &notice)).await;
+}
+
+async fn run_subscription(
+    subscription: Arc<Subscription>,
+    failure: Arc<Mutex<AgentFailure>>,
+    stop: watch::Receiver<bool>,
+) {
+    let name = subscription.spec.name.clone();
+    let agent = || {
+        let (subscription, stop) = (subscription.clone(), stop.clone());
+        async move {
+            match subscription.run(stop).await {
+                Ok(()) => Outcome::Done,
+                Err(error) => outcome(error.is_transient(), &error),
+            }
+        }
+    };
+    supervise("subscription", name, stop.clone(), agent, |notice| note(&failure, &notice)).await;
+}
+
+fn outcome(transient: bool, error: &dyn std::fmt::Display) -> Outcome {
+    if transient {
+        Outcome::Transient(error.to_string())
+    } else {
+        Outcome::Permanent(error.to_string())
+    }
+}
+
+fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
+    let mut failure = lock(failure);
+    match notice {
+        Notice::Retrying(error) => {
+            failure.retrying = Some((*error).to_owned());
+            failure.restarts += 1;
+        }
+        Notice::Stopped(error) => failure.stopped = Some((*error).to_owned()),
+    }
+}
+
+impl PublicationAgent {
+    fn report(&self) -> PublicationReport {
+        let capture = lock(&self.capture.status).clone();
+        let store = self.store.status();
+        let failure = lock(&self.failure);
+        let (state, error) = match (&failure.stopped, capture.streaming) {
+            (Some(error), _) => ("stopped", Some(error.clone())),
+            (None, true) => ("streaming", None),
+            (None, false) => ("starting", failure.retrying.clone()),
+        };
+        PublicationReport {
+            name: self.name.clone(),
+            state: state.to_owned(),
+            error,
+            publisher_end: capture.publisher_end.to_string(),
+            received: capture.received.to_string(),
+            durable: store.durable.to_string(),
+            acknowledged: capture.acknowledged.to_string(),
+            changes: capture.changes,
+            wire_bytes: capture.wire_bytes,
+            store_bytes: store.bytes_on_disk,
+            payload_bytes: store.payload_bytes_appended,
+            stored_bytes: store.stored_bytes_appended,
+            syncs: store.syncs,
+            store_start: store.start.to_string(),
+        }
+    }
+}
+
+impl SubscriptionAgent {
+    fn report(&self) -> SubscriptionReport {
+        let status = lock(&self.subscription.status).clone();
+        let failure = lock(&self.failure);
+        let live = matches!(status.phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming);
+        let (state, error) = match (&failure.stopped, &failure.retrying) {
+            (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
+            (None, Some(error)) if !live => ("retrying", Some(error.clone())),
+            (None, _) => (status.phase.word(), None),
+        };
+        let milliseconds = |micros: Option<u64>| micros.map(|micros| micros as f64 / 1_000.0);
+        let applied = if status.applied.0 == Lsn::ZERO {
+            let cursors = self.store.cursors();
+            cursors.iter().find(|c| c.name == self.name).map_or(Lsn::ZERO, |c| c.applied.0)
+        } else {
+            status.applied.0
+        };
+        SubscriptionReport {
+            name: self.name.clone(),
+            publication: self.publication.clone(),
+            state: state.to_owned(),
+            error,
+            applied: applied.to_string(),
+            behind_bytes: self.store.status().durable.0.bytes_since(applied),
+            transactions: status.transactions,
+            changes: status.changes,
+            target_commits: status.target_commits,
+            lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
+            lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
+            lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),
+            restarts: failure.restarts,
+            copies: status
+                .copies
+                .iter()
+                .map(|copy| CopyReport {
+                    table: copy.table.clone(),
+                    ranges: copy.ranges,
+                    ranges_done: copy.ranges_done,
+                    rows: copy.rows,
+                    bytes: copy.bytes,
+                    bytes_total: copy.bytes_total,
+                })
+                .collect(),
+        }
+    }
+}
+
+/// The report of a site whose node does not run: what the site file names.
+pub fn offline_report(config: &config::SiteConfig) -> SiteReport {
+    let offline = || "not running".to_owned();
+    SiteReport {
+        site: config.name.clone(),
+        publications: config
+            .publications
+            .iter()
+            .map(|p| PublicationReport {
+                name: p.spec.name.clone(),
+                state: offline(),
+                ..PublicationReport::default()
+            })
+            .collect(),
+        subscriptions: config
+            .subscriptions
+            .iter()
+            .map(|s| SubscriptionReport {
+                name: s.spec.name.clone(),
+                publication: s.publication.clone(),
+                state: offline(),
+                ..SubscriptionReport::default()
+            })
+            .collect(),
+        ..SiteReport::default()
+    }
+}
+

@@ -1,0 +1,214 @@
+//! Reads the log forwards, across segments, up to what is durable.
+
+use super::block::{self, BlockError, BlockReader, Container, Kind};
+use super::index::{IndexFile, IndexFound, SparseIndex};
+use super::segment::{FILE_HEADER_LEN, Segment, SegmentList, definitions, lock, walk_entries};
+use super::{folder, io_error};
+use crate::{Entry, Item, LogReader, StoreError};
+use farshore_model::Lsn;
+use std::collections::VecDeque;
+use std::fs::File;
+use std::sync::Arc;
+
+/// A reader's place in the log. It keeps its segment's file open, so a segment that retention
+/// drops meanwhile is read to its end all the same.
+pub(crate) struct SegmentedReader {
+    list: Arc<SegmentList>,
+    /// Entries up to here are passed over; moves with what was read.
+    after: Lsn,
+    place: Place,
+    blocks: BlockReader,
+}
+
+struct Place {
+    segment: Arc<Segment>,
+    file: File,
+    /// Definitions blocks that stand before the starting point and are still to be yielded.
+    definitions: VecDeque<u64>,
+    /// The next block.
+    at: u64,
+    /// End of the log before the next block. Blocks are chained by it, so that a block which is
+    /// passed over unread cannot hide entries by a damaged header.
+    chain: Lsn,
+}
+
+impl SegmentedReader {
+    pub fn open(list: Arc<SegmentList>, after: Lsn) -> Result<SegmentedReader, StoreError> {
+        let dropped = |start| StoreError::Dropped { wanted: after, start };
+        let segment = list.holding(after).map_err(dropped)?;
+        match Place::in_segment(segment.clone(), after, list.store_id)? {
+            Some(place) => Ok(SegmentedReader { list, after, place, blocks: BlockReader::new() }),
+            // Dropped between the look-up and the opening: the list says so by now.
+            None => Err(gone(&list, &segment, after)),
+        }
+    }
+
+    /// Moves to the next segment.
+    fn advance(&mut self) -> Result<(), StoreError> {
+        let after = self.after;
+        let dropped = |start| StoreError::Dropped { wanted: after, start };
+        let segment = self.list.following(self.place.segment.sequence).map_err(dropped)?;
+        match Place::at_start(segment.clone())? {
+            Some(place) => self.place = place,
+            None => return Err(gone(&self.list, &segment, after)),
+        }
+        Ok(())
+    }
+
+    /// Reads the block at `at`: a definitions block from before the starting point, or the next.
+    fn read_items(&mut self, at: u64, limit: u64, is_next: bool) -> Result<Vec<Item>, BlockError> {
+        let Place { segment, file, .. } = &self.place;
+        let header = block::read_header(file, at, limit)?;
+        let container = Container { store_id: self.list.store_id, number: segment.sequence };
+        if header.container != container {
+            return Err(BlockError::Bad("the block belongs to another file"));
+        }
+        if is_next {
+            if header.content.after != self.place.chain {
+                return Err(BlockError::Bad("the block does not follow the one before it"));
+            }
+            self.place.chain = header.content.last;
+            self.place.at = at + header.block_len();
+        }
+        let mut items = Vec::new();
+        if header.content.kind == Kind::Entries && header.content.last <= self.after {
+            return Ok(items);
+        }
+        let file = &self.place.file;
+        let raw = self.blocks.read_payload(file, at, &header)?;
+        match header.content.kind {
+            Kind::Entries => {
+                // At most what the block can hold, whatever the header says.
+                items.reserve((header.content.entries as usize).min(raw.len()));
+                let after = self.after;
+                walk_entries(&raw, |entry, payload| {
+                    if entry.position > after {
+                        items.push(Item::Entry(Entry {
+                            position: entry.position,
+                            commit_time: entry.commit_time,
+                            kind: entry.kind,
+                            payload: raw.slice(payload),
+                        }));
+                    }
+                })
+                .ok_or(BlockError::Bad("the entries are malformed"))?;
+                self.after = header.content.last;
+            }
+            Kind::Definitions => {
+                let found =
+                    definitions(&raw).ok_or(BlockError::Bad("the definitions are malformed"))?;
+                items.extend(found.into_iter().map(|(id, bytes)| Item::Definition(id, bytes)));
+            }
+            Kind::Chunk | Kind::Footer => {
+                return Err(BlockError::Bad("a spill's block stands in a segment"));
+            }
+        }
+        Ok(items)
+    }
+}
+
+/// The error for a segment whose file is not there: dropped by retention, or by a foreign hand.
+fn gone(list: &SegmentList, segment: &Segment, wanted: Lsn) -> StoreError {
+    let start = list.start();
+    if segment.start < start {
+        StoreError::Dropped { wanted, start }
+    } else {
+        super::damaged(&segment.path, "the file is missing".to_owned())
+    }
+}
+
+impl LogReader for SegmentedReader {
+    fn next_block(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+        loop {
+            let (limit, last, sealed) = {
+                let published = lock(&self.place.segment.published);
+                (published.end, published.last, published.sealed)
+            };
+            let before = self.place.definitions.pop_front();
+            let at = before.unwrap_or(self.place.at);
+            if at >= limit {
+                if self.place.chain != last {
+                    let what = format!(
+                        "at byte {at}: its blocks end at {}, not at {last}",
+                        self.place.chain
+                    );
+                    return Err(super::damaged(&self.place.segment.path, what));
+                }
+                if !sealed {
+                    return Ok(None);
+                }
+                self.advance()?;
+                continue;
+            }
+            let items = self
+                .read_items(at, limit, before.is_none())
+                .map_err(|error| error.into_store_error(&self.place.segment.path, at))?;
+            if !items.is_empty() {
+                return Ok(Some(items));
+            }
+        }
+    }
+}
+
+impl Place {
+    fn open(segment: &Segment) -> Result<Option<File>, StoreError> {
+        match File::open(&segment.path) {
+            Ok(file) => Ok(Some(file)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(io_error("open", &segment.path)(error)),
+        }
+    }
+
+    /// At a segment's first block; `None` if the file is gone.
+    fn at_start(segment: Arc<Segment>) -> Result<Option<Place>, StoreError> {
+        let file = Place::open(&segment)?;
+        let (at, chain) = (FILE_HEADER_LEN as u64, segment.start);
+        Ok(file.map(|file| Place { segment, file, definitions: VecDeque::new(), at, chain }))
+    }
+
+    /// At or before the first block that holds something after `after`.
+    fn in_segment(
+        segment: Arc<Segment>,
+        after: Lsn,
+        store_id: u64,
+    ) -> Result<Option<Place>, StoreError> {
+        let Some(mut place) = Place::at_start(segment)? else { return Ok(None) };
+        let (index, limit) = {
+            let published = lock(&place.segment.published);
+            (published.index.clone(), published.end)
+        };
+        let index = match index {
+            Some(index) => Some(index),
+            None => place.saved_index(store_id),
+        };
+        // Without an index reading starts at the segment's first block: slower, never wrong.
+        let Some(index) = index else { return Ok(Some(place)) };
+        let Some((offset, before)) = index.landing(after) else { return Ok(Some(place)) };
+        let fits = block::read_header(&place.file, offset, limit).is_ok_and(|header| {
+            header.content.kind == Kind::Entries
+                && header.content.after == before
+                && header.container.number == place.segment.sequence
+        });
+        if fits {
+            place.at = offset;
+            place.chain = before;
+            place.definitions =
+                index.definitions.iter().copied().filter(|at| *at < offset).collect();
+        }
+        Ok(Some(place))
+    }
+
+    fn saved_index(&self, store_id: u64) -> Option<SparseIndex> {
+        let end = lock(&self.segment.published).end;
+        let path = folder::index_path(&self.segment.path);
+        match IndexFile::read(&path) {
+            Ok(IndexFound::Good(index)) => {
+                let fits = index.store_id == store_id
+                    && index.sequence == self.segment.sequence
+                    && index.end == end;
+                fits.then_some(index.sparse)
+            }
+            Ok(IndexFound::Absent | IndexFound::Garbage) | Err(_) => None,
+        }
+    }
+}

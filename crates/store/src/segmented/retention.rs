@@ -1,0 +1,223 @@
+//! Which segments go, and making them go.
+
+use super::folder::{index_path, remove, spill_path, sync_dir};
+use super::segment::{Segment, lock};
+use super::{Log, cursors::CursorState};
+use crate::{Cursor, Retention, StoreError};
+use farshore_fault as fault;
+use farshore_model::{Lsn, PgTime};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+/// What the decision needs to know of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Facts {
+    last: Lsn,
+    /// Newest commit time; `None` if the segment has no entries.
+    newest: Option<PgTime>,
+    /// The segment with its index and its spills.
+    bytes: u64,
+}
+
+/// Whether a segment whose newest entry is from `newest` is older than the limit allows.
+fn too_old(newest: Option<PgTime>, retention: &Retention, now: PgTime) -> bool {
+    match (newest, retention.age_max) {
+        (Some(newest), Some(age_max)) => {
+            let age = u128::try_from(now.micros_since(newest)).unwrap_or(0);
+            age > age_max.as_micros()
+        }
+        (None, _) | (_, None) => false,
+    }
+}
+
+/// How many of the sealed segments go, oldest first. `needed_after` is the lowest position any
+/// cursor has applied.
+fn drop_count(
+    sealed: &[Facts],
+    active: Facts,
+    needed_after: Lsn,
+    retention: &Retention,
+    now: PgTime,
+) -> usize {
+    let mut bytes = active.bytes + sealed.iter().map(|facts| facts.bytes).sum::<u64>();
+    let mut count = 0;
+    for facts in sealed {
+        let too_many = retention.bytes_max.is_some_and(|max| bytes > max);
+        if facts.last > needed_after && !too_many && !too_old(facts.newest, retention, now) {
+            break;
+        }
+        bytes -= facts.bytes;
+        count += 1;
+    }
+    count
+}
+
+/// Whether the active segment must be sealed first, so that what it holds can go: it is wholly too
+/// old, or nobody needs it and it is worth the trouble, or it is a large part of too many bytes.
+fn roll_first(
+    active: Facts,
+    total_bytes: u64,
+    needed_after: Lsn,
+    retention: &Retention,
+    now: PgTime,
+    roll_bytes_min: u64,
+) -> bool {
+    active.newest.is_some()
+        && (too_old(active.newest, retention, now)
+            || (active.last <= needed_after && active.bytes >= roll_bytes_min)
+            || retention.bytes_max.is_some_and(|max| total_bytes > max && active.bytes >= max / 4))
+}
+
+/// The lowest position that a cursor with a claim has applied.
+fn needed_after(state: &CursorState) -> Option<Lsn> {
+    let claims = state.by_name.values().filter(|cursor| cursor.expired.is_none());
+    claims.map(|cursor| cursor.applied.0).min()
+}
+
+impl Log {
+    fn facts(&self, segment: &Segment) -> Facts {
+        let published = lock(&segment.published);
+        let spills = lock(&self.spills);
+        let spilled = published.spills.iter().filter_map(|spill| spills.finished.get(spill));
+        Facts {
+            last: published.last,
+            newest: published.commit_times.map(|(_, newest)| newest),
+            bytes: published.end + spilled.map(|spill| spill.bytes).sum::<u64>(),
+        }
+    }
+
+    fn all_facts(&self) -> (Vec<Facts>, Option<Facts>) {
+        let segments: Vec<_> = lock(&self.segments.segments).iter().cloned().collect();
+        let mut facts: Vec<_> = segments.iter().map(|segment| self.facts(segment)).collect();
+        let active = facts.pop();
+        (facts, active)
+    }
+
+    /// See [`crate::LogStore::enforce_retention`].
+    pub fn enforce_retention(&self, retention: &Retention) -> Result<Vec<Cursor>, StoreError> {
+        let _one_at_a_time = lock(&self.retaining);
+        let now = PgTime::now();
+        let (sealed, active) = self.all_facts();
+        let claim = needed_after(&lock(&self.cursors.state));
+        if let Some(active) = active {
+            let total = active.bytes + sealed.iter().map(|facts| facts.bytes).sum::<u64>();
+            // Without any claim the active segment is left alone: it will be rolled in its time.
+            let applied = claim.unwrap_or(Lsn::ZERO);
+            let roll_bytes_min = self.options.roll_bytes_min;
+            if roll_first(active, total, applied, retention, now, roll_bytes_min) {
+                self.queue.roll();
+            }
+        }
+        let (dropped, expired) = self.take_from_list(retention, now);
+        if dropped.is_empty() {
+            return Ok(Vec::new());
+        }
+        // Before any file goes: a cursor on disk must not need what is gone, and one that expired
+        // must say so.
+        let saved = self.cursors.save(Lsn(self.synced_end.load(Ordering::Acquire)));
+        if let Err(error) = saved {
+            let mut segments = lock(&self.segments.segments);
+            for segment in dropped.into_iter().rev() {
+                segments.push_front(segment);
+            }
+            return Err(error);
+        }
+        for segment in &dropped {
+            self.remove_files(segment)?;
+        }
+        Ok(expired)
+    }
+
+    /// Decides, expires cursors and takes segments from the list in one step that cursors cannot
+    /// move in, so that no cursor moves back to what is about to go.
+    fn take_from_list(
+        &self,
+        retention: &Retention,
+        now: PgTime,
+    ) -> (Vec<Arc<Segment>>, Vec<Cursor>) {
+        let mut state = lock(&self.cursors.state);
+        let (sealed, active) = self.all_facts();
+        let Some(active) = active else { return (Vec::new(), Vec::new()) };
+        let claim = needed_after(&state).unwrap_or(Lsn::MAX);
+        let count = drop_count(&sealed, active, claim, retention, now);
+        let (dropped, start) = {
+            let mut segments = lock(&self.segments.segments);
+            let dropped: Vec<_> = segments.drain(..count).collect();
+            (dropped, segments.front().map_or(Lsn::ZERO, |segment| segment.start))
+        };
+        let mut expired = Vec::new();
+        if !dropped.is_empty() {
+            for cursor in state.by_name.values_mut() {
+                if cursor.expired.is_none() && cursor.applied.0 < start {
+                    cursor.expired = Some(start);
+                    expired.push(cursor.clone());
+                }
+            }
+            // Also when no cursor expired: those on disk may lag behind what is dropped now.
+            state.version += 1;
+        }
+        (dropped, expired)
+    }
+
+    /// The segment first, and durably: an entry must not outlive the spill it names.
+    fn remove_files(&self, segment: &Segment) -> Result<(), StoreError> {
+        fault::point("store.before-drop");
+        remove(&segment.path)?;
+        sync_dir(&self.dir)?;
+        let spills = std::mem::take(&mut lock(&segment.published).spills);
+        remove(&index_path(&segment.path))?;
+        for spill in spills {
+            lock(&self.spills).finished.remove(&spill);
+            remove(&spill_path(&self.dir, spill))?;
+        }
+        fault::point("store.after-drop");
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    fn facts(last: u64, newest: i64, bytes: u64) -> Facts {
+        Facts { last: Lsn(last), newest: Some(PgTime(newest)), bytes }
+    }
+
+    #[test]
+    fn only_what_all_cursors_applied_goes() {
+        let sealed = [facts(10, 0, 5), facts(20, 0, 5), facts(30, 0, 5)];
+        let active = facts(40, 0, 5);
+        let none = Retention::default();
+        for (needed, count) in [(0, 0), (9, 0), (10, 1), (29, 2), (30, 3), (u64::MAX, 3)] {
+            assert_eq!(drop_count(&sealed, active, Lsn(needed), &none, PgTime(0)), count);
+        }
+    }
+
+    #[test]
+    fn limits_override_claims_oldest_first() {
+        let sealed = [facts(10, 1_000_000, 5), facts(20, 2_000_000, 5), facts(30, 3_000_000, 5)];
+        let active = facts(40, 4_000_000, 5);
+        let bytes = Retention { bytes_max: Some(11), age_max: None };
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &bytes, PgTime(0)), 2);
+        let age = Retention { bytes_max: None, age_max: Some(Duration::from_secs(3)) };
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, PgTime(5_500_000)), 2);
+        // A clock that runs behind the publisher's drops nothing.
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, PgTime(-9)), 0);
+    }
+
+    #[test]
+    fn the_active_segment_is_rolled_only_when_that_helps() {
+        let none = Retention::default();
+        let roll = |active, total, needed, retention: &Retention| {
+            roll_first(active, total, Lsn(needed), retention, PgTime(0), 10)
+        };
+        assert!(!roll(facts(5, 0, 9), 9, 5, &none), "not worth the trouble");
+        assert!(roll(facts(5, 0, 10), 10, 5, &none));
+        assert!(!roll(facts(5, 0, 10), 10, 4, &none), "still needed");
+        assert!(!roll(Facts { newest: None, ..facts(5, 0, 99) }, 99, 5, &none), "empty");
+        let bytes = Retention { bytes_max: Some(40), age_max: None };
+        assert!(roll(facts(5, 0, 10), 41, 0, &bytes));
+        assert!(!roll(facts(5, 0, 9), 41, 0, &bytes), "the sealed ones are the bulk");
+    }
+}

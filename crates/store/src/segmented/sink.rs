@@ -1,0 +1,317 @@
+//! Writes blocks to one file: compresses, stages, preallocates, writes, syncs.
+
+use super::block::{Container, Content, HEADER_LEN, Header};
+use super::io_error;
+use crate::StoreError;
+use farshore_fault::unsynced::Tracked;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use zstd::zstd_safe::{self, CCtx, CParameter, InBuffer, OutBuffer, ResetDirective};
+
+/// Staged bytes are written out when they exceed this.
+const STAGED_MAX: usize = 1 << 20;
+/// A staging buffer larger than this is given back when it is empty.
+const STAGED_KEEP_MAX: usize = 2 << 20;
+/// Bytes of a large payload compressed or checksummed at a time.
+const LARGE_STEP: usize = 1 << 20;
+
+/// A reusable compression context.
+pub(crate) struct Compressor {
+    context: CCtx<'static>,
+}
+
+impl Compressor {
+    /// A context for `level`, or the error of an allocation that failed.
+    pub fn new(level: i32) -> Result<Compressor, std::io::Error> {
+        let mut context = CCtx::try_create().ok_or(std::io::ErrorKind::OutOfMemory)?;
+        context.set_parameter(CParameter::CompressionLevel(level)).map_err(zstd_error)?;
+        Ok(Compressor { context })
+    }
+}
+
+fn zstd_error(code: usize) -> std::io::Error {
+    std::io::Error::other(format!("zstd: {}", zstd_safe::get_error_name(code)))
+}
+
+/// A file that blocks are appended to. After an error it must not be used again: what an fsync
+/// did not cover may or may not be on disk.
+pub(crate) struct BlockSink {
+    file: File,
+    path: PathBuf,
+    container: Container,
+    /// Number of the next block.
+    sequence: u64,
+    /// Where the staged bytes will be written.
+    written: u64,
+    staged: Vec<u8>,
+    /// File bytes that an fsync has covered.
+    synced: u64,
+    /// Length the file has been given ahead of the data; equals `written` if never preallocated.
+    allocated: u64,
+    /// Bytes by which the file is lengthened; zero: not ahead.
+    allocate_step: u64,
+    tracked: Tracked,
+    #[cfg(test)]
+    fail_sync: std::sync::Arc<std::sync::atomic::AtomicBool>,
+}
+
+/// Where a sink starts.
+pub(crate) struct SinkStart {
+    pub container: Container,
+    pub sequence: u64,
+    /// End of the valid data in the file.
+    pub end: u64,
+    /// Bytes that are durable already.
+    pub synced: u64,
+    pub allocate_step: u64,
+}
+
+impl BlockSink {
+    pub fn new(file: File, path: &Path, start: SinkStart) -> BlockSink {
+        BlockSink {
+            tracked: Tracked::new(path, start.synced),
+            file,
+            path: path.to_owned(),
+            container: start.container,
+            sequence: start.sequence,
+            written: start.end,
+            staged: Vec::new(),
+            synced: start.synced,
+            allocated: start.end,
+            allocate_step: start.allocate_step,
+            #[cfg(test)]
+            fail_sync: std::sync::Arc::default(),
+        }
+    }
+
+    /// Lets a test make every sync fail.
+    #[cfg(test)]
+    pub fn failing_with(mut self, flag: &std::sync::Arc<std::sync::atomic::AtomicBool>) -> Self {
+        self.fail_sync = flag.clone();
+        self
+    }
+
+    /// File offset of the next block.
+    pub fn end(&self) -> u64 {
+        self.written + self.staged.len() as u64
+    }
+
+    fn header(&self, content: Content, zstd: bool, stored_len: usize, raw_len: usize) -> Header {
+        Header {
+            crc: 0,
+            zstd,
+            stored_len: stored_len as u32,
+            raw_len: raw_len as u32,
+            container: self.container,
+            sequence: self.sequence,
+            synced_to: self.synced,
+            content,
+        }
+    }
+
+    /// Appends a block of at most a few hundred KiB.
+    pub fn put(
+        &mut self,
+        compressor: &mut Compressor,
+        content: Content,
+        raw: &[u8],
+    ) -> Result<(), StoreError> {
+        let start = self.staged.len();
+        let payload = start + HEADER_LEN;
+        self.staged.resize(payload + zstd_safe::compress_bound(raw.len()), 0);
+        let compressed = compressor
+            .context
+            .compress2(&mut self.staged[payload..], raw)
+            .map_err(|code| io_error("compress for", &self.path)(zstd_error(code)))?;
+        let zstd = compressed < raw.len();
+        let stored_len = if zstd { compressed } else { raw.len() };
+        if !zstd {
+            self.staged[payload..payload + raw.len()].copy_from_slice(raw);
+        }
+        self.staged.truncate(payload + stored_len);
+        let crc = crc32c::crc32c(&self.staged[payload..]);
+        let header = self.header(content, zstd, stored_len, raw.len()).encode(crc);
+        self.staged[start..payload].copy_from_slice(&header);
+        self.sequence += 1;
+        if self.staged.len() > STAGED_MAX {
+            self.write_staged()?;
+        }
+        Ok(())
+    }
+
+    /// Appends a block whose raw payload is `prefix` and then `payload`, without a copy of either:
+    /// it is compressed piece by piece straight into the file, and written raw over that if it
+    /// turns out not to shrink.
+    pub fn put_large(
+        &mut self,
+        compressor: &mut Compressor,
+        content: Content,
+        prefix: &[u8],
+        payload: &[u8],
+    ) -> Result<(), StoreError> {
+        self.write_staged()?;
+        let raw_len = prefix.len() + payload.len();
+        let written = self.stream_compressed(compressor, prefix, payload, raw_len)?;
+        let (zstd, stored_len, crc) = match written {
+            Some((stored_len, crc)) => (true, stored_len, crc),
+            None => {
+                let mut at = self.written + HEADER_LEN as u64;
+                let mut crc = 0;
+                for piece in [prefix, payload].into_iter().flat_map(|part| part.chunks(LARGE_STEP))
+                {
+                    crc = crc32c::crc32c_append(crc, piece);
+                    self.write_at(piece, at)?;
+                    at += piece.len() as u64;
+                }
+                (false, raw_len, crc)
+            }
+        };
+        let header = self.header(content, zstd, stored_len, raw_len).encode(crc);
+        self.write_at(&header, self.written)?;
+        self.written += (HEADER_LEN + stored_len) as u64;
+        self.sequence += 1;
+        Ok(())
+    }
+
+    /// Stored length and checksum, or `None` if the frame would not be smaller than `raw_len`.
+    fn stream_compressed(
+        &mut self,
+        compressor: &mut Compressor,
+        prefix: &[u8],
+        payload: &[u8],
+        raw_len: usize,
+    ) -> Result<Option<(usize, u32)>, StoreError> {
+        use zstd_safe::zstd_sys::ZSTD_EndDirective::{ZSTD_e_continue, ZSTD_e_end};
+        let failed = |path: &Path, code| io_error("compress for", path)(zstd_error(code));
+        let context = &mut compressor.context;
+        context
+            .set_pledged_src_size(Some(raw_len as u64))
+            .map_err(|code| failed(&self.path, code))?;
+        let mut buffer = vec![0; LARGE_STEP];
+        let (mut stored_len, mut crc) = (0, 0);
+        for (part, end) in [(prefix, ZSTD_e_continue), (payload, ZSTD_e_end)] {
+            let mut input = InBuffer::around(part);
+            loop {
+                let mut output = OutBuffer::around(&mut buffer[..]);
+                let left = context
+                    .compress_stream2(&mut output, &mut input, end)
+                    .map_err(|code| failed(&self.path, code))?;
+                let len = output.pos();
+                if stored_len + len >= raw_len {
+                    context
+                        .reset(ResetDirective::SessionOnly)
+                        .map_err(|code| failed(&self.path, code))?;
+                    return Ok(None);
+                }
+                let at = self.written + (HEADER_LEN + stored_len) as u64;
+                let piece = &buffer[..len];
+                crc = crc32c::crc32c_append(crc, piece);
+                stored_len += len;
+                write_piece(
+                    &self.file,
+                    &self.path,
+                    &mut self.allocated,
+                    self.allocate_step,
+                    piece,
+                    at,
+                )?;
+                let part_done = match end {
+                    ZSTD_e_end => left == 0,
+                    _ => input.pos() == part.len(),
+                };
+                if part_done {
+                    break;
+                }
+            }
+        }
+        Ok(Some((stored_len, crc)))
+    }
+
+    fn write_at(&mut self, bytes: &[u8], at: u64) -> Result<(), StoreError> {
+        write_piece(&self.file, &self.path, &mut self.allocated, self.allocate_step, bytes, at)
+    }
+
+    /// Hands what is staged to the operating system.
+    pub fn write_staged(&mut self) -> Result<(), StoreError> {
+        if !self.staged.is_empty() {
+            let staged = std::mem::take(&mut self.staged);
+            self.write_at(&staged, self.written)?;
+            self.written += staged.len() as u64;
+            if staged.capacity() <= STAGED_KEEP_MAX {
+                self.staged = staged;
+                self.staged.clear();
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the staging buffer's memory back.
+    pub fn shrink(&mut self) {
+        self.staged.shrink_to_fit();
+    }
+
+    /// Appends bytes that are no block.
+    pub fn put_plain(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.staged.extend_from_slice(bytes);
+        self.write_staged()
+    }
+
+    /// Makes what was written durable. Never call it again after it failed: the kernel may have
+    /// dropped the dirty pages, and a second call would succeed without them.
+    pub fn sync(&mut self) -> Result<(), StoreError> {
+        #[cfg(test)]
+        if self.fail_sync.load(std::sync::atomic::Ordering::SeqCst) {
+            let error = std::io::Error::from_raw_os_error(libc::EIO);
+            return Err(io_error("sync", &self.path)(error));
+        }
+        self.file.sync_data().map_err(io_error("sync", &self.path))?;
+        self.synced = self.written;
+        self.tracked.synced(self.synced);
+        Ok(())
+    }
+
+    /// Cuts off what was preallocated and makes the length durable.
+    pub fn seal(&mut self) -> Result<(), StoreError> {
+        self.file.set_len(self.written).map_err(io_error("shorten", &self.path))?;
+        self.file.sync_all().map_err(io_error("sync", &self.path))?;
+        self.allocated = self.written;
+        self.synced = self.written;
+        self.tracked.synced(self.synced);
+        Ok(())
+    }
+}
+
+fn write_piece(
+    file: &File,
+    path: &Path,
+    allocated: &mut u64,
+    step: u64,
+    bytes: &[u8],
+    at: u64,
+) -> Result<(), StoreError> {
+    let end = at + bytes.len() as u64;
+    if step > 0 && end > *allocated {
+        // To the next multiple of the step, so that it is done rarely.
+        let target = end.div_ceil(step) * step;
+        preallocate(file, *allocated, target).map_err(io_error("reserve disk space for", path))?;
+        *allocated = target;
+    }
+    file.write_all_at(bytes, at).map_err(io_error("write", path))
+}
+
+/// Lengthens a file with blocks that read as zeros.
+fn preallocate(file: &File, from: u64, to: u64) -> Result<(), std::io::Error> {
+    loop {
+        // SAFETY: the descriptor is open as long as `file` is borrowed; no memory is passed.
+        let code = unsafe {
+            libc::posix_fallocate(file.as_raw_fd(), from as libc::off_t, (to - from) as libc::off_t)
+        };
+        match code {
+            0 => return Ok(()),
+            libc::EINTR => continue,
+            code => return Err(std::io::Error::from_raw_os_error(code)),
+        }
+    }
+}

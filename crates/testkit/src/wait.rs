@@ -1,0 +1,81 @@
+//! Bounded waiting for a condition that no event announces.
+
+use anyhow::{Result, bail};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How many lines of each log a timeout message shows.
+const LOG_LINES: usize = 15;
+
+/// Asks `probe` every 1 to 10 ms until it gives a value, for at most `timeout`.
+///
+/// # Errors
+/// What `probe` returns as an error ends the wait at once. On timeout the error names `what`, and
+/// shows the last lines of each file in `logs`.
+pub fn wait_until<T>(
+    what: &str,
+    timeout: Duration,
+    logs: &[&Path],
+    mut probe: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let begin = Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(value) = probe()? {
+            return Ok(value);
+        }
+        if begin.elapsed() >= timeout {
+            let tails: String = logs.iter().map(|path| log_tail(path, LOG_LINES)).collect();
+            bail!("timed out after {timeout:?} waiting for {what}{tails}");
+        }
+        std::thread::park_timeout(pause);
+        pause = (pause * 3 / 2).min(Duration::from_millis(10));
+    }
+}
+
+/// The last `lines` lines of a log file, under a heading that names the file. Never fails: what
+/// cannot be read is said in the text.
+pub fn log_tail(path: &Path, lines: usize) -> String {
+    const TAIL_BYTES_MAX: u64 = 32 * 1024;
+    let read = || -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(path)?;
+        let len = file.metadata()?.len();
+        file.seek(SeekFrom::Start(len.saturating_sub(TAIL_BYTES_MAX)))?;
+        let mut bytes = Vec::new();
+        file.take(TAIL_BYTES_MAX).read_to_end(&mut bytes)?;
+        Ok(bytes)
+    };
+    match read() {
+        Ok(bytes) => {
+            let text = String::from_utf8_lossy(&bytes);
+            let all: Vec<&str> = text.lines().collect();
+            let last = all[all.len().saturating_sub(lines)..].join("\n  ");
+            format!("\n-- last lines of {}:\n  {last}", path.display())
+        }
+        Err(error) => format!("\n-- {} cannot be read: {error}", path.display()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gives_the_value_and_on_timeout_the_log() {
+        let mut left = 3;
+        let got = wait_until("countdown", Duration::from_secs(5), &[], || {
+            left -= 1;
+            Ok((left == 0).then_some("done"))
+        });
+        assert_eq!(got.unwrap(), "done");
+
+        let log = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(log.path(), "first\nlast words\n").unwrap();
+        let error = wait_until::<()>("never", Duration::from_millis(5), &[log.path()], || Ok(None))
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains("waiting for never") && error.contains("last words"), "{error}");
+    }
+}
