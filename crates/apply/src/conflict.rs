@@ -44,7 +44,9 @@ pub fn readable_key(change: &Stored<'_>, relation: &Relation) -> String {
         .iter()
         .zip(tuple.values())
         .filter(|(column, _)| column.key || !keyed)
-        .map(|(column, value)| format!("{}={}", column.name, readable_value(value, column.type_oid)))
+        .map(|(column, value)| {
+            format!("{}={}", column.name, readable_value(value, column.type_oid))
+        })
         .collect();
     shown.join(", ")
 }

@@ -53,7 +53,9 @@ pub enum ApplyError {
     #[error("{0}")]
     NotYet(String),
     /// A stored change that cannot be read.
-    #[error("stored transaction at {position}: {what}. Nothing after it was applied; please report it")]
+    #[error(
+        "stored transaction at {position}: {what}. Nothing after it was applied; please report it"
+    )]
     Stored {
         /// Where.
         position: Lsn,

@@ -4,7 +4,9 @@ use crate::ApplyError;
 use bytes::Bytes;
 use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Durable, Lsn, Relation};
-use farshore_store::{Entry, EntryKind, Item, LogReader, LogStore, SpillId, SpillItem, SpillReader, StoreError};
+use farshore_store::{
+    Entry, EntryKind, Item, LogReader, LogStore, SpillId, SpillItem, SpillReader, StoreError,
+};
 use farshore_wire::pgoutput::stored;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

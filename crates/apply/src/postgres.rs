@@ -3,6 +3,7 @@
 pub mod initial_copy;
 pub mod pipeline;
 pub mod progress;
+pub mod resume;
 pub mod session;
 pub mod statements;
 pub mod writer;

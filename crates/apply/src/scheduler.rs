@@ -77,7 +77,9 @@ impl Scheduler {
     /// Takes one input.
     pub fn step(&mut self, input: Input) -> Decision {
         match input {
-            Input::Dry => Decision { commit_before: self.open.take().is_some(), ..Decision::default() },
+            Input::Dry => {
+                Decision { commit_before: self.open.take().is_some(), ..Decision::default() }
+            }
             Input::Transaction { commands, bytes } => {
                 let mut decision = Decision { apply: true, ..Decision::default() };
                 // A transaction that is large by itself does not hold back those before it.
@@ -161,9 +163,8 @@ mod tests {
             (state >> 33) % bound
         };
         for _ in 0..200 {
-            let inputs: Vec<_> = (0..100)
-                .map(|_| (next(4) > 0).then(|| (next(12), next(1200))))
-                .collect();
+            let inputs: Vec<_> =
+                (0..100).map(|_| (next(4) > 0).then(|| (next(12), next(1200)))).collect();
             let applied: Vec<usize> = groups(LIMITS, &inputs).concat();
             let wanted: Vec<usize> =
                 inputs.iter().enumerate().filter(|(_, i)| i.is_some()).map(|(n, _)| n).collect();

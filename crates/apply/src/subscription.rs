@@ -217,6 +217,7 @@ impl Subscription {
             subscription: name,
             spec: &self.source,
             target: &self.spec.target,
+            store: &self.store,
             settings: self.spec.copy,
             status: &self.status,
         };
@@ -230,8 +231,7 @@ impl Subscription {
             Some(progress) if progress.state != state::COPYING => progress.applied,
             Some(_) | None => oldest,
         };
-        let applied =
-            if fault::defect("snapshot-row-also-streamed") { pinned.0 } else { applied };
+        let applied = if fault::defect("snapshot-row-also-streamed") { pinned.0 } else { applied };
         let word = if applied >= newest || fault::defect("snapshot-row-also-streamed") {
             state::STREAMING
         } else {
@@ -350,8 +350,7 @@ impl Streaming<'_> {
             // Unknown, and large: it stands alone.
             Body::Spilled(_) => u64::MAX,
         };
-        let decision =
-            self.scheduler.step(Input::Transaction { commands: header.commands, bytes });
+        let decision = self.scheduler.step(Input::Transaction { commands: header.commands, bytes });
         if decision.commit_before {
             self.commit_open().await?;
         }
@@ -406,13 +405,16 @@ impl Streaming<'_> {
     }
 
     async fn commit_group(&mut self) -> Result<(), ApplyError> {
-        if self.scheduler.step(Input::Dry).commit_before { self.commit_open().await } else { Ok(()) }
+        if self.scheduler.step(Input::Dry).commit_before {
+            self.commit_open().await
+        } else {
+            Ok(())
+        }
     }
 
     async fn commit_open(&mut self) -> Result<(), ApplyError> {
         let to = self.seen;
-        let state =
-            if to >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP };
+        let state = if to >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP };
         self.writer.commit(self.sent, to, state).await?;
         // The group before this one has been answered by now.
         self.acknowledge()?;

@@ -18,7 +18,9 @@ pub enum CaptureError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// A message that this build cannot read: never skipped.
-    #[error("publisher {server} sent a message that cannot be decoded near {near}: {error}. Nothing after this position was taken; please report it")]
+    #[error(
+        "publisher {server} sent a message that cannot be decoded near {near}: {error}. Nothing after this position was taken; please report it"
+    )]
     Decode {
         /// Redacted address.
         server: String,

@@ -19,4 +19,4 @@ pub mod slot;
 pub mod snapshot;
 
 pub use error::CaptureError;
-pub use reader::{CaptureStatus, Capture};
+pub use reader::{Capture, CaptureStatus};

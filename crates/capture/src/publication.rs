@@ -131,6 +131,9 @@ pub struct PublishedTable {
     pub columns: Vec<(String, u32)>,
     /// Row filter as SQL, if any.
     pub row_filter: Option<String>,
+    /// The file the table is kept in: another one after anything that rewrites or empties it
+    /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). Zero for a partitioned table.
+    pub file_node: u32,
     /// Blocks in the main fork.
     pub blocks: u64,
     /// Bytes with TOAST and without indexes.
@@ -170,7 +173,10 @@ impl PublicationSpec {
     }
 
     /// Tables that the patterns name on the publisher now, in name order.
-    pub async fn expand_tables(&self, sql: &mut Connection) -> Result<Vec<TableName>, CaptureError> {
+    pub async fn expand_tables(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<TableName>, CaptureError> {
         let rows = sql
             .query(
                 "SELECT n.nspname, c.relname, c.relispartition FROM pg_class c \
@@ -298,7 +304,7 @@ impl PublicationSpec {
             "SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
                pg_relation_size(c.oid) / current_setting('block_size')::int, \
                pg_table_size(c.oid), a.attname, a.atttypid, \
-               {BINARY_SAFE} \
+               {BINARY_SAFE}, coalesce(pg_relation_filenode(c.oid), 0) \
              FROM pg_publication_tables p \
              JOIN pg_namespace n ON n.nspname = p.schemaname \
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
@@ -328,6 +334,7 @@ impl PublicationSpec {
                     columns: Vec::new(),
                     row_filter: row.get(3).map(str::to_owned),
                     partitioned: row.get(4) == Some("t"),
+                    file_node: row.parse(10).map_err(parse)?,
                     blocks: row.parse(5).map_err(parse)?,
                     bytes: row.parse(6).map_err(parse)?,
                     binary_safe: true,

@@ -85,6 +85,7 @@ impl Capture {
             acknowledged: Durable(Lsn::ZERO),
             acknowledged_at: Instant::now(),
             watermark_at: Instant::now(),
+            quiet_at: None,
             nudge: Nudge::start(self.spec.clone(), sql, start),
             wire_bytes: 0,
         };
@@ -132,10 +133,8 @@ async fn check_wal_level(
     spec: &PublicationSpec,
     sql: &mut farshore_pg::Connection,
 ) -> Result<(), CaptureError> {
-    let rows = sql
-        .query("SHOW wal_level", &[])
-        .await
-        .map_err(|error| spec.publisher_error(error))?;
+    let rows =
+        sql.query("SHOW wal_level", &[]).await.map_err(|error| spec.publisher_error(error))?;
     let level = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
     if level == "logical" {
         return Ok(());
@@ -157,6 +156,8 @@ struct Session<'a> {
     acknowledged: Durable,
     acknowledged_at: Instant,
     watermark_at: Instant,
+    /// Where the publisher said that everything before has been sent, when nothing came after.
+    quiet_at: Option<Lsn>,
     nudge: Nudge,
     wire_bytes: u64,
 }
@@ -198,6 +199,9 @@ impl Session<'_> {
                     if self.capture.store.failure().is_some() {
                         return Err(self.store_failure());
                     }
+                    if self.watermark_at.elapsed() >= WATERMARK_EVERY {
+                        self.follow_quiet_log().await?;
+                    }
                     if self.acknowledged_at.elapsed() >= STATUS_EVERY {
                         self.acknowledge().await?;
                     }
@@ -213,10 +217,8 @@ impl Session<'_> {
                         if self.assembler.bytes_waiting() >= BATCH_BYTES {
                             self.append().await?;
                         }
-                        next = self
-                            .stream
-                            .try_next()
-                            .map_err(|error| self.publisher_error(error))?;
+                        next =
+                            self.stream.try_next().map_err(|error| self.publisher_error(error))?;
                         // A stream that never pauses must not keep the acknowledgement back.
                         if self.acknowledged_at.elapsed() >= ACKNOWLEDGE_EVERY {
                             self.acknowledge_if_moved().await?;
@@ -231,10 +233,11 @@ impl Session<'_> {
     async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
         match message {
             StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
+                self.quiet_at = None;
                 self.wire_bytes += data.len() as u64;
-                self.assembler.message(&data).map_err(|error| {
-                    error.at(self.capture.spec.source.redacted(), wal_start)
-                })?;
+                self.assembler
+                    .message(&data)
+                    .map_err(|error| error.at(self.capture.spec.source.redacted(), wal_start))?;
                 self.nudge.reached(wal_end.max(wal_start));
             }
             StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
@@ -242,21 +245,26 @@ impl Session<'_> {
                 self.capture.set_status(|status| {
                     status.publisher_end = status.publisher_end.max(wal_end);
                 });
-                // Everything before `wal_end` has been sent to us, so when nothing of it waits
-                // here the slot may follow: an idle database must not hold its log back.
-                let due = reply_requested || self.watermark_at.elapsed() >= WATERMARK_EVERY;
-                if due && !self.assembler.in_transaction() {
-                    self.assembler.watermark(wal_end);
-                    self.append().await?;
-                    self.watermark_at = Instant::now();
-                    if reply_requested {
-                        self.wait_durable(self.assembler.last_position()).await?;
-                    }
-                }
+                self.quiet_at = (!self.assembler.in_transaction()).then_some(wal_end);
                 if reply_requested {
+                    self.follow_quiet_log().await?;
+                    self.wait_durable(self.assembler.last_position()).await?;
                     self.acknowledge().await?;
+                } else if self.watermark_at.elapsed() >= WATERMARK_EVERY {
+                    self.follow_quiet_log().await?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// Everything before the last keepalive's position has been sent to us, so when nothing of it
+    /// waits here the store, and with it the slot, may follow: an idle database must not hold its
+    /// log back.
+    async fn follow_quiet_log(&mut self) -> Result<(), CaptureError> {
+        if let Some(position) = self.quiet_at.take() {
+            self.assembler.watermark(position);
+            self.append().await?;
         }
         Ok(())
     }
@@ -343,10 +351,8 @@ impl Nudge {
         let task = tokio::spawn(async move {
             let mut nudged_at = start;
             let mut complained: Option<PgTime> = None;
-            while let Ok(at) = watched
-                .wait_for(|at| at.bytes_since(nudged_at) >= NUDGE_BYTES)
-                .await
-                .map(|at| *at)
+            while let Ok(at) =
+                watched.wait_for(|at| at.bytes_since(nudged_at) >= NUDGE_BYTES).await.map(|at| *at)
             {
                 nudged_at = at;
                 let Err(error) = slot::nudge(&spec, &mut sql).await else { continue };

@@ -156,11 +156,7 @@ async fn slot_row(
 }
 
 /// A slot that can feed this publication; returns what it has been told.
-fn check_slot(
-    spec: &PublicationSpec,
-    slot: &str,
-    row: &SlotRow,
-) -> Result<Lsn, CaptureError> {
+fn check_slot(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> Result<Lsn, CaptureError> {
     let name = &spec.name;
     let setup = |what: String| Err(CaptureError::Setup(what));
     if row.plugin.as_deref() != Some("pgoutput") {
@@ -233,7 +229,9 @@ pub async fn nudge(spec: &PublicationSpec, sql: &mut Connection) -> Result<(), f
         .await;
     sql.simple_query("SET statement_timeout = 0").await?;
     match created {
-        Ok(_) => sql.simple_query(&format!("SELECT pg_drop_replication_slot({name})")).await.map(drop),
+        Ok(_) => {
+            sql.simple_query(&format!("SELECT pg_drop_replication_slot({name})")).await.map(drop)
+        }
         // Cancelled while it waited: the record is written, and the slot is gone with the error.
         Err(error) if error.sqlstate() == Some("57014") => Ok(()),
         Err(error) => Err(error),

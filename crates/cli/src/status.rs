@@ -30,7 +30,10 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
             Ok(Some(report)) => (report, true),
             Ok(None) => (site::offline_report(&config), false),
             Err(error) => {
-                eprintln!("farshore: cannot ask the node in {}: {error}", config.data_dir.display());
+                eprintln!(
+                    "farshore: cannot ask the node in {}: {error}",
+                    config.data_dir.display()
+                );
                 return ExitCode::FAILURE;
             }
         };

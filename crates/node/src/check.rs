@@ -1,8 +1,8 @@
 //! Preflight: what will not work, on which object, and what to do, before anything starts.
 
 use crate::config::{Publication, SiteConfig, Subscription};
-use farshore_apply::postgres::statements::{check_columns, target_columns};
 use farshore_apply::postgres::session::Session;
+use farshore_apply::postgres::statements::{check_columns, target_columns};
 use farshore_capture::publication::TableName;
 use farshore_pg::{Connection, Mode};
 use serde::Serialize;

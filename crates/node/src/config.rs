@@ -149,8 +149,8 @@ fn check_name(name: &str) -> Result<(), String> {
 
 fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publication, String> {
     check_name(name)?;
-    let source = farshore_pg::Config::parse(&typed.source)
-        .map_err(|error| format!("source: {error}"))?;
+    let source =
+        farshore_pg::Config::parse(&typed.source).map_err(|error| format!("source: {error}"))?;
     if typed.tables.is_empty() && typed.adopt_publication.is_none() {
         return Err("tables: name at least one table, schema.* or *.*".to_owned());
     }
@@ -167,10 +167,8 @@ fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publicat
     let mut articles = BTreeMap::new();
     for (table, article) in typed.article {
         let table = TableName::parse(&table).map_err(|what| format!("article: {what}"))?;
-        articles.insert(
-            table,
-            Article { columns: article.columns, row_filter: article.row_filter },
-        );
+        articles
+            .insert(table, Article { columns: article.columns, row_filter: article.row_filter });
     }
     let age_max = match typed.retention_age {
         None => None,
@@ -215,8 +213,8 @@ fn resolve_subscription(
             known.join(", ")
         ));
     }
-    let target = farshore_pg::Config::parse(&typed.target)
-        .map_err(|error| format!("target: {error}"))?;
+    let target =
+        farshore_pg::Config::parse(&typed.target).map_err(|error| format!("target: {error}"))?;
     let mut copy = CopySettings::default();
     if let Some(workers) = typed.copy_workers {
         if !(1..=64).contains(&workers) {

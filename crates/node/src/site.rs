@@ -164,9 +164,8 @@ impl Site {
         // An agent that stopped for good must not end the node: the others go on, and `status`
         // tells.
         let _ = stopping.wait_for(|stop| *stop).await;
-        let finished = tokio::time::timeout(STOP_MAX, async {
-            while agents.join_next().await.is_some() {}
-        });
+        let finished =
+            tokio::time::timeout(STOP_MAX, async { while agents.join_next().await.is_some() {} });
         if finished.await.is_err() {
             tracing::warn!("some agents did not stop within {STOP_MAX:?}; ending them");
         }
@@ -196,7 +195,9 @@ impl Site {
                                 );
                             }
                         }
-                        Err(error) => tracing::warn!(publication = %agent.name, "retention: {error}"),
+                        Err(error) => {
+                            tracing::warn!(publication = %agent.name, "retention: {error}")
+                        }
                     }
                 }
             });
@@ -399,4 +400,3 @@ pub fn offline_report(config: &config::SiteConfig) -> SiteReport {
         ..SiteReport::default()
     }
 }
-

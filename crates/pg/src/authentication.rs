@@ -47,8 +47,7 @@ pub(crate) async fn authenticate(
     credentials: &Credentials<'_>,
 ) -> Result<(), Refusal> {
     let server = transport.server.clone();
-    let failed =
-        |reason: String| Error::Auth { server: server.clone(), reason, refusal: None };
+    let failed = |reason: String| Error::Auth { server: server.clone(), reason, refusal: None };
     let bind_required = credentials.config.channel_binding == ChannelBinding::Require;
     let mut unasked = true;
     let mut bound = false;
@@ -166,13 +165,13 @@ struct Choice {
 fn choose(mechanisms: &[String], credentials: &Credentials<'_>) -> Result<Choice, String> {
     let offers = |name: &str| mechanisms.iter().any(|mechanism| mechanism == name);
     let wanted = credentials.config.channel_binding;
-    let end_point =
-        credentials.end_point.as_ref().filter(|_| wanted != ChannelBinding::Disable);
+    let end_point = credentials.end_point.as_ref().filter(|_| wanted != ChannelBinding::Disable);
     if offers(sasl::SCRAM_SHA_256_PLUS)
-        && let Some(hash) = end_point {
-            let binding = sasl::ChannelBinding::tls_server_end_point(hash.clone());
-            return Ok(Choice { mechanism: sasl::SCRAM_SHA_256_PLUS, binding });
-        }
+        && let Some(hash) = end_point
+    {
+        let binding = sasl::ChannelBinding::tls_server_end_point(hash.clone());
+        return Ok(Choice { mechanism: sasl::SCRAM_SHA_256_PLUS, binding });
+    }
     if wanted == ChannelBinding::Require {
         return Err(if credentials.encrypted {
             "channel_binding=require, but the server does not offer SCRAM-SHA-256-PLUS, or its \

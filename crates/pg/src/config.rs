@@ -201,7 +201,11 @@ impl Config {
         let mut keywords = conninfo::parse(text)?;
         let service = keywords.get("service").map(str::to_owned);
         if let Some(service) = service.or_else(|| environment.variable("PGSERVICE")) {
-            keywords.fill_from(service_file::find(&service, keywords.get("servicefile"), environment)?);
+            keywords.fill_from(service_file::find(
+                &service,
+                keywords.get("servicefile"),
+                environment,
+            )?);
         }
         keywords.fill_from(environment.keywords()?);
         keywords.resolve(environment)

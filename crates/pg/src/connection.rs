@@ -6,6 +6,7 @@ use bytes::{Bytes, BytesMut};
 use farshore_wire::backend::{Message, ServerError, TransactionStatus};
 use farshore_wire::frontend;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,6 @@ pub enum Mode {
 }
 
 /// What it takes to address the session from elsewhere.
-#[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) config: Config,
     pub(crate) host: Host,
@@ -29,6 +29,17 @@ pub(crate) struct Session {
     pub(crate) encrypted: bool,
     pub(crate) process_id: i32,
     pub(crate) secret_key: Bytes,
+}
+
+/// Without the key: whoever has it can cancel the session's statements.
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("server", &self.config.redacted_host(&self.host))
+            .field("process_id", &self.process_id)
+            .field("encrypted", &self.encrypted)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What an operation whose future was dropped has left on the wire.
@@ -48,7 +59,6 @@ pub(crate) enum Unfinished {
 /// The methods that ask and wait for the answer ([`Connection::query`] and its like) may be
 /// dropped at any await: the next one first takes in what the dropped one left. They must not be
 /// called while a pipeline of the caller's own ([`Connection::out`]) still has answers under way.
-#[derive(Debug)]
 pub struct Connection {
     pub(crate) transport: Transport,
     session: Arc<Session>,
@@ -56,6 +66,18 @@ pub struct Connection {
     server_version: u32,
     status: TransactionStatus,
     pub(crate) unfinished: Unfinished,
+}
+
+/// Without what waits in the buffers: it can be large, and it is the user's data.
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection")
+            .field("session", &self.session)
+            .field("server_version", &self.server_version)
+            .field("status", &self.status)
+            .field("unfinished", &self.unfinished)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How long a server may take to answer a goodbye.
@@ -262,9 +284,10 @@ impl Connection {
     /// Takes in the rest of a failed operation and gives its error; a fatal one has no rest.
     pub(crate) async fn fail(&mut self, error: Box<ServerError>) -> Error {
         if !error.is_fatal()
-            && let Err(lost) = self.receive_ready().await {
-                return lost;
-            }
+            && let Err(lost) = self.receive_ready().await
+        {
+            return lost;
+        }
         Error::Server(error)
     }
 
@@ -306,8 +329,7 @@ impl Connection {
 
 /// `15.18 (Debian …)`, `18beta1`, `9.6.3` as `server_version_num` has it.
 fn version_number(text: &str) -> Option<u32> {
-    let numbers: String =
-        text.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    let numbers: String = text.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
     let mut parts = numbers.split('.').filter(|part| !part.is_empty()).map(str::parse::<u32>);
     let major = parts.next()?.ok().filter(|major| *major < 10_000)?;
     let minor = parts.next().unwrap_or(Ok(0)).ok().filter(|minor| *minor < 10_000)?;

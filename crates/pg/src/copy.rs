@@ -1,5 +1,5 @@
-use crate::connection::{Connection, Unfinished};
 use crate::Error;
+use crate::connection::{Connection, Unfinished};
 use bytes::Bytes;
 use farshore_wire::backend::{CommandTag, CopyFormat, Message};
 use farshore_wire::frontend;
@@ -39,9 +39,7 @@ impl Connection {
         self.encode(|out| frontend::query(out, sql))?;
         self.unfinished = Unfinished::Answer;
         match self.receive().await? {
-            Message::CopyOutResponse(format) => {
-                Ok(CopyOut { connection: self, format, tag: None })
-            }
+            Message::CopyOutResponse(format) => Ok(CopyOut { connection: self, format, tag: None }),
             Message::ErrorResponse(error) => Err(self.fail(error).await),
             Message::CopyInResponse(_) => {
                 self.refuse_copy_in()?;
@@ -102,8 +100,9 @@ impl CopyOut<'_> {
         &self.format
     }
 
-    /// The next piece of data: for text and binary COPY, one row. `None` is the end, and the
-    /// server has confirmed that it is complete. Cancel-safe.
+    /// The next piece of data, as the server cut it: usually a row, but a binary COPY's header
+    /// comes with the first one. `None` is the end, and the server has confirmed that it is
+    /// complete. Cancel-safe.
     ///
     /// The piece is a slice of a larger read buffer: copy what is kept for long.
     ///

@@ -1,5 +1,5 @@
-use crate::connection::{Connection, Unfinished};
 use crate::Error;
+use crate::connection::{Connection, Unfinished};
 use farshore_wire::backend::{CommandTag, DataRow, Field, Message};
 use farshore_wire::frontend::{self, Bind, Format, Target};
 use std::fmt::Display;
@@ -177,11 +177,7 @@ impl Connection {
     ///
     /// # Errors
     /// As [`Connection::query`].
-    pub async fn execute(
-        &mut self,
-        sql: &str,
-        parameters: &[Option<&str>],
-    ) -> Result<u64, Error> {
+    pub async fn execute(&mut self, sql: &str, parameters: &[Option<&str>]) -> Result<u64, Error> {
         let (_, tag) = self.extended(sql, parameters).await?;
         Ok(tag.and_then(|tag| tag.rows()).unwrap_or(0))
     }

@@ -15,7 +15,6 @@ pub(crate) const KEPT_BYTES_MAX: usize = 1 << 20;
 /// What has been read from the socket and not yet taken out as frames.
 ///
 /// Grows only by what has really arrived, never by what a length word announces.
-#[derive(Debug)]
 pub(crate) struct ReadBuffer {
     bytes: BytesMut,
     /// Size of the allocation that `bytes` is the tail of; `bytes.capacity()` forgets what frames

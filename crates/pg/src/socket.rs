@@ -39,7 +39,6 @@ impl Endpoint {
 }
 
 /// An established byte stream to a server.
-#[derive(Debug)]
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),

@@ -1,12 +1,12 @@
 //! From a [`Config`] to a session: hosts, sockets, TLS, authentication, in that order.
 
+use crate::Error;
 use crate::authentication::{Credentials, Refusal, authenticate, refused};
 use crate::config::{Config, Host, SslMode, TargetSession};
 use crate::connection::{Connection, Mode, Session};
 use crate::socket::{Endpoint, Socket, connect_tcp};
 use crate::tls;
 use crate::transport::Transport;
-use crate::Error;
 use bytes::BytesMut;
 use farshore_wire::backend::Message;
 use farshore_wire::frontend;
@@ -66,9 +66,9 @@ async fn within<T>(
     work: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
     let after = config.connect_timeout;
-    tokio::time::timeout(after, work).await.unwrap_or_else(|_| {
-        Err(Error::Timeout { what: format!("connecting to {server}"), after })
-    })
+    tokio::time::timeout(after, work)
+        .await
+        .unwrap_or_else(|_| Err(Error::Timeout { what: format!("connecting to {server}"), after }))
 }
 
 async fn connect_endpoint(
@@ -107,9 +107,8 @@ pub(crate) async fn open(
     encryption: Encryption,
 ) -> Result<Opened, Refusal> {
     let server = config.redacted_host(host);
-    let unreachable = |source: io::Error| {
-        Refusal::from(Error::Connect { server: server.clone(), source })
-    };
+    let unreachable =
+        |source: io::Error| Refusal::from(Error::Connect { server: server.clone(), source });
     let address = match endpoint {
         Endpoint::Unix(path) => {
             let stream = UnixStream::connect(path).await.map_err(|error| {
@@ -167,8 +166,7 @@ async fn start_session(
     mode: Mode,
     encryption: Encryption,
 ) -> Result<Connection, Refusal> {
-    let Opened { socket, encrypted, end_point } =
-        open(config, host, endpoint, encryption).await?;
+    let Opened { socket, encrypted, end_point } = open(config, host, endpoint, encryption).await?;
     let server = config.redacted_host(host);
     let mut transport = Transport::new(server.clone(), socket);
 

@@ -37,12 +37,12 @@ pub(crate) async fn handshake(
     let failed = |reason: String| Error::Tls { server: server.to_owned(), reason };
     let client = client_config(config).map_err(failed)?;
     let name = server_name(config, host, &tcp).map_err(failed)?;
-    let stream = TlsConnector::from(Arc::new(client)).connect(name, tcp).await.map_err(|error| {
-        match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
+    let stream = TlsConnector::from(Arc::new(client)).connect(name, tcp).await.map_err(
+        |error| match error.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>()) {
             Some(tls) => failed(explained(tls, config, host)),
             None => Error::Io { server: server.to_owned(), source: error },
-        }
-    })?;
+        },
+    )?;
     let certificates = stream.get_ref().1.peer_certificates().unwrap_or_default();
     let end_point = certificates.first().and_then(|leaf| end_point::hash(leaf));
     Ok(Established { stream, end_point })
@@ -124,9 +124,8 @@ fn client_config(config: &Config) -> Result<ClientConfig, String> {
 
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let failed = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
-    let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
-        .map_err(|e| failed(&e))?;
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(|e| failed(&e))?;
     if certificates.is_empty() {
         return Err(failed(&"no certificate in PEM form"));
     }

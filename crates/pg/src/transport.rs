@@ -12,7 +12,6 @@ use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// A socket and what waits on either side of it. All state lives here, none in the futures, so
 /// every future that this hands out may be dropped and made again.
-#[derive(Debug)]
 pub(crate) struct Transport {
     /// For messages.
     pub(crate) server: String,

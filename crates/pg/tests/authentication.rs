@@ -27,7 +27,8 @@ async fn passwords_are_accepted_and_wrong_ones_explained() {
         )
         .await
         .unwrap();
-    for (user, password) in [("scram_user", "pä ss"), ("md5_user", "five"), ("plain_user", "in clear")]
+    for (user, password) in
+        [("scram_user", "pä ss"), ("md5_user", "five"), ("plain_user", "in clear")]
     {
         let at = format!("host=127.0.0.1 port={port} user={user} dbname=postgres");
         let config = cluster.parse(&format!("{at} password='{password}'"));
@@ -116,7 +117,8 @@ async fn the_first_host_that_answers_is_taken() {
     assert_eq!(connection.parameter("DateStyle"), Some("ISO, MDY"));
 
     let standby = config.to_string();
-    let standby = cluster.parse(&format!("{standby}?target_session_attrs=standby&connect_timeout=1"));
+    let standby =
+        cluster.parse(&format!("{standby}?target_session_attrs=standby&connect_timeout=1"));
     let error = Connection::connect(&standby, Mode::Sql).await.unwrap_err();
     assert!(error.is_transient() && error.to_string().contains("writable primary"), "{error}");
 

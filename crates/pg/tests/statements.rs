@@ -7,7 +7,7 @@ use cluster::Cluster;
 use farshore_pg::{Connection, Error, Mode, TransactionStatus, quote_literal};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, Bind, Format, Target};
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 #[tokio::test]
@@ -132,13 +132,12 @@ async fn copies_a_hundred_thousand_rows_in_binary() {
         .copy_out("COPY (SELECT * FROM t ORDER BY id) TO STDOUT (FORMAT binary)")
         .await
         .unwrap();
-    let (mut rows, mut bytes) = (0, 0);
+    let mut bytes = 0;
     while let Some(data) = copy.next().await.unwrap() {
-        rows += u32::from(data.starts_with(b"\0\x02"));
         bytes += data.len();
     }
     assert_eq!(copy.finish().await.unwrap(), u64::from(ROWS));
-    assert_eq!((rows, bytes), (ROWS, 19 + ROWS as usize * 54 + 2));
+    assert_eq!(bytes, 19 + ROWS as usize * 54 + 2);
 
     // One value of 20 MB, in one send and out in one message.
     let mut copy = connection.copy_in("COPY big FROM STDIN (FORMAT binary)").await.unwrap();
@@ -262,5 +261,4 @@ fn futures_can_move_between_threads() {
     is_send(|c| c.receive());
     is_send(|c| c.flush());
     is_send(|c| async { c.copy_in("").await?.send(b"").await });
-    let _: Poll<()> = Poll::Pending;
 }

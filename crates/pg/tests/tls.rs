@@ -47,10 +47,17 @@ async fn sslmodes_check_what_they_promise() {
         "hostssl all scram_user 127.0.0.1/32 scram-sha-256",
         "hostssl all postgres 127.0.0.1/32 trust",
     ];
-    let settings =
-        ["ssl=on", "ssl_cert_file='server.crt'", "ssl_key_file='server.key'", "ssl_ca_file='ca.crt'"];
-    let files =
-        [("server.crt", &*server_certificate), ("server.key", &*server_key), ("ca.crt", &*ours.pem)];
+    let settings = [
+        "ssl=on",
+        "ssl_cert_file='server.crt'",
+        "ssl_key_file='server.key'",
+        "ssl_ca_file='ca.crt'",
+    ];
+    let files = [
+        ("server.crt", &*server_certificate),
+        ("server.key", &*server_key),
+        ("ca.crt", &*ours.pem),
+    ];
     let Some(cluster) = Cluster::start_with_files(&hba, &settings, &files) else { return };
     let mut admin = cluster.connect().await;
     admin
@@ -78,7 +85,8 @@ async fn sslmodes_check_what_they_promise() {
         Connection::connect(&config, Mode::Sql).await
     };
     let encrypted = async |host: &str, user: &str, rest: &str| {
-        let mut connection = connect(host, user, rest).await.unwrap_or_else(|e| panic!("{rest}: {e}"));
+        let mut connection =
+            connect(host, user, rest).await.unwrap_or_else(|e| panic!("{rest}: {e}"));
         let rows = connection
             .query("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()", &[])
             .await

@@ -25,9 +25,12 @@ pub trait Instance {
 /// Makes a new empty store with small segments (a few KiB).
 pub type Make<'a> = &'a dyn Fn() -> Box<dyn Instance>;
 
+/// A test of the suite.
+pub type Test = fn(Make<'_>);
+
 /// Runs every test of the suite, each on a store of its own, printing its name.
 pub fn run_all(make: Make<'_>) {
-    let tests: &[(&str, fn(Make<'_>))] = &[
+    let tests: &[(&str, Test)] = &[
         ("what_is_appended_is_read", what_is_appended_is_read),
         ("reading_starts_anywhere", reading_starts_anywhere),
         ("definitions_come_before_use", definitions_come_before_use),

@@ -28,10 +28,12 @@ pub mod wait;
 /// The seed of a randomised test: the environment variable `FARSHORE_SEED`, else from the clock.
 /// Print it, so that a failure can be replayed.
 pub fn seed() -> u64 {
-    match std::env::var("FARSHORE_SEED").ok().map(|text| text.parse()) {
-        Some(Ok(seed)) => seed,
-        Some(Err(_)) | None => std::time::SystemTime::now()
-            .duration_since(std::time::UNIX_EPOCH)
-            .map_or(0, |since| since.as_nanos() as u64 % 1_000_000_000),
+    if let Ok(text) = std::env::var("FARSHORE_SEED") {
+        match text.parse() {
+            Ok(seed) => return seed,
+            Err(_) => eprintln!("FARSHORE_SEED={text} is no number: taking one from the clock"),
+        }
     }
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_nanos() as u64 % 1_000_000_000)
 }

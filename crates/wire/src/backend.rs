@@ -10,9 +10,7 @@ mod server_error;
 
 pub use crate::frontend::Format;
 pub use fields::{DataRow, Field, Values};
-pub use message::{
-    Authentication, CommandTag, CopyFormat, Message, TransactionStatus, decode,
-};
+pub use message::{Authentication, CommandTag, CopyFormat, Message, TransactionStatus, decode};
 pub use server_error::ServerError;
 
 use bytes::{Buf, Bytes, BytesMut};

@@ -500,14 +500,8 @@ mod tests {
             encoded(|o| parse(o, "s", "q", &[23]).unwrap()),
             b"P\0\0\0\x0es\0q\0\0\x01\0\0\0\x17"
         );
-        assert_eq!(
-            encoded(|o| describe(o, Target::Portal("p")).unwrap()),
-            b"D\0\0\0\x07Pp\0"
-        );
-        assert_eq!(
-            encoded(|o| close(o, Target::Statement("s")).unwrap()),
-            b"C\0\0\0\x07Ss\0"
-        );
+        assert_eq!(encoded(|o| describe(o, Target::Portal("p")).unwrap()), b"D\0\0\0\x07Pp\0");
+        assert_eq!(encoded(|o| close(o, Target::Statement("s")).unwrap()), b"C\0\0\0\x07Ss\0");
         assert_eq!(encoded(|o| execute(o, "", 9).unwrap()), b"E\0\0\0\x09\0\0\0\0\x09");
         assert_eq!(encoded(flush), b"H\0\0\0\x04");
         assert_eq!(encoded(sync), b"S\0\0\0\x04");

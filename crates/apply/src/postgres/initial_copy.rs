@@ -2,21 +2,25 @@
 //!
 //! Tables are cut into block ranges, and each range is one target transaction that holds its rows
 //! and its row in `farshore.range_copy`. Nothing that was committed is copied again after a crash:
-//! finished tables stay at the consistent point they were copied at, and an unfinished one is
-//! brought to a new point by [`crate::postgres::resume`].
+//! finished tables stay at the consistent point they were copied at, and an unfinished one goes on
+//! at a new point ([`crate::postgres::resume`]).
 
 use crate::ApplyError;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
+use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::session::Session;
-use crate::postgres::statements::{check_columns, target_columns};
+use crate::postgres::statements::{FIRST_USER_OID, check_columns, target_columns};
 use crate::status::{SubscriptionStatus, TableCopy};
-use farshore_capture::publication::{PublicationSpec, PublishedTable};
-use farshore_capture::snapshot::{BlockRange, CopyFormat, ExportedSnapshot, cut_into_ranges};
+use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_capture::snapshot::{
+    BlockRange, CopyFormat, ExportedSnapshot, SnapshotConnection, cut_into_ranges, ranges_left,
+};
 use farshore_fault as fault;
 use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::Config;
+use farshore_store::LogStore;
 use futures_util::future::try_join_all;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -44,6 +48,8 @@ pub struct InitialCopy<'a> {
     pub spec: &'a PublicationSpec,
     /// Where they go.
     pub target: &'a Config,
+    /// Where the log is that tells what happened since an earlier, unfinished copy.
+    pub store: &'a Arc<dyn LogStore>,
     /// How.
     pub settings: CopySettings,
     /// Where to say how it goes.
@@ -55,6 +61,8 @@ struct Work {
     table: PublishedTable,
     format: CopyFormat,
     ranges: Vec<BlockRange>,
+    /// Every range is on the target already.
+    finished: bool,
 }
 
 impl InitialCopy<'_> {
@@ -69,14 +77,37 @@ impl InitialCopy<'_> {
         let point = snapshot.consistent_point;
         let mut source = snapshot.open(self.spec).await?;
         let published = source.tables(self.spec).await?;
-        let mut work = Vec::new();
-        for table in published {
-            match known.iter().find(|progress| progress.table == table.table) {
-                Some(progress) if progress.copied => {}
-                begun => work.push(self.prepare(session, table, begun.is_some(), point).await?),
+        source.hold_still(self.spec, &published).await?;
+        // Asked again, now that nothing can be rewritten any more.
+        let mut published = source.tables(self.spec).await?;
+        published.retain(|table| !known.iter().any(|k| k.copied && k.table == table.table));
+        let mut begun = HashMap::new();
+        for table in &published {
+            if let Some(progress) = known.iter().find(|progress| progress.table == table.table) {
+                let done = session.load_ranges(self.subscription, &table.table).await?;
+                if done.file_node == table.file_node && !done.ranges.is_empty() {
+                    begun.insert(table.table.clone(), (progress.copied_at, done.ranges));
+                }
             }
         }
+        let mut touched = self.touched_since(&begun, point).await?;
+        let mut work = Vec::new();
+        for table in published {
+            let name = table.table.clone();
+            let was_begun = known.iter().any(|progress| progress.table == name);
+            let earlier = begun.remove(&name).zip(touched.remove(&name));
+            let item = match earlier {
+                Some(((_, done), touched)) => {
+                    self.go_on(session, &mut source, table, &done, &touched, point).await?
+                }
+                None => self.start(session, table, was_begun, point).await?,
+            };
+            work.push(item);
+        }
         self.set_copies(&work);
+        for work in work.iter().filter(|work| work.finished) {
+            self.finish_table(session, work).await?;
+        }
         let queue: VecDeque<(usize, BlockRange)> = work
             .iter()
             .enumerate()
@@ -94,22 +125,33 @@ impl InitialCopy<'_> {
         Ok(point)
     }
 
-    /// Makes the target's table ready to take rows of the snapshot at `point`.
-    async fn prepare(
+    /// What happened to the tables of an earlier, unfinished copy since it took their rows.
+    async fn touched_since(
+        &self,
+        begun: &HashMap<TableName, (Lsn, Vec<BlockRange>)>,
+        point: Lsn,
+    ) -> Result<HashMap<TableName, Touched>, ApplyError> {
+        let since: HashMap<TableName, Lsn> =
+            begun.iter().map(|(table, (copied_at, _))| (table.clone(), *copied_at)).collect();
+        if since.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let mut durable = self.store.durable();
+        if durable.wait_for(|durable| durable.0 >= point).await.is_err() {
+            return Err(ApplyError::NotYet("the store stopped taking writes".to_owned()));
+        }
+        touched_between(self.store, &since, point).await
+    }
+
+    /// A table that is copied from its first row on.
+    async fn start(
         &self,
         session: &mut Session,
         table: PublishedTable,
         begun: bool,
         point: Lsn,
     ) -> Result<Work, ApplyError> {
-        let columns = target_columns(session, &table.table).await?;
-        let names = table.columns.iter().map(|(name, _)| name.as_str());
-        check_columns(self.subscription, &table.table, names, &columns)?;
-        let same_types = table.columns.iter().all(|(name, type_oid)| {
-            columns.iter().any(|c| c.name == *name && (c.type_oid == *type_oid || *type_oid >= 16_384))
-        });
-        let format =
-            if table.binary_safe && same_types { CopyFormat::Binary } else { CopyFormat::Text };
+        let format = self.check_target(session, &table).await?;
         let name = &table.table;
         if begun {
             // Its rows are ours: the copy's first act was to find the table empty.
@@ -128,16 +170,18 @@ impl InitialCopy<'_> {
         session
             .execute(
                 "INSERT INTO farshore.table_copy \
-                 (subscription, schema_name, table_name, state, copied_at) \
-                 VALUES ($1, $2, $3, $4, $5::text::pg_lsn) \
-                 ON CONFLICT (subscription, schema_name, table_name) \
-                 DO UPDATE SET state = excluded.state, copied_at = excluded.copied_at",
+                 (subscription, schema_name, table_name, state, copied_at, file_node) \
+                 VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint) \
+                 ON CONFLICT (subscription, schema_name, table_name) DO UPDATE SET \
+                 state = excluded.state, copied_at = excluded.copied_at, \
+                 file_node = excluded.file_node",
                 &[
                     Some(self.subscription),
                     Some(&name.schema),
                     Some(&name.name),
                     Some(TABLE_COPYING),
                     Some(&point.to_string()),
+                    Some(&table.file_node.to_string()),
                 ],
             )
             .await?;
@@ -145,7 +189,60 @@ impl InitialCopy<'_> {
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
-        Ok(Work { table, format, ranges })
+        Ok(Work { table, format, ranges, finished: false })
+    }
+
+    /// A table whose copy was begun at an earlier point: what is on the target stays.
+    async fn go_on(
+        &self,
+        session: &mut Session,
+        source: &mut SnapshotConnection,
+        table: PublishedTable,
+        done: &[BlockRange],
+        touched: &Touched,
+        point: Lsn,
+    ) -> Result<Work, ApplyError> {
+        if let Touched::Unknown(why) = touched {
+            tracing::info!(
+                subscription = %self.subscription,
+                table = %table.table,
+                "the copy of this table starts over: {why} since it was begun"
+            );
+            return self.start(session, table, true, point).await;
+        }
+        let format = self.check_target(session, &table).await?;
+        let (spec, subscription) = (self.spec, self.subscription);
+        let resume = Resume { spec, subscription, table: &table, format, done, point };
+        let rows = resume.bring_forward(source, session, touched).await?;
+        let ranges = ranges_left(done, table.blocks, self.settings.range_blocks);
+        tracing::info!(
+            subscription = %self.subscription,
+            table = %table.table,
+            ranges_done = done.len(),
+            ranges_left = ranges.len(),
+            rows_changed_meanwhile = rows,
+            "the copy of this table goes on where it stopped"
+        );
+        let finished = ranges.is_empty();
+        Ok(Work { table, format, ranges, finished })
+    }
+
+    /// Checks that the target's table can take the rows, and says how they travel.
+    async fn check_target(
+        &self,
+        session: &mut Session,
+        table: &PublishedTable,
+    ) -> Result<CopyFormat, ApplyError> {
+        let columns = target_columns(session, &table.table).await?;
+        let names = table.columns.iter().map(|(name, _)| name.as_str());
+        check_columns(self.subscription, &table.table, names, &columns)?;
+        // OIDs of user types differ between servers; those that are binary-safe are enums.
+        let same_types = table.columns.iter().all(|(name, type_oid)| {
+            let fits = |oid: u32| oid == *type_oid || *type_oid >= FIRST_USER_OID;
+            columns.iter().any(|column| column.name == *name && fits(column.type_oid))
+        });
+        let binary = table.binary_safe && same_types;
+        Ok(if binary { CopyFormat::Binary } else { CopyFormat::Text })
     }
 
     async fn empty_table(
@@ -179,7 +276,8 @@ impl InitialCopy<'_> {
         work: &[Work],
         shared: &Mutex<Shared>,
     ) -> Result<(), ApplyError> {
-        let next = || shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue.pop_front();
+        let next =
+            || shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue.pop_front();
         let Some(mut range) = next() else { return Ok(()) };
         let mut source = snapshot.open(self.spec).await?;
         let name = format!("farshore {} copy", self.subscription);
@@ -204,7 +302,7 @@ impl InitialCopy<'_> {
 
     async fn copy_range(
         &self,
-        source: &mut farshore_capture::snapshot::SnapshotConnection,
+        source: &mut SnapshotConnection,
         target: &mut Session,
         work: &Work,
         range: BlockRange,

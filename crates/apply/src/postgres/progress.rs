@@ -9,6 +9,7 @@
 use crate::ApplyError;
 use crate::postgres::session::Session;
 use farshore_capture::publication::TableName;
+use farshore_capture::snapshot::BlockRange;
 use farshore_model::Lsn;
 
 /// Held while the schema is made, so that two subscriptions do not make it at once.
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
   table_name text NOT NULL,
   state text NOT NULL,
   copied_at pg_lsn NOT NULL,
+  file_node bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name)
 );
 COMMENT ON COLUMN farshore.table_copy.copied_at IS
@@ -71,6 +73,15 @@ pub const TABLE_COPIED: &str = "copied";
 /// State word of an unfinished table in `farshore.table_copy.state`.
 pub const TABLE_COPYING: &str = "copying";
 
+/// The ranges of an unfinished table that are on the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RangesDone {
+    /// Where the table was kept on the publisher when the copy began.
+    pub file_node: u32,
+    /// Which ranges.
+    pub ranges: Vec<BlockRange>,
+}
+
 /// A subscription's row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
@@ -98,9 +109,8 @@ pub struct TableProgress {
 impl Session {
     /// Makes the `farshore` schema where it is missing.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
-        let present = self
-            .query("SELECT to_regclass('farshore.range_copy') IS NOT NULL", &[])
-            .await?;
+        let present =
+            self.query("SELECT to_regclass('farshore.range_copy') IS NOT NULL", &[]).await?;
         if present.first().and_then(|row| row.get(0)) == Some("t") {
             return Ok(());
         }
@@ -147,5 +157,36 @@ impl Session {
                 })
             })
             .collect()
+    }
+
+    /// What is on the target of a table whose copy was begun.
+    pub async fn load_ranges(
+        &mut self,
+        name: &str,
+        table: &TableName,
+    ) -> Result<RangesDone, ApplyError> {
+        let rows = self
+            .query(
+                "SELECT t.file_node, r.start_block, r.end_block \
+                 FROM farshore.table_copy t LEFT JOIN farshore.range_copy r \
+                   USING (subscription, schema_name, table_name) \
+                 WHERE subscription = $1 AND schema_name = $2 AND table_name = $3 ORDER BY 2",
+                &[Some(name), Some(&table.schema), Some(&table.name)],
+            )
+            .await?;
+        let mut done = RangesDone { file_node: 0, ranges: Vec::new() };
+        for row in &rows {
+            done.file_node = row.parse(0).map_err(|error| self.error(error))?;
+            if row.get(1).is_none() {
+                continue;
+            }
+            let start = row.parse(1).map_err(|error| self.error(error))?;
+            let end = match row.get(2) {
+                Some(_) => Some(row.parse(2).map_err(|error| self.error(error))?),
+                None => None,
+            };
+            done.ranges.push(BlockRange { start, end });
+        }
+        Ok(done)
     }
 }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// OIDs below this are PostgreSQL's own and the same on every server (`FirstNormalObjectId`).
-const FIRST_USER_OID: u32 = 16_384;
+pub const FIRST_USER_OID: u32 = 16_384;
 
 /// A column of a target table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -184,9 +184,8 @@ impl TargetRelation {
             Shape::Update { old_given, unchanged } => {
                 let set = columns
                     .filter(|c| {
-                        let has_value = unchanged
-                            .get(c / 64)
-                            .is_none_or(|word| word & (1 << (c % 64)) == 0);
+                        let has_value =
+                            unchanged.get(c / 64).is_none_or(|word| word & (1 << (c % 64)) == 0);
                         // Without an old tuple the key is what it was.
                         has_value && (*old_given || !self.relation.columns[*c].key)
                     })

@@ -127,7 +127,9 @@ impl Writer {
             Stored::Insert { relation, .. }
             | Stored::Update { relation, .. }
             | Stored::Delete { relation, .. } => *relation,
-            Stored::Truncate { .. } => return self.truncate(change, command, header, definitions).await,
+            Stored::Truncate { .. } => {
+                return self.truncate(change, command, header, definitions).await;
+            }
             Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(()),
         };
         self.learn(relation, position, definitions).await?;
@@ -140,7 +142,15 @@ impl Writer {
             what: format!("{} of {}: {what}", conflict::operation(change), target.table),
         })?;
         let reference = ChangeRef { position, relation, command };
-        let result = send(&mut self.pipeline, target, &mut self.statements_named, shape, new, find, reference);
+        let result = send(
+            &mut self.pipeline,
+            target,
+            &mut self.statements_named,
+            shape,
+            new,
+            find,
+            reference,
+        );
         result.map_err(|error| self.explain(error))
     }
 
@@ -188,8 +198,11 @@ impl Writer {
             position,
             what: format!("refers to definition {}, which was not read before it", id.0),
         })?;
-        let schema =
-            if relation.schema.is_empty() { "pg_catalog".to_owned() } else { relation.schema.clone() };
+        let schema = if relation.schema.is_empty() {
+            "pg_catalog".to_owned()
+        } else {
+            relation.schema.clone()
+        };
         let table = TableName { schema, name: relation.name.clone() };
         let Some(copied_at) = self.copied.get(&table).copied() else {
             return Err(ApplyError::NotYet(format!(
@@ -205,12 +218,7 @@ impl Writer {
         };
         let names = relation.columns.iter().map(|column| column.name.as_str());
         check_columns(&self.subscription, &table, names, &columns)?;
-        let target = TargetRelation {
-            relation,
-            table,
-            copied_at,
-            prepared: HashMap::new(),
-        };
+        let target = TargetRelation { relation, table, copied_at, prepared: HashMap::new() };
         self.relations.insert(id, target);
         Ok(())
     }
@@ -278,7 +286,10 @@ impl Writer {
                 ));
             }
             PipelineError::Encode(error) => {
-                return ApplyError::Setup(format!("subscription \"{}\": {error}", self.subscription));
+                return ApplyError::Setup(format!(
+                    "subscription \"{}\": {error}",
+                    self.subscription
+                ));
             }
             PipelineError::Rows(change, rows) => {
                 (change, format!("it met {rows} rows instead of one"), conflict::ROW_MISSING, None)

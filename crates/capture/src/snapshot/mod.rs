@@ -8,7 +8,7 @@
 
 mod ranges;
 
-pub use ranges::{BlockRange, cut_into_ranges};
+pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
 
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
@@ -104,6 +104,27 @@ impl SnapshotConnection {
         spec.published_tables(&mut self.connection).await
     }
 
+    /// Keeps the tables' rows where they are until this connection ends: nothing may rewrite a
+    /// table between its first range and its last.
+    pub async fn hold_still(
+        &mut self,
+        spec: &PublicationSpec,
+        tables: &[PublishedTable],
+    ) -> Result<(), CaptureError> {
+        if tables.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = tables.iter().map(|table| table.table.to_string()).collect();
+        let lock = format!("LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", "));
+        let locked = self.connection.simple_query(&lock).await;
+        locked.map(drop).map_err(|error| spec.publisher_error(error))
+    }
+
+    /// The connection, for queries inside the snapshot.
+    pub fn connection(&mut self) -> &mut Connection {
+        &mut self.connection
+    }
+
     /// Starts to read the published rows of one range of one table.
     pub async fn copy_range(
         &mut self,
@@ -156,6 +177,7 @@ mod tests {
             table: TableName { schema: "public".into(), name: "Odd\"name".into() },
             columns: vec![("id".into(), 23), ("order".into(), 25)],
             row_filter: Some("region = 'EU' OR x".into()),
+            file_node: 1,
             blocks: 100,
             bytes: 819_200,
             binary_safe: true,

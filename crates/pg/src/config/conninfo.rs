@@ -126,7 +126,9 @@ fn parse_keyword_values(text: &str) -> Result<Keywords, ConfigError> {
         if characters.next_if_eq(&'\'').is_some() {
             loop {
                 match characters.next() {
-                    None => return Err(malformed(format!("the quoted value of {name} has no end"))),
+                    None => {
+                        return Err(malformed(format!("the quoted value of {name} has no end")));
+                    }
                     Some('\'') => break,
                     Some('\\') => value.extend(characters.next()),
                     Some(c) => value.push(c),

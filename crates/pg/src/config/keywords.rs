@@ -144,7 +144,11 @@ impl Keywords {
     pub(super) fn resolve(&self, environment: &Environment) -> Result<Config, ConfigError> {
         self.choice("sslnegotiation", &[("postgres", ())], ())?;
         self.choice("gssencmode", &[("disable", ()), ("prefer", ())], ())?;
-        self.choice("client_encoding", &[("UTF8", ()), ("utf8", ()), ("UTF-8", ()), ("utf-8", ())], ())?;
+        self.choice(
+            "client_encoding",
+            &[("UTF8", ()), ("utf8", ()), ("UTF-8", ()), ("utf-8", ())],
+            (),
+        )?;
         self.choice("sslcompression", &[("0", ())], ())?;
         let user = match self.get("user") {
             Some(user) => user.to_owned(),
@@ -243,7 +247,9 @@ impl Keywords {
         };
         let (names, ips, ports) = (list("host"), list("hostaddr"), list("port"));
         if !names.is_empty() && !ips.is_empty() && names.len() != ips.len() {
-            return Err(self.invalid("hostaddr", &format!("{} addresses, one per host", names.len())));
+            return Err(
+                self.invalid("hostaddr", &format!("{} addresses, one per host", names.len()))
+            );
         }
         let count = names.len().max(ips.len()).max(1);
         if ports.len() > 1 && ports.len() != count {

@@ -9,7 +9,8 @@ pub(super) fn find(
     named_file: Option<&str>,
     environment: &Environment,
 ) -> Result<Keywords, ConfigError> {
-    let own = match named_file.map(str::to_owned).or_else(|| environment.variable("PGSERVICEFILE")) {
+    let own = match named_file.map(str::to_owned).or_else(|| environment.variable("PGSERVICEFILE"))
+    {
         // A file that was named must be there.
         Some(named) => Some(PathBuf::from(named)),
         None => environment.home().map(|home| home.join(".pg_service.conf")).and_then(existing),

@@ -1,7 +1,7 @@
 use super::{quote_name, quote_string};
+use crate::Error;
 use crate::connection::Connection;
 use crate::query::{ResultSet, Row};
-use crate::Error;
 use farshore_model::Lsn;
 
 /// What to do with the snapshot that belongs to a new slot's consistent point.
@@ -210,8 +210,11 @@ mod tests {
 
     #[test]
     fn slots_are_made_in_each_versions_syntax() {
-        let options =
-            SlotOptions { snapshot: SlotSnapshot::Export, two_phase: true, ..SlotOptions::default() };
+        let options = SlotOptions {
+            snapshot: SlotSnapshot::Export,
+            two_phase: true,
+            ..SlotOptions::default()
+        };
         assert_eq!(
             create_command("s", options, 140_005),
             "CREATE_REPLICATION_SLOT \"s\" LOGICAL pgoutput EXPORT_SNAPSHOT TWO_PHASE"

@@ -90,7 +90,8 @@ impl Connection {
     /// Starts streaming the log itself, from `start` on `timeline`, or on the current one.
     ///
     /// # Errors
-    /// The server's: 58P01 if it has that log no more. The connection is closed then.
+    /// The server's. Some come only from [`ReplicationStream::next`]: 58P01 if the server has that
+    /// log no more, XX000 if it has not got it yet.
     pub async fn start_physical_replication(
         self,
         slot: Option<&str>,

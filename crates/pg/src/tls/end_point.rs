@@ -64,7 +64,8 @@ mod tests {
 
     #[test]
     fn no_bytes_make_it_panic() {
-        for bytes in [&b""[..], b"\x30", b"\x30\x80", b"\x30\xff\xff", b"\x30\x84\xff\xff\xff\xff"] {
+        for bytes in [&b""[..], b"\x30", b"\x30\x80", b"\x30\xff\xff", b"\x30\x84\xff\xff\xff\xff"]
+        {
             assert_eq!(hash(bytes), None);
         }
         let ecdsa_sha384 = b"\x30\x0e\x30\x00\x30\x0a\x06\x08\x2a\x86\x48\xce\x3d\x04\x03\x03";

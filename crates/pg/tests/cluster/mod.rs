@@ -74,9 +74,13 @@ impl Cluster {
             chown(cluster.path(), Some(uid), Some(gid)).unwrap();
         }
         fs::set_permissions(cluster.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        cluster.run("initdb", &["--no-sync", "-U", "postgres", "-A", "trust", "-E", "UTF8", "-D", "data"]);
+        cluster.run(
+            "initdb",
+            &["--no-sync", "-U", "postgres", "-A", "trust", "-E", "UTF8", "-D", "data"],
+        );
         let data = cluster.path().join("data");
-        let mut lines = vec!["local all all trust".to_owned(), "local replication all trust".into()];
+        let mut lines =
+            vec!["local all all trust".to_owned(), "local replication all trust".into()];
         lines.extend(hba.iter().map(|line| (*line).to_owned()));
         fs::write(data.join("pg_hba.conf"), lines.join("\n") + "\n").unwrap();
         let mut conf = fs::read_to_string(data.join("postgresql.conf")).unwrap();

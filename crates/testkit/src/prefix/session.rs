@@ -2,6 +2,7 @@
 
 use postgres::config::Config;
 use postgres::{Client, NoTls};
+use std::error::Error;
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -66,7 +67,10 @@ pub(super) fn is_transient(error: &postgres::Error) -> bool {
         // 08 connection, 40 rollback by conflict, 53 no resources, 55 lock not available,
         // 57 shutdown, crash or starting up.
         Some(code) => ["08", "40", "53", "55", "57"].contains(&&code.code()[..2]),
-        // The connection broke.
-        None => true,
+        // The connection broke, or could not be made.
+        None => {
+            let cause = error.source();
+            error.is_closed() || cause.is_some_and(|cause| cause.is::<std::io::Error>())
+        }
     }
 }

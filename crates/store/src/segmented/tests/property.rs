@@ -16,6 +16,9 @@ use tempfile::TempDir;
 const RUNS: u64 = 40;
 const STEPS: usize = 120;
 
+/// An entry as it was appended: position, kind, payload, and the definition it refers to.
+type Made = (u64, EntryKind, Vec<u8>, Option<DictionaryId>);
+
 struct World {
     rng: StdRng,
     /// The current folder; older ones are gone.
@@ -27,6 +30,8 @@ struct World {
     spills: BTreeMap<SpillId, Vec<u8>>,
     cursors: BTreeMap<String, (u64, bool)>,
     end: u64,
+    /// Definitions that something durable referred to. The ids of others are free after a restart.
+    used: BTreeSet<DictionaryId>,
 }
 
 impl World {
@@ -34,7 +39,7 @@ impl World {
         self.store.as_ref().unwrap()
     }
 
-    fn random_batch(&mut self) -> (Batch, Vec<(u64, EntryKind, Vec<u8>, Option<DictionaryId>)>) {
+    fn random_batch(&mut self) -> (Batch, Vec<Made>) {
         let mut batch = Batch::default();
         let mut made = Vec::new();
         for _ in 0..self.rng.random_range(1..20) {
@@ -62,10 +67,17 @@ impl World {
         (batch, made)
     }
 
-    fn remember(&mut self, made: Vec<(u64, EntryKind, Vec<u8>, Option<DictionaryId>)>) {
+    fn remember(&mut self, made: Vec<Made>) {
         for (position, kind, payload, id) in made {
             self.log.insert(position, (kind, payload, id));
+            self.used.extend(id);
         }
+    }
+
+    /// After a restart.
+    fn forget_unused(&mut self) {
+        let used = &self.used;
+        self.definitions.retain(|id, _| used.contains(id));
     }
 
     fn append(&mut self) {
@@ -92,6 +104,9 @@ impl World {
             }
             _ => {
                 let spill = writer.finish().unwrap();
+                if !body.is_empty() {
+                    self.used.insert(id);
+                }
                 self.end += 7;
                 let mut batch = Batch::default();
                 push(&mut batch, self.end, EntryKind::Spilled(spill), b"header");
@@ -103,7 +118,7 @@ impl World {
         }
     }
 
-    fn check_from(&self, after: u64) {
+    fn check_from(&mut self, after: u64) {
         let items = match self.store().read_from(Lsn(after)) {
             Err(StoreError::Dropped { start, .. }) => {
                 assert!(after < start.0);
@@ -117,7 +132,10 @@ impl World {
         for item in &items {
             match item {
                 Item::Definition(id, bytes) => {
-                    assert_eq!(self.definitions[id], bytes[..]);
+                    // A cut may leave a definition without the entries that it was for.
+                    self.used.insert(*id);
+                    let learnt = self.definitions.entry(*id).or_insert_with(|| bytes.to_vec());
+                    assert_eq!(learnt[..], bytes[..]);
                     known.insert(*id);
                 }
                 Item::Entry(Entry { position, .. }) => {
@@ -228,6 +246,7 @@ impl World {
     fn reopen(&mut self) {
         self.store = None;
         self.store = Some(open(self.dir.path()).0);
+        self.forget_unused();
     }
 
     /// One more group is written, then the power fails before its fsync was over: any part of
@@ -277,14 +296,13 @@ impl World {
         let recovered_end = report.end.0;
         self.dir = copy;
         self.store = Some(store);
-        for (position, kind, payload, id) in made {
-            if position <= recovered_end {
-                self.log.insert(position, (kind, payload, id));
-            }
-        }
+        let kept = made.into_iter().filter(|(position, ..)| *position <= recovered_end);
+        self.remember(kept.collect());
+        self.forget_unused();
         self.end = self.log.keys().next_back().copied().unwrap_or(0).max(recovered_end);
         assert!(recovered_end >= boundary, "durable entries are gone");
-        self.check_from(self.store().status().start.0);
+        let start = self.store().status().start.0;
+        self.check_from(start);
     }
 }
 
@@ -307,6 +325,7 @@ fn run(seed: u64) {
         spills: BTreeMap::new(),
         cursors: BTreeMap::new(),
         end: 0,
+        used: BTreeSet::new(),
     };
     for _ in 0..STEPS {
         match world.rng.random_range(0..20) {

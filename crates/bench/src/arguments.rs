@@ -1,0 +1,125 @@
+//! The command line as typed, and the plan it means.
+
+use crate::drain::{self, DrainCase};
+use anyhow::{Result, bail};
+use clap::Parser;
+use std::path::PathBuf;
+
+/// The scenarios there are.
+const SCENARIOS: [&str; 1] = [drain::NAME];
+
+/// Compare Farshore with PostgreSQL's own replication. JSON lines on standard output.
+#[derive(Debug, Parser)]
+#[command(name = "farshore-bench", version, about)]
+pub struct Arguments {
+    /// Only this scenario, and no report page; without it all, with a page in the output folder
+    #[arg(long, env = "SCENARIO", default_value = "")]
+    scenario: String,
+    /// Only these cases, separated by commas
+    #[arg(long, env = "CASES", default_value = "")]
+    cases: String,
+    /// How often each case is measured; contenders take turns at going first
+    #[arg(long, env = "RUNS", default_value = "3")]
+    runs: String,
+    /// Factor on the amount of work, for a quick look; printed in the settings
+    #[arg(long, env = "SCALE", default_value = "1")]
+    scale: String,
+    /// Seed of all generated data
+    #[arg(long, env = "SEED", default_value = "20050615")]
+    seed: String,
+    /// Folder for the report page
+    #[arg(long, default_value = "out")]
+    out: PathBuf,
+}
+
+/// What to measure.
+#[derive(Debug)]
+pub struct Plan {
+    /// Cases of the scenario `drain`, in the order they are run.
+    pub cases: Vec<DrainCase>,
+    /// Measurements per case; at least 1.
+    pub runs: usize,
+    /// Factor on the amount of work; above 0, at most 10.
+    pub scale: f64,
+    /// Seed of all generated data.
+    pub seed: u64,
+    /// Where the page goes, if one is asked for.
+    pub report_folder: Option<PathBuf>,
+}
+
+impl Arguments {
+    /// Checks names and numbers. Variables that are set but empty count as not given: make passes
+    /// them on like that.
+    ///
+    /// # Errors
+    /// Says which names or numbers there could be.
+    pub fn resolve(self) -> Result<Plan> {
+        if !self.scenario.is_empty() && !SCENARIOS.contains(&self.scenario.as_str()) {
+            bail!("no scenario \"{}\"; there are: {}", self.scenario, SCENARIOS.join(", "));
+        }
+        let known = || DrainCase::ALL.map(DrainCase::name).join(", ");
+        let mut cases = Vec::new();
+        for name in self.cases.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            match DrainCase::ALL.into_iter().find(|case| case.name() == name) {
+                Some(case) => cases.push(case),
+                None => bail!("no case \"{name}\"; there are: {}", known()),
+            }
+        }
+        if cases.is_empty() {
+            cases = DrainCase::ALL.to_vec();
+        }
+        let runs = number(&self.runs, "RUNS", 3)?;
+        let scale = number(&self.scale, "SCALE", 1.0)?;
+        if !(1..=100).contains(&runs) {
+            bail!("RUNS must be from 1 to 100");
+        }
+        if !(scale > 0.0 && scale <= 10.0) {
+            bail!("SCALE must be above 0 and at most 10");
+        }
+        Ok(Plan {
+            cases,
+            runs,
+            scale,
+            seed: number(&self.seed, "SEED", 0)?,
+            report_folder: self.scenario.is_empty().then_some(self.out),
+        })
+    }
+}
+
+fn number<T: std::str::FromStr>(text: &str, name: &str, default: T) -> Result<T> {
+    if text.is_empty() {
+        return Ok(default);
+    }
+    match text.parse() {
+        Ok(number) => Ok(number),
+        Err(_) => bail!("{name} is \"{text}\", which is not a number it can have"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(arguments: &[&str]) -> Result<Plan> {
+        let named = ["farshore-bench", "--scenario", "drain"];
+        Arguments::try_parse_from(named.iter().chain(arguments))?.resolve()
+    }
+
+    #[test]
+    fn empty_means_everything_and_wrong_names_are_answered_with_the_right_ones() {
+        let all = plan(&["--cases", "", "--runs", "", "--scale", ""]).unwrap();
+        assert_eq!((all.cases.len(), all.runs), (DrainCase::ALL.len(), 3));
+        assert!(all.report_folder.is_none());
+        let two = plan(&["--cases", "update-1, mix-59"]).unwrap();
+        assert_eq!(two.cases, [DrainCase::Update1, DrainCase::Mix59]);
+        for (wrong, said) in [
+            (["--cases", "mix"], "rows-1k, mix-59"),
+            (["--runs", "0"], "from 1 to 100"),
+            (["--scale", "NaN"], "above 0"),
+            (["--seed", "x"], "SEED is \"x\""),
+        ] {
+            let error = plan(&wrong).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}

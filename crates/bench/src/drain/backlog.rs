@@ -1,0 +1,63 @@
+//! What a case puts on the publisher.
+
+use crate::interrupt::Interrupt;
+use crate::text::Prose;
+use anyhow::Result;
+use postgres::Client;
+
+/// Replicated tables are in this schema, and nothing else is.
+pub const SCHEMA: &str = "bench";
+/// What loads are made from is in this one, which nobody replicates; its tables are unlogged.
+pub const STAGING: &str = "staging";
+/// The table whose row is the last transaction of every backlog.
+pub const MARKER: &str = "bench.marker";
+
+/// How much a backlog is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Work {
+    /// Rows inserted, updated or deleted.
+    pub commands: u64,
+    /// Transactions.
+    pub transactions: u64,
+    /// Tables they are spread over.
+    pub tables: u64,
+}
+
+/// A case's tables and load.
+pub trait Backlog {
+    /// How much it is.
+    fn work(&self) -> Work;
+
+    /// DDL of the replicated tables, the same on both sides.
+    fn schema(&self) -> String;
+
+    /// Fills tables with what is there before replication begins, and makes what the load needs.
+    ///
+    /// # Errors
+    /// The server's, or an interrupt.
+    fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()>;
+
+    /// Commits the backlog's transactions.
+    ///
+    /// # Errors
+    /// The server's, or an interrupt.
+    fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()>;
+}
+
+/// `full` work at a scale of 1, in whole units of `unit`, and at least one of them.
+pub fn scaled(full: u64, scale: f64, unit: u64) -> u64 {
+    let units = (full as f64 * scale / unit as f64).round() as u64;
+    units.max(1) * unit
+}
+
+#[cfg(test)]
+mod tests {
+    use super::scaled;
+
+    #[test]
+    fn work_scales_in_whole_transactions() {
+        assert_eq!(scaled(1_000_000, 1.0, 100), 1_000_000);
+        assert_eq!(scaled(1_000_000, 0.00014, 100), 100);
+        assert_eq!(scaled(400_000, 1e-9, 50), 50);
+    }
+}

@@ -1,0 +1,71 @@
+//! `farshore-bench`: Farshore beside PostgreSQL's own replication, on the same pair of servers, in
+//! the same run, taking turns.
+//!
+//! Standard output carries one JSON object per measured case and nothing else; what is going on
+//! goes to standard error. Every run ends by proving both sides equal.
+
+mod arguments;
+mod drain;
+mod interrupt;
+mod measurement;
+mod page;
+mod progress;
+mod servers;
+mod text;
+
+use anyhow::{Context, Result};
+use arguments::{Arguments, Plan};
+use clap::Parser;
+use interrupt::{Interrupt, Interrupted};
+use measurement::Measurement;
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Exit status for arguments that name nothing that exists, as clap's own.
+const EXIT_USAGE: u8 = 2;
+/// Exit status after Ctrl-C or SIGTERM, as a shell reports SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let plan = match Arguments::parse().resolve() {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("farshore-bench: {error:#}");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    match run(&plan) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) if error.is::<Interrupted>() => {
+            eprintln!("farshore-bench: interrupted; everything it started is gone");
+            ExitCode::from(EXIT_INTERRUPTED)
+        }
+        Err(error) => {
+            eprintln!("farshore-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs every planned case; `false` when one of them failed.
+fn run(plan: &Plan) -> Result<bool> {
+    let interrupt = Interrupt::install()?;
+    let mut measured = Vec::new();
+    let mut report = |measurement: Measurement| -> Result<()> {
+        let line = serde_json::to_string(&measurement).context("write a measurement as JSON")?;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{line}").and_then(|()| out.flush()).context("write to standard output")?;
+        measured.push(measurement);
+        Ok(())
+    };
+    let failed = drain::run(plan, &interrupt, &mut report)?;
+    if let Some(folder) = &plan.report_folder {
+        page::write(folder, &measured, &failed)?;
+        progress::say(&format!("report: {}", folder.join("bench.html").display()));
+    }
+    for (case, error) in &failed {
+        eprintln!("farshore-bench: {case} FAILED: {error}");
+    }
+    Ok(failed.is_empty())
+}

@@ -1,0 +1,141 @@
+//! What a case came to, in the form of the JSON lines.
+
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The name under which PostgreSQL's own logical replication is reported.
+pub const NATIVE: &str = "native";
+
+/// One line of output: medians over the runs, with the spread.
+#[derive(Debug, Clone, Serialize)]
+pub struct Measurement {
+    /// Scenario.
+    pub scenario: &'static str,
+    /// Case.
+    pub case: &'static str,
+    /// What is measured.
+    pub metric: &'static str,
+    /// `lower` or `higher`.
+    pub better: &'static str,
+    /// Farshore's median.
+    pub farshore: f64,
+    /// Medians of the others, by name.
+    pub others: BTreeMap<&'static str, f64>,
+    /// How many times better Farshore is than the best other; below 1 it is worse.
+    pub advantage: f64,
+    /// Measurements that the medians are of.
+    pub runs: usize,
+    /// Smallest and largest, by name.
+    pub spread: BTreeMap<&'static str, [f64; 2]>,
+    /// CPU seconds by process while Farshore was at work; medians.
+    pub cpu_s: BTreeMap<&'static str, f64>,
+    /// CPU seconds by process while native replication was at work; medians.
+    pub cpu_s_native: BTreeMap<&'static str, f64>,
+    /// Largest resident size seen, in MiB.
+    pub peak_rss_mb: BTreeMap<&'static str, f64>,
+    /// What the figures depend on.
+    pub settings: BTreeMap<&'static str, serde_json::Value>,
+}
+
+/// What one contender needed in one run.
+#[derive(Debug, Clone, Copy)]
+pub struct Drained {
+    /// From the start of its work to the last row being visible.
+    pub seconds: f64,
+    /// CPU seconds of the publisher's processes.
+    pub cpu_publisher: f64,
+    /// CPU seconds of the subscriber's processes.
+    pub cpu_subscriber: f64,
+    /// CPU seconds and peak resident bytes of a process of its own, if it has one.
+    pub own: Option<(f64, u64)>,
+}
+
+/// The middle value; of an even number of values, the mean of the two in the middle. 0 of none.
+pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
+    let mut sorted: Vec<f64> = values.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    match (sorted.len(), sorted.len() / 2) {
+        (0, _) => 0.0,
+        (length, middle) if length % 2 == 1 => sorted[middle],
+        (_, middle) => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+/// Rounds to three decimals, which is what the clocks are good for.
+pub fn rounded(value: f64) -> f64 {
+    (value * 1_000.0).round() / 1_000.0
+}
+
+fn spread(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let [low, high] = values.fold([f64::INFINITY, 0.0], |[low, high]: [f64; 2], value| {
+        [low.min(value), high.max(value)]
+    });
+    [rounded(low), rounded(high)]
+}
+
+impl Measurement {
+    /// Sums up runs of a case in which both contenders drained the same backlog.
+    pub fn of_drains(
+        scenario: &'static str,
+        case: &'static str,
+        farshore: &[Drained],
+        native: &[Drained],
+        settings: BTreeMap<&'static str, serde_json::Value>,
+    ) -> Measurement {
+        let seconds = |runs: &[Drained]| median(runs.iter().map(|run| run.seconds));
+        let (ours, theirs) = (seconds(farshore), seconds(native));
+        let cpu = |runs: &[Drained]| {
+            let mut cpu = BTreeMap::from([
+                ("publisher", rounded(median(runs.iter().map(|run| run.cpu_publisher)))),
+                ("subscriber", rounded(median(runs.iter().map(|run| run.cpu_subscriber)))),
+            ]);
+            if runs.iter().any(|run| run.own.is_some()) {
+                let own = runs.iter().filter_map(|run| run.own).map(|(cpu, _)| cpu);
+                cpu.insert("farshore", rounded(median(own)));
+            }
+            cpu
+        };
+        let rss = farshore.iter().filter_map(|run| run.own).map(|(_, bytes)| bytes).max();
+        Measurement {
+            scenario,
+            case,
+            metric: "seconds",
+            better: "lower",
+            farshore: rounded(ours),
+            others: BTreeMap::from([(NATIVE, rounded(theirs))]),
+            advantage: (theirs / ours.max(f64::MIN_POSITIVE) * 100.0).round() / 100.0,
+            runs: farshore.len(),
+            spread: BTreeMap::from([
+                ("farshore", spread(farshore.iter().map(|run| run.seconds))),
+                (NATIVE, spread(native.iter().map(|run| run.seconds))),
+            ]),
+            cpu_s: cpu(farshore),
+            cpu_s_native: cpu(native),
+            peak_rss_mb: BTreeMap::from([(
+                "farshore",
+                (rss.unwrap_or(0) as f64 / 1_048_576.0 * 10.0).round() / 10.0,
+            )]),
+            settings,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_measurement_is_medians_in_the_documented_form() {
+        let run = |seconds, own| Drained { seconds, cpu_publisher: 1.0, cpu_subscriber: 2.0, own };
+        let ours = [1.9, 1.7, 1.8].map(|seconds| run(seconds, Some((0.6, 88 << 20))));
+        let theirs = [4.6, 5.1, 4.8].map(|seconds| run(seconds, None));
+        let settings = BTreeMap::from([("scale", serde_json::json!(1))]);
+        let line = Measurement::of_drains("drain", "mix-59", &ours, &theirs, settings);
+        assert_eq!(
+            serde_json::to_string(&line).unwrap(),
+            r#"{"scenario":"drain","case":"mix-59","metric":"seconds","better":"lower","farshore":1.8,"others":{"native":4.8},"advantage":2.67,"runs":3,"spread":{"farshore":[1.7,1.9],"native":[4.6,5.1]},"cpu_s":{"farshore":0.6,"publisher":1.0,"subscriber":2.0},"cpu_s_native":{"publisher":1.0,"subscriber":2.0},"peak_rss_mb":{"farshore":88.0},"settings":{"scale":1}}"#
+        );
+        assert_eq!(median([1.0, 2.0]), 1.5);
+        assert_eq!(median([]), 0.0);
+    }
+}

@@ -1,0 +1,381 @@
+//! Every state that a reader sees on a subscriber is a prefix of the publisher's commits, never
+//! going back, whoever is killed whenever. And the proof that this test would notice: with a
+//! named defect switched on in the product, it fails.
+//!
+//! - `FARSHORE_KILLS`: how many crashes (default 30), in rounds of at most 50 on fresh servers.
+//! - `FARSHORE_SEED`: replays the choices of a run; each run prints its seed.
+//! - `FARSHORE_KEEP`: keeps the directories of servers and site.
+
+use anyhow::{Context, Result, ensure};
+use farshore_testkit::chaos::{Actors, CrashPoint, Schedule, Trouble, Victim, subscription_state};
+use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::prefix::{
+    History, Oracle, SampleSeries, Samplers, State, Violation, Workload, WorkloadOptions, check,
+    check_final, create_tables, read_state, table_names,
+};
+use farshore_testkit::process::{Farshore, FarshoreBuilder, fault_points, faults_binary};
+use farshore_testkit::wait::{log_tail, wait_until};
+use farshore_testkit::{checksum, seed};
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+const DATABASE: &str = "postgres";
+const SUBSCRIPTION: &str = "s";
+const KILLS_PER_ROUND_MAX: usize = 50;
+/// From the start of farshore to the end of the initial copy.
+const STREAMING_TIMEOUT: Duration = Duration::from_secs(120);
+/// In the end the subscriber must move at least this often until it is equal.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Each scenario keeps two servers busy; they take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn take_turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// One round on fresh servers.
+struct Plan {
+    seed: u64,
+    /// Crashes until the subscription streams.
+    startup: Vec<CrashPoint>,
+    /// Crashes from then on, with samplers watching.
+    schedule: Schedule,
+    /// The defect that is switched on in the product.
+    defect: Option<&'static str>,
+    /// Commits that the publisher makes after the last crash, at least.
+    calm_commits: u64,
+}
+
+struct Servers {
+    // Farshore goes first when all are dropped: its directory must not vanish under it.
+    farshore: Farshore,
+    builder: FarshoreBuilder,
+    publisher: Cluster,
+    subscriber: Cluster,
+    site_dir: tempfile::TempDir,
+}
+
+/// What a round that held has seen.
+struct Outcome {
+    kills: usize,
+    points_not_reached: Vec<String>,
+}
+
+fn cluster(major: u32) -> Result<Cluster> {
+    Cluster::builder(&Installation::find(major)?)
+        .setting("wal_level", "logical")
+        // Transactions of some hundred rows are streamed before they commit.
+        .setting("logical_decoding_work_mem", "64kB")
+        .start()
+}
+
+fn write_site(dir: &Path, publisher: &Cluster, subscriber: &Cluster) -> Result<std::path::PathBuf> {
+    let site = dir.join("site.toml");
+    let text = format!(
+        "[site]\nname = \"t1\"\ndata_dir = \"{}\"\n\n\
+         [publication.p]\nsource = \"{}\"\ntables = [\"prefix.*\"]\n\n\
+         [subscription.{SUBSCRIPTION}]\npublication = \"p\"\ntarget = \"{}\"\n",
+        dir.join("data").display(),
+        publisher.url(DATABASE),
+        subscriber.url(DATABASE),
+    );
+    std::fs::write(&site, text).context("write site.toml")?;
+    Ok(site)
+}
+
+/// Starts farshore with a crash point and waits until it crashes there or streams; in the second
+/// case it is killed too. Returns whether it crashed there.
+fn crash_on_the_way(builder: &FarshoreBuilder, point: &CrashPoint, target: &str) -> Result<bool> {
+    let mut farshore = builder.clone().env("FARSHORE_CRASH", &point.to_string()).start()?;
+    let crashed = wait_until(
+        "farshore to crash or stream",
+        STREAMING_TIMEOUT,
+        &[builder.log_path()],
+        || {
+            if let Some(status) = farshore.exit_status()? {
+                let by_signal = std::os::unix::process::ExitStatusExt::signal(&status);
+                if by_signal != Some(9) {
+                    let tail = farshore.log_tail();
+                    return Err(
+                        Trouble::Ended(format!("{status} instead of at {point}{tail}")).into()
+                    );
+                }
+                return Ok(Some(true));
+            }
+            Ok(is_streaming(target)?.then_some(false))
+        },
+    )?;
+    if !crashed {
+        farshore.kill9()?;
+    }
+    Ok(crashed)
+}
+
+fn is_streaming(target: &str) -> Result<bool> {
+    Ok(subscription_state(target, SUBSCRIPTION)?.is_some_and(|row| row.state == "streaming"))
+}
+
+fn await_streaming(servers: &mut Servers) -> Result<()> {
+    let target = servers.subscriber.url(DATABASE);
+    let farshore = &mut servers.farshore;
+    let log = farshore.log_path().to_owned();
+    wait_until("the subscription to stream", STREAMING_TIMEOUT, &[&log], || {
+        if let Some(status) = farshore.exit_status()? {
+            return Err(Trouble::Ended(format!("{status}{}", farshore.log_tail())).into());
+        }
+        Ok(is_streaming(&target)?.then_some(()))
+    })
+}
+
+/// Waits until the subscriber is in the publisher's last state; gives up when it stands still.
+fn final_state(servers: &mut Servers, history: &History) -> Result<State> {
+    let mut client = servers.subscriber.connect()?;
+    let farshore = &mut servers.farshore;
+    let mut last = (read_state(&mut client)?, Instant::now());
+    let state = wait_until("the subscriber to be equal", Duration::from_secs(600), &[], || {
+        let state = read_state(&mut client)?;
+        let is_over = state.hash() == history.final_hash()
+            || last.1.elapsed() > PATIENCE
+            || farshore.exit_status()?.is_some();
+        if state.hash() != last.0.hash() {
+            last = (state.clone(), Instant::now());
+        }
+        Ok(is_over.then_some(state))
+    })?;
+    check_final(history, &state).map_err(|violation| anyhow::Error::new(*violation))?;
+    Ok(state)
+}
+
+/// Runs a plan. An error that holds a [`Violation`] or [`Trouble`] is the product's fault.
+fn run(plan: &Plan) -> Result<Outcome> {
+    let binary = faults_binary()?;
+    let (publisher_major, subscriber_major) =
+        if plan.seed.is_multiple_of(2) { (15, 18) } else { (18, 15) };
+    println!(
+        "FARSHORE_SEED={}: publisher {publisher_major}, subscriber {subscriber_major}, {} kills{}",
+        plan.seed,
+        plan.startup.len() + plan.schedule.kills.len(),
+        plan.defect.map(|defect| format!(", defect {defect}")).unwrap_or_default()
+    );
+    let publisher = cluster(publisher_major)?;
+    let subscriber = cluster(subscriber_major)?;
+    create_tables(&mut publisher.connect()?)?;
+    create_tables(&mut subscriber.connect()?)?;
+    let oracle = Oracle::create(&mut publisher.connect()?)?;
+    Workload::fill(&mut publisher.connect()?)?;
+    let options = WorkloadOptions::new(plan.seed);
+    let workload = Workload::start(&publisher.url(DATABASE), &options);
+    // The initial copy finds rows of all kinds, and meets transactions under way.
+    wait_until("the first transactions", STREAMING_TIMEOUT, &[&publisher.log_path()], || {
+        Ok((workload.summary().committed >= 300).then_some(()))
+    })?;
+
+    let mut site_dir = tempfile::Builder::new().prefix("farshore-site").tempdir()?;
+    site_dir.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
+    let site = write_site(site_dir.path(), &publisher, &subscriber)?;
+    let mut builder = Farshore::builder(&binary, &site);
+    if let Some(defect) = plan.defect {
+        builder = builder.env("FARSHORE_DEFECT", defect);
+    }
+    let mut outcome = Outcome { kills: 0, points_not_reached: Vec::new() };
+    for point in &plan.startup {
+        println!("on the way to streaming: farshore at {point}");
+        let crashed = crash_on_the_way(&builder, point, &subscriber.url(DATABASE))?;
+        outcome.kills += 1;
+        if !crashed {
+            outcome.points_not_reached.push(point.name.clone());
+        }
+    }
+    let farshore = builder.start()?;
+    let mut servers = Servers { farshore, builder, publisher, subscriber, site_dir };
+    let result = watch(plan, &mut servers, workload, &oracle, &mut outcome);
+    result.with_context(|| {
+        format!(
+            "FARSHORE_SEED={}, site {}{}",
+            plan.seed,
+            servers.site_dir.path().display(),
+            log_tail(servers.builder.log_path(), 25)
+        )
+    })?;
+    Ok(outcome)
+}
+
+/// From streaming to the verdict.
+fn watch(
+    plan: &Plan,
+    servers: &mut Servers,
+    workload: Workload,
+    oracle: &Oracle,
+    outcome: &mut Outcome,
+) -> Result<()> {
+    await_streaming(servers)?;
+    let target = servers.subscriber.url(DATABASE);
+    let samplers = Samplers::start(&target, 2, Duration::from_millis(15));
+    let mut progress = || Ok(subscription_state(&target, SUBSCRIPTION)?.map(|row| row.applied_lsn));
+    let mut actors = Actors {
+        publisher: &mut servers.publisher,
+        subscriber: &mut servers.subscriber,
+        builder: &servers.builder,
+        farshore: &mut servers.farshore,
+        progress: &mut progress,
+    };
+    let chaos = actors.execute(&plan.schedule, &mut |line| println!("{line}"));
+    let chaos = chaos.and_then(|summary| {
+        let goal = workload.summary().committed + plan.calm_commits;
+        wait_until("the workload", STREAMING_TIMEOUT, &[&actors.publisher.log_path()], || {
+            Ok((workload.summary().committed >= goal).then_some(()))
+        })?;
+        Ok(summary)
+    });
+    match chaos {
+        Ok(summary) => {
+            outcome.kills += summary.kills;
+            outcome.points_not_reached.extend(summary.points_not_reached);
+        }
+        // Stuck or ended: what the readers saw until then may tell why.
+        Err(trouble) if trouble.is::<Trouble>() => {
+            let _ = workload.stop()?;
+            let history = oracle.history(&mut servers.publisher.connect()?)?;
+            let seen = match judge(&history, &samplers.stop()?) {
+                Ok(()) => "what readers saw until then was right".to_owned(),
+                Err(violation) => format!("{violation:#}"),
+            };
+            return Err(trouble.context(seen));
+        }
+        Err(error) => return Err(error),
+    }
+
+    let written = workload.stop()?;
+    let history = oracle.history(&mut servers.publisher.connect()?)?;
+    println!("workload: {written}; {} commits by the oracle", history.steps().len());
+    let ended = final_state(servers, &history);
+    // What samples show is more telling than the end alone.
+    judge(&history, &samplers.stop()?)?;
+    ended?;
+    let source = servers.publisher.url(DATABASE);
+    checksum::assert_equal(&source, &target, &table_names())?;
+    let stopped = servers.farshore.sigterm(Duration::from_secs(20))?;
+    if !stopped.status.success() {
+        let how = format!("{} on SIGTERM{}", stopped.status, servers.farshore.log_tail());
+        return Err(Trouble::Ended(how).into());
+    }
+    Ok(())
+}
+
+fn judge(history: &History, samples: &SampleSeries) -> Result<()> {
+    let summary = check(history, samples).map_err(|violation| anyhow::Error::new(*violation))?;
+    println!("{summary}");
+    ensure!(!samples.is_empty(), "no reader ever saw the subscriber");
+    Ok(())
+}
+
+fn kills_from_environment() -> Result<usize> {
+    match std::env::var("FARSHORE_KILLS") {
+        Ok(text) => text.parse().with_context(|| format!("FARSHORE_KILLS={text} is no number")),
+        Err(_) => Ok(30),
+    }
+}
+
+fn startup_point(seed: u64, index: usize, name: &str) -> CrashPoint {
+    let mixed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(index as u64) >> 33;
+    CrashPoint { name: name.to_owned(), nth: 1, cut: mixed.is_multiple_of(2) }
+}
+
+#[test]
+fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
+    let _turn = take_turn();
+    let first_seed = seed();
+    let kills = kills_from_environment()?;
+    let points = fault_points(&faults_binary()?)?;
+    let (startup, streaming): (Vec<String>, Vec<String>) =
+        points.into_iter().partition(|name| CrashPoint::is_before_streaming(name));
+    let rounds = kills.div_ceil(KILLS_PER_ROUND_MAX).max(1);
+    let mut never_reached: Option<BTreeSet<String>> = None;
+    let mut killed = 0;
+    for round in 0..rounds {
+        let seed = first_seed + round as u64;
+        let in_this_round = kills / rounds + usize::from(round < kills % rounds);
+        let startup: Vec<CrashPoint> = startup
+            .iter()
+            .enumerate()
+            .take(in_this_round)
+            .map(|(index, name)| startup_point(seed, index, name))
+            .collect();
+        let schedule = Schedule::draw(seed, in_this_round - startup.len(), &streaming);
+        let plan = Plan { seed, startup, schedule, defect: None, calm_commits: 100 };
+        let outcome = run(&plan).with_context(|| format!("round {} of {rounds}", round + 1))?;
+        killed += outcome.kills;
+        let missed: BTreeSet<String> = outcome.points_not_reached.into_iter().collect();
+        never_reached = Some(match never_reached {
+            Some(before) => before.intersection(&missed).cloned().collect(),
+            None => missed,
+        });
+    }
+    println!("{killed} kills; crash points not reached: {:?}", never_reached.unwrap_or_default());
+    Ok(())
+}
+
+/// Farshore at each of these points in turn, several times over, at various passages.
+fn at_points(names: &[&str], times: u32, cut: bool) -> Vec<Victim> {
+    let passage = |round: u32| 1 + round * 3;
+    (0..times)
+        .flat_map(|round| names.iter().map(move |name| (round, *name)))
+        .map(|(round, name)| CrashPoint { name: name.to_owned(), nth: passage(round), cut })
+        .map(Victim::FarshoreAt)
+        .collect()
+}
+
+/// The same scenario with a defect in the product must fail, by the product's fault.
+fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
+    let _turn = take_turn();
+    let seed = seed();
+    let schedule = Schedule::of_victims(seed, victims);
+    let plan =
+        Plan { seed, startup: Vec::new(), schedule, defect: Some(defect), calm_commits: 1_000 };
+    let Err(error) = run(&plan) else {
+        anyhow::bail!("defect {defect} was not noticed (FARSHORE_SEED={seed})");
+    };
+    ensure!(
+        error.is::<Violation>() || error.is::<Trouble>(),
+        "the test itself failed with defect {defect}: {error:?}"
+    );
+    println!("defect {defect} was noticed: {error:?}");
+    Ok(())
+}
+
+#[test]
+fn mutant_acknowledge_before_fsync() -> Result<()> {
+    assert_caught("acknowledge-before-fsync", at_points(&["store.before-fsync"], 8, true))
+}
+
+#[test]
+fn mutant_progress_in_separate_transaction() -> Result<()> {
+    let points = ["apply.after-commit", "apply.after-commit-sent", "apply.before-commit"];
+    let mut victims = at_points(&points, 3, false);
+    victims.extend([Victim::Farshore, Victim::Subscriber, Victim::Farshore]);
+    assert_caught("progress-in-separate-transaction", victims)
+}
+
+#[test]
+fn mutant_dropped_change() -> Result<()> {
+    assert_caught("dropped-change", Vec::new())
+}
+
+#[test]
+fn mutant_doubled_batch_after_reconnect() -> Result<()> {
+    let once = [Victim::Subscriber, Victim::Publisher, Victim::Farshore];
+    assert_caught("doubled-batch-after-reconnect", [once.clone(), once].concat())
+}
+
+#[test]
+fn mutant_swapped_transactions() -> Result<()> {
+    assert_caught("swapped-transactions", vec![Victim::Farshore])
+}
+
+#[test]
+fn mutant_snapshot_row_also_streamed() -> Result<()> {
+    assert_caught("snapshot-row-also-streamed", Vec::new())
+}

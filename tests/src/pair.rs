@@ -1,0 +1,218 @@
+//! A publisher and a subscriber of different versions, and a site between them.
+
+use crate::Site;
+use anyhow::{Context, Result};
+use farshore_testkit::checksum;
+use farshore_testkit::postgres::{Cluster, ClusterBuilder, Installation};
+use postgres::Client;
+use std::time::Duration;
+
+/// Database on both sides.
+pub const DATABASE: &str = "postgres";
+/// How long the subscriber may take to show a mark.
+const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(120);
+
+const MARK_TABLE: &str = "CREATE SCHEMA IF NOT EXISTS farshore_marks; \
+    CREATE TABLE IF NOT EXISTS farshore_marks.mark (id bigint PRIMARY KEY)";
+
+/// Major versions of the two sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Direction {
+    /// The publisher's.
+    pub publisher: u32,
+    /// The subscriber's.
+    pub subscriber: u32,
+}
+
+impl Direction {
+    /// An older publisher.
+    pub const UP: Direction = Direction { publisher: 15, subscriber: 18 };
+    /// A newer publisher.
+    pub const DOWN: Direction = Direction { publisher: 18, subscriber: 15 };
+}
+
+/// Runs a scenario from 15 to 18 and from 18 to 15.
+///
+/// # Errors
+/// The scenario's, with the direction.
+pub fn both_ways(scenario: impl Fn(Direction) -> Result<()>) -> Result<()> {
+    for direction in [Direction::UP, Direction::DOWN] {
+        scenario(direction).with_context(|| format!("{direction:?}"))?;
+    }
+    Ok(())
+}
+
+/// A publisher that streams transactions of some hundred rows before they commit.
+///
+/// # Errors
+/// When that version is not installed.
+pub fn publisher_cluster(major: u32) -> Result<ClusterBuilder> {
+    let cluster = Cluster::builder(&Installation::find(major)?);
+    Ok(cluster.setting("wal_level", "logical").setting("logical_decoding_work_mem", "64kB"))
+}
+
+/// A subscriber with ordinary settings.
+///
+/// # Errors
+/// When that version is not installed.
+pub fn subscriber_cluster(major: u32) -> Result<ClusterBuilder> {
+    Ok(Cluster::builder(&Installation::find(major)?))
+}
+
+/// Two servers and a site, with publication `p` and subscription `s` unless made bare.
+pub struct Pair {
+    // Goes first when all are dropped.
+    /// The site between them.
+    pub site: Site,
+    /// The publisher.
+    pub publisher: Cluster,
+    /// The subscriber.
+    pub subscriber: Cluster,
+    marks: i64,
+}
+
+impl Pair {
+    /// Servers with the table of marks, and a site file without publications.
+    ///
+    /// # Errors
+    /// When a server cannot be had.
+    pub fn bare(direction: Direction) -> Result<Pair> {
+        let pair = Pair {
+            site: Site::new()?,
+            publisher: publisher_cluster(direction.publisher)?.start()?,
+            subscriber: subscriber_cluster(direction.subscriber)?.start()?,
+            marks: 0,
+        };
+        pair.on_both(MARK_TABLE)?;
+        Ok(pair)
+    }
+
+    /// Publication `p` of the tables that `patterns` name and of the marks, and subscription `s`
+    /// to it. `schema` is run on both servers.
+    ///
+    /// # Errors
+    /// When a server cannot be had or refuses the schema.
+    pub fn new(direction: Direction, patterns: &[&str], schema: &str) -> Result<Pair> {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both(schema)?;
+        pair.add_publication("p", patterns, "")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        Ok(pair)
+    }
+
+    /// Adds a publication to the site file; `more` are further lines of its section.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_publication(&mut self, name: &str, patterns: &[&str], more: &str) -> Result<()> {
+        let tables: Vec<String> = patterns
+            .iter()
+            .chain(&["farshore_marks.mark"])
+            .map(|pattern| format!("'{pattern}'"))
+            .collect();
+        self.site.add(&format!(
+            "[publication.{name}]\nsource = \"{}\"\ntables = [{}]\n{more}\n",
+            self.publisher.url(DATABASE),
+            tables.join(", ")
+        ))
+    }
+
+    /// Adds a subscription to the site file.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_subscription(&mut self, name: &str, publication: &str, target: &str) -> Result<()> {
+        self.site.add(&format!(
+            "[subscription.{name}]\npublication = \"{publication}\"\ntarget = \"{target}\"\n"
+        ))
+    }
+
+    /// Runs SQL on the publisher.
+    ///
+    /// # Errors
+    /// The server's message.
+    pub fn publish(&self, sql: &str) -> Result<()> {
+        self.publisher.execute_script(sql).context("on the publisher")
+    }
+
+    /// Runs SQL on both servers.
+    ///
+    /// # Errors
+    /// The server's message.
+    pub fn on_both(&self, sql: &str) -> Result<()> {
+        self.publish(sql)?;
+        self.subscriber.execute_script(sql).context("on the subscriber")
+    }
+
+    /// Commits a mark on the publisher and returns its number.
+    ///
+    /// # Errors
+    /// When the publisher refuses.
+    pub fn mark(&mut self) -> Result<i64> {
+        self.marks += 1;
+        let insert = "INSERT INTO farshore_marks.mark VALUES ($1)";
+        self.publisher.connect()?.execute(insert, &[&self.marks])?;
+        Ok(self.marks)
+    }
+
+    /// Waits until `target` shows everything that was committed on the publisher before this call.
+    ///
+    /// # Errors
+    /// When it takes minutes, or an agent stops.
+    pub fn await_arrival_at(&mut self, mut target: Client) -> Result<()> {
+        let mark = self.mark()?;
+        self.site.wait_for("the subscriber to catch up", ARRIVAL_TIMEOUT, || {
+            let query = "SELECT FROM farshore_marks.mark WHERE id = $1";
+            Ok(target.query_opt(query, &[&mark])?.map(drop))
+        })
+    }
+
+    /// As [`Pair::await_arrival_at`], at the subscriber.
+    ///
+    /// # Errors
+    /// When it takes minutes, or an agent stops.
+    pub fn await_arrival(&mut self) -> Result<()> {
+        self.await_arrival_at(self.subscriber.connect()?)
+    }
+
+    /// Waits until the subscriber has caught up, and compares all tables of these schemas. A mark
+    /// stands behind everything else in commit order, so from its arrival on nothing may differ.
+    ///
+    /// # Errors
+    /// When tables differ; with the differing rows.
+    pub fn assert_equal(&mut self, schemas: &[&str]) -> Result<()> {
+        self.await_arrival()?;
+        let (source, target) = (self.publisher.url(DATABASE), self.subscriber.url(DATABASE));
+        for schema in schemas {
+            let tables = checksum::tables_in_schema(&source, schema)?;
+            checksum::assert_equal(&source, &target, &tables)?;
+        }
+        Ok(())
+    }
+
+    /// One value on the publisher, as text.
+    ///
+    /// # Errors
+    /// When the query fails or gives NULL.
+    pub fn publisher_says(&self, query: &str) -> Result<String> {
+        said(&mut self.publisher.connect()?, query)
+    }
+
+    /// One value on the subscriber, as text.
+    ///
+    /// # Errors
+    /// When the query fails or gives NULL.
+    pub fn subscriber_says(&self, query: &str) -> Result<String> {
+        said(&mut self.subscriber.connect()?, query)
+    }
+}
+
+fn said(client: &mut Client, query: &str) -> Result<String> {
+    let rows = client.simple_query(query).with_context(|| query.to_owned())?;
+    let value = rows.iter().find_map(|message| match message {
+        postgres::SimpleQueryMessage::Row(row) => row.get(0).map(str::to_owned),
+        _ => None,
+    });
+    value.with_context(|| format!("no value from {query}"))
+}

@@ -1,0 +1,246 @@
+//! A farshore site in a temporary directory: its file, its process, its verbs.
+
+use anyhow::{Context, Result, bail, ensure};
+use farshore_testkit::process::{Farshore, FarshoreBuilder, faults_binary};
+use farshore_testkit::wait::{log_tail, wait_until};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use tempfile::TempDir;
+
+/// SIGTERM must end a node within this time, whatever it is doing.
+const STOP_MAX: Duration = Duration::from_secs(5);
+/// The log is searched for agents that gave up this often.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
+
+/// What a verb printed and how it ended.
+#[derive(Debug)]
+pub struct Verb {
+    /// Exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+/// A site file, its data directory and the `farshore run` on it. Dropping it kills the process.
+#[derive(Debug)]
+pub struct Site {
+    // Dropped before the directory that it works in.
+    farshore: Option<Farshore>,
+    binary: PathBuf,
+    text: String,
+    /// Bytes of the log that were there when the process was last started.
+    log_start: usize,
+    environment: Vec<(String, String)>,
+    directory: TempDir,
+}
+
+impl Site {
+    /// A site without publications, whose data directory is `data` beside its file.
+    ///
+    /// # Errors
+    /// When farshore does not build or there is no temporary directory.
+    pub fn new() -> Result<Site> {
+        let mut directory = tempfile::Builder::new().prefix("farshore-site").tempdir()?;
+        directory.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
+        let site = Site {
+            farshore: None,
+            binary: faults_binary()?,
+            text: "[site]\nname = \"t1\"\ndata_dir = \"data\"\n".to_owned(),
+            log_start: 0,
+            environment: Vec::new(),
+            directory,
+        };
+        site.write()?;
+        Ok(site)
+    }
+
+    /// Sets an environment variable for the verbs and the process.
+    pub fn env(&mut self, name: &str, value: &str) {
+        self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Adds sections to the site file. A running node reads them when it is started again.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add(&mut self, sections: &str) -> Result<()> {
+        self.text.push('\n');
+        self.text.push_str(sections);
+        self.write()
+    }
+
+    /// Replaces text in the site file.
+    ///
+    /// # Errors
+    /// When the text is not there, or the file cannot be written.
+    pub fn replace(&mut self, from: &str, to: &str) -> Result<()> {
+        ensure!(self.text.contains(from), "{from} is not in the site file:\n{}", self.text);
+        self.text = self.text.replace(from, to);
+        self.write()
+    }
+
+    fn write(&self) -> Result<()> {
+        std::fs::write(self.file(), &self.text).context("write site.toml")
+    }
+
+    /// The site file.
+    pub fn file(&self) -> PathBuf {
+        self.directory.path().join("site.toml")
+    }
+
+    /// The site's directory.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn builder(&self) -> FarshoreBuilder {
+        let builder = Farshore::builder(&self.binary, &self.file());
+        self.environment.iter().fold(builder, |builder, (name, value)| builder.env(name, value))
+    }
+
+    /// What the node has logged since it was last started.
+    pub fn log(&self) -> String {
+        let all = std::fs::read(self.builder().log_path()).unwrap_or_default();
+        String::from_utf8_lossy(all.get(self.log_start..).unwrap_or_default()).into_owned()
+    }
+
+    /// The last lines of the log, for messages.
+    pub fn log_tail(&self) -> String {
+        log_tail(self.builder().log_path(), 25)
+    }
+
+    /// Starts `farshore run`.
+    ///
+    /// # Errors
+    /// When it runs already or cannot be started.
+    pub fn start(&mut self) -> Result<()> {
+        ensure!(self.farshore.is_none(), "farshore runs already");
+        let builder = self.builder();
+        let written = std::fs::metadata(builder.log_path()).map_or(0, |file| file.len());
+        self.log_start = usize::try_from(written)?;
+        self.farshore = Some(builder.start()?);
+        Ok(())
+    }
+
+    /// The running process.
+    ///
+    /// # Errors
+    /// When it was not started.
+    pub fn farshore(&mut self) -> Result<&mut Farshore> {
+        self.farshore.as_mut().context("farshore was not started")
+    }
+
+    /// Ends the node by SIGTERM: in good order and in less than 5 s. Returns how long it took.
+    ///
+    /// # Errors
+    /// When it takes longer or exits with an error; with the end of its log.
+    pub fn stop(&mut self) -> Result<Duration> {
+        let Some(mut farshore) = self.farshore.take() else { bail!("farshore was not started") };
+        let begin = Instant::now();
+        let ended = farshore.sigterm(STOP_MAX)?;
+        let took = begin.elapsed();
+        ensure!(ended.status.success(), "SIGTERM: {}{}", ended.status, farshore.log_tail());
+        Ok(took)
+    }
+
+    /// Stops and starts the node.
+    ///
+    /// # Errors
+    /// As [`Site::stop`] and [`Site::start`].
+    pub fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        self.start()
+    }
+
+    /// Ends the node by SIGKILL.
+    ///
+    /// # Errors
+    /// When it was not started or does not go.
+    pub fn kill9(&mut self) -> Result<()> {
+        let Some(mut farshore) = self.farshore.take() else { bail!("farshore was not started") };
+        farshore.kill9().map(drop)
+    }
+
+    /// Waits for a node that ends by itself; returns its exit code.
+    ///
+    /// # Errors
+    /// When it still runs after `timeout`, or was ended by a signal.
+    pub fn await_exit(&mut self, timeout: Duration) -> Result<i32> {
+        let Some(mut farshore) = self.farshore.take() else { bail!("farshore was not started") };
+        let ended = farshore.wait(timeout)?;
+        let ended = ended.with_context(|| format!("farshore still runs{}", farshore.log_tail()))?;
+        ended.status.code().with_context(|| format!("farshore: {}", ended.status))
+    }
+
+    /// Waits until `probe` gives a value; gives up at once when the node ends or an agent stops
+    /// for good.
+    ///
+    /// # Errors
+    /// On timeout, on such an end, and what `probe` fails with; with the end of the log.
+    pub fn wait_for<T>(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        mut probe: impl FnMut() -> Result<Option<T>>,
+    ) -> Result<T> {
+        let log = self.builder().log_path().to_owned();
+        let mut looked = Instant::now();
+        wait_until(what, timeout, &[&log], || {
+            if looked.elapsed() >= LOOK_EVERY {
+                looked = Instant::now();
+                if let Some(farshore) = &mut self.farshore
+                    && let Some(status) = farshore.exit_status()?
+                {
+                    bail!("farshore ended ({status}) instead of {what}{}", log_tail(&log, 25));
+                }
+                if let Some(line) = self.log().lines().find(|line| line.contains(" stopped: ")) {
+                    bail!("an agent stopped, waiting for {what}: {line}");
+                }
+            }
+            probe()
+        })
+    }
+
+    /// Waits until the node has logged `text` since it was started; returns the line.
+    ///
+    /// # Errors
+    /// On timeout, with the end of the log.
+    pub fn await_log(&self, text: &str, timeout: Duration) -> Result<String> {
+        let builder = self.builder();
+        wait_until(&format!("\"{text}\" in the log"), timeout, &[builder.log_path()], || {
+            Ok(self.log().lines().find(|line| line.contains(text)).map(str::to_owned))
+        })
+    }
+
+    /// Runs another verb on the site file.
+    ///
+    /// # Errors
+    /// When the program cannot be run.
+    pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<Verb> {
+        let output = Command::new(&self.binary)
+            .arg(verb)
+            .arg(self.file())
+            .args(arguments)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .output()
+            .with_context(|| format!("run {} {verb}", self.binary.display()))?;
+        Ok(Verb {
+            code: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
+    /// What `farshore status --json` says; its exit code tells of trouble, not of failure.
+    ///
+    /// # Errors
+    /// When it prints no JSON.
+    pub fn status(&self) -> Result<serde_json::Value> {
+        let status = self.verb("status", &["--json"])?;
+        serde_json::from_str(&status.stdout).with_context(|| format!("{status:?}"))
+    }
+}
