@@ -17,9 +17,8 @@ pub struct Prose {
 impl Prose {
     /// The same seed gives the same text.
     pub fn new(seed: u64) -> Prose {
-        const ONSETS: [&str; 16] = [
-            "b", "c", "d", "f", "g", "l", "m", "n", "p", "r", "s", "t", "st", "pr", "tr", "v",
-        ];
+        const ONSETS: [&str; 16] =
+            ["b", "c", "d", "f", "g", "l", "m", "n", "p", "r", "s", "t", "st", "pr", "tr", "v"];
         const NUCLEI: [&str; 8] = ["a", "e", "i", "o", "u", "ea", "io", "ou"];
         const CODAS: [&str; 8] = ["", "n", "r", "s", "t", "l", "nd", "ng"];
         let mut rng = StdRng::seed_from_u64(seed);

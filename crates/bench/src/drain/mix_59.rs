@@ -106,7 +106,7 @@ impl Backlog for Mix59 {
                 &format!(
                     "INSERT INTO {SCHEMA}.mix_{number:02} \
                      SELECT id - 1, id * 7 % 50000, id * 31 % 100000 / 100.0, now(), note \
-                     FROM unnest($1::text[]) WITH ORDINALITY AS row (note, id)"
+                     FROM unnest($1::text[]) WITH ORDINALITY AS given (note, id)"
                 ),
                 &[&notes],
             )?;

@@ -46,7 +46,7 @@ impl Backlog for Rows1k {
              SELECT id, customer, cents / 100.0, \
                     timestamptz '2026-01-01 00:00Z' + id * interval '731 milliseconds', body \
              FROM unnest($1::bigint[], $2::int[], $3::int[], $4::text[]) \
-                  AS row (id, customer, cents, body)",
+                  AS given (id, customer, cents, body)",
         )?;
         for transaction in 0..self.work().transactions {
             interrupt.check()?;

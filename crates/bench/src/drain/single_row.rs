@@ -87,7 +87,7 @@ const COLUMNS: &str = "id bigint PRIMARY KEY, customer int NOT NULL, cents bigin
 fn procedure(statement: &str) -> String {
     format!(
         "CREATE PROCEDURE {STAGING}.commit_each(first bigint, last bigint) LANGUAGE plpgsql AS $$ \
-         BEGIN FOR at IN first..last LOOP {statement}; COMMIT; END LOOP; END $$"
+         BEGIN FOR step IN first..last LOOP {statement}; COMMIT; END LOOP; END $$"
     )
 }
 
@@ -103,7 +103,7 @@ impl Backlog for Insert1 {
     fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {
         client.batch_execute(&format!("CREATE UNLOGGED TABLE {STAGING}.payload ({COLUMNS})"))?;
         client.batch_execute(&procedure(&format!(
-            "INSERT INTO {SCHEMA}.insert_1 SELECT * FROM {STAGING}.payload WHERE id = at"
+            "INSERT INTO {SCHEMA}.insert_1 SELECT * FROM {STAGING}.payload WHERE id = step"
         )))?;
         fill(client, &format!("{STAGING}.payload"), self.transactions, prose, interrupt)
     }
@@ -125,18 +125,18 @@ impl Backlog for Update1 {
     fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {
         let turns = format!("{STAGING}.turns");
         client.batch_execute(&format!(
-            "CREATE UNLOGGED TABLE {turns} (turn bigint PRIMARY KEY, row bigint NOT NULL)"
+            "CREATE UNLOGGED TABLE {turns} (turn bigint PRIMARY KEY, row_id bigint NOT NULL)"
         ))?;
         client.batch_execute(&procedure(&format!(
-            "UPDATE {SCHEMA}.update_1 SET cents = cents + at % 1000 + 1 \
-             WHERE id = (SELECT row FROM {turns} WHERE turn = at)"
+            "UPDATE {SCHEMA}.update_1 SET cents = cents + step % 1000 + 1 \
+             WHERE id = (SELECT row_id FROM {turns} WHERE turn = step)"
         )))?;
         let mut order: Vec<i64> = (0..self.transactions as i64).collect();
         order.shuffle(prose.rng());
         client.execute(
             &format!(
-                "INSERT INTO {turns} SELECT n - 1, row \
-                 FROM unnest($1::bigint[]) WITH ORDINALITY AS t (row, n)"
+                "INSERT INTO {turns} SELECT n - 1, row_id \
+                 FROM unnest($1::bigint[]) WITH ORDINALITY AS t (row_id, n)"
             ),
             &[&order],
         )?;

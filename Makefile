@@ -1,0 +1,59 @@
+# farshore: `make demo` shows it, `make test` runs everything CI runs.
+# Both set up what they need (scripts/setup) on a Debian machine with a Rust toolchain.
+
+SCENARIO ?=
+CARGO ?= cargo
+
+.PHONY: setup demo test test-pure test-crates test-scenarios stress bench lint fuzz clean
+
+setup:
+	@scripts/setup
+
+## Replicate between two throwaway servers under load, kill Farshore once, compare every table.
+demo: setup
+	@$(CARGO) build --release -p farshore-cli
+	@target/release/farshore demo
+
+## Everything CI runs.
+test: setup lint test-crates test-scenarios
+
+## rustfmt, clippy with warnings as errors, and cargo-deny where it is installed.
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \
+	 else echo "skipped: cargo-deny is not installed"; fi
+
+## Codecs and pure parts only: seconds, no servers.
+test-pure:
+	$(CARGO) test -p farshore-model -p farshore-wire -p farshore-fault --lib --tests
+
+## Each crate's own tests, on private throwaway clusters, side by side.
+test-crates:
+	$(CARGO) test --workspace --exclude farshore-tests
+	$(CARGO) test -p farshore-store --features faults --test crash
+
+## Whole-system scenarios on real servers, with fault injection.
+test-scenarios:
+	$(CARGO) build --profile faults --features faults -p farshore-cli --target-dir target/faults
+	$(CARGO) test -p farshore-tests -- --test-threads=2
+
+## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
+stress: setup
+	FARSHORE_KILLS=$${FARSHORE_KILLS:-500} $(CARGO) test -p farshore-tests --test prefix -- --nocapture
+	$(MAKE) fuzz FUZZ_SECONDS=$${FUZZ_SECONDS:-600}
+
+FUZZ_SECONDS ?= 20
+## Every decoder against arbitrary bytes (needs a nightly toolchain and cargo-fuzz).
+fuzz:
+	cd fuzz && for target in pgoutput pgoutput_stored replication copy_binary backend; do \
+	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
+
+## Comparisons with PostgreSQL's own replication. SCENARIO=name prints JSON lines alone.
+bench: setup
+	@$(CARGO) build --release -p farshore-cli -p farshore-bench 1>&2
+	@target/release/farshore-bench $(SCENARIO)
+
+clean:
+	$(CARGO) clean
+	rm -rf out
