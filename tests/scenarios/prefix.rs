@@ -170,6 +170,7 @@ fn run(plan: &Plan) -> Result<Outcome> {
     let workload = Workload::start(&publisher.url(DATABASE), &options);
     // The initial copy finds rows of all kinds, and meets transactions under way.
     wait_until("the first transactions", STREAMING_TIMEOUT, &[&publisher.log_path()], || {
+        workload.ensure_running()?;
         Ok((workload.summary().committed >= 300).then_some(()))
     })?;
 
@@ -226,6 +227,7 @@ fn watch(
     let chaos = chaos.and_then(|summary| {
         let goal = workload.summary().committed + plan.calm_commits;
         wait_until("the workload", STREAMING_TIMEOUT, &[&actors.publisher.log_path()], || {
+            workload.ensure_running()?;
             Ok((workload.summary().committed >= goal).then_some(()))
         })?;
         Ok(summary)

@@ -55,8 +55,7 @@ impl ReadBuffer {
     }
 
     /// Whether a whole frame is there.
-    #[cfg(test)]
-    fn has_frame(&self) -> bool {
+    pub(crate) fn has_frame(&self) -> bool {
         matches!(frame_length(&self.bytes), Ok(Some(length)) if self.bytes.len() >= length)
     }
 

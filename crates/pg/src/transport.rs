@@ -73,7 +73,8 @@ impl Transport {
         // Nobody is parked on this socket while we hold `&mut self`, so no wake-up gets lost.
         let mut cx = Context::from_waker(Waker::noop());
         if let Poll::Ready(Err(error)) = self.poll_write(&mut cx) {
-            return Err(self.lost(Some(error)));
+            let lost = self.lost_while_writing(error);
+            return if self.has_frame() { Ok(true) } else { Err(lost) };
         }
         match self.poll_read(&mut cx) {
             Poll::Pending => Ok(false),
@@ -91,7 +92,11 @@ impl Transport {
                     return Poll::Ready(Ok(message));
                 }
                 if let Poll::Ready(Err(error)) = self.poll_write(cx) {
-                    return Poll::Ready(Err(self.lost_while_writing(error)));
+                    let lost = self.lost_while_writing(error);
+                    if self.has_frame() {
+                        continue;
+                    }
+                    return Poll::Ready(Err(lost));
                 }
                 match std::task::ready!(self.poll_read(cx)) {
                     Ok(0) => return Poll::Ready(Err(self.lost(None))),
@@ -101,6 +106,11 @@ impl Transport {
             }
         })
         .await
+    }
+
+    /// Whether a message is wholly here.
+    pub(crate) fn has_frame(&self) -> bool {
+        self.input.has_frame()
     }
 
     /// Writes everything, reading while the socket takes nothing, so that a server that waits for
@@ -125,8 +135,11 @@ impl Transport {
         .await
     }
 
-    /// A write fails before the server's parting words have been read: look for them first.
+    /// A write fails before the server's parting words have been read: take them in first. They
+    /// stay in the buffer for whoever receives them.
     fn lost_while_writing(&mut self, error: io::Error) -> Error {
+        self.output.clear();
+        self.needs_flush = false;
         let mut cx = Context::from_waker(Waker::noop());
         while let Poll::Ready(Ok(1..)) = self.poll_read(&mut cx) {}
         self.lost(Some(error))

@@ -120,7 +120,7 @@ async fn a_logical_stream_moves_its_slot() {
     connection.drop_slot("s", true).await.unwrap();
 
     // A slot with a snapshot for this connection's own transaction.
-    connection.simple_query("BEGIN ISOLATION LEVEL REPEATABLE READ").await.unwrap();
+    connection.simple_query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await.unwrap();
     let options =
         SlotOptions { temporary: true, snapshot: SlotSnapshot::Use, ..SlotOptions::default() };
     connection.create_logical_slot("temporary", options).await.unwrap();
@@ -216,6 +216,9 @@ async fn a_stream_ends_with_its_server_and_reports_a_kill() {
     let mut stream =
         replication(&cluster).await.start_replication("s", Lsn::ZERO, OPTIONS).await.unwrap();
     admin.close().await;
+    // Only a walsender that streams already is given time at a shutdown; an answer proves it.
+    stream.send_status(Lsn::ZERO, Lsn::ZERO, Lsn::ZERO, true).await.unwrap();
+    stream.next().await.unwrap().expect("the stream ended");
     cluster.begin_stop("fast");
     // The server stays until we have confirmed everything; then the stream ends, no error.
     let mut end = Lsn::ZERO;

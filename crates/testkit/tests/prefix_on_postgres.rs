@@ -59,6 +59,7 @@ fn a_good_replication_under_kills_is_accepted_and_interference_is_noticed() -> R
     let samplers = Samplers::start(&subscriber.url("postgres"), 2, Duration::from_millis(20));
     for round in 1..=4 {
         wait_until("transactions and samples", TIMEOUT, &[&subscriber.log_path()], || {
+            workload.ensure_running()?;
             let enough =
                 workload.summary().committed >= round * 200 && samplers.taken() >= round * 20;
             Ok(enough.then_some(()))

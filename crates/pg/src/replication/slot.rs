@@ -10,8 +10,9 @@ pub enum SlotSnapshot {
     /// Export it under a name, for `SET TRANSACTION SNAPSHOT` in other sessions. It lives until
     /// this session's next command, or its end.
     Export,
-    /// Use it for the transaction that is open on this connection. It must be a fresh
-    /// `REPEATABLE READ` transaction.
+    /// Use it for the transaction that is open on this connection. It must be a fresh one, begun
+    /// with `BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY` (newer servers insist on the last
+    /// two words).
     Use,
     /// Nothing.
     Nothing,

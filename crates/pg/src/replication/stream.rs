@@ -243,7 +243,15 @@ impl ReplicationStream {
         })
         .encode(&mut self.status);
         frontend::copy_data(&mut self.connection.transport.output, &self.status)?;
-        self.connection.flush().await
+        match self.connection.flush().await {
+            // A server that has ended the stream reads no more. What it said last comes first.
+            Err(Error::Closed { .. } | Error::Io { .. })
+                if self.connection.transport.has_frame() =>
+            {
+                Ok(())
+            }
+            flushed => flushed,
+        }
     }
 
     /// Where a physical stream goes on, once [`ReplicationStream::next`] has returned `None`;

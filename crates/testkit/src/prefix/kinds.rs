@@ -337,7 +337,7 @@ impl Writer {
 
     /// More than the publisher's decoding memory: sent while it is under way, partly taken back.
     fn bulk(&mut self, tx: &mut Transaction<'_>) -> Result<(), Error> {
-        let (batch, rows) = (self.txid, i64::from(self.bulk_rows));
+        let (batch, rows) = (self.txid, i32::try_from(self.bulk_rows).unwrap_or(i32::MAX));
         let insert = "INSERT INTO prefix.bulk SELECT $1::bigint + i * 1000, $2, 'row ' || i || repeat('x', 40) \
                       FROM generate_series(1, $3) i";
         tx.execute(insert, &[&self.fresh_id(), &batch, &(rows / 2)])?;
@@ -363,5 +363,42 @@ impl Writer {
         let delete = "DELETE FROM prefix.ledger WHERE writer = $1 AND txid < $2";
         let oldest = self.txid - LEDGER_ROWS_MAX * 1_000;
         tx.execute(delete, &[&self.number, &oldest]).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Oracle, create_tables, read_state};
+    use super::*;
+    use crate::postgres::{Cluster, Installation};
+    use anyhow::{Context, Result};
+
+    #[test]
+    fn every_kind_of_work_succeeds_and_is_understood_by_the_oracle() -> Result<()> {
+        for major in [15, 18] {
+            let installation = Installation::find(major)?;
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start()?;
+            let mut client = cluster.connect()?;
+            create_tables(&mut client)?;
+            let oracle = Oracle::create(&mut client)?;
+            fill(&mut client)?;
+            let mut writer = Writer::new(1, 1, 200);
+            let mut commits = 1;
+            for (kind, _) in MIX {
+                for _ in 0..12 {
+                    writer.txid += 1_000;
+                    let mut tx = client.transaction()?;
+                    writer.work(&mut tx, *kind).with_context(|| format!("{kind:?}"))?;
+                    tx.commit()?;
+                    commits += 1;
+                }
+            }
+            let history = oracle.history(&mut client)?;
+            // Some work finds nothing to do.
+            assert!(history.steps().len() <= commits && history.steps().len() > commits / 2);
+            assert!(read_state(&mut client)?.rows().any(|row| row.to_string().starts_with("bulk")));
+        }
+        Ok(())
     }
 }

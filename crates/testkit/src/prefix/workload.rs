@@ -3,11 +3,11 @@
 
 use super::kinds::Writer;
 use super::session::{StopSignal, connect, is_transient};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use postgres::Client;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,7 @@ struct Counters {
     committed: AtomicU64,
     unknown: AtomicU64,
     rolled_back: AtomicU64,
+    failure: OnceLock<String>,
 }
 
 /// Running writers; dropping them stops them.
@@ -80,7 +81,13 @@ impl Workload {
         let spawn = |number| {
             let (url, stop, counters) = (url.to_owned(), stop.clone(), counters.clone());
             let options = options.clone();
-            std::thread::spawn(move || write(&url, number, &options, &stop, &counters))
+            std::thread::spawn(move || {
+                let result = write(&url, number, &options, &stop, &counters);
+                if let Err(error) = &result {
+                    let _ = counters.failure.set(format!("{error:#}"));
+                }
+                result
+            })
         };
         let threads = (1..=options.writers).map(spawn).collect();
         Workload { stop, counters, threads }
@@ -92,6 +99,17 @@ impl Workload {
             committed: self.counters.committed.load(Ordering::Relaxed),
             unknown: self.counters.unknown.load(Ordering::Relaxed),
             rolled_back: self.counters.rolled_back.load(Ordering::Relaxed),
+        }
+    }
+
+    /// To be asked while waiting for the writers.
+    ///
+    /// # Errors
+    /// When a writer has ended by an error that neither a crash nor a conflict explains.
+    pub fn ensure_running(&self) -> Result<()> {
+        match self.counters.failure.get() {
+            Some(failure) => bail!("{failure}"),
+            None => Ok(()),
         }
     }
 

@@ -1,0 +1,14 @@
+//! Real databases through farshore, in both directions between PostgreSQL 15 and 18. Every scenario
+//! ends with a comparison of both sides by checksum, taken when the subscriber shows the
+//! publisher's last commit.
+
+#[path = "end_to_end/changes.rs"]
+mod changes;
+#[path = "end_to_end/identities.rs"]
+mod identities;
+#[path = "end_to_end/operation.rs"]
+mod operation;
+#[path = "end_to_end/publications.rs"]
+mod publications;
+#[path = "end_to_end/streamed.rs"]
+mod streamed;
