@@ -5,6 +5,7 @@ use anyhow::{Context, Result};
 use farshore_testkit::checksum;
 use farshore_testkit::postgres::{Cluster, ClusterBuilder, Installation};
 use postgres::Client;
+use postgres::error::SqlState;
 use std::time::Duration;
 
 /// Database on both sides.
@@ -156,15 +157,37 @@ impl Pair {
         Ok(self.marks)
     }
 
-    /// Waits until `target` shows everything that was committed on the publisher before this call.
+    /// Waits until `target` shows everything that was committed on the publisher before this call:
+    /// the copy is over, so that the mark cannot have come with it, and the mark is there.
     ///
     /// # Errors
     /// When it takes minutes, or an agent stops.
     pub fn await_arrival_at(&mut self, mut target: Client) -> Result<()> {
         let mark = self.mark()?;
         self.site.wait_for("the subscriber to catch up", ARRIVAL_TIMEOUT, || {
-            let query = "SELECT FROM farshore_marks.mark WHERE id = $1";
-            Ok(target.query_opt(query, &[&mark])?.map(drop))
+            // One statement, one snapshot.
+            let query = "SELECT FROM farshore_marks.mark WHERE id = $1 AND \
+                         EXISTS (SELECT FROM farshore.subscription) AND \
+                         NOT EXISTS (SELECT FROM farshore.subscription WHERE state <> 'streaming')";
+            match target.query_opt(query, &[&mark]) {
+                Ok(row) => Ok(row.map(drop)),
+                Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(None),
+                Err(error) => Err(error).context("look for the mark"),
+            }
+        })
+    }
+
+    /// Waits until a table has been copied to the subscriber and subscription `s` streams.
+    ///
+    /// # Errors
+    /// When it takes minutes, or an agent stops.
+    pub fn await_copy(&mut self, table: &str) -> Result<()> {
+        let mut target = self.subscriber.connect()?;
+        self.site.wait_for(&format!("{table} to be copied"), ARRIVAL_TIMEOUT, || {
+            let query = "SELECT FROM farshore.table_copy t \
+                         JOIN farshore.subscription s ON s.name = t.subscription \
+                         WHERE t.table_name = $1 AND t.state = 'copied' AND s.state = 'streaming'";
+            Ok(target.query_opt(query, &[&table])?.map(drop))
         })
     }
 

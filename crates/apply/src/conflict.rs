@@ -8,11 +8,16 @@ const SHOWN_CHARS_MAX: usize = 80;
 
 /// The remedy for an update or delete that found no row.
 pub const ROW_MISSING: &str = "The row is not on the target: something else changed the target. \
-     Put the row back, or empty the target's tables and drop its farshore schema to copy anew";
+     Put the row back and start this node again, or copy anew: empty the target's tables and DROP \
+     SCHEMA farshore CASCADE there";
+
+/// The remedy for an insert that inserted nothing.
+pub const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove it (or let the \
+     role set session_replication_role) and start this node again";
 
 /// The remedy for a change that the target refused.
 pub const REFUSED: &str = "Mend the target (the message above names the constraint or type) and \
-     the subscription goes on where it stopped";
+     start this node again: the subscription goes on with this change";
 
 /// The word for a stored change's kind.
 pub fn operation(change: &Stored<'_>) -> &'static str {

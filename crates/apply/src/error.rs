@@ -15,28 +15,8 @@ pub enum ApplyError {
         error: farshore_pg::Error,
     },
     /// The target refused a change, or the change met other rows than it should.
-    #[error(
-        "subscription \"{subscription}\": cannot apply {operation} on {table} (key {key}) of the \
-         transaction that committed at {position}: {what}. {remedy}"
-    )]
-    Change {
-        /// Subscription.
-        subscription: String,
-        /// INSERT, UPDATE, DELETE or TRUNCATE.
-        operation: &'static str,
-        /// Qualified table name.
-        table: String,
-        /// The row's key, readable.
-        key: String,
-        /// End of the transaction's commit record on the publisher.
-        position: Lsn,
-        /// What is wrong.
-        what: String,
-        /// What to do.
-        remedy: &'static str,
-        /// SQLSTATE, when the target sent one.
-        sqlstate: Option<String>,
-    },
+    #[error("{0}")]
+    Change(Box<FailedChange>),
     /// The publisher's side of the initial copy.
     #[error(transparent)]
     Capture(#[from] CaptureError),
@@ -64,19 +44,39 @@ pub enum ApplyError {
     },
 }
 
+/// A change that could not be applied.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "subscription \"{subscription}\": cannot apply {operation} on {table} (key {key}) of the \
+     transaction that committed at {position}: {what}. {remedy}"
+)]
+pub struct FailedChange {
+    /// Subscription.
+    pub subscription: String,
+    /// INSERT, UPDATE, DELETE or TRUNCATE.
+    pub operation: &'static str,
+    /// Qualified table name.
+    pub table: String,
+    /// The row's key, readable.
+    pub key: String,
+    /// End of the transaction's commit record on the publisher.
+    pub position: Lsn,
+    /// What is wrong.
+    pub what: String,
+    /// What to do.
+    pub remedy: &'static str,
+    /// SQLSTATE, when the target sent one.
+    pub sqlstate: Option<String>,
+}
+
 impl ApplyError {
     /// Whether trying again later, unchanged, can succeed.
     pub fn is_transient(&self) -> bool {
         match self {
-            ApplyError::Target { error, .. } => error.is_transient(),
-            ApplyError::Change { sqlstate, .. } => sqlstate.as_deref().is_some_and(|code| {
-                // Serialisation failures, deadlocks, lock and statement timeouts, shutdowns,
-                // resources that may come back.
-                matches!(code, "40001" | "40P01" | "55P03" | "57014" | "57P01" | "57P02" | "57P03")
-                    || code.starts_with("53")
-                    || code.starts_with("58")
-                    || code.starts_with("08")
-            }),
+            ApplyError::Target { error, .. } => {
+                error.is_transient() || error.sqlstate().is_some_and(passes_by_itself)
+            }
+            ApplyError::Change(failed) => failed.sqlstate.as_deref().is_some_and(passes_by_itself),
             ApplyError::Capture(error) => error.is_transient(),
             ApplyError::NotYet(_) => true,
             ApplyError::Store(_)
@@ -85,4 +85,16 @@ impl ApplyError {
             | ApplyError::Stored { .. } => false,
         }
     }
+}
+
+/// SQLSTATEs of conditions that end without anybody mending the data: serialisation failures,
+/// deadlocks, time limits, shutdowns, a target that is read-only while it fails over, and resources
+/// that may come back.
+fn passes_by_itself(code: &str) -> bool {
+    matches!(
+        code,
+        "40001" | "40P01" | "55P03" | "57014" | "57P01" | "57P02" | "57P03" | "25006" | "25P04"
+    ) || code.starts_with("53")
+        || code.starts_with("58")
+        || code.starts_with("08")
 }

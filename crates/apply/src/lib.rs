@@ -19,6 +19,6 @@ pub mod scheduler;
 mod status;
 mod subscription;
 
-pub use error::ApplyError;
+pub use error::{ApplyError, FailedChange};
 pub use status::{LagHistogram, Phase, SubscriptionStatus, TableCopy};
 pub use subscription::{Subscription, SubscriptionSpec};

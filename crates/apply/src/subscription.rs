@@ -10,11 +10,11 @@ use crate::postgres::writer::{InTransaction, Writer};
 use crate::scheduler::{GroupLimits, Input, Scheduler};
 use crate::status::{Phase, SubscriptionStatus};
 use farshore_capture::publication::PublicationSpec;
-use farshore_capture::snapshot::ExportedSnapshot;
+use farshore_capture::slot;
 use farshore_fault as fault;
 use farshore_model::transaction::Header;
 use farshore_model::{Applied, Lsn, PgTime};
-use farshore_pg::{Config, Mode};
+use farshore_pg::{CancelToken, Config, Mode};
 use farshore_store::{LogStore, StoreError};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -25,11 +25,11 @@ use tokio::time::Instant;
 /// How long to wait for the connection of an agent that died to leave the target.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
+/// How long a stop waits for the open target transaction.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
 /// With nothing to apply, progress on the target follows the log this often.
 const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
-
-/// The store's note with the publisher's system identifier, written by capture.
-const NOTE_SYSTEM: &str = "publisher.system_identifier";
 
 /// What to apply, and to where.
 #[derive(Clone, Debug)]
@@ -54,31 +54,80 @@ pub struct Subscription {
     pub source: PublicationSpec,
     /// Where the changes come from.
     pub store: Arc<dyn LogStore>,
-    /// Turns true when capture has made its slot: a copy may begin.
-    pub capture_ready: watch::Receiver<bool>,
+    /// Counts capture's connections: from the first on a copy may begin, and each may have
+    /// brought new tables into the publication.
+    pub capture_ready: watch::Receiver<u64>,
     /// Where to say how it goes.
     pub status: Arc<Mutex<SubscriptionStatus>>,
+}
+
+/// Why streaming ended without an error.
+enum StreamEnd {
+    /// It was told to stop.
+    Stopped,
+    /// Tables joined the publication and must be copied.
+    NewTables,
 }
 
 /// Where streaming starts, and what is copied.
 struct Start {
     applied: Lsn,
-    copied: HashMap<farshore_capture::publication::TableName, Lsn>,
+    /// Copied tables.
+    tables: Vec<TableProgress>,
     /// Every state is a prefix from here on.
     consistent_at: Lsn,
+    /// Capture's connection at which the publisher was asked for new tables.
+    asked: u64,
 }
 
 impl Subscription {
-    /// Runs until `stop` turns true (the open group is committed first) or something fails.
-    pub async fn run(&self, mut stop: watch::Receiver<bool>) -> Result<(), ApplyError> {
-        let mut stop_early = stop.clone();
-        let start = tokio::select! {
-            biased;
-            _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-            start = self.start() => start?,
+    /// Runs until `stop` turns true or something fails. A stop commits the open group, unless that
+    /// takes long: then it is left to be done again.
+    pub async fn run(&self, stop: watch::Receiver<bool>) -> Result<(), ApplyError> {
+        let cancel = Mutex::new(None);
+        let mut stopping = stop.clone();
+        let grace_over = async {
+            let stopped = stopping.wait_for(|stop| *stop).await.is_ok();
+            if stopped {
+                tokio::time::sleep(STOP_GRACE).await;
+            } else {
+                std::future::pending::<()>().await;
+            }
         };
-        let (session, start) = start;
-        self.stream(session, start, &mut stop).await
+        tokio::select! {
+            result = self.work(stop, &cancel) => return result,
+            () = grace_over => {}
+        }
+        // A statement that waits on the target would keep the connection, and with it the lock.
+        let token: Option<CancelToken> =
+            cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+        if let Some(token) = token
+            && let Err(error) = token.cancel().await
+        {
+            tracing::debug!(subscription = %self.spec.name, %error, "not cancelled");
+        }
+        Ok(())
+    }
+
+    async fn work(
+        &self,
+        mut stop: watch::Receiver<bool>,
+        cancel: &Mutex<Option<CancelToken>>,
+    ) -> Result<(), ApplyError> {
+        loop {
+            let mut stop_early = stop.clone();
+            let (session, start) = tokio::select! {
+                biased;
+                _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
+                start = self.start() => start?,
+            };
+            *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
+                Some(session.connection.cancel_token());
+            match self.stream(session, start, &mut stop).await? {
+                StreamEnd::Stopped => return Ok(()),
+                StreamEnd::NewTables => {}
+            }
+        }
     }
 
     /// Connects, copies what is missing, and says where streaming starts.
@@ -99,17 +148,34 @@ impl Subscription {
             return Err(self.gap(start));
         }
         let mut tables = session.load_tables(name).await?;
-        if unfinished || self.has_new_tables(&tables).await {
+        let asked = *self.capture_ready.borrow();
+        let half_copied = tables.iter().any(|table| !table.copied);
+        if unfinished || half_copied || (asked > 0 && self.has_new_tables(&tables).await) {
+            session.wait_for_copiers(name).await?;
+            tables = session.load_tables(name).await?;
             self.copy(&mut session, progress.as_ref(), cursor.applied, &tables).await?;
             tables = session.load_tables(name).await?;
         }
         let progress = session.load_progress(name).await?.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
         })?;
-        let copied: HashMap<_, _> =
-            tables.into_iter().map(|table| (table.table, table.copied_at)).collect();
-        let consistent_at = copied.values().copied().max().unwrap_or(Lsn::ZERO);
+        tables.retain(|table| table.copied);
+        let consistent_at = tables.iter().map(|t| t.copied_at).max().unwrap_or(Lsn::ZERO);
         let applied = progress.applied;
+        // A store that was replaced begins later than what the target has.
+        let mut ready = self.capture_ready.clone();
+        while slot::log_begins(self.store.as_ref()).is_none() {
+            if ready.changed().await.is_err() {
+                return Err(ApplyError::NotYet(format!(
+                    "subscription \"{name}\": waiting for its publication's capture"
+                )));
+            }
+        }
+        if let Some(begins) =
+            slot::log_begins(self.store.as_ref()).filter(|begins| applied < *begins)
+        {
+            return Err(self.gap(begins));
+        }
         let durable = self.store.durable().borrow().0;
         if progress.state == state::STREAMING && applied > durable.max(consistent_at) {
             return Err(ApplyError::Gap(format!(
@@ -123,14 +189,15 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
             Err(error) => return Err(error.into()),
         }
-        Ok((session, Start { applied, copied, consistent_at }))
+        Ok((session, Start { applied, tables, consistent_at, asked }))
     }
 
     fn gap(&self, start: Lsn) -> ApplyError {
         ApplyError::Gap(format!(
-            "subscription \"{}\": the store has dropped changes that it still needed; the log now \
-             starts at {start}. Empty the target's tables and drop its farshore schema to copy \
-             anew, and raise the publication's retention limits",
+            "subscription \"{}\": the store no longer has changes that it still needed; the log now \
+             starts at {start} (retention limits dropped them, or the store was replaced). To copy \
+             anew: stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE there, \
+             and start",
             self.spec.name
         ))
     }
@@ -144,7 +211,7 @@ impl Subscription {
                 progress.publication, self.spec.publication
             )));
         }
-        match self.store.note(NOTE_SYSTEM) {
+        match slot::publisher_identity(self.store.as_ref()) {
             Some(system) if system != progress.publisher => Err(ApplyError::Setup(format!(
                 "subscription \"{name}\": the target was filled from another publisher (system \
                  identifier {}, not {system}). Point the publication back at it, or empty the \
@@ -158,17 +225,14 @@ impl Subscription {
     /// Whether the publisher publishes tables that are not copied. When it cannot be asked now,
     /// streaming goes on: a change of such a table would bring us back here.
     async fn has_new_tables(&self, known: &[TableProgress]) -> bool {
-        if !*self.capture_ready.borrow() {
-            return false;
-        }
         let asked = async {
             let mut sql = self.source.connect(Mode::Sql).await?;
             self.source.published_tables(&mut sql).await
         };
         match asked.await {
-            Ok(published) => published
-                .iter()
-                .any(|table| !known.iter().any(|k| k.copied && k.table == table.table)),
+            Ok(published) => {
+                published.iter().any(|table| !known.iter().any(|k| k.copied && k.is_still(table)))
+            }
             Err(error) => {
                 tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
                 false
@@ -186,17 +250,14 @@ impl Subscription {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Copying);
         let mut ready = self.capture_ready.clone();
-        if ready.wait_for(|ready| *ready).await.is_err() {
+        if ready.wait_for(|sessions| *sessions > 0).await.is_err() {
             return Err(ApplyError::NotYet(format!(
                 "subscription \"{name}\": waiting for its publication's capture"
             )));
         }
-        // The log from here on is kept for us; the consistent point cannot be before it.
-        let snapshot = ExportedSnapshot::export(&self.source, name).await?;
-        let point = snapshot.consistent_point;
-        tracing::info!(subscription = %name, %point, "initial copy begins");
+        // The log from `pinned` on is kept for us, and no consistent point can be before it.
         if progress.is_none() {
-            let system = self.store.note(NOTE_SYSTEM).unwrap_or_default();
+            let system = slot::publisher_identity(self.store.as_ref()).unwrap_or_default();
             fault::point("snapshot.before-state");
             session
                 .execute(
@@ -221,7 +282,7 @@ impl Subscription {
             settings: self.spec.copy,
             status: &self.status,
         };
-        copy.run(session, snapshot, known).await?;
+        let point = copy.run(session, known).await?;
         let tables = session.load_tables(name).await?;
         let newest = tables.iter().map(|table| table.copied_at).max().unwrap_or(point);
         let oldest = tables.iter().map(|table| table.copied_at).min().unwrap_or(point);
@@ -256,7 +317,7 @@ impl Subscription {
         session: Session,
         start: Start,
         stop: &mut watch::Receiver<bool>,
-    ) -> Result<(), ApplyError> {
+    ) -> Result<StreamEnd, ApplyError> {
         let name = self.spec.name.as_str();
         let mut read_after = start.applied;
         if fault::defect("doubled-batch-after-reconnect") {
@@ -267,7 +328,9 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
             Err(error) => return Err(error.into()),
         };
-        let writer = Writer::new(Pipeline::new(session), name, start.copied).await?;
+        let copied: HashMap<_, _> =
+            start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
+        let writer = Writer::new(Pipeline::new(session), name, copied).await?;
         let mut streaming = Streaming {
             agent: self,
             feed,
@@ -277,12 +340,14 @@ impl Subscription {
             sent: start.applied,
             seen: start.applied,
             consistent_at: start.consistent_at,
+            asked: start.asked,
+            tables: start.tables,
+            ask_again: false,
             in_group: Vec::new(),
             awaiting: Vec::new(),
             progress_at: Instant::now(),
             held_back: None,
         };
-        streaming.announce();
         tracing::info!(subscription = %name, applied = %start.applied, "subscription streaming");
         streaming.run(stop).await
     }
@@ -305,6 +370,12 @@ struct Streaming<'a> {
     /// Newest position read from the log.
     seen: Lsn,
     consistent_at: Lsn,
+    /// Capture's connection at which the publisher was last asked for new tables.
+    asked: u64,
+    /// Copied tables.
+    tables: Vec<TableProgress>,
+    /// Changes of a table that is not copied have come by.
+    ask_again: bool,
     /// Commit times of the transactions in the open group.
     in_group: Vec<PgTime>,
     /// Commit times of transactions whose COMMIT is on its way.
@@ -315,11 +386,20 @@ struct Streaming<'a> {
 }
 
 impl Streaming<'_> {
-    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<(), ApplyError> {
+    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<StreamEnd, ApplyError> {
         loop {
             if *stop.borrow() {
                 self.commit_group().await?;
-                return self.settle().await;
+                self.settle().await?;
+                return Ok(StreamEnd::Stopped);
+            }
+            let sessions = *self.agent.capture_ready.borrow();
+            if self.ask_again || self.asked != sessions {
+                self.commit_group().await?;
+                self.settle().await?;
+                if self.tables_have_joined(sessions).await {
+                    return Ok(StreamEnd::NewTables);
+                }
             }
             match self.feed.next_at_hand().await? {
                 Some(LogItem::Transaction { header, body }) => {
@@ -329,6 +409,12 @@ impl Streaming<'_> {
                 None => self.dry(stop).await?,
             }
         }
+    }
+
+    /// Asks the publisher whether it publishes tables that are not copied.
+    async fn tables_have_joined(&mut self, sessions: u64) -> bool {
+        (self.asked, self.ask_again) = (sessions, false);
+        self.agent.has_new_tables(&self.tables).await
     }
 
     async fn transaction(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
@@ -372,6 +458,13 @@ impl Streaming<'_> {
                 }
             }
         }
+        for table in self.writer.take_uncopied() {
+            tracing::info!(
+                subscription = %self.agent.spec.name, %table,
+                "changes of a table that is not copied are passed over"
+            );
+            self.ask_again = true;
+        }
         self.seen = self.seen.max(header.end_lsn);
         self.in_group.push(header.commit_time);
         if decision.commit_after {
@@ -395,8 +488,11 @@ impl Streaming<'_> {
             self.commit_open().await?;
             self.settle().await?;
         }
+        self.announce();
         let behind = self.seen > self.applied;
+        let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         tokio::select! {
+            Ok(_) = ready.wait_for(|sessions| *sessions != asked) => {}
             () = self.feed.wait_for_more() => {}
             _ = stop.wait_for(|stop| *stop) => {}
             () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => {}

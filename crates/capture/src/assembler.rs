@@ -29,7 +29,9 @@ pub struct Assembler {
     last_position: Lsn,
     batch: Batch,
     batch_definitions: BTreeSet<DictionaryId>,
-    relations: HashMap<u32, DictionaryId>,
+    relations: HashMap<u32, Told>,
+    /// Relation messages so far: which of two definitions is the newer.
+    told: u64,
     open: Option<OpenTransaction>,
     streams: HashMap<Xid, StreamedTransaction>,
     current_stream: Option<Xid>,
@@ -58,7 +60,15 @@ struct StreamedTransaction {
     aborted: BTreeSet<Xid>,
     /// Relations as this transaction was told of them; the rest of the session learns of them
     /// when it commits, as pgoutput does.
-    relations: HashMap<u32, DictionaryId>,
+    relations: HashMap<u32, Told>,
+}
+
+/// A relation as the publisher described it.
+#[derive(Clone, Copy)]
+struct Told {
+    definition: DictionaryId,
+    /// Which Relation message of the connection it was.
+    message: u64,
 }
 
 impl Assembler {
@@ -72,6 +82,7 @@ impl Assembler {
             batch: Batch::default(),
             batch_definitions: BTreeSet::new(),
             relations: HashMap::new(),
+            told: 0,
             open: None,
             streams: HashMap::new(),
             current_stream: None,
@@ -160,7 +171,7 @@ impl Assembler {
         };
         let (relations, definitions) = (&self.relations, &mut self.batch_definitions);
         stored::rewrite_to_stored(data, &self.context, &mut self.batch.payload, |oid| {
-            let id = relations.get(&oid).copied();
+            let id = relations.get(&oid).map(|told| told.definition);
             definitions.extend(id);
             id
         })?;
@@ -192,7 +203,8 @@ impl Assembler {
         let (relations, session, definitions) =
             (&stream.relations, &self.relations, &mut self.chunk_definitions);
         let rewritten = stored::rewrite_to_stored(data, &self.context, &mut self.chunk, |oid| {
-            let id = relations.get(&oid).or_else(|| session.get(&oid)).copied();
+            let told = relations.get(&oid).or_else(|| session.get(&oid));
+            let id = told.map(|told| told.definition);
             definitions.extend(id);
             id
         })?;
@@ -246,7 +258,9 @@ impl Assembler {
             }
             Message::Commit(commit) => self.commit(commit.commit_lsn, commit.end_lsn)?,
             Message::Relation(relation) => {
-                let id = self.store.define(&stored::encode_definition(&relation));
+                let definition = self.store.define(&stored::encode_definition(&relation));
+                self.told += 1;
+                let id = Told { definition, message: self.told };
                 match self.current_stream {
                     None => self.relations.insert(relation.oid, id),
                     Some(top) => {
@@ -375,7 +389,12 @@ impl Assembler {
             return Err(AssembleError::Unexpected("StreamCommit inside a transaction".into()));
         }
         let stream = self.streams.remove(&xid).ok_or_else(|| unknown_stream(xid))?;
-        self.relations.extend(&stream.relations);
+        for (oid, told) in &stream.relations {
+            let newest = self.relations.entry(*oid).or_insert(*told);
+            if newest.message < told.message {
+                *newest = *told;
+            }
+        }
         if end_lsn <= self.last_position || stream.commands == 0 {
             return Ok(());
         }

@@ -61,6 +61,8 @@ impl CaptureError {
     pub fn is_transient(&self) -> bool {
         match self {
             CaptureError::Publisher { error, .. } => error.is_transient(),
+            // A full disk may get room again; a log that failed stays closed and says so itself.
+            CaptureError::Store(StoreError::Io { .. }) => true,
             CaptureError::Store(_)
             | CaptureError::Decode { .. }
             | CaptureError::Protocol(_)

@@ -131,6 +131,10 @@ pub struct PublishedTable {
     pub columns: Vec<(String, u32)>,
     /// Row filter as SQL, if any.
     pub row_filter: Option<String>,
+    /// Names this membership in the publication: another number after the table has left and come
+    /// back, or after its filter or columns were changed. Zero where the publication does not list
+    /// tables one by one.
+    pub membership: u32,
     /// The file the table is kept in: another one after anything that rewrites or empties it
     /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). Zero for a partitioned table.
     pub file_node: u32,
@@ -304,10 +308,13 @@ impl PublicationSpec {
             "SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
                pg_relation_size(c.oid) / current_setting('block_size')::int, \
                pg_table_size(c.oid), a.attname, a.atttypid, \
-               {BINARY_SAFE}, coalesce(pg_relation_filenode(c.oid), 0) \
+               {BINARY_SAFE}, coalesce(pg_relation_filenode(c.oid), 0), \
+               coalesce(m.oid, 0) \
              FROM pg_publication_tables p \
              JOIN pg_namespace n ON n.nspname = p.schemaname \
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
+             LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid \
+               AND m.prpubid = (SELECT oid FROM pg_publication WHERE pubname = $1) \
              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
                AND NOT a.attisdropped AND a.attgenerated = '' \
                AND ({columns} IS NULL OR a.attname = ANY ({columns})) \
@@ -335,6 +342,7 @@ impl PublicationSpec {
                     row_filter: row.get(3).map(str::to_owned),
                     partitioned: row.get(4) == Some("t"),
                     file_node: row.parse(10).map_err(parse)?,
+                    membership: row.parse(11).map_err(parse)?,
                     blocks: row.parse(5).map_err(parse)?,
                     bytes: row.parse(6).map_err(parse)?,
                     binary_safe: true,

@@ -7,7 +7,7 @@ use farshore_fault as fault;
 use farshore_model::{Durable, Lsn, PgTime, Received};
 use farshore_pg::Mode;
 use farshore_pg::replication::{ReplicationStream, StreamMessage};
-use farshore_store::{Batch, LogStore};
+use farshore_store::{Batch, LogStore, StoreError};
 use farshore_wire::pgoutput::Context;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,14 +54,21 @@ pub struct Capture {
     pub store: Arc<dyn LogStore>,
     /// Where to say how it goes.
     pub status: Arc<Mutex<CaptureStatus>>,
-    /// Turns true when the slot exists and the store covers its start: snapshots may begin.
-    pub ready: watch::Sender<bool>,
+    /// Counts the connections on which the publication was as configured, the slot was there and
+    /// the store covered its start. From the first on, snapshots may begin.
+    pub ready: watch::Sender<u64>,
 }
 
 impl Capture {
     /// Runs until `stop` turns true (then everything received is made durable and acknowledged)
     /// or something fails.
     pub async fn run(&self, mut stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
+        // What an earlier connection handed over must be durable before another one goes on: the
+        // stream is asked for from the durable end.
+        let accepted = self.store.accepted_end();
+        if self.store.durable().wait_for(|durable| durable.0 >= accepted).await.is_err() {
+            return Err(store_failure(self.store.as_ref()));
+        }
         let mut sql = self.spec.connect(Mode::Sql).await?;
         check_wal_level(&self.spec, &mut sql).await?;
         self.spec.ensure_publication(&mut sql).await?;
@@ -93,7 +100,7 @@ impl Capture {
         session.assembler.watermark(start);
         session.append().await?;
         session.wait_durable(start).await?;
-        self.ready.send_replace(true);
+        self.ready.send_modify(|sessions| *sessions += 1);
         self.set_status(|status| status.streaming = true);
         tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
         let result = session.run(&mut stop).await;
@@ -165,6 +172,7 @@ struct Session<'a> {
 /// What woke the loop up.
 enum Event {
     Message(Option<StreamMessage>),
+    Lost(farshore_pg::Error),
     Durable,
     StoreClosed,
     Tick,
@@ -186,13 +194,15 @@ impl Session<'_> {
                     Ok(()) => continue,
                     Err(_) => Event::StoreClosed,
                 },
-                message = self.stream.next() => {
-                    Event::Message(message.map_err(|error| self.publisher_error(error))?)
-                }
+                message = self.stream.next() => match message {
+                    Ok(message) => Event::Message(message),
+                    Err(error) => Event::Lost(error),
+                },
                 _ = tick.tick() => Event::Tick,
             };
             match event {
                 Event::Stop => return self.stop().await,
+                Event::Lost(error) => return self.lost(error).await,
                 Event::Durable => self.acknowledge().await?,
                 Event::StoreClosed => return Err(self.store_failure()),
                 Event::Tick => {
@@ -217,11 +227,18 @@ impl Session<'_> {
                         if self.assembler.bytes_waiting() >= BATCH_BYTES {
                             self.append().await?;
                         }
-                        next =
-                            self.stream.try_next().map_err(|error| self.publisher_error(error))?;
-                        // A stream that never pauses must not keep the acknowledgement back.
+                        next = match self.stream.try_next() {
+                            Ok(next) => next,
+                            Err(error) => return self.lost(error).await,
+                        };
+                        // A stream that never pauses must keep nothing back.
                         if self.acknowledged_at.elapsed() >= ACKNOWLEDGE_EVERY {
+                            self.append().await?;
                             self.acknowledge_if_moved().await?;
+                            let stopping = *stop.borrow();
+                            if stopping {
+                                break;
+                            }
                         }
                     }
                     self.append().await?;
@@ -230,14 +247,27 @@ impl Session<'_> {
         }
     }
 
+    /// The connection is gone: what was complete before is kept.
+    async fn lost(&mut self, error: farshore_pg::Error) -> Result<(), CaptureError> {
+        if let Some(batch) = self.assembler.take_batch() {
+            append_owned(self.capture.store.clone(), batch).await?;
+        }
+        Err(self.publisher_error(error))
+    }
+
     async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
         match message {
             StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
                 self.quiet_at = None;
                 self.wire_bytes += data.len() as u64;
-                self.assembler
-                    .message(&data)
-                    .map_err(|error| error.at(self.capture.spec.source.redacted(), wal_start))?;
+                // The end of a transaction or of a stream block may sync a spill.
+                let taken = match data.first() {
+                    Some(b'C' | b'E' | b'c') => {
+                        tokio::task::block_in_place(|| self.assembler.message(&data))
+                    }
+                    Some(_) | None => self.assembler.message(&data),
+                };
+                taken.map_err(|error| error.at(self.capture.spec.source.redacted(), wal_start))?;
                 self.nudge.reached(wal_end.max(wal_start));
             }
             StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
@@ -324,14 +354,19 @@ impl Session<'_> {
     }
 
     fn store_failure(&self) -> CaptureError {
-        match self.capture.store.failure() {
-            Some(error) => CaptureError::Store(error),
-            None => CaptureError::Protocol("the store closed".to_owned()),
-        }
+        store_failure(self.capture.store.as_ref())
     }
 
     fn publisher_error(&self, error: farshore_pg::Error) -> CaptureError {
         self.capture.spec.publisher_error(error)
+    }
+}
+
+fn store_failure(store: &dyn LogStore) -> CaptureError {
+    match store.failure() {
+        Some(error @ StoreError::Failed(_)) => CaptureError::Store(error),
+        Some(error) => CaptureError::Store(StoreError::Failed(Arc::new(error))),
+        None => CaptureError::Protocol("the store closed".to_owned()),
     }
 }
 

@@ -13,9 +13,103 @@ use farshore_store::LogStore;
 
 /// Notes in the store about where its log comes from.
 const NOTE_SYSTEM: &str = "publisher.system_identifier";
+const NOTE_TIMELINE: &str = "publisher.timeline";
 const NOTE_SLOT: &str = "slot.name";
 const NOTE_CREATING: &str = "slot.creating";
 const NOTE_START: &str = "slot.start";
+
+/// What to do when changes are missing.
+fn copy_anew(publication: &str) -> String {
+    format!(
+        "To copy everything anew: stop this node, drop the slot, remove \
+         data_dir/publications/{publication}, empty the target's tables, DROP SCHEMA farshore \
+         CASCADE there, and start"
+    )
+}
+
+/// The publisher's timeline and the end of its log.
+async fn log_end(spec: &PublicationSpec, sql: &mut Connection) -> Result<(u32, Lsn), CaptureError> {
+    let rows = sql
+        .query(
+            "SELECT ('x' || substr(pg_walfile_name(lsn), 1, 8))::bit(32)::int, lsn \
+             FROM pg_current_wal_flush_lsn() AS lsn",
+            &[],
+        )
+        .await
+        .map_err(|error| spec.publisher_error(error))?;
+    let row = rows
+        .first()
+        .ok_or_else(|| CaptureError::Protocol("no answer to where the log ends".to_owned()))?;
+    let parse = |error| spec.publisher_error(error);
+    Ok((row.parse(0).map_err(parse)?, row.parse(1).map_err(parse)?))
+}
+
+/// Refuses a publisher that was set back to before what the store holds: its positions would name
+/// other changes than ours.
+async fn check_history(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    store: &dyn LogStore,
+    known: Lsn,
+) -> Result<(), CaptureError> {
+    let name = &spec.name;
+    let (timeline, end) = log_end(spec, sql).await?;
+    if end < known {
+        return Err(CaptureError::Gap(format!(
+            "publication \"{name}\": the publisher's log ends at {end}, before what the store holds \
+             ({known}): it was set back, or it is another server. {}",
+            copy_anew(name)
+        )));
+    }
+    let noted = store.note(NOTE_TIMELINE).and_then(|noted| noted.parse::<u32>().ok());
+    if let Some(before) = noted.filter(|before| *before != timeline) {
+        let left_at = timeline_left_at(spec, timeline, before).await?;
+        if left_at.is_none_or(|left_at| left_at < known) {
+            let at = left_at.map_or_else(|| "an unknown position".to_owned(), |at| at.to_string());
+            return Err(CaptureError::Gap(format!(
+                "publication \"{name}\": the publisher is on timeline {timeline}, which left \
+                 timeline {before} at {at}, before what the store holds ({known}): the store has \
+                 changes that this server lost. {}",
+                copy_anew(name)
+            )));
+        }
+        tracing::info!(publication = %name, before, timeline, "the publisher changed its timeline");
+    }
+    store.set_note(NOTE_TIMELINE, &timeline.to_string())?;
+    Ok(())
+}
+
+/// Where `timeline`'s history left the timeline `before` (PostgreSQL docs: "27.3.5 Timelines").
+async fn timeline_left_at(
+    spec: &PublicationSpec,
+    timeline: u32,
+    before: u32,
+) -> Result<Option<Lsn>, CaptureError> {
+    let mut replication = spec.connect(Mode::LogicalReplication).await?;
+    let history = replication
+        .simple_query(&format!("TIMELINE_HISTORY {timeline}"))
+        .await
+        .map_err(|error| spec.publisher_error(error))?;
+    replication.close().await;
+    let row = history.first().and_then(|set| set.rows.first());
+    let content = row.and_then(|row| row.get(1)).unwrap_or_default();
+    // Lines of: timeline, switch position, reason. Bytea may come in its hexadecimal form.
+    let decoded = content.strip_prefix("\\x").and_then(decode_hex);
+    let content = decoded.as_deref().unwrap_or(content);
+    Ok(content.lines().find_map(|line| {
+        let mut fields = line.split_whitespace();
+        let left: u32 = fields.next()?.parse().ok()?;
+        (left == before).then(|| fields.next()?.parse().ok())?
+    }))
+}
+
+fn decode_hex(digits: &str) -> Option<String> {
+    let bytes: Option<Vec<u8>> = (0..digits.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok())
+        .collect();
+    String::from_utf8(bytes?).ok()
+}
 
 /// What `pg_replication_slots` says of our slot.
 struct SlotRow {
@@ -24,6 +118,17 @@ struct SlotRow {
     active_pid: Option<String>,
     confirmed: Option<Lsn>,
     wal_status: Option<String>,
+}
+
+/// Where the log of a store begins: changes before it were never in it. `None` until capture has
+/// made or adopted its slot.
+pub fn log_begins(store: &dyn LogStore) -> Option<Lsn> {
+    store.note(NOTE_START)?.parse().ok()
+}
+
+/// The publisher's system identifier, as far as the store knows it.
+pub fn publisher_identity(store: &dyn LogStore) -> Option<String> {
+    store.note(NOTE_SYSTEM)
 }
 
 /// Makes sure that the slot exists and continues what `store` holds; returns where to stream from.
@@ -57,9 +162,9 @@ pub async fn ensure_slot(
         let Some(row) = row else {
             return Err(CaptureError::Gap(format!(
                 "publication \"{name}\": replication slot \"{slot}\" is gone from {}. Changes \
-                 after {durable} may be lost to this store: remove the publication's folder in \
-                 data_dir to copy all tables anew",
-                spec.source.redacted()
+                 after {durable} may be lost to this store. {}",
+                spec.source.redacted(),
+                copy_anew(name)
             )));
         };
         let confirmed = check_slot(spec, &slot, &row)?;
@@ -68,14 +173,17 @@ pub async fn ensure_slot(
             return Err(CaptureError::Gap(format!(
                 "publication \"{name}\": slot \"{slot}\" stands at {confirmed}, but the store \
                  holds the log only up to {known}: something else moved the slot, or the store \
-                 was replaced. The changes between are not in the store: remove the \
-                 publication's folder in data_dir to copy all tables anew"
+                 was replaced. The changes between are not in the store. {}",
+                copy_anew(name)
             )));
         }
+        check_history(spec, sql, store, known).await?;
         return Ok(known);
     }
     let start = match (row, &spec.adopt_slot) {
-        (Some(row), Some(_)) => check_slot(spec, &slot, &row)?,
+        // What the slot holds from before our publication was made cannot be decoded for it, and
+        // nothing has been copied yet: begin at the log's end.
+        (Some(row), Some(_)) => check_slot(spec, &slot, &row)?.max(log_end(spec, sql).await?.1),
         (None, Some(_)) => {
             return Err(CaptureError::Setup(format!(
                 "publication \"{name}\": the publisher has no slot named \"{slot}\" to adopt. \
@@ -104,6 +212,8 @@ pub async fn ensure_slot(
         }
     };
     fault::point("capture.after-slot-created");
+    let (timeline, _) = log_end(spec, sql).await?;
+    store.set_note(NOTE_TIMELINE, &timeline.to_string())?;
     store.set_note(NOTE_SYSTEM, &system)?;
     store.set_note(NOTE_SLOT, &slot)?;
     store.set_note(NOTE_START, &start.to_string())?;
@@ -176,8 +286,8 @@ fn check_slot(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> Result<Lsn, 
     if row.wal_status.as_deref() == Some("lost") {
         return Err(CaptureError::Gap(format!(
             "publication \"{name}\": slot \"{slot}\" was invalidated: the publisher has removed \
-             log that was still needed (see max_slot_wal_keep_size). Drop the slot and remove the \
-             publication's folder in data_dir to copy all tables anew"
+             log that was still needed (see max_slot_wal_keep_size). {}",
+            copy_anew(name)
         )));
     }
     match row.confirmed {

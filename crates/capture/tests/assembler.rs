@@ -42,12 +42,7 @@ impl Bench {
             schema: "public".into(),
             name: "t".into(),
             identity: ReplicaIdentity::Default,
-            columns: vec![Column {
-                key: true,
-                name: "v".into(),
-                type_oid: 25,
-                type_modifier: -1,
-            }],
+            columns: vec![Column { key: true, name: "v".into(), type_oid: 25, type_modifier: -1 }],
         };
         self.raw(&encode::relation(&relation, xid));
     }
@@ -226,11 +221,7 @@ async fn streamed_transactions_interleave_and_abort() {
     bench.flush().await;
     assert_eq!(
         bench.stored(),
-        [
-            (210, texts(&["30"])),
-            (310, texts(&["10a", "10 sub12", "10b"])),
-            (410, texts(&["31"])),
-        ]
+        [(210, texts(&["30"])), (310, texts(&["10a", "10 sub12", "10b"])), (410, texts(&["31"])),]
     );
 }
 

@@ -2,7 +2,7 @@
 
 use crate::config::{Publication, SiteConfig, Subscription};
 use farshore_apply::postgres::session::Session;
-use farshore_apply::postgres::statements::{check_columns, target_columns};
+use farshore_apply::postgres::statements::{check_columns, target_table};
 use farshore_capture::publication::TableName;
 use farshore_pg::{Connection, Mode};
 use serde::Serialize;
@@ -104,7 +104,14 @@ async fn check_publication(
             "Give the role REPLICATION and a pg_hba.conf line for its database",
         ),
     }
-    let tables = match spec.expand_tables(&mut sql).await {
+    let expanded = match spec.adopt_publication {
+        None => spec.expand_tables(&mut sql).await,
+        Some(_) => spec
+            .published_tables(&mut sql)
+            .await
+            .map(|tables| tables.into_iter().map(|table| table.table).collect()),
+    };
+    let tables: Vec<TableName> = match expanded {
         Ok(tables) => tables,
         Err(error) => {
             findings.error(error.to_string(), "Correct `tables` in the site file");
@@ -112,7 +119,7 @@ async fn check_publication(
         }
     };
     findings.ok(format!("{} tables match", tables.len()));
-    match check_tables(&mut sql, &tables, findings).await {
+    match check_tables(spec, &mut sql, &tables, findings).await {
         Ok(columns) => columns,
         Err(error) => {
             findings.error(format!("cannot look at the tables: {error}"), "See the message");
@@ -187,6 +194,7 @@ async fn check_publisher_settings(
 }
 
 async fn check_tables(
+    spec: &farshore_capture::publication::PublicationSpec,
     sql: &mut Connection,
     tables: &[TableName],
     findings: &mut Findings<'_>,
@@ -223,7 +231,7 @@ async fn check_tables(
                 format!("GRANT SELECT ON {table} TO … (for the initial copy)"),
             );
         }
-        if row.get(3) != Some("t") {
+        if row.get(3) != Some("t") && spec.adopt_publication.is_none() {
             findings.error(
                 format!("the role does not own {table}, so it cannot publish it"),
                 "Make the role a member of the owner, or make the publication as the owner and set \
@@ -231,7 +239,11 @@ async fn check_tables(
             );
         }
         let names = row.get(4).unwrap_or_default().split('\u{1}');
-        columns.push((table.clone(), names.filter(|n| !n.is_empty()).map(str::to_owned).collect()));
+        let article = spec.articles.get(table).and_then(|article| article.columns.as_ref());
+        let published = names
+            .filter(|name| !name.is_empty())
+            .filter(|name| article.is_none_or(|columns| columns.iter().any(|c| c == name)));
+        columns.push((table.clone(), published.map(str::to_owned).collect()));
     }
     Ok(columns)
 }
@@ -278,9 +290,9 @@ async fn check_subscription(
             }
         }
         for (table, columns) in tables {
-            let target = target_columns(&mut session, table).await?;
+            let target = target_table(&mut session, table).await?;
             let names = columns.iter().map(String::as_str);
-            if let Err(error) = check_columns(name, table, names, &target) {
+            if let Err(error) = check_columns(name, table, names, target.as_ref()) {
                 findings.error(error.to_string(), "As it says");
                 continue;
             }

@@ -104,7 +104,7 @@ impl Site {
             let (store, _recovery) = SegmentedStore::open(&folder, options)
                 .map_err(|error| SiteError::Store { publication: name.clone(), error })?;
             stores.insert(name.clone(), store.clone());
-            let (ready, _) = watch::channel(false);
+            let (ready, _) = watch::channel(0);
             let capture = Capture {
                 spec: publication.spec.clone(),
                 store: store.clone(),
@@ -271,7 +271,10 @@ async fn run_subscription(
         async move {
             match subscription.run(stop).await {
                 Ok(()) => Outcome::Done,
-                Err(error) => outcome(error.is_transient(), &error),
+                Err(error) => {
+                    lock(&subscription.status).phase = Phase::Starting;
+                    outcome(error.is_transient(), &error)
+                }
             }
         }
     };

@@ -35,3 +35,14 @@ pub use farshore_model::quote_identifier;
 pub use farshore_wire::backend::{ServerError, TransactionStatus};
 pub use query::{ResultSet, Row};
 pub use quote::quote_literal;
+
+/// SQL that lifts the role's and the server's time limits for a session that waits by design.
+pub fn no_timeouts(server_version: u32) -> String {
+    let mut sql = "SET statement_timeout = 0; SET lock_timeout = 0; \
+                   SET idle_in_transaction_session_timeout = 0; SET idle_session_timeout = 0"
+        .to_owned();
+    if server_version >= 170_000 {
+        sql.push_str("; SET transaction_timeout = 0");
+    }
+    sql
+}

@@ -21,24 +21,38 @@ pub(crate) struct Transport {
     pub(crate) output: BytesMut,
     /// TLS holds bytes that it has been given and has not yet put on the wire.
     needs_flush: bool,
+    /// The socket takes nothing any more. What the server said before may still be there to read.
+    write_failure: Option<io::Error>,
 }
 
 impl Transport {
     pub(crate) fn new(server: String, socket: Socket) -> Transport {
         let (input, output) = (ReadBuffer::new(), BytesMut::new());
-        Transport { server, socket, input, output, needs_flush: false }
+        Transport { server, socket, input, output, needs_flush: false, write_failure: None }
     }
 
-    /// Writes until everything is on the wire. `Pending` only if the socket takes no more now.
-    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    /// Writes until everything is on the wire. `Pending` if the socket takes no more now, or takes
+    /// nothing any more: then the end of what can be read tells how the connection was lost, after
+    /// what the server said last.
+    fn poll_write(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.write_failure.is_none() {
+            match std::task::ready!(self.try_poll_write(cx)) {
+                Ok(()) => return Poll::Ready(()),
+                Err(error) => self.write_failure = Some(error),
+            }
+        }
+        self.output.clear();
+        Poll::Pending
+    }
+
+    fn try_poll_write(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while !self.output.is_empty() {
-            match Pin::new(&mut self.socket).poll_write(cx, &self.output)? {
-                Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-                Poll::Ready(written) => {
+            match std::task::ready!(Pin::new(&mut self.socket).poll_write(cx, &self.output))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => {
                     self.output.advance(written);
                     self.needs_flush = true;
                 }
-                Poll::Pending => return Poll::Pending,
             }
         }
         if self.needs_flush {
@@ -67,20 +81,28 @@ impl Transport {
         })
     }
 
+    /// Reads once, at least one byte, or says how the connection was lost.
+    fn poll_read_some(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        match std::task::ready!(self.poll_read(cx)) {
+            Ok(0) => {
+                let cause = self.write_failure.take();
+                // A later read finds the end again, and a later write fails again.
+                Poll::Ready(Err(self.lost(cause)))
+            }
+            Ok(_) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(self.lost(Some(error)))),
+        }
+    }
+
     /// Reads what the socket has now, without waiting, and pushes on with what waits to be
     /// written. Says whether anything was read.
     pub(crate) fn read_available(&mut self) -> Result<bool, Error> {
         // Nobody is parked on this socket while we hold `&mut self`, so no wake-up gets lost.
         let mut cx = Context::from_waker(Waker::noop());
-        if let Poll::Ready(Err(error)) = self.poll_write(&mut cx) {
-            let lost = self.lost_while_writing(error);
-            return if self.has_frame() { Ok(true) } else { Err(lost) };
-        }
-        match self.poll_read(&mut cx) {
+        let _written_or_later: Poll<()> = self.poll_write(&mut cx);
+        match self.poll_read_some(&mut cx) {
             Poll::Pending => Ok(false),
-            Poll::Ready(Ok(0)) => Err(self.lost(None)),
-            Poll::Ready(Ok(_)) => Ok(true),
-            Poll::Ready(Err(error)) => Err(self.lost(Some(error))),
+            Poll::Ready(read) => read.map(|()| true),
         }
     }
 
@@ -91,18 +113,8 @@ impl Transport {
                 if let Some(message) = self.buffered()? {
                     return Poll::Ready(Ok(message));
                 }
-                if let Poll::Ready(Err(error)) = self.poll_write(cx) {
-                    let lost = self.lost_while_writing(error);
-                    if self.has_frame() {
-                        continue;
-                    }
-                    return Poll::Ready(Err(lost));
-                }
-                match std::task::ready!(self.poll_read(cx)) {
-                    Ok(0) => return Poll::Ready(Err(self.lost(None))),
-                    Ok(_) => {}
-                    Err(error) => return Poll::Ready(Err(self.lost(Some(error)))),
-                }
+                let _written_or_later: Poll<()> = self.poll_write(cx);
+                std::task::ready!(self.poll_read_some(cx))?;
             }
         })
         .await
@@ -117,32 +129,12 @@ impl Transport {
     /// us to read never makes both sides wait for each other. Cancel-safe.
     pub(crate) async fn flush(&mut self) -> Result<(), Error> {
         poll_fn(|cx| {
-            loop {
-                match self.poll_write(cx) {
-                    Poll::Ready(Ok(())) => return Poll::Ready(Ok(())),
-                    Poll::Ready(Err(error)) => {
-                        return Poll::Ready(Err(self.lost_while_writing(error)));
-                    }
-                    Poll::Pending => {}
-                }
-                match std::task::ready!(self.poll_read(cx)) {
-                    Ok(0) => return Poll::Ready(Err(self.lost(None))),
-                    Ok(_) => {}
-                    Err(error) => return Poll::Ready(Err(self.lost(Some(error)))),
-                }
+            while self.poll_write(cx).is_pending() {
+                std::task::ready!(self.poll_read_some(cx))?;
             }
+            Poll::Ready(Ok(()))
         })
         .await
-    }
-
-    /// A write fails before the server's parting words have been read: take them in first. They
-    /// stay in the buffer for whoever receives them.
-    fn lost_while_writing(&mut self, error: io::Error) -> Error {
-        self.output.clear();
-        self.needs_flush = false;
-        let mut cx = Context::from_waker(Waker::noop());
-        while let Poll::Ready(Ok(1..)) = self.poll_read(&mut cx) {}
-        self.lost(Some(error))
     }
 
     /// Why the connection is gone: the server's own words, if they have arrived.

@@ -388,14 +388,22 @@ pub fn spills_commit_abort_and_vanish(make: Make<'_>) {
         let reopened = store.open_spill(forgotten);
         assert!(matches!(reopened, Err(StoreError::Unknown(_))), "never committed");
     }
+    let newest_id = {
+        let store = instance.store();
+        let before = store.status().bytes_on_disk;
+        let newest_id = store.define(b"only in what is dropped");
+        for position in 100..300 {
+            let dictionary = if position == 100 { vec![newest_id] } else { vec![] };
+            append(&*store, batch(&[(position, &noise(300, position))], &dictionary));
+        }
+        assert_eq!(store.enforce_retention(&Retention::default()).expect("retention"), vec![]);
+        assert!(matches!(store.open_spill(spill), Err(StoreError::Unknown(_))));
+        assert!(store.status().bytes_on_disk < before);
+        newest_id
+    };
+    instance.reopen();
     let store = instance.store();
-    let before = store.status().bytes_on_disk;
-    for position in 100..300 {
-        append(&*store, batch(&[(position, &noise(300, position))], &[]));
-    }
-    assert_eq!(store.enforce_retention(&Retention::default()).expect("retention"), vec![]);
-    assert!(matches!(store.open_spill(spill), Err(StoreError::Unknown(_))));
-    assert!(store.status().bytes_on_disk < before);
+    assert!(store.define(b"another") > newest_id, "ids are not used twice");
     let next = store.begin_spill().expect("begin_spill").id();
     assert!(next > spill, "ids are not used twice");
 }

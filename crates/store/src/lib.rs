@@ -209,6 +209,9 @@ pub trait LogStore: Send + Sync + 'static {
     /// means *accepted*, never durable: watch [`LogStore::durable`].
     fn append(&self, batch: Batch) -> BoxFuture<'_, Result<(), StoreError>>;
 
+    /// Position of the last entry accepted: what is appended next must follow it.
+    fn accepted_end(&self) -> Lsn;
+
     /// The end of what is durable; changes whenever a group commit ends. When the store fails for
     /// writing the sender is dropped; [`LogStore::failure`] then says why.
     fn durable(&self) -> watch::Receiver<Durable>;

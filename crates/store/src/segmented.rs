@@ -438,6 +438,10 @@ impl LogStore for SegmentedStore {
         Box::pin(self.log.append(batch))
     }
 
+    fn accepted_end(&self) -> Lsn {
+        self.log.queue.accepted_end()
+    }
+
     fn durable(&self) -> watch::Receiver<Durable> {
         self.durable.clone()
     }

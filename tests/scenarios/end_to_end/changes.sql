@@ -32,13 +32,13 @@ UPDATE wide_keys SET note = 'n2' WHERE c % 2 = 0;
 UPDATE wide_keys SET d = d + 1000, a = a || 'x' WHERE c % 5 = 0 AND d < '2026-01-01';
 UPDATE one_column SET id = -id WHERE id % 3 = 0;
 DELETE FROM one_column WHERE id % 4 = 0;
-INSERT INTO no_columns DEFAULT VALUES;
 -- Two unique values change places within one statement, and within one transaction.
 UPDATE swaps SET id = id + 800000 WHERE id % 10 = 1 AND id < 800000;
+UPDATE swaps SET place = 2 * FROM_ID + 11 - place WHERE id BETWEEN FROM_ID + 5 AND FROM_ID + 6;
 BEGIN;
-UPDATE swaps SET place = -1 WHERE id % 10 = 2;
-UPDATE swaps SET place = FROM_ID + 12 WHERE id = FROM_ID + 12;
-DELETE FROM swaps WHERE id % 10 = 2;
+UPDATE swaps SET place = -FROM_ID WHERE id = FROM_ID + 3;
+UPDATE swaps SET place = FROM_ID + 3 WHERE id = FROM_ID + 4;
+UPDATE swaps SET place = FROM_ID + 4 WHERE id = FROM_ID + 3;
 COMMIT;
 
 -- Savepoints and whole transactions that are rolled back.

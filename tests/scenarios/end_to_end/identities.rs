@@ -57,7 +57,9 @@ fn identity_by_index_and_by_all_columns() -> Result<()> {
         pair.publish("UPDATE by_index SET c = NULL; DELETE FROM by_index WHERE a % 4 = 0")?;
         pair.on_both("ALTER TABLE bag ADD COLUMN id serial PRIMARY KEY")?;
         pair.publish("TRUNCATE bag; ALTER TABLE bag REPLICA IDENTITY DEFAULT")?;
-        pair.publish("INSERT INTO bag VALUES (1, 'x'), (2, 'y'); UPDATE bag SET a = 3 WHERE a = 2")?;
+        pair.publish(
+            "INSERT INTO bag VALUES (1, 'x'), (2, 'y'); UPDATE bag SET a = 3 WHERE a = 2",
+        )?;
         pair.assert_equal(&["public"])
     })
 }
@@ -68,7 +70,9 @@ fn rows_equal_by_operator_but_not_by_text_are_told_apart() -> Result<()> {
         let schema = "CREATE TABLE bag (n numeric, i interval); \
              ALTER TABLE bag REPLICA IDENTITY FULL";
         let mut pair = Pair::new(direction, &["public.*"], schema)?;
-        pair.publish("INSERT INTO bag VALUES (1.0, '1 month'), (1.00, '30 days'), (1.000, '720 h')")?;
+        pair.publish(
+            "INSERT INTO bag VALUES (1.0, '1 month'), (1.00, '30 days'), (1.000, '720 h')",
+        )?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish("DELETE FROM bag WHERE n::text = '1.000'")?;
@@ -83,7 +87,9 @@ fn full_identity_with_types_that_have_no_equality() -> Result<()> {
         let schema = "CREATE TABLE bag (j json, p point, x integer); \
              ALTER TABLE bag REPLICA IDENTITY FULL";
         let mut pair = Pair::new(direction, &["public.*"], schema)?;
-        pair.publish("INSERT INTO bag VALUES ('{\"a\":1}', '(1,2)', 1), ('{\"a\": 1}', '(1,2)', 1)")?;
+        pair.publish(
+            "INSERT INTO bag VALUES ('{\"a\":1}', '(1,2)', 1), ('{\"a\": 1}', '(1,2)', 1)",
+        )?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish("UPDATE bag SET x = 2 WHERE j::text = '{\"a\": 1}'")?;
@@ -119,16 +125,38 @@ fn partitioned_tables_follow_by_partition() -> Result<()> {
             CREATE TABLE m_old PARTITION OF m FOR VALUES FROM (MINVALUE) TO ('2024-01-01');
             CREATE TABLE m_new PARTITION OF m FOR VALUES FROM ('2024-01-01') TO (MAXVALUE);";
         let mut pair = Pair::new(direction, &["public.*"], schema)?;
-        let rows = "INSERT INTO m SELECT i, date '2023-07-01' + i, 'v' FROM generate_series(1, 365) AS i";
+        let rows =
+            "INSERT INTO m SELECT i, date '2023-07-01' + i, 'v' FROM generate_series(1, 365) AS i";
         pair.publish(rows)?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish("UPDATE m SET v = 'w' WHERE id % 2 = 0")?;
         // From one partition to the other.
         pair.publish("UPDATE m SET at = at + 100 WHERE id % 3 = 0")?;
-        pair.publish("DELETE FROM m WHERE id % 5 = 0; INSERT INTO m VALUES (0, '2024-02-29', 'x')")?;
+        pair.publish(
+            "DELETE FROM m WHERE id % 5 = 0; INSERT INTO m VALUES (0, '2024-02-29', 'x')",
+        )?;
         pair.assert_equal(&["public"])?;
         pair.publish("TRUNCATE m_old")?;
         pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn tables_without_columns_count() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE nothing (); CREATE TABLE only_generated (); \
+             ALTER TABLE only_generated ADD g integer GENERATED ALWAYS AS (1) STORED";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        let insert =
+            "INSERT INTO nothing DEFAULT VALUES; INSERT INTO only_generated DEFAULT VALUES";
+        pair.publish(insert)?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.publish(insert)?;
+        pair.await_arrival()?;
+        assert_eq!(pair.subscriber_says("SELECT count(*) FROM nothing")?, "2");
+        assert_eq!(pair.subscriber_says("SELECT count(*) FROM only_generated")?, "2");
+        Ok(())
     })
 }

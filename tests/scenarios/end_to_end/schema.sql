@@ -29,7 +29,6 @@ CREATE TABLE tickets (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, subjec
 CREATE TABLE events (at timestamptz, what text);
 CREATE TABLE wide_keys (a text, b uuid, c integer, d date, note text, PRIMARY KEY (d, a, c, b));
 CREATE TABLE one_column (id integer PRIMARY KEY);
-CREATE TABLE no_columns ();
 CREATE TABLE swaps (id integer PRIMARY KEY, place integer UNIQUE DEFERRABLE INITIALLY IMMEDIATE);
 CREATE TABLE measured (id serial PRIMARY KEY, value double precision);
 

@@ -9,15 +9,16 @@ use crate::ApplyError;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::session::Session;
-use crate::postgres::statements::{FIRST_USER_OID, check_columns, target_columns};
+use crate::postgres::statements::{FIRST_USER_OID, check_columns, target_table};
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_capture::slot;
 use farshore_capture::snapshot::{
     BlockRange, CopyFormat, ExportedSnapshot, SnapshotConnection, cut_into_ranges, ranges_left,
 };
 use farshore_fault as fault;
 use farshore_model::{Lsn, quote_identifier};
-use farshore_pg::Config;
+use farshore_pg::{Config, Mode};
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, VecDeque};
@@ -56,6 +57,17 @@ pub struct InitialCopy<'a> {
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
 
+/// How often a snapshot is taken again because a table was emptied or rewritten meanwhile.
+const SNAPSHOT_TRIES: usize = 50;
+
+/// A snapshot of the publisher whose tables stay as they are.
+struct Source {
+    snapshot: ExportedSnapshot,
+    /// Holds the lock.
+    source: SnapshotConnection,
+    published: Vec<PublishedTable>,
+}
+
 /// A table that is to be copied.
 struct Work {
     table: PublishedTable,
@@ -71,21 +83,24 @@ impl InitialCopy<'_> {
     pub async fn run(
         &self,
         session: &mut Session,
-        snapshot: ExportedSnapshot,
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
+        let Source { snapshot, mut source, mut published } = self.open_source().await?;
         let point = snapshot.consistent_point;
-        let mut source = snapshot.open(self.spec).await?;
-        let published = source.tables(self.spec).await?;
-        source.hold_still(self.spec, &published).await?;
-        // Asked again, now that nothing can be rewritten any more.
-        let mut published = source.tables(self.spec).await?;
-        published.retain(|table| !known.iter().any(|k| k.copied && k.table == table.table));
+        tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
+        published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
+        // What left the publication and came back is another table to us.
+        let known: Vec<&TableProgress> =
+            known.iter().filter(|k| published.iter().any(|table| k.is_still(table))).collect();
+        let log_begins = slot::log_begins(self.store.as_ref()).unwrap_or(Lsn::MAX);
         let mut begun = HashMap::new();
         for table in &published {
             if let Some(progress) = known.iter().find(|progress| progress.table == table.table) {
                 let done = session.load_ranges(self.subscription, &table.table).await?;
-                if done.file_node == table.file_node && !done.ranges.is_empty() {
+                if done.file_node == table.file_node
+                    && progress.copied_at >= log_begins
+                    && !done.ranges.is_empty()
+                {
                     begun.insert(table.table.clone(), (progress.copied_at, done.ranges));
                 }
             }
@@ -125,6 +140,41 @@ impl InitialCopy<'_> {
         Ok(point)
     }
 
+    /// Takes a snapshot of the publisher in which every table has all its rows.
+    ///
+    /// TRUNCATE and rewriting commands are not MVCC-safe (PostgreSQL docs: "13.6. Caveats"): a
+    /// table that is emptied after the snapshot was taken looks empty in the snapshot. A lock
+    /// prevents that from then on; the tables' files tell whether it happened before the lock was
+    /// there, and then another snapshot is taken. (To lock first and then take the snapshot could
+    /// hang: its creation waits for transactions that may wait for the lock.)
+    async fn open_source(&self) -> Result<Source, ApplyError> {
+        let mut sql = self.spec.connect(Mode::Sql).await?;
+        for _ in 0..SNAPSHOT_TRIES {
+            let before = self.spec.published_tables(&mut sql).await?;
+            let snapshot = ExportedSnapshot::export(self.spec, self.subscription).await?;
+            let mut source = snapshot.open(self.spec).await?;
+            let seen = source.tables(self.spec).await?;
+            source.hold_still(self.spec, &seen).await?;
+            let published = source.tables(self.spec).await?;
+            let files = |tables: &[PublishedTable]| -> Vec<(u32, u32)> {
+                tables.iter().map(|table| (table.oid, table.file_node)).collect()
+            };
+            if files(&before) == files(&published) {
+                sql.close().await;
+                return Ok(Source { snapshot, source, published });
+            }
+            tracing::debug!(
+                subscription = %self.subscription,
+                "a table was truncated or rewritten while the snapshot was taken; taking another"
+            );
+        }
+        Err(ApplyError::NotYet(format!(
+            "subscription \"{}\": tables are truncated or rewritten all the time; no snapshot \
+             could be taken between",
+            self.subscription
+        )))
+    }
+
     /// What happened to the tables of an earlier, unfinished copy since it took their rows.
     async fn touched_since(
         &self,
@@ -153,15 +203,18 @@ impl InitialCopy<'_> {
     ) -> Result<Work, ApplyError> {
         let format = self.check_target(session, &table).await?;
         let name = &table.table;
+        let only = if table.partitioned { "" } else { "ONLY " };
         if begun {
             // Its rows are ours: the copy's first act was to find the table empty.
             self.empty_table(session, &table).await?;
         } else {
-            let filled = session.query(&format!("SELECT 1 FROM {name} LIMIT 1"), &[]).await?;
+            let filled = session.query(&format!("SELECT 1 FROM {only}{name} LIMIT 1"), &[]).await?;
             if !filled.is_empty() {
                 return Err(ApplyError::Setup(format!(
-                    "subscription \"{}\": table {name} on the target has rows already. Empty it \
-                     (TRUNCATE {name}) so that it can be copied, or take it out of the publication",
+                    "subscription \"{}\": table {name} on the target has rows already, and it is to be \
+                     copied (it is new here, or it left the publication or changed its filter or \
+                     columns). Empty it (TRUNCATE {name}) or take it out of the publication, and \
+                     start this node again",
                     self.subscription
                 )));
             }
@@ -170,11 +223,11 @@ impl InitialCopy<'_> {
         session
             .execute(
                 "INSERT INTO farshore.table_copy \
-                 (subscription, schema_name, table_name, state, copied_at, file_node) \
-                 VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint) \
+                 (subscription, schema_name, table_name, state, copied_at, file_node, membership) \
+                 VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint, $7::text::bigint) \
                  ON CONFLICT (subscription, schema_name, table_name) DO UPDATE SET \
                  state = excluded.state, copied_at = excluded.copied_at, \
-                 file_node = excluded.file_node",
+                 file_node = excluded.file_node, membership = excluded.membership",
                 &[
                     Some(self.subscription),
                     Some(&name.schema),
@@ -182,6 +235,7 @@ impl InitialCopy<'_> {
                     Some(TABLE_COPYING),
                     Some(&point.to_string()),
                     Some(&table.file_node.to_string()),
+                    Some(&table.membership.to_string()),
                 ],
             )
             .await?;
@@ -233,9 +287,10 @@ impl InitialCopy<'_> {
         session: &mut Session,
         table: &PublishedTable,
     ) -> Result<CopyFormat, ApplyError> {
-        let columns = target_columns(session, &table.table).await?;
+        let target = target_table(session, &table.table).await?;
         let names = table.columns.iter().map(|(name, _)| name.as_str());
-        check_columns(self.subscription, &table.table, names, &columns)?;
+        check_columns(self.subscription, &table.table, names, target.as_ref())?;
+        let columns = target.unwrap_or_default().columns;
         // OIDs of user types differ between servers; those that are binary-safe are enums.
         let same_types = table.columns.iter().all(|(name, type_oid)| {
             let fits = |oid: u32| oid == *type_oid || *type_oid >= FIRST_USER_OID;
@@ -258,13 +313,14 @@ impl InitialCopy<'_> {
             farshore_pg::quote_literal(&name.schema),
             farshore_pg::quote_literal(&name.name)
         );
-        let truncate = format!("BEGIN; TRUNCATE {name}; {forget}; COMMIT");
+        let only = if table.partitioned { "" } else { "ONLY " };
+        let truncate = format!("BEGIN; TRUNCATE {only}{name}; {forget}; COMMIT");
         match session.connection.simple_query(&truncate).await {
             Ok(_) => Ok(()),
             // Referenced by foreign keys (0A000), or no TRUNCATE privilege (42501).
             Err(error) if matches!(error.sqlstate(), Some("0A000" | "42501")) => {
                 session.simple("ROLLBACK").await?;
-                session.simple(&format!("BEGIN; DELETE FROM {name}; {forget}; COMMIT")).await
+                session.simple(&format!("BEGIN; DELETE FROM {only}{name}; {forget}; COMMIT")).await
             }
             Err(error) => Err(session.error(error)),
         }
@@ -282,6 +338,7 @@ impl InitialCopy<'_> {
         let mut source = snapshot.open(self.spec).await?;
         let name = format!("farshore {} copy", self.subscription);
         let mut target = Session::connect(self.target, &name).await?;
+        target.join_copy(self.subscription).await?;
         loop {
             let (index, blocks) = range;
             self.copy_range(&mut source, &mut target, &work[index], blocks, index).await?;
@@ -312,12 +369,9 @@ impl InitialCopy<'_> {
         target.simple("BEGIN").await?;
         let columns: Vec<String> =
             table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
-        let into = format!(
-            "COPY {} ({}) FROM STDIN (FORMAT {})",
-            table.table,
-            columns.join(", "),
-            work.format.sql()
-        );
+        let list =
+            if columns.is_empty() { String::new() } else { format!(" ({})", columns.join(", ")) };
+        let into = format!("COPY {}{list} FROM STDIN (FORMAT {})", table.table, work.format.sql());
         let mut rows_out = source.copy_range(self.spec, table, range, work.format).await?;
         let server = self.target.redacted();
         let target_error = |error| ApplyError::Target { server: server.clone(), error };

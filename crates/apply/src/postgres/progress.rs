@@ -8,7 +8,7 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
-use farshore_capture::publication::TableName;
+use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::snapshot::BlockRange;
 use farshore_model::Lsn;
 
@@ -36,6 +36,7 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
   state text NOT NULL,
   copied_at pg_lsn NOT NULL,
   file_node bigint NOT NULL,
+  membership bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name)
 );
 COMMENT ON COLUMN farshore.table_copy.copied_at IS
@@ -104,6 +105,15 @@ pub struct TableProgress {
     pub copied: bool,
     /// Consistent point of the copy.
     pub copied_at: Lsn,
+    /// Which membership in the publication it was copied for.
+    pub membership: u32,
+}
+
+impl TableProgress {
+    /// Whether `published` is the table that was copied, in the same membership.
+    pub fn is_still(&self, published: &PublishedTable) -> bool {
+        self.table == published.table && self.membership == published.membership
+    }
 }
 
 impl Session {
@@ -140,7 +150,8 @@ impl Session {
     pub async fn load_tables(&mut self, name: &str) -> Result<Vec<TableProgress>, ApplyError> {
         let rows = self
             .query(
-                "SELECT schema_name, table_name, state, copied_at FROM farshore.table_copy \
+                "SELECT schema_name, table_name, state, copied_at, membership \
+                 FROM farshore.table_copy \
                  WHERE subscription = $1 ORDER BY 1, 2",
                 &[Some(name)],
             )
@@ -154,6 +165,7 @@ impl Session {
                     },
                     copied: row.get(2) == Some(TABLE_COPIED),
                     copied_at: row.parse(3).map_err(|error| self.error(error))?,
+                    membership: row.parse(4).map_err(|error| self.error(error))?,
                 })
             })
             .collect()

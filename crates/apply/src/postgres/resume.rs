@@ -17,7 +17,7 @@
 use crate::ApplyError;
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::session::Session;
-use crate::postgres::statements::{Shape, TargetRelation};
+use crate::postgres::statements::FIRST_USER_OID;
 use bytes::{Buf, Bytes};
 use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
 use farshore_capture::snapshot::{BlockRange, CopyFormat, SnapshotConnection};
@@ -294,13 +294,13 @@ impl Resume<'_> {
         relation: &Arc<Relation>,
         keys: &[&Vec<u8>],
     ) -> Result<(), ApplyError> {
-        let described = TargetRelation {
-            relation: relation.clone(),
-            table: self.table.table.clone(),
-            copied_at: self.point,
-            prepared: HashMap::new(),
-        };
-        let (sql, types) = described.sql(&Shape::Delete);
+        let mut types = Vec::new();
+        let mut terms: Vec<String> = Vec::new();
+        for column in relation.columns.iter().filter(|column| column.key) {
+            types.push(if column.type_oid < FIRST_USER_OID { column.type_oid } else { 0 });
+            terms.push(format!("{} = ${}", quote_identifier(&column.name), types.len()));
+        }
+        let sql = format!("DELETE FROM {} WHERE {}", self.table.table, terms.join(" AND "));
         for some in keys.chunks(DELETES_IN_FLIGHT) {
             let deleted = run_for_keys(&mut target.connection, &sql, &types, some, Format::Text);
             deleted.await.map_err(|error| target.error(error))?;

@@ -22,13 +22,14 @@ impl Session {
         let connection = Connection::connect(&config, Mode::Sql)
             .await
             .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
+        let version = connection.server_version();
         let mut session = Session { connection, server, replica_role: false };
         session
-            .simple(
-                "SET statement_timeout = 0; SET lock_timeout = 0; \
-                 SET idle_in_transaction_session_timeout = 0; SET synchronous_commit = on; \
-                 SET row_security = off; SET search_path = ''; SET xmloption = content",
-            )
+            .simple(&format!(
+                "{}; SET synchronous_commit = on; SET row_security = off; \
+                     SET search_path = ''; SET xmloption = content",
+                farshore_pg::no_timeouts(version)
+            ))
             .await?;
         match session.connection.simple_query("SET session_replication_role = replica").await {
             Ok(_) => session.replica_role = true,
@@ -62,6 +63,19 @@ impl Session {
         }
     }
 
+    /// Marks this connection as one that copies ranges, for as long as it lives.
+    pub async fn join_copy(&mut self, subscription: &str) -> Result<(), ApplyError> {
+        let key = copy_lock_key(subscription);
+        self.simple(&format!("SELECT pg_advisory_lock_shared({key})")).await
+    }
+
+    /// Waits until no connection of an earlier agent is still committing a range.
+    pub async fn wait_for_copiers(&mut self, subscription: &str) -> Result<(), ApplyError> {
+        let key = copy_lock_key(subscription);
+        self.simple(&format!("SELECT pg_advisory_lock({key}); SELECT pg_advisory_unlock({key})"))
+            .await
+    }
+
     /// Runs a query with text parameters.
     pub async fn query(
         &mut self,
@@ -89,4 +103,9 @@ impl Session {
     pub fn error(&self, error: farshore_pg::Error) -> ApplyError {
         ApplyError::Target { server: self.server.clone(), error }
     }
+}
+
+fn copy_lock_key(subscription: &str) -> String {
+    let name = quote_literal(&format!("farshore copy {subscription}"));
+    format!("hashtextextended({name}, 0)")
 }

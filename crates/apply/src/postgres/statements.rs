@@ -10,6 +10,15 @@ use std::sync::Arc;
 /// OIDs below this are PostgreSQL's own and the same on every server (`FirstNormalObjectId`).
 pub const FIRST_USER_OID: u32 = 16_384;
 
+/// A table on the target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetTable {
+    /// Partitioned: its rows are in other tables.
+    pub partitioned: bool,
+    /// Its columns.
+    pub columns: Vec<TargetColumn>,
+}
+
 /// A column of a target table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetColumn {
@@ -17,32 +26,60 @@ pub struct TargetColumn {
     pub name: String,
     /// Type OID on the target.
     pub type_oid: u32,
+    /// The type as SQL names it, without a modifier.
+    pub type_name: String,
+    /// The type's equality operator as SQL names it: extensions keep theirs in their own schema,
+    /// and our `search_path` is empty.
+    pub equals: String,
     /// Stored or virtual generated column: takes no value.
     pub generated: bool,
+    /// `GENERATED ALWAYS AS IDENTITY`: UPDATE cannot set it.
+    pub identity_always: bool,
+    /// Part of the primary key.
+    pub primary_key: bool,
 }
 
-/// Reads a target table's columns; empty when there is no such table.
-pub async fn target_columns(
+/// Looks a table up on the target; `None` when there is no such table.
+pub async fn target_table(
     session: &mut Session,
     table: &TableName,
-) -> Result<Vec<TargetColumn>, ApplyError> {
+) -> Result<Option<TargetTable>, ApplyError> {
     let rows = session
         .query(
-            "SELECT attname, atttypid, attgenerated <> '' FROM pg_catalog.pg_attribute \
-             WHERE attrelid = pg_catalog.to_regclass($1) AND attnum > 0 AND NOT attisdropped \
-             ORDER BY attnum",
+            "SELECT a.attname, a.atttypid, a.atttypid::regtype, a.attgenerated <> '', \
+               a.attidentity = 'a', coalesce(a.attnum = ANY (i.indkey), false), \
+               c.relkind = 'p', \
+               CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
+                 THEN n.nspname END \
+             FROM pg_catalog.pg_class c \
+             LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped \
+             LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+             LEFT JOIN pg_catalog.pg_type b \
+               ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END \
+             LEFT JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace \
+             LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
+             WHERE c.oid = pg_catalog.to_regclass($1) ORDER BY a.attnum",
             &[Some(&table.to_string())],
         )
         .await?;
-    rows.iter()
-        .map(|row| {
-            Ok(TargetColumn {
-                name: row.get(0).unwrap_or_default().to_owned(),
-                type_oid: row.parse(1).map_err(|error| session.error(error))?,
-                generated: row.get(2) == Some("t"),
-            })
-        })
-        .collect()
+    let Some(first) = rows.first() else { return Ok(None) };
+    let mut target = TargetTable { partitioned: first.get(6) == Some("t"), columns: Vec::new() };
+    for row in rows.iter().filter(|row| row.get(0).is_some()) {
+        target.columns.push(TargetColumn {
+            name: row.get(0).unwrap_or_default().to_owned(),
+            type_oid: row.parse(1).map_err(|error| session.error(error))?,
+            type_name: row.get(2).unwrap_or_default().to_owned(),
+            generated: row.get(3) == Some("t"),
+            identity_always: row.get(4) == Some("t"),
+            primary_key: row.get(5) == Some("t"),
+            equals: row.get(7).map_or_else(
+                || "=".to_owned(),
+                |schema| format!("OPERATOR({}.=)", quote_identifier(schema)),
+            ),
+        });
+    }
+    Ok(Some(target))
 }
 
 /// Checks that `table` on the target can take `columns`.
@@ -50,16 +87,18 @@ pub fn check_columns<'a>(
     subscription: &str,
     table: &TableName,
     columns: impl Iterator<Item = &'a str>,
-    target: &[TargetColumn],
+    target: Option<&TargetTable>,
 ) -> Result<(), ApplyError> {
-    if target.is_empty() {
+    let Some(target) = target else {
         return Err(ApplyError::Setup(format!(
             "subscription \"{subscription}\": table {table} is not on the target. Create it there \
              (for instance: pg_dump --schema-only --table='{table}' … | psql …)"
         )));
-    }
+    };
     let missing: Vec<String> = columns
-        .filter(|name| !target.iter().any(|column| column.name == *name && !column.generated))
+        .filter(|name| {
+            !target.columns.iter().any(|column| column.name == *name && !column.generated)
+        })
         .map(quote_identifier)
         .collect();
     if missing.is_empty() {
@@ -96,6 +135,10 @@ pub struct TargetRelation {
     pub table: TableName,
     /// Transactions that committed before this are in the copied rows already.
     pub copied_at: Lsn,
+    /// The target's table is partitioned: its rows are in other tables.
+    pub partitioned: bool,
+    /// The target's columns, by the publisher's column numbers.
+    pub columns: Vec<TargetColumn>,
     /// Prepared statements by shape.
     pub prepared: HashMap<Shape, Prepared>,
 }
@@ -136,41 +179,92 @@ impl TargetRelation {
                 )
             }
             Shape::Update { .. } => {
-                let mut assignments: Vec<String> =
-                    set.iter().map(|c| format!("{} = {}", name(*c), parameter(*c))).collect();
-                if assignments.is_empty() {
-                    // Nothing but the key has a value, and it is the same: touch the row, so that
-                    // a missing one is noticed.
-                    let column = find.first().copied().unwrap_or_default();
-                    assignments.push(format!("{0} = {0}", name(column)));
-                }
+                let values: Vec<String> = set.iter().map(|c| parameter(*c)).collect();
                 let condition = self.condition(&find, &mut parameter);
-                format!("UPDATE {} SET {} WHERE {condition}", self.table, assignments.join(", "))
+                if set.iter().any(|c| self.columns[*c].identity_always) {
+                    self.replace(&set, &values, &condition)
+                } else {
+                    let mut assignments: Vec<String> = set
+                        .iter()
+                        .zip(&values)
+                        .map(|(c, v)| format!("{} = {v}", name(*c)))
+                        .collect();
+                    if assignments.is_empty() {
+                        // Nothing but the key has a value, and it is the same: touch the row, so
+                        // that a missing one is noticed.
+                        let column = find.first().copied().unwrap_or_default();
+                        assignments.push(format!("{0} = {0}", name(column)));
+                    }
+                    let set = assignments.join(", ");
+                    format!("UPDATE {} SET {set} WHERE {condition}", self.rows_of_its_own())
+                }
             }
             Shape::Delete => {
                 let condition = self.condition(&find, &mut parameter);
-                format!("DELETE FROM {} WHERE {condition}", self.table)
+                format!("DELETE FROM {} WHERE {condition}", self.rows_of_its_own())
             }
         };
         (text, types)
     }
 
+    /// The table without the tables that inherit from it, which are published by themselves.
+    pub fn rows_of_its_own(&self) -> String {
+        if self.partitioned { self.table.to_string() } else { format!("ONLY {}", self.table) }
+    }
+
+    /// An update of columns that SQL's UPDATE cannot set (`GENERATED ALWAYS AS IDENTITY`): the row
+    /// is taken out and put back. One statement, so it counts as one row like any other change.
+    fn replace(&self, set: &[usize], values: &[String], condition: &str) -> String {
+        let (mut names, mut sources) = (Vec::new(), Vec::new());
+        for (number, column) in self.relation.columns.iter().enumerate() {
+            let name = quote_identifier(&column.name);
+            let position = set.iter().position(|c| *c == number);
+            sources.push(position.map_or_else(|| format!("old.{name}"), |at| values[at].clone()));
+            names.push(name);
+        }
+        format!(
+            "WITH old AS (DELETE FROM {} WHERE {condition} RETURNING *) INSERT INTO {} ({}) \
+             OVERRIDING SYSTEM VALUE SELECT {} FROM old",
+            self.rows_of_its_own(),
+            self.table,
+            names.join(", "),
+            sources.join(", ")
+        )
+    }
+
     fn condition(&self, find: &[usize], parameter: &mut impl FnMut(usize) -> String) -> String {
-        let full = self.relation.identity == ReplicaIdentity::Full;
-        // Of rows that are equal in every column, just one is meant.
-        let operator = if full { "IS NOT DISTINCT FROM" } else { "=" };
-        let terms: Vec<String> = find
-            .iter()
-            .map(|c| {
-                let name = quote_identifier(&self.relation.columns[*c].name);
-                format!("{name} {operator} {}", parameter(*c))
-            })
-            .collect();
+        let name = |column: usize| quote_identifier(&self.relation.columns[column].name);
+        if self.relation.identity != ReplicaIdentity::Full {
+            let terms: Vec<String> = find
+                .iter()
+                .map(|c| format!("{} {} {}", name(*c), self.columns[*c].equals, parameter(*c)))
+                .collect();
+            return terms.join(" AND ");
+        }
+        // The whole old row. Compared by image (`*=`), so that 1.0 is not 1.00, NULL is NULL, and
+        // types without an equality operator will do; the target's primary key, if it has one,
+        // finds the row fast; and of rows that are equal in every byte just one is meant.
+        let (mut names, mut values, mut terms) = (Vec::new(), Vec::new(), Vec::new());
+        for column in find {
+            let value = format!("{}::{}", parameter(*column), self.columns[*column].type_name);
+            if self.columns[*column].primary_key {
+                terms.push(format!("{} {} {value}", name(*column), self.columns[*column].equals));
+            }
+            names.push(name(*column));
+            values.push(value);
+        }
+        terms.push(format!(
+            "ROW({}) OPERATOR(pg_catalog.*=) ROW({})",
+            names.join(", "),
+            values.join(", ")
+        ));
         let terms = terms.join(" AND ");
-        if full {
-            format!("ctid = (SELECT ctid FROM {} WHERE {terms} LIMIT 1)", self.table)
+        let rows = self.rows_of_its_own();
+        if self.partitioned {
+            // The same ctid may stand in every partition.
+            format!("(tableoid, ctid) = (SELECT tableoid, ctid FROM {rows} WHERE {terms} LIMIT 1)")
         } else {
-            terms
+            format!("ctid = (SELECT ctid FROM {rows} WHERE {terms} LIMIT 1)")
         }
     }
 
@@ -212,7 +306,18 @@ mod tests {
                 type_modifier: -1,
             })
             .collect();
+        let target = |n: usize| TargetColumn {
+            name: format!("c{n}"),
+            type_oid: 23,
+            type_name: "integer".into(),
+            equals: "=".into(),
+            generated: false,
+            identity_always: false,
+            primary_key: false,
+        };
         TargetRelation {
+            partitioned: false,
+            columns: (0..keys.len()).map(target).collect(),
             relation: Arc::new(Relation {
                 oid: 1,
                 schema: "s".into(),
@@ -242,16 +347,16 @@ mod tests {
             ),
             (
                 update(false, 0),
-                "UPDATE s.\"order\" SET c1 = $1, c2 = $2 WHERE c0 = $3",
+                "UPDATE ONLY s.\"order\" SET c1 = $1, c2 = $2 WHERE c0 = $3",
                 vec![23, 0, 23],
             ),
             (
                 update(true, 0b10),
-                "UPDATE s.\"order\" SET c0 = $1, c2 = $2 WHERE c0 = $3",
+                "UPDATE ONLY s.\"order\" SET c0 = $1, c2 = $2 WHERE c0 = $3",
                 vec![23, 0, 23],
             ),
-            (update(false, 0b110), "UPDATE s.\"order\" SET c0 = c0 WHERE c0 = $1", vec![23]),
-            (Shape::Delete, "DELETE FROM s.\"order\" WHERE c0 = $1", vec![23]),
+            (update(false, 0b110), "UPDATE ONLY s.\"order\" SET c0 = c0 WHERE c0 = $1", vec![23]),
+            (Shape::Delete, "DELETE FROM ONLY s.\"order\" WHERE c0 = $1", vec![23]),
         ] {
             assert_eq!(keyed.sql(&shape), (sql.to_owned(), types));
         }
@@ -259,11 +364,25 @@ mod tests {
 
     #[test]
     fn a_full_identity_changes_one_of_equal_rows() {
-        let full = relation(ReplicaIdentity::Full, &[true, true]);
+        let mut full = relation(ReplicaIdentity::Full, &[true, true]);
+        full.columns[0].primary_key = true;
         assert_eq!(
             full.sql(&Shape::Delete).0,
-            "DELETE FROM s.\"order\" WHERE ctid = (SELECT ctid FROM s.\"order\" \
-             WHERE c0 IS NOT DISTINCT FROM $1 AND c1 IS NOT DISTINCT FROM $2 LIMIT 1)"
+            "DELETE FROM ONLY s.\"order\" WHERE ctid = (SELECT ctid FROM ONLY s.\"order\" \
+             WHERE c0 = $1::integer AND \
+             ROW(c0, c1) OPERATOR(pg_catalog.*=) ROW($1::integer, $2::integer) LIMIT 1)"
+        );
+    }
+
+    #[test]
+    fn an_identity_column_is_replaced_with_its_row() {
+        let mut keyed = relation(ReplicaIdentity::Default, &[true, false, false]);
+        keyed.columns[1].identity_always = true;
+        assert_eq!(
+            keyed.sql(&update(false, 0b100)).0,
+            "WITH old AS (DELETE FROM ONLY s.\"order\" WHERE c0 = $2 RETURNING *) \
+             INSERT INTO s.\"order\" (c0, c1, c2) OVERRIDING SYSTEM VALUE \
+             SELECT old.c0, $1, old.c2 FROM old"
         );
     }
 }

@@ -2,10 +2,13 @@
 
 use crate::ApplyError;
 use crate::conflict;
+use crate::error::FailedChange;
 use crate::log_feed::Definitions;
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
-use crate::postgres::statements::{Prepared, Shape, TargetRelation, check_columns, target_columns};
+use crate::postgres::statements::{
+    Prepared, Shape, TargetRelation, TargetTable, check_columns, target_table,
+};
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_fault as fault;
@@ -14,7 +17,7 @@ use farshore_model::{DictionaryId, Lsn, Xid};
 use farshore_wire::frontend::{Bind, EncodeError, Format};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
 const SHAPES_MAX: usize = 64;
@@ -26,6 +29,8 @@ pub struct Writer {
     relations: HashMap<DictionaryId, TargetRelation>,
     /// Copied tables and the consistent points of their copies.
     copied: HashMap<TableName, Lsn>,
+    /// Tables met in the log that are not copied.
+    uncopied: BTreeSet<TableName>,
     statements_named: u64,
     changes: u64,
 }
@@ -63,6 +68,7 @@ impl Writer {
             subscription: subscription.to_owned(),
             relations: HashMap::new(),
             copied,
+            uncopied: BTreeSet::new(),
             statements_named: 0,
             changes: 0,
         };
@@ -106,7 +112,7 @@ impl Writer {
                 continue;
             }
             self.changes += 1;
-            if fault::defect("dropped-change") && self.changes % 97 == 0 {
+            if fault::defect("dropped-change") && self.changes.is_multiple_of(97) {
                 continue;
             }
             self.change(&change, body.slice_ref(command), at.header, definitions).await?;
@@ -161,23 +167,42 @@ impl Writer {
         header: &Header,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
-        let Stored::Truncate { relations, cascade, restart_identity } = change else {
+        let Stored::Truncate { relations, restart_identity, .. } = change else {
             return Ok(());
         };
         let mut tables = Vec::new();
-        let mut first = None;
+        let (mut first, mut passed_over) = (None, false);
         for relation in relations.clone() {
             self.learn(relation, header.end_lsn, definitions).await?;
             let Some(target) = self.relations.get(&relation) else { continue };
             if header.commit_lsn >= target.copied_at {
-                tables.push(target.table.to_string());
+                tables.push(target.rows_of_its_own());
                 first.get_or_insert(relation);
+            } else {
+                passed_over = true;
             }
         }
         let Some(relation) = first else { return Ok(()) };
+        // The message names every published table that was emptied: whatever else CASCADE would
+        // reach is the target's own. Where some tables are passed over because their copy is newer,
+        // foreign keys may forbid to truncate the others.
         let identity = if *restart_identity { " RESTART IDENTITY" } else { "" };
-        let behaviour = if *cascade { " CASCADE" } else { "" };
-        let sql = format!("TRUNCATE {}{identity}{behaviour}", tables.join(", "));
+        let sql = if passed_over {
+            let (last, others) = tables.split_last().map_or(("", &[][..]), |(l, o)| (l, o));
+            let others: Vec<String> = others
+                .iter()
+                .enumerate()
+                .map(|(n, table)| format!("t{n} AS (DELETE FROM {table})"))
+                .collect();
+            let with = if others.is_empty() {
+                String::new()
+            } else {
+                format!("WITH {} ", others.join(", "))
+            };
+            format!("{with}DELETE FROM {last}")
+        } else {
+            format!("TRUNCATE {}{identity}", tables.join(", "))
+        };
         let reference = ChangeRef { position: header.end_lsn, relation, command };
         self.pipeline
             .run_sql(&sql, Expect::Truncated(reference))
@@ -204,23 +229,47 @@ impl Writer {
             relation.schema.clone()
         };
         let table = TableName { schema, name: relation.name.clone() };
-        let Some(copied_at) = self.copied.get(&table).copied() else {
-            return Err(ApplyError::NotYet(format!(
-                "subscription \"{}\": table {table} joined the publication and is not copied yet",
-                self.subscription
-            )));
+        let known = self.copied.get(&table).copied();
+        let Some(mut copied_at) = known else {
+            // Whatever copy is made of it later stands at a point after everything in the log now,
+            // so its changes can be passed over until then.
+            self.uncopied.insert(table.clone());
+            let columns = Vec::new();
+            let skipped = TargetRelation {
+                relation,
+                table,
+                copied_at: Lsn::MAX,
+                partitioned: false,
+                columns,
+                prepared: HashMap::new(),
+            };
+            self.relations.insert(id, skipped);
+            return Ok(());
         };
-        let copied_at =
-            if fault::defect("snapshot-row-also-streamed") { Lsn::ZERO } else { copied_at };
-        let columns = match self.pipeline.idle_session().await {
-            Ok(session) => target_columns(session, &table).await?,
+        if fault::defect("snapshot-row-also-streamed") {
+            copied_at = Lsn::ZERO;
+        }
+        let on_target = match self.pipeline.idle_session().await {
+            Ok(session) => target_table(session, &table).await?,
             Err(error) => return Err(self.explain(error)),
         };
         let names = relation.columns.iter().map(|column| column.name.as_str());
-        check_columns(&self.subscription, &table, names, &columns)?;
-        let target = TargetRelation { relation, table, copied_at, prepared: HashMap::new() };
+        check_columns(&self.subscription, &table, names, on_target.as_ref())?;
+        let TargetTable { partitioned, columns } = on_target.unwrap_or_default();
+        let columns = relation
+            .columns
+            .iter()
+            .filter_map(|column| columns.iter().find(|c| c.name == column.name).cloned())
+            .collect();
+        let prepared = HashMap::new();
+        let target = TargetRelation { relation, table, copied_at, partitioned, columns, prepared };
         self.relations.insert(id, target);
         Ok(())
+    }
+
+    /// Tables whose changes were passed over since the last call, because they are not copied.
+    pub fn take_uncopied(&mut self) -> BTreeSet<TableName> {
+        std::mem::take(&mut self.uncopied)
     }
 
     /// Writes progress into the open target transaction, waits for all its answers, and sends the
@@ -292,7 +341,9 @@ impl Writer {
                 ));
             }
             PipelineError::Rows(change, rows) => {
-                (change, format!("it met {rows} rows instead of one"), conflict::ROW_MISSING, None)
+                let insert = matches!(decode_stored(&change.command), Ok(Stored::Insert { .. }));
+                let remedy = if insert { conflict::NOT_INSERTED } else { conflict::ROW_MISSING };
+                (change, format!("it met {rows} rows instead of one"), remedy, None)
             }
             PipelineError::Refused(change, error) => {
                 let sqlstate = Some(error.code.clone());
@@ -307,7 +358,7 @@ impl Writer {
             table = target.table.to_string();
             key = conflict::readable_key(&stored, &target.relation);
         }
-        ApplyError::Change {
+        ApplyError::Change(Box::new(FailedChange {
             subscription: self.subscription.clone(),
             operation,
             table,
@@ -316,7 +367,7 @@ impl Writer {
             what,
             remedy,
             sqlstate,
-        }
+        }))
     }
 }
 

@@ -120,13 +120,19 @@ pub fn ratios(ratios: &[(String, f64)]) -> String {
 
 fn label(svg: &mut String, text: &str, middle: f64) {
     let x = LABEL_WIDTH - 10.0;
-    let _ =
-        write!(svg, "<text class=\"label\" x=\"{x}\" y=\"{middle:.1}\">{}</text>", escape(text));
+    let _ = write!(
+        svg,
+        "<text class=\"label\" x=\"{x}\" y=\"{middle:.1}\" dy=\"0.35em\">{}</text>",
+        escape(text)
+    );
 }
 
 fn figure(svg: &mut String, right: f64, middle: f64, text: &str) {
     let x = right + 8.0;
-    let _ = write!(svg, "<text class=\"figure\" x=\"{x:.1}\" y=\"{middle:.1}\">{text}</text>");
+    let _ = write!(
+        svg,
+        "<text class=\"figure\" x=\"{x:.1}\" y=\"{middle:.1}\" dy=\"0.35em\">{text}</text>"
+    );
 }
 
 fn legend(svg: &mut String, bars: &[Bar], middle: f64) {
@@ -140,7 +146,7 @@ fn legend(svg: &mut String, bars: &[Bar], middle: f64) {
         let _ = write!(
             svg,
             "<rect class=\"{}\" x=\"{left}\" y=\"{:.1}\" width=\"10\" height=\"10\"/>\
-             <text class=\"figure\" x=\"{}\" y=\"{middle:.1}\">{}</text>",
+             <text class=\"figure\" x=\"{}\" y=\"{middle:.1}\" dy=\"0.35em\">{}</text>",
             part.class,
             middle - 5.0,
             left + 16.0,

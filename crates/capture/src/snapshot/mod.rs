@@ -61,9 +61,8 @@ impl ExportedSnapshot {
     pub async fn open(&self, spec: &PublicationSpec) -> Result<SnapshotConnection, CaptureError> {
         let mut connection = spec.connect(Mode::Sql).await?;
         let begin = format!(
-            "SET statement_timeout = 0; SET lock_timeout = 0; \
-             SET idle_in_transaction_session_timeout = 0; \
-             BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
+            "{}; BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
+            farshore_pg::no_timeouts(connection.server_version()),
             quote_literal(&self.name)
         );
         connection.simple_query(&begin).await.map_err(|error| spec.publisher_error(error))?;
@@ -177,6 +176,7 @@ mod tests {
             table: TableName { schema: "public".into(), name: "Odd\"name".into() },
             columns: vec![("id".into(), 23), ("order".into(), 25)],
             row_filter: Some("region = 'EU' OR x".into()),
+            membership: 1,
             file_node: 1,
             blocks: 100,
             bytes: 819_200,

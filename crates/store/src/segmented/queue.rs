@@ -97,6 +97,11 @@ impl Queue {
         Ok(true)
     }
 
+    /// Position of the last entry accepted.
+    pub fn accepted_end(&self) -> Lsn {
+        lock(&self.state).accepted_end
+    }
+
     /// Waits for work. Called by the writer alone.
     pub fn take(&self) -> Work {
         let mut state = lock(&self.state);

@@ -34,24 +34,21 @@ struct Place {
 
 impl SegmentedReader {
     pub fn open(list: Arc<SegmentList>, after: Lsn) -> Result<SegmentedReader, StoreError> {
-        let dropped = |start| StoreError::Dropped { wanted: after, start };
-        let segment = list.holding(after).map_err(dropped)?;
-        match Place::in_segment(segment.clone(), after, list.store_id)? {
-            Some(place) => Ok(SegmentedReader { list, after, place, blocks: BlockReader::new() }),
-            // Dropped between the look-up and the opening: the list says so by now.
-            None => Err(gone(&list, &segment, after)),
-        }
+        let place = locate(&list, after)?;
+        Ok(SegmentedReader { list, after, place, blocks: BlockReader::new() })
     }
 
-    /// Moves to the next segment.
+    /// Moves to the next segment. If that was dropped, what follows `after` may still be there:
+    /// the reader may be ahead of all that was dropped.
     fn advance(&mut self) -> Result<(), StoreError> {
-        let after = self.after;
-        let dropped = |start| StoreError::Dropped { wanted: after, start };
-        let segment = self.list.following(self.place.segment.sequence).map_err(dropped)?;
-        match Place::at_start(segment.clone())? {
-            Some(place) => self.place = place,
-            None => return Err(gone(&self.list, &segment, after)),
-        }
+        let next = match self.list.following(self.place.segment.sequence) {
+            Ok(segment) => Place::at_start(segment)?,
+            Err(_start) => None,
+        };
+        self.place = match next {
+            Some(place) => place,
+            None => locate(&self.list, self.after)?,
+        };
         Ok(())
     }
 
@@ -107,13 +104,19 @@ impl SegmentedReader {
     }
 }
 
-/// The error for a segment whose file is not there: dropped by retention, or by a foreign hand.
-fn gone(list: &SegmentList, segment: &Segment, wanted: Lsn) -> StoreError {
-    let start = list.start();
-    if segment.start < start {
-        StoreError::Dropped { wanted, start }
-    } else {
-        super::damaged(&segment.path, "the file is missing".to_owned())
+/// The place where what follows `after` begins.
+fn locate(list: &SegmentList, after: Lsn) -> Result<Place, StoreError> {
+    let dropped = |start| StoreError::Dropped { wanted: after, start };
+    loop {
+        let segment = list.holding(after).map_err(dropped)?;
+        if let Some(place) = Place::in_segment(segment.clone(), after, list.store_id)? {
+            return Ok(place);
+        }
+        // Retention takes a segment from the list before it removes the file. So either the list
+        // has moved on, or a foreign hand removed the file.
+        if list.holding(after).is_ok_and(|again| again.sequence == segment.sequence) {
+            return Err(super::damaged(&segment.path, "the file is missing".to_owned()));
+        }
     }
 }
 

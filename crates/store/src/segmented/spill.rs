@@ -174,6 +174,9 @@ impl SegmentedSpillWriter {
     }
 }
 
+/// Written bytes after which a flush also syncs them.
+const SYNC_BYTES: u64 = 32 << 20;
+
 impl SpillWriter for SegmentedSpillWriter {
     fn id(&self) -> SpillId {
         self.id
@@ -210,6 +213,10 @@ impl SpillWriter for SegmentedSpillWriter {
         self.with_sink(|sink, _| {
             sink.write_staged()?;
             sink.shrink();
+            // So that the commit of a transaction of many gigabytes finds little left to sync.
+            if sink.unsynced() >= SYNC_BYTES {
+                sink.sync()?;
+            }
             Ok(())
         })
     }

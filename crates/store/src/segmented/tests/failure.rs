@@ -3,8 +3,8 @@
 use super::{open, small};
 use crate::conformance::{append, batch, block_on, entries, noise, read_all};
 use crate::segmented::SegmentedStore;
-use crate::{Batch, LogStore, StoreError};
-use farshore_model::{Durable, Lsn};
+use crate::{Batch, LogStore, Retention, StoreError};
+use farshore_model::{Applied, Durable, Lsn};
 use std::sync::atomic::Ordering;
 
 #[test]
@@ -87,4 +87,64 @@ fn the_folder_belongs_to_one_store_at_a_time() {
     drop(spill);
     let (store, _) = open(dir.path());
     append(&*store, Batch::default());
+}
+
+#[test]
+fn a_cursor_on_disk_never_leads() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path());
+    for position in 1..=100 {
+        append(&*store, batch(&[(position, &noise(300, position))], &[]));
+    }
+    // What a crash at this moment would leave.
+    let after_crash = || {
+        let copy = tempfile::tempdir().unwrap();
+        super::property::copy_files(dir.path(), copy.path());
+        let cursors = open(copy.path()).0.cursors();
+        cursors.into_iter().next()
+    };
+    store.register_cursor("a").unwrap();
+    assert_eq!(after_crash().unwrap().applied, Applied(Lsn(100)));
+    store.move_cursor("a", Applied(Lsn(20))).unwrap();
+    assert_eq!(after_crash().unwrap().applied, Applied(Lsn(20)));
+    store.move_cursor("a", Applied(Lsn(80))).unwrap();
+    assert!(after_crash().unwrap().applied <= Applied(Lsn(80)));
+
+    // Forward moves are saved at leisure, but before anything is dropped for them.
+    store.enforce_retention(&Retention::default()).unwrap();
+    let start = store.status().start;
+    assert!(start > Lsn(20));
+    assert!(after_crash().unwrap().applied.0 >= start);
+
+    let all = Retention { bytes_max: Some(0), age_max: None };
+    assert_eq!(store.enforce_retention(&all).unwrap().len(), 1);
+    assert!(after_crash().unwrap().expired.is_some());
+    store.move_cursor("a", Applied(Lsn(100))).unwrap();
+    assert_eq!(after_crash().unwrap().expired, None);
+    store.drop_cursor("a").unwrap();
+    assert_eq!(after_crash(), None);
+}
+
+#[test]
+fn a_reader_ahead_of_what_is_dropped_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path());
+    append(&*store, batch(&[(1, b"first")], &[]));
+    let mut at_end = store.read_from(Lsn(1)).unwrap();
+    let mut ahead = store.read_from(Lsn(150)).unwrap();
+    for position in 2..=100 {
+        append(&*store, batch(&[(position, &noise(300, position))], &[]));
+    }
+    // Everything so far goes; neither reader has moved from the first segment.
+    let all = Retention { bytes_max: Some(0), age_max: None };
+    store.enforce_retention(&all).unwrap();
+    assert_eq!(store.status().start, Lsn(100));
+    append(&*store, batch(&[(149, b"before"), (200, b"after")], &[]));
+    let found = entries(ahead.next_block().unwrap().unwrap());
+    assert_eq!((found.len(), found[0].position), (1, Lsn(200)));
+    let dropped = std::iter::repeat_with(|| at_end.next_block()).find_map(|block| block.err());
+    assert!(
+        matches!(dropped, Some(StoreError::Dropped { wanted, start }) if wanted < start),
+        "{dropped:?}"
+    );
 }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tempfile::TempDir;
 
-const RUNS: u64 = 40;
+const RUNS: u64 = 16;
 const STEPS: usize = 120;
 
 /// An entry as it was appended: position, kind, payload, and the definition it refers to.
@@ -306,7 +306,7 @@ impl World {
     }
 }
 
-fn copy_files(from: &Path, to: &Path) {
+pub fn copy_files(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();

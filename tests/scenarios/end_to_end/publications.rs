@@ -1,0 +1,327 @@
+//! What is published to whom: filters, column lists, several publications and subscriptions,
+//! adopted ones, tables that join later.
+
+use anyhow::{Result, ensure};
+use farshore_testkit::checksum;
+use farshore_tests::{DATABASE, Pair, both_ways};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+
+const TWO_TABLES: &str = "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+    CREATE TABLE u (id integer PRIMARY KEY, v text)";
+
+#[test]
+fn a_composite_column_makes_the_stream_textual() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "
+            CREATE TYPE pair AS (x integer, y text);
+            CREATE TYPE mood AS ENUM ('sad', 'happy');
+            CREATE TABLE t (id integer PRIMARY KEY, p pair, ps pair[], m mood[], r regclass,
+              by bytea, f double precision, at timestamptz, n numeric[], j jsonb, big text);
+            ALTER TABLE t ALTER big SET STORAGE EXTERNAL;
+            CREATE TABLE plain (id integer PRIMARY KEY, v bytea);";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        let rows = |from: u32| {
+            format!(
+                "INSERT INTO t SELECT i, ROW(i, 'y,\"' || i)::pair, ARRAY[ROW(1, NULL)::pair, NULL], \
+                 '{{sad,happy}}', 'pg_class', decode(md5(i::text), 'hex'), i / 3.0, now(), \
+                 ARRAY[1.10, NULL], '{{\"a\": [1]}}', repeat(md5(i::text), 200) \
+                 FROM generate_series({from}, {from} + 99) AS i; \
+                 INSERT INTO t (id) VALUES ({from} + 500); \
+                 INSERT INTO t (id, p, by, big) VALUES ({from} + 501, ROW(NULL, NULL), '', E'\\\\N'); \
+                 INSERT INTO plain SELECT i, decode('00ff5c4e', 'hex') \
+                 FROM generate_series({from}, {from} + 9) AS i;"
+            )
+        };
+        pair.publish(&rows(1_000))?;
+        pair.site.start()?;
+        pair.publish(&rows(2_000))?;
+        pair.publish(
+            "UPDATE t SET p = ROW(0, 'new') WHERE id % 2 = 0; DELETE FROM t WHERE id % 5 = 0",
+        )?;
+        pair.publish(
+            "UPDATE t SET id = -id WHERE id % 7 = 0; UPDATE plain SET v = NULL WHERE id % 2 = 0",
+        )?;
+        pair.assert_equal(&["public"])?;
+        pair.site.await_log("binary=false", SOON)?;
+        Ok(())
+    })
+}
+
+#[test]
+fn row_filters_and_column_lists() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both("CREATE SCHEMA \"S.x\"; CREATE TABLE plain (id integer PRIMARY KEY, v text)")?;
+        pair.publish(
+            "CREATE TABLE filtered (id integer PRIMARY KEY, region text, total integer, big text); \
+             ALTER TABLE filtered REPLICA IDENTITY FULL; \
+             ALTER TABLE filtered ALTER big SET STORAGE EXTERNAL; \
+             CREATE TABLE \"S.x\".\"Cut\" (secret text, id integer PRIMARY KEY, \"Shown\" text, other text)",
+        )?;
+        pair.subscriber.execute_script(
+            "CREATE TABLE filtered (id integer PRIMARY KEY, region text, total integer, big text); \
+             CREATE TABLE \"S.x\".\"Cut\" (\"Shown\" text, id integer PRIMARY KEY, local text DEFAULT 'l')",
+        )?;
+        pair.add_publication(
+            "p",
+            &["public.plain", "public.filtered", "\"S.x\".*"],
+            "[publication.p.article.\"public.filtered\"]\n\
+             where = \"region = 'EU' AND total > 10\"\n\
+             [publication.p.article.'\"S.x\".\"Cut\"']\n\
+             columns = [\"id\", \"Shown\"]\n\
+             where = \"id > 0\"",
+        )?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.publish(
+            "INSERT INTO filtered SELECT i, CASE WHEN i % 2 = 0 THEN 'EU' ELSE 'US' END, i, \
+               repeat(md5(i::text), 300) FROM generate_series(1, 100) AS i; \
+             INSERT INTO \"S.x\".\"Cut\" SELECT 'secret', i, 'shown' || i, 'o' FROM generate_series(1, 100) AS i; \
+             INSERT INTO \"S.x\".\"Cut\" SELECT 'secret', -i, 'shown' || i, 'o' FROM generate_series(201, 220) AS i; \
+             INSERT INTO plain VALUES (1, 'x')",
+        )?;
+        pair.site.start()?;
+        let compare = |pair: &mut Pair| -> Result<()> {
+            pair.await_arrival()?;
+            let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+            checksum::assert_equal(&source, &target, &["public.plain"])?;
+            for (at_source, at_target) in [
+                (
+                    "SELECT md5(string_agg(f::text, ',' ORDER BY id)) FROM filtered f \
+                     WHERE region = 'EU' AND total > 10",
+                    "SELECT md5(string_agg(f::text, ',' ORDER BY id)) FROM filtered f",
+                ),
+                (
+                    "SELECT string_agg(concat(id, \"Shown\"), ',' ORDER BY id) FROM \"S.x\".\"Cut\" WHERE id > 0",
+                    "SELECT string_agg(concat(id, \"Shown\"), ',' ORDER BY id) FROM \"S.x\".\"Cut\" WHERE local = 'l'",
+                ),
+            ] {
+                let (left, right) =
+                    (pair.publisher_says(at_source)?, pair.subscriber_says(at_target)?);
+                ensure!(left == right, "{at_source}\n{left}\n{right}");
+            }
+            Ok(())
+        };
+        compare(&mut pair)?;
+        // Into the filter, out of it, within it; with unchanged TOAST on the way in.
+        pair.publish("UPDATE filtered SET region = 'EU' WHERE id % 5 = 0")?;
+        pair.publish("UPDATE filtered SET region = 'US' WHERE id % 3 = 0")?;
+        pair.publish("UPDATE filtered SET total = total - 20 WHERE region = 'EU'")?;
+        pair.publish("UPDATE filtered SET id = id + 1000 WHERE id % 4 = 0; DELETE FROM filtered WHERE id % 7 = 0")?;
+        pair.publish("UPDATE \"S.x\".\"Cut\" SET id = -id WHERE id % 10 = 0")?;
+        pair.publish(
+            "UPDATE \"S.x\".\"Cut\" SET \"Shown\" = 'new', secret = NULL WHERE id % 3 = 0",
+        )?;
+        pair.publish("UPDATE \"S.x\".\"Cut\" SET secret = 'unseen'; DELETE FROM \"S.x\".\"Cut\" WHERE id % 8 = 0")?;
+        compare(&mut pair)
+    })
+}
+
+#[test]
+fn an_adopted_publication_and_slot() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both(TWO_TABLES)?;
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100) AS i")?;
+        pair.publish("CREATE PUBLICATION \"By Hand\" FOR TABLE t, u (id, v), farshore_marks.mark")?;
+        pair.publish("SELECT pg_create_logical_replication_slot('by_hand', 'pgoutput')")?;
+        // Between the slot and the copy: in the slot's log and in the copied rows.
+        pair.publish("INSERT INTO u VALUES (1, 'x'); UPDATE t SET v = 'w' WHERE id < 10; DELETE FROM t WHERE id = 50")?;
+        let source = pair.publisher.url(DATABASE);
+        pair.site.add(&format!(
+            "[publication.p]\nsource = \"{source}\"\nadopt_publication = \"By Hand\"\nadopt_slot = \"by_hand\"\n"
+        ))?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("UPDATE u SET v = 'y'; DELETE FROM t WHERE id % 2 = 0")?;
+        pair.site.restart()?;
+        pair.assert_equal(&["public"])?;
+        assert_eq!(
+            pair.publisher_says("SELECT string_agg(slot_name, ',') FROM pg_replication_slots")?,
+            "by_hand"
+        );
+        assert_eq!(
+            pair.publisher_says("SELECT string_agg(pubname, ',') FROM pg_publication")?,
+            "By Hand"
+        );
+        Ok(())
+    })
+}
+
+#[test]
+fn one_slot_for_two_subscriptions_and_one_more_for_another_publication() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both(TWO_TABLES)?;
+        pair.publish("CREATE TABLE q (id integer PRIMARY KEY, v text)")?;
+        for database in ["second", "third"] {
+            pair.subscriber.connect()?.batch_execute(&format!("CREATE DATABASE {database}"))?;
+            pair.subscriber.connect_to(database)?.batch_execute(&format!(
+                "{TWO_TABLES}; CREATE TABLE q (id integer PRIMARY KEY, v text); \
+                 CREATE SCHEMA farshore_marks; CREATE TABLE farshore_marks.mark (id bigint PRIMARY KEY)"
+            ))?;
+        }
+        pair.add_publication("p", &["public.t", "public.u"], "")?;
+        pair.add_publication("q", &["public.q", "public.t"], "")?;
+        let url = |pair: &Pair, database: &str| pair.subscriber.url(database);
+        for (name, publication, database) in
+            [("s", "p", DATABASE), ("s2", "p", "second"), ("s3", "q", "third")]
+        {
+            let target = url(&pair, database);
+            pair.add_subscription(name, publication, &target)?;
+        }
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i; INSERT INTO q VALUES (1, 'q')")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.publish("UPDATE t SET v = 'w' WHERE id % 2 = 0; INSERT INTO u VALUES (1, 'u'); UPDATE q SET v = 'r'")?;
+        let source = pair.publisher.url(DATABASE);
+        for (database, tables) in [
+            (DATABASE, ["public.t", "public.u"]),
+            ("second", ["public.t", "public.u"]),
+            ("third", ["public.t", "public.q"]),
+        ] {
+            pair.await_arrival_at(pair.subscriber.connect_to(database)?)?;
+            checksum::assert_equal(&source, &url(&pair, database), &tables)?;
+        }
+        let slots =
+            "SELECT string_agg(slot_name, ',' ORDER BY slot_name) FROM pg_replication_slots";
+        assert_eq!(pair.publisher_says(slots)?, "farshore_p,farshore_q");
+        let senders = "SELECT count(*) FROM pg_stat_replication";
+        assert_eq!(pair.publisher_says(senders)?, "2", "one decode per publication");
+        // Each subscription stands on its own: one whose target goes away holds back nobody.
+        pair.site.restart()?;
+        pair.subscriber
+            .connect()?
+            .batch_execute("ALTER DATABASE second ALLOW_CONNECTIONS false")?;
+        pair.subscriber.execute_script(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'second'",
+        )?;
+        pair.publish("UPDATE t SET v = 'x' WHERE id % 3 = 0")?;
+        let third = pair.subscriber.connect_to("third")?;
+        pair.assert_equal(&["farshore_marks"])?;
+        pair.await_arrival_at(third)?;
+        checksum::assert_equal(&source, &url(&pair, "third"), &["public.t"])?;
+        pair.subscriber.connect()?.batch_execute("ALTER DATABASE second ALLOW_CONNECTIONS true")?;
+        pair.site.restart()?;
+        pair.await_arrival_at(pair.subscriber.connect_to("second")?)?;
+        checksum::assert_equal(&source, &url(&pair, "second"), &["public.t", "public.u"])
+    })
+}
+
+#[test]
+fn a_subscription_added_later_ends_equal() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.*"], TWO_TABLES)?;
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.publish(
+            "UPDATE t SET v = 'w'; INSERT INTO u SELECT i, 'u' FROM generate_series(1, 1000) AS i",
+        )?;
+        pair.subscriber.connect()?.batch_execute("CREATE DATABASE later")?;
+        pair.subscriber.connect_to("later")?.batch_execute(&format!(
+            "{TWO_TABLES}; CREATE SCHEMA farshore_marks; CREATE TABLE farshore_marks.mark (id bigint PRIMARY KEY)"
+        ))?;
+        let later = pair.subscriber.url("later");
+        pair.add_subscription("later", "p", &later)?;
+        pair.site.restart()?;
+        pair.publish(
+            "DELETE FROM u WHERE id % 2 = 0; UPDATE t SET id = id + 5000 WHERE id % 3 = 0",
+        )?;
+        pair.await_arrival_at(pair.subscriber.connect_to("later")?)?;
+        let source = pair.publisher.url(DATABASE);
+        checksum::assert_equal(&source, &later, &["public.t", "public.u"])?;
+        pair.assert_equal(&["public"])?;
+        assert_eq!(pair.publisher_says("SELECT count(*) FROM pg_replication_slots")?, "1");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_table_that_joins_later_is_copied_and_follows() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.*"], TWO_TABLES)?;
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) AS i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.on_both("CREATE TABLE joins (id integer PRIMARY KEY, v text)")?;
+        pair.publish("INSERT INTO joins SELECT i, 'old' FROM generate_series(1, 500) AS i")?;
+        pair.site.restart()?;
+        pair.publish("UPDATE t SET v = 'w' WHERE id % 2 = 0")?;
+        pair.publish(
+            "UPDATE joins SET v = 'new' WHERE id % 2 = 0; DELETE FROM joins WHERE id % 5 = 0",
+        )?;
+        pair.await_copy("joins")?;
+        pair.publish(
+            "UPDATE joins SET v = 'newer' WHERE id % 4 = 0; INSERT INTO joins VALUES (0, 'x')",
+        )?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+/// Without any change to the new table nothing in the stream tells of it.
+#[test]
+fn a_table_that_joins_later_and_rests_is_copied() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.*"], TWO_TABLES)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.on_both("CREATE TABLE rests (id integer PRIMARY KEY, v text)")?;
+        pair.publish("INSERT INTO rests SELECT i, 'old' FROM generate_series(1, 500) AS i")?;
+        pair.site.restart()?;
+        pair.await_copy("rests")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+/// A table that leaves again before it was copied must not hold the others back.
+#[test]
+fn a_table_that_joins_and_goes_before_its_copy_is_forgotten() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.*"], TWO_TABLES)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("CREATE TABLE brief (id integer PRIMARY KEY)")?;
+        // The target has no such table: the subscription cannot go on.
+        pair.site.restart()?;
+        pair.site.await_log("capture streaming", SOON)?;
+        pair.publish("INSERT INTO brief VALUES (1); INSERT INTO t VALUES (1, 'x')")?;
+        pair.site.await_log("table public.brief is not on the target", SOON)?;
+        pair.publish("DROP TABLE brief")?;
+        pair.site.restart()?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn articles_change_with_the_site_file() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t"], TWO_TABLES)?;
+        pair.publish("INSERT INTO u SELECT i, 'u' FROM generate_series(1, 100) AS i")?;
+        pair.site.start()?;
+        pair.publish("INSERT INTO t VALUES (1, 'x')")?;
+        pair.assert_equal(&["farshore_marks"])?;
+        assert_eq!(pair.subscriber_says("SELECT count(*) FROM u")?, "0");
+        pair.site.replace("'public.t'", "'public.t', 'public.u'")?;
+        pair.site.restart()?;
+        pair.publish("UPDATE u SET v = 'w' WHERE id < 5")?;
+        pair.await_copy("u")?;
+        pair.publish("UPDATE u SET v = 'x' WHERE id < 3")?;
+        pair.assert_equal(&["public"])?;
+        // A table that leaves keeps its rows and gets no more.
+        pair.site.replace("'public.t', ", "")?;
+        pair.site.restart()?;
+        pair.site.await_log("capture streaming", SOON)?;
+        pair.publish(
+            "INSERT INTO t VALUES (2, 'not published'); INSERT INTO u VALUES (1000, 'u')",
+        )?;
+        pair.await_arrival()?;
+        assert_eq!(pair.subscriber_says("SELECT count(*) FROM t")?, "1");
+        assert_eq!(pair.subscriber_says("SELECT count(*) FROM u")?, "101");
+        Ok(())
+    })
+}
