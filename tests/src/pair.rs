@@ -10,8 +10,8 @@ use std::time::Duration;
 
 /// Database on both sides.
 pub const DATABASE: &str = "postgres";
-/// How long the subscriber may take to show a mark.
-const ARRIVAL_TIMEOUT: Duration = Duration::from_secs(120);
+/// How long the subscriber may take to show a mark, where nothing else is said.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 const MARK_TABLE: &str = "CREATE SCHEMA IF NOT EXISTS farshore_marks; \
     CREATE TABLE IF NOT EXISTS farshore_marks.mark (id bigint PRIMARY KEY)";
@@ -69,6 +69,8 @@ pub struct Pair {
     pub publisher: Cluster,
     /// The subscriber.
     pub subscriber: Cluster,
+    /// How long the subscriber may take to show a mark.
+    pub patience: Duration,
     marks: i64,
 }
 
@@ -78,12 +80,17 @@ impl Pair {
     /// # Errors
     /// When a server cannot be had.
     pub fn bare(direction: Direction) -> Result<Pair> {
-        let pair = Pair {
-            site: Site::new()?,
-            publisher: publisher_cluster(direction.publisher)?.start()?,
-            subscriber: subscriber_cluster(direction.subscriber)?.start()?,
-            marks: 0,
-        };
+        let publisher = publisher_cluster(direction.publisher)?.start()?;
+        Pair::of(publisher, subscriber_cluster(direction.subscriber)?.start()?)
+    }
+
+    /// As [`Pair::bare`], of servers with settings of their own.
+    ///
+    /// # Errors
+    /// When farshore does not build or a server refuses the table of marks.
+    pub fn of(publisher: Cluster, subscriber: Cluster) -> Result<Pair> {
+        let site = Site::new()?;
+        let pair = Pair { site, publisher, subscriber, patience: PATIENCE, marks: 0 };
         pair.on_both(MARK_TABLE)?;
         Ok(pair)
     }
@@ -164,7 +171,7 @@ impl Pair {
     /// When it takes minutes, or an agent stops.
     pub fn await_arrival_at(&mut self, mut target: Client) -> Result<()> {
         let mark = self.mark()?;
-        self.site.wait_for("the subscriber to catch up", ARRIVAL_TIMEOUT, || {
+        self.site.wait_for("the subscriber to catch up", self.patience, || {
             // One statement, one snapshot.
             let query = "SELECT FROM farshore_marks.mark WHERE id = $1 AND \
                          EXISTS (SELECT FROM farshore.subscription) AND \
@@ -183,7 +190,7 @@ impl Pair {
     /// When it takes minutes, or an agent stops.
     pub fn await_copy(&mut self, table: &str) -> Result<()> {
         let mut target = self.subscriber.connect()?;
-        self.site.wait_for(&format!("{table} to be copied"), ARRIVAL_TIMEOUT, || {
+        self.site.wait_for(&format!("{table} to be copied"), self.patience, || {
             let query = "SELECT FROM farshore.table_copy t \
                          JOIN farshore.subscription s ON s.name = t.subscription \
                          WHERE t.table_name = $1 AND t.state = 'copied' AND s.state = 'streaming'";

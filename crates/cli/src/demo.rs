@@ -76,7 +76,8 @@ pub fn demo(arguments: &DemoArguments) -> ExitCode {
             if summary.is_equal() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
         Err(error) if error.is::<Interrupted>() => {
-            screen.step("stopped", "interrupted; servers and folders are gone");
+            let folders = if arguments.keep { "kept" } else { "gone" };
+            screen.step("stopped", &format!("interrupted; servers are gone, folders {folders}"));
             ExitCode::from(EXIT_INTERRUPTED)
         }
         Err(error) => {
@@ -134,12 +135,15 @@ impl Scene<'_> {
 
         let third = load_began + seconds / 3;
         self.until("stream", |_, _| Instant::now() >= third.max(streaming + STREAMING_MIN))?;
-        let large_began = Instant::now();
         summary.large_transaction_changes = workload::large_transaction(&self.servers.publisher)?;
+        let large = Instant::now();
         let changes = grouped(summary.large_transaction_changes);
         self.screen.step("large", &format!("one transaction of {changes} changes"));
 
-        let half = (load_began + seconds / 2).max(large_began + STREAMING_MIN);
+        // Its delay is to count as lag, not as an effect of the kill.
+        self.until("stream", |_, heartbeat| heartbeat.up_to_date_after(large).is_some())?;
+
+        let half = load_began + seconds / 2;
         self.until("stream", |_, _| Instant::now() >= half)?;
         let killed = self.kill_and_restart()?;
         self.until("recover", |_, heartbeat| heartbeat.up_to_date_after(killed).is_some())?;

@@ -60,6 +60,12 @@ pub struct InitialCopy<'a> {
 /// How often a snapshot is taken again because a table was emptied or rewritten meanwhile.
 const SNAPSHOT_TRIES: usize = 50;
 
+/// How long others may wait for a table that is being copied.
+const GIVE_WAY_AFTER: Duration = Duration::from_secs(4);
+
+/// Pause before another snapshot is tried when tables are locked.
+const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
+
 /// A snapshot of the publisher whose tables stay as they are.
 struct Source {
     snapshot: ExportedSnapshot,
@@ -134,10 +140,40 @@ impl InitialCopy<'_> {
             let workers = 0..self.settings.workers.max(1);
             try_join_all(workers.map(|_| self.worker(&snapshot, &work, &shared))).await
         };
-        copying.await?;
+        let oids: Vec<u32> = work.iter().map(|work| work.table.oid).collect();
+        tokio::select! {
+            copied = copying => drop(copied?),
+            error = self.give_way(&mut source, &oids) => return Err(error),
+        }
         drop(source);
         snapshot.close().await;
         Ok(point)
+    }
+
+    /// Ends the copy when somebody on the publisher waits for an exclusive lock (TRUNCATE, DDL)
+    /// that we stand in the way of: everything else on that table would queue up behind them. The
+    /// copy then goes on at another snapshot.
+    async fn give_way(&self, source: &mut SnapshotConnection, tables: &[u32]) -> ApplyError {
+        let mut waiting_before = false;
+        loop {
+            tokio::time::sleep(GIVE_WAY_AFTER / 2).await;
+            let waiting = match source.is_in_the_way(self.spec, tables).await {
+                Ok(waiting) => waiting,
+                Err(error) => return error.into(),
+            };
+            if waiting && waiting_before {
+                return self.gives_way();
+            }
+            waiting_before = waiting;
+        }
+    }
+
+    fn gives_way(&self) -> ApplyError {
+        ApplyError::NotYet(format!(
+            "subscription \"{}\": the initial copy gives way to a command on the publisher that \
+             needs a table for itself (TRUNCATE, DDL); it goes on at a new snapshot",
+            self.subscription
+        ))
     }
 
     /// Takes a snapshot of the publisher in which every table has all its rows.
@@ -154,7 +190,12 @@ impl InitialCopy<'_> {
             let snapshot = ExportedSnapshot::export(self.spec, self.subscription).await?;
             let mut source = snapshot.open(self.spec).await?;
             let seen = source.tables(self.spec).await?;
-            source.hold_still(self.spec, &seen).await?;
+            if !source.hold_still(self.spec, &seen).await? {
+                drop(source);
+                snapshot.close().await;
+                tokio::time::sleep(GIVE_WAY_FOR).await;
+                continue;
+            }
             let published = source.tables(self.spec).await?;
             let files = |tables: &[PublishedTable]| -> Vec<(u32, u32)> {
                 tables.iter().map(|table| (table.oid, table.file_node)).collect()
@@ -169,8 +210,8 @@ impl InitialCopy<'_> {
             );
         }
         Err(ApplyError::NotYet(format!(
-            "subscription \"{}\": tables are truncated or rewritten all the time; no snapshot \
-             could be taken between",
+            "subscription \"{}\": tables are locked, truncated or rewritten on the publisher all the \
+             time; no snapshot could be taken between",
             self.subscription
         )))
     }
@@ -372,6 +413,10 @@ impl InitialCopy<'_> {
         let list =
             if columns.is_empty() { String::new() } else { format!(" ({})", columns.join(", ")) };
         let into = format!("COPY {}{list} FROM STDIN (FORMAT {})", table.table, work.format.sql());
+        // Never wait behind somebody who waits for us.
+        if !source.hold_still(self.spec, std::slice::from_ref(table)).await? {
+            return Err(self.gives_way());
+        }
         let mut rows_out = source.copy_range(self.spec, table, range, work.format).await?;
         let server = self.target.redacted();
         let target_error = |error| ApplyError::Target { server: server.clone(), error };

@@ -33,8 +33,8 @@ pub struct ChangeRef {
 /// What a statement's answer must be.
 #[derive(Debug)]
 pub enum Expect {
-    /// ParseComplete.
-    Parsed,
+    /// ParseComplete, of a statement for this change if it is for one.
+    Parsed(Option<ChangeRef>),
     /// A command, whatever it counts.
     Done,
     /// A row change that touches one row.
@@ -101,10 +101,16 @@ impl Pipeline {
         Ok(&mut self.session)
     }
 
-    /// Prepares a statement.
-    pub fn parse(&mut self, name: &str, sql: &str, types: &[u32]) -> Result<(), PipelineError> {
+    /// Prepares a statement, for a change if one needs it.
+    pub fn parse(
+        &mut self,
+        name: &str,
+        sql: &str,
+        types: &[u32],
+        change: Option<ChangeRef>,
+    ) -> Result<(), PipelineError> {
         frontend::parse(self.session.connection.out(), name, sql, types)?;
-        self.in_flight.push_back((Expect::Parsed, 0));
+        self.in_flight.push_back((Expect::Parsed(change), 0));
         Ok(())
     }
 
@@ -130,7 +136,11 @@ impl Pipeline {
 
     /// Runs SQL text without parameters or rows.
     pub fn run_sql(&mut self, sql: &str, expect: Expect) -> Result<(), PipelineError> {
-        self.parse("", sql, &[])?;
+        let change = match &expect {
+            Expect::Truncated(change) => Some(change.clone()),
+            _ => None,
+        };
+        self.parse("", sql, &[], change)?;
         self.run("", 0, expect, |_| Ok(()))
     }
 
@@ -209,7 +219,7 @@ impl Pipeline {
         let bytes = *bytes as usize;
         match (message, expect) {
             (Message::BindComplete, _) => return Ok(()),
-            (Message::ParseComplete, Expect::Parsed) => {}
+            (Message::ParseComplete, Expect::Parsed(_)) => {}
             (Message::ReadyForQuery(_), Expect::Ready) => {}
             (Message::CommandComplete(_), Expect::Done | Expect::Truncated(_)) => {}
             (Message::CommandComplete(tag), Expect::OneRow(change)) => {
@@ -233,7 +243,10 @@ impl Pipeline {
                 }
                 self.committed = Some(*position);
             }
-            (Message::ErrorResponse(error), Expect::OneRow(change) | Expect::Truncated(change)) => {
+            (
+                Message::ErrorResponse(error),
+                Expect::OneRow(change) | Expect::Truncated(change) | Expect::Parsed(Some(change)),
+            ) => {
                 return Err(PipelineError::Refused(change.clone(), error));
             }
             (Message::ErrorResponse(error), _) => return Err(PipelineError::Server(error)),

@@ -56,9 +56,9 @@ impl Writer {
         copied: HashMap<TableName, Lsn>,
     ) -> Result<Writer, ApplyError> {
         let prepared = async {
-            pipeline.parse(BEGIN, "BEGIN", &[])?;
-            pipeline.parse(COMMIT, "COMMIT", &[])?;
-            pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES)?;
+            pipeline.parse(BEGIN, "BEGIN", &[], None)?;
+            pipeline.parse(COMMIT, "COMMIT", &[], None)?;
+            pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
             pipeline.sync();
             pipeline.drain().await
         };
@@ -431,13 +431,13 @@ fn send(
         let (sql, types) = target.sql(&shape);
         let (set, keys) = target.parameters(&shape);
         if target.prepared.len() >= SHAPES_MAX {
-            pipeline.parse("", &sql, &types)?;
+            pipeline.parse("", &sql, &types, Some(reference.clone()))?;
             let unnamed = Prepared { name: String::new(), set, find: keys };
             return bind(pipeline, &unnamed, new, find, reference);
         }
         *statements_named += 1;
         let name = format!("farshore_{statements_named}");
-        pipeline.parse(&name, &sql, &types)?;
+        pipeline.parse(&name, &sql, &types, Some(reference.clone()))?;
         target.prepared.insert(shape.clone(), Prepared { name, set, find: keys });
     }
     bind(pipeline, &target.prepared[&shape], new, find, reference)

@@ -103,20 +103,42 @@ impl SnapshotConnection {
         spec.published_tables(&mut self.connection).await
     }
 
-    /// Keeps the tables' rows where they are until this connection ends: nothing may rewrite a
-    /// table between its first range and its last.
+    /// Keeps the tables' rows where they are until this connection ends: nothing may rewrite or
+    /// empty a table between its first range and its last. False if that cannot be had at once,
+    /// because somebody holds or waits for an exclusive lock: to queue up behind them could
+    /// deadlock with another connection of ours that they wait for.
     pub async fn hold_still(
         &mut self,
         spec: &PublicationSpec,
         tables: &[PublishedTable],
-    ) -> Result<(), CaptureError> {
+    ) -> Result<bool, CaptureError> {
         if tables.is_empty() {
-            return Ok(());
+            return Ok(true);
         }
         let names: Vec<String> = tables.iter().map(|table| table.table.to_string()).collect();
-        let lock = format!("LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", "));
-        let locked = self.connection.simple_query(&lock).await;
-        locked.map(drop).map_err(|error| spec.publisher_error(error))
+        let lock = format!("LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT", names.join(", "));
+        match self.connection.simple_query(&lock).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.sqlstate() == Some("55P03") => Ok(false),
+            Err(error) => Err(spec.publisher_error(error)),
+        }
+    }
+
+    /// Whether somebody waits for an exclusive lock on one of the tables.
+    pub async fn is_in_the_way(
+        &mut self,
+        spec: &PublicationSpec,
+        tables: &[u32],
+    ) -> Result<bool, CaptureError> {
+        let oids: Vec<String> = tables.iter().map(u32::to_string).collect();
+        let waiting = format!(
+            "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'relation' \
+             AND mode = 'AccessExclusiveLock' AND relation = ANY ('{{{}}}'::oid[]))",
+            oids.join(",")
+        );
+        let rows = self.connection.query(&waiting, &[]).await;
+        let rows = rows.map_err(|error| spec.publisher_error(error))?;
+        Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
     }
 
     /// The connection, for queries inside the snapshot.

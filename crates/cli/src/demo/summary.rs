@@ -157,8 +157,10 @@ impl Summary {
             (
                 "bytes",
                 format!(
-                    "{} on the wire; {} in the store, {ratio:.1} × smaller than they came",
+                    "{} on the wire, {} into the store as {} ({ratio:.1} × smaller); {} on disk now",
                     megabytes(self.wire_bytes),
+                    megabytes(self.store_payload_bytes),
+                    megabytes(self.store_stored_bytes),
                     megabytes(self.store_bytes)
                 ),
             ),

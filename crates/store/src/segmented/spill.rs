@@ -29,6 +29,7 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 const TRAILER_MAGIC: [u8; 8] = *b"FARSHEND";
 const TRAILER_LEN: usize = 24;
@@ -63,6 +64,8 @@ pub(crate) struct SegmentedSpillWriter {
     pending: Vec<DictionaryId>,
     /// All definitions of this spill.
     held: BTreeMap<DictionaryId, Bytes>,
+    /// Bytes of commands taken, before compression.
+    command_bytes: u64,
     finished: bool,
 }
 
@@ -97,6 +100,7 @@ impl SegmentedSpillWriter {
             chunk: Vec::new(),
             pending: Vec::new(),
             held: BTreeMap::new(),
+            command_bytes: 0,
             finished: false,
         };
         writer.with_sink(|sink, _| sink.put_plain(&header.encode(SPILL_MAGIC)))?;
@@ -186,6 +190,7 @@ impl SpillWriter for SegmentedSpillWriter {
         if commands.is_empty() {
             return Ok(());
         }
+        self.command_bytes += commands.len() as u64;
         if self.chunk.len() + commands.len() > self.log.options.block_bytes {
             self.put_buffered()?;
         }
@@ -236,6 +241,9 @@ impl SpillWriter for SegmentedSpillWriter {
         })?;
         sync_dir(&self.log.dir)?;
         fault::point("spill.after-fsync");
+        let counters = &self.log.counters;
+        counters.payload_bytes.fetch_add(self.command_bytes, Ordering::Relaxed);
+        counters.stored_bytes.fetch_add(bytes, Ordering::Relaxed);
         lock(&self.log.spills).finished.insert(self.id, Finished { bytes, committed: false });
         self.finished = true;
         Ok(self.id)
