@@ -253,10 +253,11 @@ fn watch(
         // Stuck or ended: what the readers saw until then may tell why.
         Err(trouble) if trouble.is::<Trouble>() => {
             let _ = workload.stop()?;
-            let history = oracle.history(&mut servers.publisher.connect()?)?;
-            let seen = match judge(&history, &samplers.stop()?) {
+            let samples = samplers.stop()?;
+            let history = servers.publisher.connect().and_then(|mut sql| oracle.history(&mut sql));
+            let seen = match history.and_then(|history| judge(&history, &samples)) {
                 Ok(()) => "what readers saw until then was right".to_owned(),
-                Err(violation) => format!("{violation:#}"),
+                Err(error) => format!("{error:#}"),
             };
             return Err(trouble.context(seen));
         }

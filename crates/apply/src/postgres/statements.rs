@@ -254,7 +254,7 @@ impl TargetRelation {
             values.push(value);
         }
         terms.push(format!(
-            "ROW({}) OPERATOR(pg_catalog.*=) ROW({})",
+            "ROW({})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({})",
             names.join(", "),
             values.join(", ")
         ));
@@ -370,7 +370,7 @@ mod tests {
             full.sql(&Shape::Delete).0,
             "DELETE FROM ONLY s.\"order\" WHERE ctid = (SELECT ctid FROM ONLY s.\"order\" \
              WHERE c0 = $1::integer AND \
-             ROW(c0, c1) OPERATOR(pg_catalog.*=) ROW($1::integer, $2::integer) LIMIT 1)"
+             ROW(c0, c1)::pg_catalog.record OPERATOR(pg_catalog.*=) ROW($1::integer, $2::integer) LIMIT 1)"
         );
     }
 
