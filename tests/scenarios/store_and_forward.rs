@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::checksum;
-use farshore_testkit::postgres::{Cluster, StopMode};
+use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_tests::{DATABASE, Direction, Pair, subscriber_cluster};
 use postgres::Client;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -86,8 +86,14 @@ fn watch_retained(
 }
 
 fn load_with_a_dead_subscriber(direction: Direction) -> Result<()> {
-    let mut pair = Pair::new(direction, &["public.*"], SCHEMA)?;
+    let publisher = Cluster::builder(&Installation::find(direction.publisher)?);
+    let publisher = publisher.setting("wal_level", "logical").start()?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(direction.subscriber)?.start()?)?;
     pair.patience = Duration::from_secs(600);
+    pair.on_both(SCHEMA)?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
     let second = subscriber_cluster(direction.subscriber)?.start()?;
     second.execute_script(&format!(
         "{SCHEMA} CREATE SCHEMA farshore_marks; CREATE TABLE farshore_marks.mark (id bigint PRIMARY KEY)"

@@ -13,6 +13,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// Payload bytes that are read at once, if they are there.
+const READ_AHEAD_BYTES: usize = 256 << 10;
+
 /// Relation definitions read so far.
 pub type Definitions = HashMap<DictionaryId, Arc<Relation>>;
 
@@ -109,7 +112,7 @@ impl LogFeed {
             // Seen before the read begins: what becomes durable during it wakes us again.
             self.durable.borrow_and_update();
             self.reading = Some(tokio::task::spawn_blocking(move || {
-                let block = reader.next_block();
+                let block = read_ahead(reader.as_mut());
                 (reader, block)
             }));
         }
@@ -174,6 +177,28 @@ impl LogFeed {
         }
         Ok(Some(chunks))
     }
+}
+
+/// Reads blocks until there is about [`READ_AHEAD_BYTES`], or no more: handing a block from thread
+/// to thread costs more than reading a small one.
+fn read_ahead(reader: &mut dyn LogReader) -> Result<Option<Vec<Item>>, StoreError> {
+    let Some(mut items) = reader.next_block()? else { return Ok(None) };
+    let size = |items: &[Item]| -> usize {
+        items
+            .iter()
+            .map(|item| match item {
+                Item::Definition(_, bytes) => bytes.len(),
+                Item::Entry(entry) => entry.payload.len(),
+            })
+            .sum()
+    };
+    let mut bytes = size(&items);
+    while bytes < READ_AHEAD_BYTES {
+        let Some(more) = reader.next_block()? else { break };
+        bytes += size(&more);
+        items.extend(more);
+    }
+    Ok(Some(items))
 }
 
 type ChunkRead = JoinHandle<(Box<dyn SpillReader>, Result<Option<Vec<SpillItem>>, StoreError>)>;

@@ -2,8 +2,12 @@
 //! decisions out.
 //!
 //! A target commit costs an fsync and a round trip, so while more is at hand transactions are
-//! grouped; as soon as the log runs dry the group is committed. A group of consecutive transactions
-//! is a prefix step, so readers still see only prefixes of the publisher's commit order.
+//! grouped; when the log runs dry the group is committed: at once when the target is up to date,
+//! and when it is behind after a moment in which more usually comes. A group of consecutive
+//! transactions is a prefix step, so readers still see only prefixes of the publisher's commit
+//! order.
+
+use std::time::Duration;
 
 /// Bounds of one target transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +18,21 @@ pub struct GroupLimits {
     pub bytes_max: u64,
     /// Source transactions after which a group is committed.
     pub transactions_max: u64,
+    /// Lag from which on the target counts as behind.
+    pub behind_after: Duration,
+    /// How long a group may stay open on a dry log while the target is behind.
+    pub open_max: Duration,
 }
 
 impl Default for GroupLimits {
     fn default() -> Self {
-        GroupLimits { commands_max: 5_000, bytes_max: 4 << 20, transactions_max: 5_000 }
+        GroupLimits {
+            commands_max: 5_000,
+            bytes_max: 4 << 20,
+            transactions_max: 5_000,
+            behind_after: Duration::from_millis(500),
+            open_max: Duration::from_millis(50),
+        }
     }
 }
 
@@ -33,7 +47,13 @@ pub enum Input {
         bytes: u64,
     },
     /// Nothing more is at hand now.
-    Dry,
+    Dry {
+        /// The newest transaction committed on the publisher longer ago than
+        /// [`GroupLimits::behind_after`].
+        behind: bool,
+        /// How long the open group has been open.
+        open_for: Duration,
+    },
 }
 
 /// What to do, in order.
@@ -77,7 +97,10 @@ impl Scheduler {
     /// Takes one input.
     pub fn step(&mut self, input: Input) -> Decision {
         match input {
-            Input::Dry => {
+            Input::Dry { behind, open_for } if behind && open_for < self.limits.open_max => {
+                Decision::default()
+            }
+            Input::Dry { .. } => {
                 Decision { commit_before: self.open.take().is_some(), ..Decision::default() }
             }
             Input::Transaction { commands, bytes } => {
@@ -116,7 +139,7 @@ mod tests {
         for (index, input) in inputs.iter().enumerate() {
             let input = match *input {
                 Some((commands, bytes)) => Input::Transaction { commands, bytes },
-                None => Input::Dry,
+                None => Input::Dry { behind: false, open_for: Duration::ZERO },
             };
             let decision = scheduler.step(input);
             if decision.commit_before {
@@ -137,8 +160,13 @@ mod tests {
         committed
     }
 
-    const LIMITS: GroupLimits =
-        GroupLimits { commands_max: 10, bytes_max: 1000, transactions_max: 3 };
+    const LIMITS: GroupLimits = GroupLimits {
+        commands_max: 10,
+        bytes_max: 1000,
+        transactions_max: 3,
+        behind_after: Duration::from_millis(500),
+        open_max: Duration::from_millis(50),
+    };
 
     #[test]
     fn groups_end_when_the_log_runs_dry_or_a_limit_is_met() {
@@ -146,6 +174,19 @@ mod tests {
         assert_eq!(groups(LIMITS, &[tx, None, tx, tx, None]), [vec![0], vec![2, 3]]);
         assert_eq!(groups(LIMITS, &[tx, tx, tx, tx]), [vec![0, 1, 2], vec![3]]);
         assert_eq!(groups(LIMITS, &[Some((6, 1)), Some((6, 1)), tx]), [vec![0, 1], vec![2]]);
+    }
+
+    #[test]
+    fn a_target_that_is_behind_waits_a_moment_for_more() {
+        let mut scheduler = Scheduler::new(LIMITS);
+        scheduler.step(Input::Transaction { commands: 1, bytes: 1 });
+        let dry = |behind, millis| Input::Dry { behind, open_for: Duration::from_millis(millis) };
+        assert!(!scheduler.step(dry(true, 10)).commit_before);
+        assert!(scheduler.is_open());
+        assert!(scheduler.step(dry(true, 50)).commit_before);
+        scheduler.step(Input::Transaction { commands: 1, bytes: 1 });
+        assert!(scheduler.step(dry(false, 0)).commit_before);
+        assert!(!scheduler.step(dry(false, 0)).commit_before);
     }
 
     #[test]

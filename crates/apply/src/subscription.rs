@@ -344,6 +344,7 @@ impl Subscription {
             tables: start.tables,
             ask_again: false,
             in_group: Vec::new(),
+            opened_at: Instant::now(),
             awaiting: Vec::new(),
             progress_at: Instant::now(),
             held_back: None,
@@ -378,6 +379,8 @@ struct Streaming<'a> {
     ask_again: bool,
     /// Commit times of the transactions in the open group.
     in_group: Vec<PgTime>,
+    /// When the open group was begun.
+    opened_at: Instant,
     /// Commit times of transactions whose COMMIT is on its way.
     awaiting: Vec<PgTime>,
     progress_at: Instant,
@@ -441,6 +444,7 @@ impl Streaming<'_> {
             self.commit_open().await?;
         }
         if decision.begin {
+            self.opened_at = Instant::now();
             self.writer.begin()?;
         }
         let mut at = InTransaction { header: &header, subtransaction: None };
@@ -478,6 +482,9 @@ impl Streaming<'_> {
         if let Some((header, body)) = self.held_back.take() {
             self.apply(header, body).await?;
         }
+        if self.keeps_group_open(stop).await? {
+            return Ok(());
+        }
         self.commit_group().await?;
         self.settle().await?;
         let idle_progress = self.progress_at + IDLE_PROGRESS_EVERY;
@@ -500,12 +507,34 @@ impl Streaming<'_> {
         Ok(())
     }
 
-    async fn commit_group(&mut self) -> Result<(), ApplyError> {
-        if self.scheduler.step(Input::Dry).commit_before {
-            self.commit_open().await
-        } else {
-            Ok(())
+    /// While the target is behind, waits a moment for more to put into the open group. False when
+    /// the group is to be committed now.
+    async fn keeps_group_open(
+        &mut self,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<bool, ApplyError> {
+        let Some(newest) = self.in_group.last() else { return Ok(false) };
+        let limits = &self.agent.spec.limits;
+        let lag = PgTime::now().micros_since(*newest);
+        let behind = lag > i64::try_from(limits.behind_after.as_micros()).unwrap_or(i64::MAX);
+        let open_for = self.opened_at.elapsed();
+        if self.scheduler.step(Input::Dry { behind, open_for }).commit_before {
+            self.commit_open().await?;
+            return Ok(false);
         }
+        // What is in the group already can be worked on meanwhile.
+        self.writer.send().await?;
+        tokio::select! {
+            () = self.feed.wait_for_more() => {}
+            () = tokio::time::sleep_until(self.opened_at + limits.open_max) => {}
+            _ = stop.wait_for(|stop| *stop) => {}
+        }
+        Ok(true)
+    }
+
+    async fn commit_group(&mut self) -> Result<(), ApplyError> {
+        let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
+        if self.scheduler.step(dry).commit_before { self.commit_open().await } else { Ok(()) }
     }
 
     async fn commit_open(&mut self) -> Result<(), ApplyError> {

@@ -26,6 +26,13 @@ const STATUS_EVERY: Duration = Duration::from_secs(10);
 /// On an idle database the slot follows the log after this long.
 const WATERMARK_EVERY: Duration = Duration::from_secs(2);
 
+/// How long messages are counted to tell a flood.
+const PACE_WINDOW: Duration = Duration::from_millis(5);
+/// From this rate on, messages are left to gather.
+const FLOOD_MESSAGES_PER_SECOND: f64 = 30_000.0;
+/// For how long.
+const FLOOD_PAUSE: Duration = Duration::from_millis(1);
+
 /// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
 const NUDGE_BYTES: u64 = 8 << 20;
 
@@ -93,6 +100,7 @@ impl Capture {
             acknowledged_at: Instant::now(),
             watermark_at: Instant::now(),
             quiet_at: None,
+            pace: Pace { since: Instant::now(), messages: 0, flood: false },
             nudge: Nudge::start(self.spec.clone(), sql, start),
             wire_bytes: 0,
         };
@@ -166,7 +174,31 @@ struct Session<'a> {
     /// Where the publisher said that everything before has been sent, when nothing came after.
     quiet_at: Option<Lsn>,
     nudge: Nudge,
+    pace: Pace,
     wire_bytes: u64,
+}
+
+/// How fast messages come.
+///
+/// A walsender sends each message by itself. When they come in a flood, to be woken for every few
+/// of them costs more than to handle them, on both sides: then capture lets them gather in the
+/// socket for a moment.
+struct Pace {
+    since: Instant,
+    messages: u64,
+    flood: bool,
+}
+
+impl Pace {
+    fn is_flood(&mut self) -> bool {
+        let elapsed = self.since.elapsed();
+        if elapsed >= PACE_WINDOW {
+            let per_second = self.messages as f64 / elapsed.as_secs_f64();
+            self.flood = per_second >= FLOOD_MESSAGES_PER_SECOND;
+            (self.since, self.messages) = (Instant::now(), 0);
+        }
+        self.flood
+    }
 }
 
 /// What woke the loop up.
@@ -221,9 +253,13 @@ impl Session<'_> {
                     return Err(self.publisher_error(farshore_pg::Error::Closed { server }));
                 }
                 Event::Message(Some(first)) => {
+                    if self.pace.is_flood() {
+                        tokio::time::sleep(FLOOD_PAUSE).await;
+                    }
                     let mut next = Some(first);
                     while let Some(message) = next {
                         self.message(message).await?;
+                        self.pace.messages += 1;
                         if self.assembler.bytes_waiting() >= BATCH_BYTES {
                             self.append().await?;
                         }
@@ -384,13 +420,19 @@ impl Nudge {
     fn start(spec: PublicationSpec, mut sql: farshore_pg::Connection, start: Lsn) -> Nudge {
         let (reached, mut watched) = watch::channel(start);
         let task = tokio::spawn(async move {
-            let mut nudged_at = start;
+            let (mut nudged_at, mut written_at) = (start, Lsn::ZERO);
             let mut complained: Option<PgTime> = None;
             while let Ok(at) =
                 watched.wait_for(|at| at.bytes_since(nudged_at) >= NUDGE_BYTES).await.map(|at| *at)
             {
                 nudged_at = at;
-                let Err(error) = slot::nudge(&spec, &mut sql).await else { continue };
+                let error = match slot::nudge(&spec, &mut sql, written_at, NUDGE_BYTES).await {
+                    Ok(written) => {
+                        written_at = written.unwrap_or(written_at);
+                        continue;
+                    }
+                    Err(error) => error,
+                };
                 // Not fatal: PostgreSQL writes such a record every 15 s by itself.
                 if complained.is_none() {
                     tracing::warn!(

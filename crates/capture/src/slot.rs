@@ -320,7 +320,32 @@ async fn create_slot(spec: &PublicationSpec, slot: &str) -> Result<Lsn, CaptureE
 /// PostgreSQL writes one every 15 s on its own, so under a fast load a slot that confirms at once
 /// would still hold back hundreds of MB of log. Uses `pg_log_standby_snapshot()` where the role may
 /// (16+), else a temporary logical slot, whose creation writes the record first thing.
-pub async fn nudge(spec: &PublicationSpec, sql: &mut Connection) -> Result<(), farshore_pg::Error> {
+///
+/// The record is of use only where capture still has to come by, so nothing is done while the
+/// publisher's log has not grown by `every` bytes since the last one at `last` (capture may be
+/// reading old log). Returns where the log ends if a record was written.
+pub async fn nudge(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    last: Lsn,
+    every: u64,
+) -> Result<Option<Lsn>, farshore_pg::Error> {
+    let rows = sql.query("SELECT pg_current_wal_lsn()", &[]).await?;
+    let end: Lsn = match rows.first() {
+        Some(row) => row.parse(0)?,
+        None => return Ok(None),
+    };
+    if end.bytes_since(last) < every {
+        return Ok(None);
+    }
+    log_running_transactions(spec, sql).await?;
+    Ok(Some(end))
+}
+
+async fn log_running_transactions(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+) -> Result<(), farshore_pg::Error> {
     if sql.server_version() >= 160_000 {
         let result = sql.query("SELECT pg_log_standby_snapshot()", &[]).await;
         match result {

@@ -306,6 +306,11 @@ impl Writer {
         Ok(())
     }
 
+    /// Sends what is waiting here, so that the target can work on it.
+    pub async fn send(&mut self) -> Result<(), ApplyError> {
+        self.pipeline.send().await.map_err(|error| self.explain(error))
+    }
+
     /// Waits until the target has answered everything.
     pub async fn drain(&mut self) -> Result<(), ApplyError> {
         self.pipeline.drain().await.map_err(|error| self.explain(error))
