@@ -1,1 +1,15 @@
-//! Under way.
+//! Wrong input: what is said about it, word by word, that nothing is lost by it, and that the right
+//! input runs afterwards.
+//!
+//! Expected messages stand here in full, since they are what a person has to go on. `PUBLISHER`,
+//! `SUBSCRIBER`, `DIRECTORY`, `LSN`, `PID` and `SYSTEM` stand for what differs from run to run.
+//! `FARSHORE_SHOW_MESSAGES=1` prints what was said instead of comparing it.
+
+#[path = "bad_input/case.rs"]
+mod case;
+#[path = "bad_input/config.rs"]
+mod config;
+#[path = "bad_input/running.rs"]
+mod running;
+#[path = "bad_input/starting.rs"]
+mod starting;

@@ -13,6 +13,9 @@ use std::sync::Arc;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
+/// Behind a block that is larger than this the next one is not read ahead.
+const LARGE_BYTES: usize = 2 << 20;
+
 /// Payload bytes that are read at once, if they are there.
 const READ_AHEAD_BYTES: usize = 256 << 10;
 
@@ -92,8 +95,12 @@ impl LogFeed {
             match block? {
                 None => return Ok(None),
                 Some(items) => {
+                    // Rows of many megabytes are not read ahead: memory is worth more then.
+                    let large = payload_bytes(&items) > LARGE_BYTES;
                     self.items.extend(items);
-                    self.start_reading();
+                    if !large {
+                        self.start_reading();
+                    }
                 }
             }
         }
@@ -165,7 +172,6 @@ impl LogFeed {
         spill.reading = None;
         let Some(items) = block? else { return Ok(None) };
         spill.reader = Some(reader);
-        spill.start_reading();
         let mut chunks = Vec::new();
         for item in items {
             match item {
@@ -175,6 +181,9 @@ impl LogFeed {
                 SpillItem::Chunk(bytes) => chunks.push(bytes),
             }
         }
+        if chunks.iter().map(Bytes::len).sum::<usize>() <= LARGE_BYTES {
+            spill.start_reading();
+        }
         Ok(Some(chunks))
     }
 }
@@ -183,22 +192,23 @@ impl LogFeed {
 /// to thread costs more than reading a small one.
 fn read_ahead(reader: &mut dyn LogReader) -> Result<Option<Vec<Item>>, StoreError> {
     let Some(mut items) = reader.next_block()? else { return Ok(None) };
-    let size = |items: &[Item]| -> usize {
-        items
-            .iter()
-            .map(|item| match item {
-                Item::Definition(_, bytes) => bytes.len(),
-                Item::Entry(entry) => entry.payload.len(),
-            })
-            .sum()
-    };
-    let mut bytes = size(&items);
+    let mut bytes = payload_bytes(&items);
     while bytes < READ_AHEAD_BYTES {
         let Some(more) = reader.next_block()? else { break };
-        bytes += size(&more);
+        bytes += payload_bytes(&more);
         items.extend(more);
     }
     Ok(Some(items))
+}
+
+fn payload_bytes(items: &[Item]) -> usize {
+    items
+        .iter()
+        .map(|item| match item {
+            Item::Definition(_, bytes) => bytes.len(),
+            Item::Entry(entry) => entry.payload.len(),
+        })
+        .sum()
 }
 
 type ChunkRead = JoinHandle<(Box<dyn SpillReader>, Result<Option<Vec<SpillItem>>, StoreError>)>;

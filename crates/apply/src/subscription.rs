@@ -447,13 +447,12 @@ impl Streaming<'_> {
             self.opened_at = Instant::now();
             self.writer.begin()?;
         }
-        let mut at = InTransaction { header: &header, subtransaction: None };
+        let mut at = InTransaction { header: &header, subtransaction: header.xid };
         match body {
             Body::Inline(bytes) => {
                 self.writer.apply(&bytes, &mut at, self.feed.definitions()).await?;
             }
             Body::Spilled(spill) => {
-                at.subtransaction = Some(header.xid);
                 let mut spill = self.feed.open_spill(spill)?;
                 while let Some(chunks) = self.feed.next_chunk(&mut spill, header.end_lsn).await? {
                     for chunk in chunks {

@@ -2,9 +2,9 @@
 //! store out.
 //!
 //! A transaction that arrives whole is gathered in the batch under construction. One that arrives
-//! in pieces before its commit (`streaming = 'on'`), or that outgrows [`SPILL_BYTES`], goes to a
-//! spill and enters the log as one small entry when it commits. So memory is bounded by the batch
-//! size, the spill threshold and the largest single row.
+//! in pieces before its commit (`streaming = 'on'`) is held here while it is small; one that
+//! outgrows its bound goes to a spill and enters the log as one small entry when it commits. So
+//! memory is bounded by the batch size, the bounds below and the largest single row.
 
 use crate::CaptureError;
 use farshore_fault as fault;
@@ -21,6 +21,14 @@ pub const SPILL_BYTES: usize = 4 << 20;
 /// How many bytes of a streamed transaction are gathered before its spill is written to.
 const CHUNK_BYTES: usize = 256 << 10;
 
+/// A streamed transaction is held in memory up to this size, in bytes: a spill costs two fsyncs,
+/// and a publisher with a small `logical_decoding_work_mem` streams everything. Fault-injection
+/// builds spill early, so that small workloads meet both ways.
+const HELD_BYTES_EACH: usize = if cfg!(feature = "faults") { 32 << 10 } else { 1 << 20 };
+
+/// All streamed transactions together are held in memory up to this size, in bytes.
+const HELD_BYTES_ALL: usize = 16 << 20;
+
 /// Builds batches from the messages of one replication connection.
 pub struct Assembler {
     store: Arc<dyn LogStore>,
@@ -35,8 +43,8 @@ pub struct Assembler {
     open: Option<OpenTransaction>,
     streams: HashMap<Xid, StreamedTransaction>,
     current_stream: Option<Xid>,
-    chunk: Vec<u8>,
-    chunk_definitions: BTreeSet<DictionaryId>,
+    /// Bytes held of streams other than the current one.
+    held_elsewhere: usize,
     changes_assembled: u64,
 }
 
@@ -53,7 +61,11 @@ struct OpenTransaction {
 
 /// A transaction that is being streamed before its commit.
 struct StreamedTransaction {
-    spill: Box<dyn SpillWriter>,
+    /// Commands that are not in the spill yet, and what they refer to.
+    held: Vec<u8>,
+    held_definitions: BTreeSet<DictionaryId>,
+    /// Once it has outgrown memory.
+    spill: Option<Box<dyn SpillWriter>>,
     commands: u64,
     /// Sub-transaction that the last written command belongs to.
     subtransaction: Xid,
@@ -86,8 +98,7 @@ impl Assembler {
             open: None,
             streams: HashMap::new(),
             current_stream: None,
-            chunk: Vec::new(),
-            chunk_definitions: BTreeSet::new(),
+            held_elsewhere: 0,
             changes_assembled: 0,
         }
     }
@@ -169,6 +180,7 @@ impl Assembler {
         let Some(open) = &mut self.open else {
             return Err(AssembleError::Unexpected("a change outside a transaction".into()));
         };
+        reserve_large(&mut self.batch.payload, data.len());
         let (relations, definitions) = (&self.relations, &mut self.batch_definitions);
         stored::rewrite_to_stored(data, &self.context, &mut self.batch.payload, |oid| {
             let id = relations.get(&oid).map(|told| told.definition);
@@ -193,49 +205,40 @@ impl Assembler {
         let body_start = open.payload_start + HEADER_LEN_MIN;
         spill.write(&self.batch.payload[body_start..], &definitions)?;
         self.batch.payload.truncate(body_start);
+        self.batch.payload.shrink_to(SPILL_BYTES);
         Ok(())
     }
 
     fn streamed_change(&mut self, top: Xid, data: &[u8]) -> Result<(), AssembleError> {
         let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
-        let before = self.chunk.len();
-        // The mark must stand before the change, and only the change tells whose it is.
+        // Inside a stream every change begins with its tag and its (sub)transaction.
+        let subtransaction = data.get(1..5).and_then(|xid| xid.try_into().ok());
+        let subtransaction = subtransaction.map_or(top, u32::from_be_bytes);
+        if subtransaction != stream.subtransaction {
+            let mut mark = [SUBTRANSACTION_MARK; 5];
+            mark[1..].copy_from_slice(&subtransaction.to_be_bytes());
+            push_command(&mut stream.held, &mark);
+            stream.subtransaction = subtransaction;
+            stream.commands += 1;
+        }
+        reserve_large(&mut stream.held, data.len());
         let (relations, session, definitions) =
-            (&stream.relations, &self.relations, &mut self.chunk_definitions);
-        let rewritten = stored::rewrite_to_stored(data, &self.context, &mut self.chunk, |oid| {
+            (&stream.relations, &self.relations, &mut stream.held_definitions);
+        stored::rewrite_to_stored(data, &self.context, &mut stream.held, |oid| {
             let told = relations.get(&oid).or_else(|| session.get(&oid));
             let id = told.map(|told| told.definition);
             definitions.extend(id);
             id
         })?;
-        let subtransaction = rewritten.subxid.unwrap_or(top);
-        if subtransaction != stream.subtransaction {
-            let command = self.chunk.split_off(before);
-            let mut mark = [SUBTRANSACTION_MARK; 5];
-            mark[1..].copy_from_slice(&subtransaction.to_be_bytes());
-            push_command(&mut self.chunk, &mark);
-            self.chunk.extend_from_slice(&command);
-            stream.subtransaction = subtransaction;
-            stream.commands += 1;
-        }
         stream.commands += 1;
         self.changes_assembled += 1;
-        if self.chunk.len() >= CHUNK_BYTES {
-            self.write_chunk(top)?;
+        let bound = match stream.spill {
+            Some(_) => CHUNK_BYTES,
+            None => HELD_BYTES_EACH.min(HELD_BYTES_ALL.saturating_sub(self.held_elsewhere)),
+        };
+        if stream.held.len() >= bound {
+            stream.write_held(self.store.as_ref())?;
         }
-        Ok(())
-    }
-
-    fn write_chunk(&mut self, top: Xid) -> Result<(), AssembleError> {
-        if self.chunk.is_empty() {
-            return Ok(());
-        }
-        let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
-        let definitions: Vec<DictionaryId> = self.chunk_definitions.iter().copied().collect();
-        stream.spill.write(&self.chunk, &definitions)?;
-        self.chunk.clear();
-        self.chunk.shrink_to(2 * CHUNK_BYTES);
-        self.chunk_definitions.clear();
         Ok(())
     }
 
@@ -280,15 +283,22 @@ impl Assembler {
                     return Err(AssembleError::Unexpected("StreamStop outside a stream".into()));
                 };
                 self.context.in_stream = false;
-                self.write_chunk(top)?;
-                // Many transactions may be streaming: an idle one must hold no buffer.
                 let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
-                stream.spill.flush()?;
+                // Many transactions may be streaming: an idle one with a spill holds no buffer.
+                if stream.spill.is_some() {
+                    stream.write_held(self.store.as_ref())?;
+                }
+                if let Some(spill) = &mut stream.spill {
+                    spill.flush()?;
+                }
+                self.held_elsewhere += stream.held.len();
             }
             Message::StreamAbort { xid, subxid, .. } => {
                 if xid == subxid {
                     fault::point("spill.before-abort");
-                    self.streams.remove(&xid);
+                    if let Some(aborted) = self.streams.remove(&xid) {
+                        self.held_elsewhere -= aborted.held.len();
+                    }
                 } else if let Some(stream) = self.streams.get_mut(&xid) {
                     stream.aborted.insert(subxid);
                 }
@@ -363,15 +373,20 @@ impl Assembler {
         }
         if first {
             let stream = StreamedTransaction {
-                spill: self.store.begin_spill()?,
+                held: Vec::new(),
+                held_definitions: BTreeSet::new(),
+                spill: None,
                 commands: 0,
                 subtransaction: xid,
                 aborted: BTreeSet::new(),
                 relations: HashMap::new(),
             };
-            self.streams.insert(xid, stream);
-        } else if !self.streams.contains_key(&xid) {
-            return Err(unknown_stream(xid));
+            if let Some(before) = self.streams.insert(xid, stream) {
+                self.held_elsewhere -= before.held.len();
+            }
+        } else {
+            let stream = self.streams.get(&xid).ok_or_else(|| unknown_stream(xid))?;
+            self.held_elsewhere -= stream.held.len();
         }
         self.current_stream = Some(xid);
         self.context.in_stream = true;
@@ -388,7 +403,8 @@ impl Assembler {
         if self.in_transaction() {
             return Err(AssembleError::Unexpected("StreamCommit inside a transaction".into()));
         }
-        let stream = self.streams.remove(&xid).ok_or_else(|| unknown_stream(xid))?;
+        let mut stream = self.streams.remove(&xid).ok_or_else(|| unknown_stream(xid))?;
+        self.held_elsewhere -= stream.held.len();
         for (oid, told) in &stream.relations {
             let newest = self.relations.entry(*oid).or_insert(*told);
             if newest.message < told.message {
@@ -398,7 +414,13 @@ impl Assembler {
         if end_lsn <= self.last_position || stream.commands == 0 {
             return Ok(());
         }
-        let spill = stream.spill.finish()?;
+        if stream.spill.is_some() {
+            stream.write_held(self.store.as_ref())?;
+        }
+        let kind = match stream.spill.take() {
+            Some(spill) => EntryKind::Spilled(spill.finish()?),
+            None => EntryKind::Transaction,
+        };
         let header = Header {
             xid,
             commit_lsn,
@@ -409,13 +431,38 @@ impl Assembler {
         };
         let start = self.batch.payload.len();
         header.encode(&mut self.batch.payload);
+        self.batch.payload.extend_from_slice(&stream.held);
+        self.batch_definitions.extend(&stream.held_definitions);
         self.push_entry(EntryMeta {
             position: end_lsn,
             commit_time,
-            kind: EntryKind::Spilled(spill),
+            kind,
             payload_len: (self.batch.payload.len() - start) as u32,
         });
         Ok(())
+    }
+}
+
+impl StreamedTransaction {
+    /// Moves what is held to the spill.
+    fn write_held(&mut self, store: &dyn LogStore) -> Result<(), AssembleError> {
+        let spill = match &mut self.spill {
+            Some(spill) => spill,
+            None => self.spill.insert(store.begin_spill()?),
+        };
+        let definitions: Vec<DictionaryId> = self.held_definitions.iter().copied().collect();
+        spill.write(&self.held, &definitions)?;
+        self.held.clear();
+        self.held.shrink_to(2 * CHUNK_BYTES);
+        self.held_definitions.clear();
+        Ok(())
+    }
+}
+
+/// Makes room for a large message without doubling what is there.
+fn reserve_large(buffer: &mut Vec<u8>, bytes: usize) {
+    if bytes > CHUNK_BYTES {
+        buffer.reserve_exact(bytes + 16);
     }
 }
 

@@ -246,6 +246,27 @@ async fn a_transaction_that_outgrows_memory_goes_to_a_spill() {
 }
 
 #[tokio::test]
+async fn a_streamed_transaction_that_outgrows_memory_goes_to_a_spill() {
+    let mut bench = Bench::new();
+    let filler = "y".repeat(100_000);
+    let mut wanted = Vec::new();
+    for block in 0..5 {
+        bench.say(&Message::StreamStart { xid: 40, first: block == 0 });
+        bench.relation(Some(40));
+        for row in 0..6 {
+            bench.insert(&format!("{:09}{filler}", block * 10 + row), Some(40));
+            bench.insert(&format!("lost{filler}"), Some(41 + block));
+            wanted.push(format!("{:09}", block * 10 + row));
+        }
+        bench.say(&Message::StreamStop);
+        bench.say(&Message::StreamAbort { xid: 40, subxid: 41 + block, abort: None });
+    }
+    bench.stream_commit(40, 200);
+    bench.flush().await;
+    assert_eq!(bench.stored(), [(210, wanted)]);
+}
+
+#[tokio::test]
 async fn a_stream_that_breaks_its_rules_stops_capture() {
     let insert = encode::insert(TABLE, &[Value::Null], None);
     let start = encode::message(&Message::StreamStart { xid: 9, first: false }, None);

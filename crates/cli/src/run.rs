@@ -6,8 +6,21 @@ use std::sync::Arc;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
+/// Buffers from this size on go back to the system as soon as they are freed, in bytes.
+const RETURN_BUFFERS_FROM: libc::c_int = 1 << 20;
+
+/// Without this glibc learns from the first large row to keep all later ones on its heap.
+fn return_large_buffers() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: mallopt only sets the allocator's parameters, before any thread of ours runs.
+    unsafe {
+        libc::mallopt(libc::M_MMAP_THRESHOLD, RETURN_BUFFERS_FROM);
+    }
+}
+
 /// Runs a site until SIGTERM or SIGINT.
 pub fn run(site: &Path) -> ExitCode {
+    return_large_buffers();
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("FARSHORE_LOG")

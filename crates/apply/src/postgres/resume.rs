@@ -75,11 +75,12 @@ pub async fn touched_between(
         }
         match body {
             Body::Inline(body) => {
-                reading.commands(&body, &header, &mut None, &feed)?;
+                let mut subtransaction = header.xid;
+                reading.commands(&body, &header, &mut subtransaction, &feed)?;
             }
             Body::Spilled(spill) => {
                 let mut spill = feed.open_spill(spill)?;
-                let mut subtransaction = Some(header.xid);
+                let mut subtransaction = header.xid;
                 while let Some(chunks) = feed.next_chunk(&mut spill, header.end_lsn).await? {
                     for chunk in chunks {
                         reading.commands(&chunk, &header, &mut subtransaction, &feed)?;
@@ -102,7 +103,7 @@ impl Reading<'_> {
         &mut self,
         body: &[u8],
         header: &Header,
-        subtransaction: &mut Option<Xid>,
+        subtransaction: &mut Xid,
         feed: &LogFeed,
     ) -> Result<(), ApplyError> {
         let position = header.end_lsn;
@@ -111,12 +112,10 @@ impl Reading<'_> {
             let command = command.map_err(|error| stored(error.to_string()))?;
             let change = decode_stored(command).map_err(|error| stored(error.to_string()))?;
             if let Stored::SubtransactionMark(xid) = change {
-                *subtransaction = Some(xid);
+                *subtransaction = xid;
                 continue;
             }
-            let aborted = subtransaction
-                .is_some_and(|xid| header.aborted_subtransactions.binary_search(&xid).is_ok());
-            if aborted {
+            if header.aborted_subtransactions.binary_search(subtransaction).is_ok() {
                 continue;
             }
             let mut tuples = [None, None];

@@ -40,8 +40,8 @@ pub struct Writer {
 pub struct InTransaction<'a> {
     /// The transaction.
     pub header: &'a Header,
-    /// Sub-transaction of the commands that follow; `None` where all count.
-    pub subtransaction: Option<Xid>,
+    /// The transaction, or sub-transaction, of the commands that follow.
+    pub subtransaction: Xid,
 }
 
 const BEGIN: &str = "farshore_begin";
@@ -101,14 +101,10 @@ impl Writer {
             let change = decode_stored(command)
                 .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
             if let Stored::SubtransactionMark(xid) = change {
-                at.subtransaction = Some(xid);
+                at.subtransaction = xid;
                 continue;
             }
-            if !at.header.aborted_subtransactions.is_empty()
-                && at.subtransaction.is_some_and(|xid| {
-                    at.header.aborted_subtransactions.binary_search(&xid).is_ok()
-                })
-            {
+            if at.header.aborted_subtransactions.binary_search(&at.subtransaction).is_ok() {
                 continue;
             }
             self.changes += 1;

@@ -1,0 +1,199 @@
+//! What the tables of wrong inputs are made of.
+
+use anyhow::{Context, Result, ensure};
+use farshore_tests::{DATABASE, Direction, Pair};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(30);
+
+pub const SCHEMA: &str = "CREATE TABLE t (id integer PRIMARY KEY, code text UNIQUE, v text); \
+    CREATE TABLE u (id integer PRIMARY KEY)";
+pub const ROWS: &str = "INSERT INTO t SELECT i, 'c' || i, 'v' FROM generate_series(1, 100) AS i";
+
+/// What becomes of the agent that meets the wrong input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Then {
+    /// It stops, and goes on when the node is started again.
+    Stops,
+    /// It tries again by itself, and goes on as soon as the input is right.
+    Retries,
+}
+
+pub type Step = fn(&mut Pair) -> Result<()>;
+
+/// One wrong input.
+pub struct Case {
+    pub name: &'static str,
+    /// Makes the input wrong.
+    pub spoil: Step,
+    /// What `farshore check` finds wrong: all of it.
+    pub check: &'static [&'static str],
+    /// What the agent says that cannot work.
+    pub run: &'static str,
+    pub then: Then,
+    /// Makes the input right.
+    pub mend: Step,
+}
+
+pub fn pair() -> Result<Pair> {
+    let pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;
+    pair.publish(ROWS)?;
+    Ok(pair)
+}
+
+/// Replaces what differs from run to run.
+pub fn normal(pair: &Pair, text: &str) -> String {
+    let mut text = text.to_owned();
+    for (cluster, name) in [(&pair.publisher, "PUBLISHER"), (&pair.subscriber, "SUBSCRIBER")] {
+        let port = cluster.port();
+        for user in ["postgres", "plain"] {
+            text = text.replace(&format!("postgres://{user}@127.0.0.1:{port}/{DATABASE}"), name);
+        }
+        text = text.replace(&format!("127.0.0.1:{port}"), &format!("{name}_ADDRESS"));
+    }
+    text = text.replace(&pair.site.directory().display().to_string(), "DIRECTORY");
+    let words: Vec<String> = text.split(' ').map(normal_word).collect();
+    words.join(" ")
+}
+
+/// Log positions, process ids and system identifiers; punctuation around them stays.
+fn normal_word(word: &str) -> String {
+    let is_edge = |c: char| !c.is_ascii_alphanumeric();
+    let start = word.find(|c| !is_edge(c)).unwrap_or(word.len());
+    let end = word.rfind(|c| !is_edge(c)).map_or(start, |at| at + 1);
+    let core = &word[start..end];
+    let is_hex = |part: &str| {
+        !part.is_empty() && part.chars().all(|c| c.is_ascii_digit() || ('A'..='F').contains(&c))
+    };
+    let is_position = core.split_once('/').is_some_and(|(high, low)| is_hex(high) && is_hex(low));
+    let is_number = core.len() >= 4 && core.chars().all(|c| c.is_ascii_digit());
+    let name = match (is_position, is_number) {
+        (true, _) => "LSN",
+        (false, true) if core.len() >= 16 => "SYSTEM",
+        (false, true) => "PID",
+        (false, false) => core,
+    };
+    format!("{}{name}{}", &word[..start], &word[end..])
+}
+
+fn is_showing() -> bool {
+    std::env::var_os("FARSHORE_SHOW_MESSAGES").is_some()
+}
+
+pub fn compare(what: &str, said: &[String], wanted: &[&str]) -> Result<()> {
+    if is_showing() {
+        println!("--- {what}\n{}", said.join("\n"));
+        return Ok(());
+    }
+    ensure!(
+        said.iter().map(String::as_str).eq(wanted.iter().copied()),
+        "{what}\nsaid:\n{}\nnot:\n{}",
+        said.join("\n"),
+        wanted.join("\n")
+    );
+    Ok(())
+}
+
+/// What `farshore check` finds wrong, with remedies; its exit code must agree.
+pub fn findings(pair: &Pair) -> Result<Vec<String>> {
+    let check = pair.site.verb("check", &["--json"])?;
+    let findings: serde_json::Value =
+        serde_json::from_str(&check.stdout).with_context(|| format!("{check:?}"))?;
+    let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+    let errors: Vec<String> = findings
+        .as_array()
+        .context("findings")?
+        .iter()
+        .filter(|finding| finding["severity"] == "error")
+        .map(|finding| {
+            let remedy = text(&finding["remedy"]);
+            let what =
+                format!("{}: {} → {remedy}", text(&finding["object"]), text(&finding["what"]));
+            normal(pair, &what)
+        })
+        .collect();
+    let wanted = if errors.is_empty() { Some(0) } else { Some(1) };
+    ensure!(check.code == wanted, "exit code of check: {check:?}");
+    let readable = pair.site.verb("check", &[])?;
+    let lines = readable.stdout.lines().filter(|line| line.starts_with("ERROR")).count();
+    ensure!(lines == errors.len() && readable.code == wanted, "{readable:?}");
+    Ok(errors)
+}
+
+/// Waits until an agent is in trouble; returns its state and what it says.
+fn await_trouble(pair: &Pair) -> Result<(String, String)> {
+    let log = pair.site.log_tail();
+    farshore_testkit::wait::wait_until(&format!("trouble in the status{log}"), SOON, &[], || {
+        let status = pair.site.status()?;
+        let agents = ["publications", "subscriptions"]
+            .into_iter()
+            .filter_map(|kind| status[kind].as_array())
+            .flatten();
+        Ok(agents.filter(|agent| agent["error"].is_string()).find_map(|agent| {
+            let text = |key: &str| agent[key].as_str().unwrap_or_default().to_owned();
+            Some((text("state"), text("error")))
+        }))
+    })
+}
+
+/// The trouble is there, is said, and ends when the input is mended.
+pub fn meet_trouble(pair: &mut Pair, case: &Case) -> Result<()> {
+    let (state, said) = await_trouble(pair)?;
+    compare("run", &[normal(pair, &said)], &[case.run])?;
+    let is_stopped = state == "stopped";
+    ensure!(is_showing() || is_stopped == (case.then == Then::Stops), "state {state}: {said}");
+    println!("{}: {state}", case.name);
+    let status = pair.site.verb("status", &[])?;
+    ensure!(status.code == Some(1), "exit code of status: {status:?}");
+    ensure!(status.stdout.contains(&said), "{status:?}");
+    (case.mend)(pair).context("mend")?;
+    if is_stopped {
+        pair.site.restart()?;
+    }
+    pair.publish("INSERT INTO t VALUES (1000, 'after', 'x'); UPDATE t SET v = 'y' WHERE id < 9")?;
+    let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+    pair.await_arrival()?;
+    let tables = farshore_testkit::checksum::tables_in_schema(&source, "public")?;
+    farshore_testkit::checksum::assert_equal(&source, &target, &tables)?;
+    let status = pair.site.verb("status", &[])?;
+    ensure!(status.code == Some(0), "exit code of status when all is well: {status:?}");
+    pair.site.stop()?;
+    let status = pair.site.verb("status", &[])?;
+    ensure!(status.code == Some(3), "exit code of status after the stop: {status:?}");
+    Ok(())
+}
+
+/// Input that is wrong before the node starts.
+pub fn start_with(case: &Case, mut pair: Pair) -> Result<()> {
+    (case.spoil)(&mut pair).context("spoil")?;
+    compare("check", &findings(&pair)?, case.check)?;
+    pair.site.start()?;
+    meet_trouble(&mut pair, case)?;
+    compare("check afterwards", &findings(&pair)?, &[])
+}
+
+/// Input that turns wrong while the node runs.
+pub fn turn_into(case: &Case, mut pair: Pair) -> Result<()> {
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    (case.spoil)(&mut pair).context("spoil")?;
+    meet_trouble(&mut pair, case)
+}
+
+/// Runs a table of cases, and tells of all that fail.
+pub fn run_all(cases: &[Case], run: fn(&Case, Pair) -> Result<()>) -> Result<()> {
+    let mut failed = Vec::new();
+    for case in cases {
+        if let Err(error) = pair().and_then(|pair| run(case, pair)) {
+            failed.push(format!("{}: {error:#}", case.name));
+        }
+    }
+    ensure!(
+        failed.is_empty(),
+        "{} of {} failed:\n\n{}",
+        failed.len(),
+        cases.len(),
+        failed.join("\n\n")
+    );
+    Ok(())
+}

@@ -1,0 +1,234 @@
+//! Input that turns wrong while the node runs.
+
+use crate::case::{Case, Then, compare, normal, pair, run_all, turn_into};
+use anyhow::{Result, ensure};
+use farshore_tests::Pair;
+use std::time::Duration;
+
+const CASES: &[Case] = &[
+    Case {
+        name: "the row of an update is not on the target",
+        spoil: |pair| {
+            pair.subscriber.execute_script("DELETE FROM t WHERE id = 42")?;
+            pair.publish("INSERT INTO u VALUES (1)")?;
+            pair.publish(
+                "BEGIN; INSERT INTO u VALUES (2); UPDATE t SET v = 'w' WHERE id = 42; COMMIT",
+            )?;
+            pair.publish("INSERT INTO u VALUES (3)")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            // What came before it is there; its transaction and what follows are not.
+            ensure!(pair.subscriber_says("SELECT string_agg(id::text, ',') FROM u")? == "1");
+            pair.subscriber.execute_script("INSERT INTO t VALUES (42, 'c42', 'put back')")
+        },
+    },
+    Case {
+        name: "the row of a delete is not on the target",
+        spoil: |pair| {
+            pair.subscriber.execute_script("DELETE FROM t WHERE id = 42")?;
+            pair.publish("DELETE FROM t WHERE id = 42")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("INSERT INTO t VALUES (42, 'c42', 'put back')"),
+    },
+    Case {
+        name: "the row of an insert is on the target already",
+        spoil: |pair| {
+            pair.subscriber.execute_script("INSERT INTO t VALUES (200, 'c200', 'mine')")?;
+            pair.publish("INSERT INTO t VALUES (199, 'c199', 'v'), (200, 'c200', 'v')")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("DELETE FROM t WHERE id = 200"),
+    },
+    Case {
+        name: "another row has the unique value",
+        spoil: |pair| {
+            pair.subscriber.execute_script("UPDATE t SET code = 'taken' WHERE id = 1")?;
+            pair.publish("UPDATE t SET code = 'taken' WHERE id = 2")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("UPDATE t SET code = 'c1' WHERE id = 1"),
+    },
+    Case {
+        name: "a constraint that only the target has",
+        spoil: |pair| {
+            pair.subscriber
+                .execute_script("ALTER TABLE t ADD CONSTRAINT short CHECK (length(v) < 5)")?;
+            pair.publish("UPDATE t SET v = 'much too long' WHERE id = 3")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("ALTER TABLE t DROP CONSTRAINT short"),
+    },
+    Case {
+        name: "a column that only the publisher has",
+        spoil: |pair| {
+            pair.publish(
+                "ALTER TABLE t ADD COLUMN w integer; INSERT INTO t VALUES (200, 'x', 'y', 1)",
+            )
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("ALTER TABLE t ADD COLUMN w integer"),
+    },
+    Case {
+        name: "the table goes from the target",
+        spoil: |pair| {
+            pair.subscriber.execute_script("ALTER TABLE t RENAME TO elsewhere")?;
+            pair.publish("UPDATE t SET v = 'w' WHERE id = 5")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("ALTER TABLE elsewhere RENAME TO t"),
+    },
+    Case {
+        name: "the publication is dropped",
+        spoil: |pair| {
+            pair.publish("DROP PUBLICATION farshore_p")?;
+            pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: copy_anew_with_a_new_slot,
+    },
+    Case {
+        name: "the slot is dropped",
+        spoil: |pair| {
+            let mut publisher = pair.publisher.connect()?;
+            pair.site.stop()?;
+            publisher.batch_execute("SELECT pg_drop_replication_slot('farshore_p')")?;
+            pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")?;
+            pair.site.start()
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: copy_anew,
+    },
+    Case {
+        name: "the slot is moved by something else",
+        spoil: |pair| {
+            pair.site.stop()?;
+            pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")?;
+            pair.publish("SELECT pg_replication_slot_advance('farshore_p', pg_current_wal_lsn())")?;
+            pair.site.start()
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: copy_anew_with_a_new_slot,
+    },
+    Case {
+        name: "the slot is invalidated",
+        spoil: |pair| {
+            pair.site.stop()?;
+            let mut publisher = pair.publisher.connect()?;
+            publisher.batch_execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")?;
+            publisher.batch_execute("SELECT pg_reload_conf()")?;
+            publisher.batch_execute("CREATE TABLE filler (v text)")?;
+            for _ in 0..4 {
+                publisher.batch_execute(
+                    "INSERT INTO filler SELECT repeat('x', 1000) FROM generate_series(1, 20000)",
+                )?;
+                publisher.batch_execute("CHECKPOINT")?;
+            }
+            publisher
+                .batch_execute("DROP TABLE filler; ALTER SYSTEM RESET max_slot_wal_keep_size")?;
+            publisher.batch_execute("SELECT pg_reload_conf()")?;
+            pair.site.start()
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: copy_anew_with_a_new_slot,
+    },
+    Case {
+        name: "the target's progress is gone",
+        spoil: |pair| {
+            pair.subscriber.execute_script("DROP SCHEMA farshore CASCADE")?;
+            pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
+        },
+        check: &[],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("TRUNCATE t, u, farshore_marks.mark"),
+    },
+];
+
+/// As the messages say: the store's folder goes, and what the target has.
+fn copy_anew(pair: &mut Pair) -> Result<()> {
+    pair.site.stop()?;
+    std::fs::remove_dir_all(pair.site.directory().join("data/publications/p"))?;
+    pair.subscriber
+        .execute_script("TRUNCATE t, u, farshore_marks.mark; DROP SCHEMA farshore CASCADE")?;
+    pair.site.start()
+}
+
+fn copy_anew_with_a_new_slot(pair: &mut Pair) -> Result<()> {
+    pair.site.stop()?;
+    pair.publish("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.site.start()?;
+    copy_anew(pair)
+}
+
+#[test]
+fn wrong_while_running() -> Result<()> {
+    run_all(CASES, turn_into)
+}
+
+#[test]
+fn a_data_directory_that_is_in_use() -> Result<()> {
+    let mut pair = pair()?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    let second = pair.site.verb("run", &[])?;
+    ensure!(second.code == Some(1), "{second:?}");
+    let last = second.stderr.lines().last().unwrap_or_default();
+    compare("run", &[normal(&pair, last)], &["?"])?;
+    // The first is none the worse for it, and still answers.
+    pair.publish("UPDATE t SET v = 'w' WHERE id < 10")?;
+    pair.assert_equal(&["public"])?;
+    let status = pair.site.verb("status", &[])?;
+    ensure!(status.code == Some(0), "{status:?}");
+    pair.site.stop()?;
+    // What a killed node leaves behind is in nobody's use.
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.site.kill9()?;
+    let status = pair.site.verb("status", &[])?;
+    ensure!(status.code == Some(3), "{status:?}");
+    pair.site.start()?;
+    pair.assert_equal(&["public"])
+}
+
+#[test]
+fn two_nodes_for_one_subscription_take_turns() -> Result<()> {
+    let mut pair = pair()?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    // A copy of the site elsewhere, as after a restore from a backup: the slot and the lock on the
+    // target keep it from doing harm.
+    let mut other = farshore_tests::Site::new()?;
+    let text = std::fs::read_to_string(pair.site.file())?;
+    std::fs::write(other.file(), text)?;
+    other.start()?;
+    let line = other.await_log("stopped: ", Duration::from_secs(30))?;
+    ensure!(line.contains("already exists"), "{line}");
+    pair.publish("UPDATE t SET v = 'w' WHERE id < 10")?;
+    pair.assert_equal(&["public"])?;
+    other.stop()?;
+    pair.assert_equal(&["public"])
+}

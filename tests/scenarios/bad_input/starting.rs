@@ -1,0 +1,354 @@
+//! Input that is wrong before the node starts.
+
+use crate::case::{Case, Then, pair, run_all, start_with};
+use anyhow::Result;
+use farshore_testkit::postgres::{Cluster, Installation, StopMode};
+use farshore_tests::{DATABASE, Pair, subscriber_cluster};
+
+const AT_THE_PUBLISHER: &[Case] = &[
+    Case {
+        name: "wal_level",
+        spoil: |pair| {
+            pair.publisher.connect()?.batch_execute("ALTER SYSTEM SET wal_level = replica")?;
+            pair.publisher.restart()
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            pair.publisher.connect()?.batch_execute("ALTER SYSTEM RESET wal_level")?;
+            pair.publisher.restart()
+        },
+    },
+    Case {
+        name: "no such table on the publisher",
+        spoil: |pair| pair.site.replace("'public.*'", "'public.*', 'public.nope'"),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.site.replace(", 'public.nope'", ""),
+    },
+    Case {
+        name: "a pattern that matches nothing",
+        spoil: |pair| pair.site.replace("'public.*'", "'public.*', '\"No\".*'"),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.site.replace(", '\"No\".*'", ""),
+    },
+    Case {
+        name: "an article that is not published",
+        spoil: |pair| {
+            pair.site.replace(
+                "[subscription.s]",
+                "[publication.p.article.\"x.y\"]\nwhere = \"true\"\n[subscription.s]",
+            )
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.site.replace("[publication.p.article.\"x.y\"]\nwhere = \"true\"\n", ""),
+    },
+    Case {
+        name: "a row filter that is no SQL",
+        spoil: |pair| {
+            pair.site.replace(
+                "[subscription.s]",
+                "[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n[subscription.s]",
+            )
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            pair.site.replace("[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n", "")
+        },
+    },
+    Case {
+        name: "a column that is not there",
+        spoil: |pair| {
+            pair.site.replace(
+                "[subscription.s]",
+                "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n[subscription.s]",
+            )
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            let article = "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n";
+            pair.site.replace(article, "")
+        },
+    },
+    Case {
+        name: "no REPLICATION",
+        spoil: |pair| {
+            pair.publish(
+                "CREATE ROLE plain LOGIN; GRANT CREATE ON DATABASE postgres TO plain; \
+                 ALTER TABLE t OWNER TO plain; ALTER TABLE u OWNER TO plain; \
+                 ALTER SCHEMA farshore_marks OWNER TO plain; ALTER TABLE farshore_marks.mark OWNER TO plain",
+            )?;
+            as_plain(pair, true)
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.publish("ALTER ROLE plain REPLICATION"),
+    },
+    Case {
+        name: "no rights on the tables",
+        spoil: |pair| {
+            pair.publish("CREATE ROLE plain LOGIN REPLICATION")?;
+            as_plain(pair, true)
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            pair.publish(
+                "GRANT CREATE ON DATABASE postgres TO plain; ALTER TABLE t OWNER TO plain; \
+                 ALTER TABLE u OWNER TO plain; ALTER SCHEMA farshore_marks OWNER TO plain; \
+                 ALTER TABLE farshore_marks.mark OWNER TO plain",
+            )
+        },
+    },
+    Case {
+        name: "no such role",
+        spoil: |pair| as_plain(pair, true),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.publish("CREATE ROLE plain LOGIN SUPERUSER"),
+    },
+    Case {
+        name: "no such database",
+        spoil: |pair| {
+            let url = pair.publisher.url(DATABASE);
+            pair.site.replace(&url, &pair.publisher.url("nope"))
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            let url = pair.publisher.url(DATABASE);
+            pair.site.replace(&pair.publisher.url("nope"), &url)
+        },
+    },
+    Case {
+        name: "the publisher is down",
+        spoil: |pair| pair.publisher.stop(StopMode::Fast),
+        check: &["?"],
+        run: "?",
+        then: Then::Retries,
+        mend: |pair| pair.publisher.start(),
+    },
+    Case {
+        name: "the slot is somebody else's",
+        spoil: |pair| {
+            let create = "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')";
+            pair.publish(create)
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.publish("SELECT pg_drop_replication_slot('farshore_p')"),
+    },
+    Case {
+        name: "an adopted slot that is not there",
+        spoil: |pair| pair.site.replace("tables =", "adopt_slot = \"nope\"\ntables ="),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.publish("SELECT pg_create_logical_replication_slot('nope', 'pgoutput')"),
+    },
+    Case {
+        name: "an adopted slot of another plugin",
+        spoil: |pair| {
+            pair.publish("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")?;
+            pair.site.replace("tables =", "adopt_slot = \"other\"\ntables =")
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.site.replace("adopt_slot = \"other\"\n", ""),
+    },
+    Case {
+        name: "an adopted publication that is not there",
+        spoil: |pair| pair.site.replace("tables =", "adopt_publication = \"nope\"\ntables ="),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.publish("CREATE PUBLICATION nope FOR TABLE t, u, farshore_marks.mark"),
+    },
+    Case {
+        name: "no slot is free",
+        spoil: |pair| {
+            pair.publisher
+                .connect()?
+                .batch_execute("ALTER SYSTEM SET max_replication_slots = 1")?;
+            pair.publisher.restart()?;
+            pair.publish("SELECT pg_create_physical_replication_slot('in_the_way')")
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Retries,
+        mend: |pair| {
+            pair.publisher.connect()?.batch_execute("ALTER SYSTEM RESET max_replication_slots")?;
+            pair.publisher.restart()
+        },
+    },
+];
+
+const AT_THE_SUBSCRIBER: &[Case] = &[
+    Case {
+        name: "no table on the target",
+        spoil: |pair| pair.subscriber.execute_script("DROP TABLE t"),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            pair.subscriber
+                .execute_script("CREATE TABLE t (id integer PRIMARY KEY, code text, v text)")
+        },
+    },
+    Case {
+        name: "no column on the target",
+        spoil: |pair| {
+            pair.subscriber.execute_script("ALTER TABLE t DROP COLUMN v, DROP COLUMN code")
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            pair.subscriber.execute_script("ALTER TABLE t ADD COLUMN v text, ADD COLUMN code text")
+        },
+    },
+    Case {
+        name: "a column that cannot be written",
+        spoil: |pair| {
+            pair.subscriber.execute_script(
+                "ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text GENERATED ALWAYS AS ('x') STORED",
+            )
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            pair.subscriber
+                .execute_script("ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text")
+        },
+    },
+    Case {
+        name: "rows on the target",
+        spoil: |pair| {
+            pair.subscriber.execute_script("INSERT INTO t VALUES (7, 'mine', 'precious')")
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| {
+            anyhow::ensure!(
+                pair.subscriber_says("SELECT v FROM t")? == "precious",
+                "the row was touched"
+            );
+            pair.subscriber.execute_script("TRUNCATE t")
+        },
+    },
+    Case {
+        name: "no rights on the target",
+        spoil: |pair| {
+            pair.subscriber.execute_script("CREATE ROLE plain LOGIN")?;
+            as_plain(pair, false)
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("ALTER ROLE plain SUPERUSER"),
+    },
+    Case {
+        name: "the subscriber is down",
+        spoil: |pair| pair.subscriber.stop(StopMode::Fast),
+        check: &["?"],
+        run: "?",
+        then: Then::Retries,
+        mend: |pair| pair.subscriber.start(),
+    },
+    Case {
+        name: "the subscription's name is taken on the target",
+        spoil: |pair| {
+            pair.site.start()?;
+            pair.await_arrival()?;
+            pair.site.stop()?;
+            pair.site.replace("name = \"t1\"", "name = \"t2\"")
+        },
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.site.replace("name = \"t2\"", "name = \"t1\""),
+    },
+];
+
+/// Connects to one of the servers as a role without rights.
+fn as_plain(pair: &mut Pair, publisher: bool) -> Result<()> {
+    let cluster = if publisher { &pair.publisher } else { &pair.subscriber };
+    let url = cluster.url(DATABASE);
+    pair.site.replace(&url, &url.replace("postgres@", "plain@"))
+}
+
+#[test]
+fn wrong_at_the_publisher() -> Result<()> {
+    run_all(AT_THE_PUBLISHER, start_with)
+}
+
+#[test]
+fn wrong_at_the_subscriber() -> Result<()> {
+    run_all(AT_THE_SUBSCRIBER, start_with)
+}
+
+#[test]
+fn a_wrong_password() -> Result<()> {
+    let publisher = Cluster::builder(&Installation::find(15)?).setting("wal_level", "logical");
+    let publisher = publisher.scram_password("right").start()?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(18)?.start()?)?;
+    pair.on_both(crate::case::SCHEMA)?;
+    pair.publish(crate::case::ROWS)?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.replace(":right@", ":wrong@")?;
+    let case = Case {
+        name: "a wrong password",
+        spoil: |_| Ok(()),
+        check: &["?"],
+        run: "?",
+        then: Then::Stops,
+        mend: |pair| pair.site.replace(":wrong@", ":right@"),
+    };
+    start_with(&case, pair)
+}
+
+#[test]
+fn a_server_that_cannot_be_reached() -> Result<()> {
+    let mut pair = pair()?;
+    // Nobody listens there: the port is reserved for another cluster, which is stopped.
+    let mut other = subscriber_cluster(15)?.start()?;
+    other.stop(StopMode::Immediate)?;
+    let url = pair.subscriber.url(DATABASE);
+    pair.site.replace(&url, &other.url(DATABASE))?;
+    std::mem::swap(&mut pair.subscriber, &mut other);
+    let case = Case {
+        name: "a server that cannot be reached",
+        spoil: |_| Ok(()),
+        check: &["?"],
+        run: "?",
+        then: Then::Retries,
+        mend: |pair| {
+            pair.subscriber.start()?;
+            pair.subscriber.execute_script(crate::case::SCHEMA)?;
+            pair.subscriber.execute_script(
+                "CREATE SCHEMA farshore_marks; CREATE TABLE farshore_marks.mark (id bigint PRIMARY KEY)",
+            )
+        },
+    };
+    start_with(&case, pair)
+}
