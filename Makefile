@@ -1,7 +1,6 @@
 # farshore: `make demo` shows it, `make test` runs everything CI runs.
 # Both set up what they need (scripts/setup) on a Debian machine with a Rust toolchain.
 
-SCENARIO ?=
 CARGO ?= cargo
 
 .PHONY: setup demo test test-pure test-crates test-scenarios stress bench lint fuzz clean
@@ -31,11 +30,10 @@ test-pure:
 ## Each crate's own tests, on private throwaway clusters, side by side.
 test-crates:
 	$(CARGO) test --workspace --exclude farshore-tests
-	$(CARGO) test -p farshore-store --features faults --test crash
+	$(CARGO) test -p farshore-store --features faults --test faults
 
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:
-	$(CARGO) build --profile faults --features faults -p farshore-cli --target-dir target/faults
 	$(CARGO) test -p farshore-tests -- --test-threads=2
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
@@ -50,9 +48,10 @@ fuzz:
 	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 ## Comparisons with PostgreSQL's own replication. SCENARIO=name prints JSON lines alone.
-bench: setup
-	@$(CARGO) build --release -p farshore-cli -p farshore-bench 1>&2
-	@target/release/farshore-bench $(SCENARIO)
+bench:
+	@scripts/setup
+	@$(CARGO) build --release -p farshore-cli -p farshore-bench
+	@target/release/farshore-bench
 
 clean:
 	$(CARGO) clean

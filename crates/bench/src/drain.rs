@@ -15,7 +15,6 @@ mod rows_1k;
 mod single_row;
 
 use crate::arguments::Plan;
-use crate::interrupt::{Interrupt, Interrupted};
 use crate::measurement::{Drained, Measurement};
 use crate::progress::say;
 use crate::servers::Servers;
@@ -23,6 +22,7 @@ use anyhow::{Context, Result};
 use backlog::Backlog;
 use farshore::Farshore;
 use farshore_testkit::checksum;
+use farshore_testkit::interrupt::{Interrupt, Interrupted};
 use ground::Ground;
 use native::Native;
 use serde_json::json;

@@ -6,7 +6,6 @@
 
 mod arguments;
 mod drain;
-mod interrupt;
 mod measurement;
 mod page;
 mod progress;
@@ -16,7 +15,7 @@ mod text;
 use anyhow::{Context, Result};
 use arguments::{Arguments, Plan};
 use clap::Parser;
-use interrupt::{Interrupt, Interrupted};
+use farshore_testkit::interrupt::{Interrupt, Interrupted};
 use measurement::Measurement;
 use std::io::Write;
 use std::process::ExitCode;

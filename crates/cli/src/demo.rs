@@ -2,7 +2,6 @@
 //! copy under that load, a kill in the middle, and at the end a proof that both sides are equal.
 
 mod heartbeat;
-mod interrupt;
 mod schema;
 mod screen;
 mod stage;
@@ -13,10 +12,10 @@ mod workload;
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use farshore_testkit::checksum::compare_tables;
+use farshore_testkit::interrupt::{Interrupt, Interrupted};
 use farshore_testkit::process::{Farshore, FarshoreBuilder};
 use farshore_testkit::wait::log_tail;
 use heartbeat::Heartbeat;
-use interrupt::{Interrupt, Interrupted};
 use screen::{Screen, grouped, megabytes};
 use stage::{Folder, Servers};
 use std::process::ExitCode;

@@ -13,11 +13,13 @@
 //! | [`prefix`] | workload, oracle, samplers and checker of the prefix guarantee |
 //! | [`chaos`] | a seeded schedule of kills among farshore, publisher and subscriber |
 //! | [`wait`] | bounded waiting for a condition, with the last lines of logs on timeout |
+//! | [`interrupt`] | Ctrl-C ends a long run in order |
 //! | [`child`], [`port`], [`proc_fs`] | the operating-system pieces under them |
 
 pub mod chaos;
 pub mod checksum;
 pub mod child;
+pub mod interrupt;
 pub mod port;
 pub mod postgres;
 pub mod prefix;

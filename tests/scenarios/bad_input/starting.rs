@@ -12,8 +12,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publisher.connect()?.batch_execute("ALTER SYSTEM SET wal_level = replica")?;
             pair.publisher.restart()
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: wal_level = replica → ALTER SYSTEM SET wal_level = logical, and restart the publisher"],
+        run: "publication \"p\": PUBLISHER has wal_level = replica. Set wal_level = logical and restart that server",
         then: Then::Stops,
         mend: |pair| {
             pair.publisher.connect()?.batch_execute("ALTER SYSTEM RESET wal_level")?;
@@ -23,16 +23,16 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "no such table on the publisher",
         spoil: |pair| pair.site.replace("'public.*'", "'public.*', 'public.nope'"),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file → Correct `tables` in the site file"],
+        run: "publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file",
         then: Then::Stops,
         mend: |pair| pair.site.replace(", 'public.nope'", ""),
     },
     Case {
         name: "a pattern that matches nothing",
         spoil: |pair| pair.site.replace("'public.*'", "'public.*', '\"No\".*'"),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file → Correct `tables` in the site file"],
+        run: "publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file",
         then: Then::Stops,
         mend: |pair| pair.site.replace(", '\"No\".*'", ""),
     },
@@ -44,8 +44,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
                 "[publication.p.article.\"x.y\"]\nwhere = \"true\"\n[subscription.s]",
             )
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article → Correct `tables` in the site file"],
+        run: "publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article",
         then: Then::Stops,
         mend: |pair| pair.site.replace("[publication.p.article.\"x.y\"]\nwhere = \"true\"\n", ""),
     },
@@ -57,8 +57,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
                 "[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n[subscription.s]",
             )
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: …public.t…syntax error… → …"],
+        run: "publication \"p\": …public.t…syntax error…",
         then: Then::Stops,
         mend: |pair| {
             pair.site.replace("[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n", "")
@@ -72,8 +72,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
                 "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n[subscription.s]",
             )
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: …public.t…nope… → …"],
+        run: "publication \"p\": …public.t…nope…",
         then: Then::Stops,
         mend: |pair| {
             let article = "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n";
@@ -90,8 +90,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
             )?;
             as_plain(pair, true)
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: the role lacks REPLICATION → ALTER ROLE … REPLICATION", "publication p: no replication connection: publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender → Give the role REPLICATION and a pg_hba.conf line for its database"],
+        run: "publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender",
         then: Then::Stops,
         mend: |pair| pair.publish("ALTER ROLE plain REPLICATION"),
     },
@@ -101,8 +101,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish("CREATE ROLE plain LOGIN REPLICATION")?;
             as_plain(pair, true)
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: the role may not create a publication in this database → GRANT CREATE ON DATABASE … TO …, or make the publication yourself and set adopt_publication", "publication p: …farshore_marks… → …GRANT USAGE…", "publication p: the role may not read public.t → GRANT SELECT ON public.t TO … (for the initial copy)", "publication p: the role does not own public.t, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication", "publication p: the role may not read public.u → GRANT SELECT ON public.u TO … (for the initial copy)", "publication p: the role does not own public.u, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication"],
+        run: "publisher PUBLISHER: ERROR 42501: permission denied for database postgres",
         then: Then::Stops,
         mend: |pair| {
             pair.publish(
@@ -115,8 +115,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "no such role",
         spoil: |pair| as_plain(pair, true),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Correct `source`, or start that server"],
+        run: "publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist",
         then: Then::Stops,
         mend: |pair| pair.publish("CREATE ROLE plain LOGIN SUPERUSER"),
     },
@@ -126,8 +126,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
             let url = pair.publisher.url(DATABASE);
             pair.site.replace(&url, &pair.publisher.url("nope"))
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist → Correct `source`, or start that server"],
+        run: "publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist",
         then: Then::Stops,
         mend: |pair| {
             let url = pair.publisher.url(DATABASE);
@@ -137,8 +137,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "the publisher is down",
         spoil: |pair| pair.publisher.stop(StopMode::Fast),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111) → Correct `source`, or start that server"],
+        run: "publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111)",
         then: Then::Retries,
         mend: |pair| pair.publisher.start(),
     },
@@ -148,16 +148,16 @@ const AT_THE_PUBLISHER: &[Case] = &[
             let create = "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')";
             pair.publish(create)
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: …slot \"farshore_p\"… → …"],
+        run: "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
         then: Then::Stops,
         mend: |pair| pair.publish("SELECT pg_drop_replication_slot('farshore_p')"),
     },
     Case {
         name: "an adopted slot that is not there",
         spoil: |pair| pair.site.replace("tables =", "adopt_slot = \"nope\"\ntables ="),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: …no slot named \"nope\" to adopt… → …"],
+        run: "publication \"p\": the publisher has no slot named \"nope\" to adopt. Create it with plugin pgoutput, or remove `adopt_slot`",
         then: Then::Stops,
         mend: |pair| pair.publish("SELECT pg_create_logical_replication_slot('nope', 'pgoutput')"),
     },
@@ -167,16 +167,16 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")?;
             pair.site.replace("tables =", "adopt_slot = \"other\"\ntables =")
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: …slot \"other\" uses plugin test_decoding… → …"],
+        run: "publication \"p\": slot \"other\" uses plugin test_decoding; pgoutput is needed. Name another slot",
         then: Then::Stops,
         mend: |pair| pair.site.replace("adopt_slot = \"other\"\n", ""),
     },
     Case {
         name: "an adopted publication that is not there",
         spoil: |pair| pair.site.replace("tables =", "adopt_publication = \"nope\"\ntables ="),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: …no publication named \"nope\" to adopt… → …"],
+        run: "publication \"p\": the publisher has no publication named \"nope\" to adopt. Create it, or remove `adopt_publication`",
         then: Then::Stops,
         mend: |pair| pair.publish("CREATE PUBLICATION nope FOR TABLE t, u, farshore_marks.mark"),
     },
@@ -189,8 +189,8 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publisher.restart()?;
             pair.publish("SELECT pg_create_physical_replication_slot('in_the_way')")
         },
-        check: &["?"],
-        run: "?",
+        check: &["publication p: 0 replication slots are free, 2 are needed → Raise max_replication_slots, or drop slots that nothing uses"],
+        run: "publisher PUBLISHER: ERROR 53400: all replication slots are in use; hint: Free one or increase max_replication_slots.",
         then: Then::Retries,
         mend: |pair| {
             pair.publisher.connect()?.batch_execute("ALTER SYSTEM RESET max_replication_slots")?;
@@ -203,8 +203,8 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
     Case {
         name: "no table on the target",
         spoil: |pair| pair.subscriber.execute_script("DROP TABLE t"),
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …) → …"],
+        run: "subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …)",
         then: Then::Stops,
         mend: |pair| {
             pair.subscriber
@@ -216,8 +216,8 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         spoil: |pair| {
             pair.subscriber.execute_script("ALTER TABLE t DROP COLUMN v, DROP COLUMN code")
         },
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it → …"],
+        run: "subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it",
         then: Then::Stops,
         mend: |pair| {
             pair.subscriber.execute_script("ALTER TABLE t ADD COLUMN v text, ADD COLUMN code text")
@@ -230,8 +230,8 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
                 "ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text GENERATED ALWAYS AS ('x') STORED",
             )
         },
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it → …"],
+        run: "subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it",
         then: Then::Stops,
         mend: |pair| {
             pair.subscriber
@@ -243,8 +243,8 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         spoil: |pair| {
             pair.subscriber.execute_script("INSERT INTO t VALUES (7, 'mine', 'precious')")
         },
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: …public.t…rows… → …TRUNCATE public.t…"],
+        run: "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns). Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
         then: Then::Stops,
         mend: |pair| {
             anyhow::ensure!(
@@ -260,16 +260,16 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.subscriber.execute_script("CREATE ROLE plain LOGIN")?;
             as_plain(pair, false)
         },
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: the role may not create the schema farshore, where progress is kept → GRANT CREATE ON DATABASE … TO …, or CREATE SCHEMA farshore AUTHORIZATION …", "subscription s: …farshore_marks… → …GRANT USAGE…", "subscription s: the role may not write public.t on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.t TO …", "subscription s: the role may not write public.u on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.u TO …"],
+        run: "target SUBSCRIBER: ERROR 42501: permission denied for database postgres",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER ROLE plain SUPERUSER"),
     },
     Case {
         name: "the subscriber is down",
         spoil: |pair| pair.subscriber.stop(StopMode::Fast),
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server"],
+        run: "target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111)",
         then: Then::Retries,
         mend: |pair| pair.subscriber.start(),
     },
@@ -281,8 +281,8 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.site.stop()?;
             pair.site.replace("name = \"t1\"", "name = \"t2\"")
         },
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: …\"t1/p\"… → …"],
+        run: "subscription \"s\": the target's subscription of that name follows publication \"t1/p\", not \"t2/p\". Rename one of the two",
         then: Then::Stops,
         mend: |pair| pair.site.replace("name = \"t2\"", "name = \"t1\""),
     },
@@ -319,8 +319,8 @@ fn a_wrong_password() -> Result<()> {
     let case = Case {
         name: "a wrong password",
         spoil: |_| Ok(()),
-        check: &["?"],
-        run: "?",
+        check: &["publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file → Correct `source`, or start that server"],
+        run: "publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file",
         then: Then::Stops,
         mend: |pair| pair.site.replace(":wrong@", ":right@"),
     };
@@ -339,8 +339,8 @@ fn a_server_that_cannot_be_reached() -> Result<()> {
     let case = Case {
         name: "a server that cannot be reached",
         spoil: |_| Ok(()),
-        check: &["?"],
-        run: "?",
+        check: &["subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server"],
+        run: "target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111)",
         then: Then::Retries,
         mend: |pair| {
             pair.subscriber.start()?;

@@ -1,8 +1,8 @@
 //! What a case puts on the publisher.
 
-use crate::interrupt::Interrupt;
 use crate::text::Prose;
 use anyhow::Result;
+use farshore_testkit::interrupt::Interrupt;
 use postgres::Client;
 
 /// Replicated tables are in this schema, and nothing else is.

@@ -2,11 +2,11 @@
 
 use super::backlog::{Backlog, MARKER, SCHEMA, STAGING};
 use super::{farshore, native};
-use crate::interrupt::Interrupt;
 use crate::progress::say;
 use crate::servers::Servers;
 use crate::text::Prose;
 use anyhow::{Context, Result};
+use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
 use postgres::Client;

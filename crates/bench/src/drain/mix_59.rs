@@ -1,9 +1,9 @@
 //! `mix-59`: inserts, updates and deletes over 59 tables, 50 commands per transaction.
 
 use super::backlog::{Backlog, SCHEMA, Work, scaled};
-use crate::interrupt::Interrupt;
 use crate::text::Prose;
 use anyhow::Result;
+use farshore_testkit::interrupt::Interrupt;
 use postgres::Client;
 use rand::RngExt;
 use std::fmt::Write as _;

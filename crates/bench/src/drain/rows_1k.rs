@@ -1,9 +1,9 @@
 //! `rows-1k`: rows of 1 KB inserted, 100 per transaction.
 
 use super::backlog::{Backlog, Work, scaled};
-use crate::interrupt::Interrupt;
 use crate::text::Prose;
 use anyhow::Result;
+use farshore_testkit::interrupt::Interrupt;
 use postgres::Client;
 use rand::RngExt;
 

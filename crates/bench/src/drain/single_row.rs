@@ -2,9 +2,9 @@
 //! procedure fed from an unlogged table, because a client's round trips would take longer.
 
 use super::backlog::{Backlog, SCHEMA, STAGING, Work, scaled};
-use crate::interrupt::Interrupt;
 use crate::text::Prose;
 use anyhow::Result;
+use farshore_testkit::interrupt::Interrupt;
 use postgres::Client;
 use rand::RngExt;
 use rand::seq::SliceRandom;

@@ -1,9 +1,9 @@
 //! What the demo plays on: two servers, a folder, and Farshore as a process of its own.
 
-use super::interrupt::Interrupt;
 use super::screen::Screen;
 use super::{schema, workload};
 use anyhow::{Context, Result};
+use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::process::{Farshore, FarshoreBuilder};
 use std::path::{Path, PathBuf};

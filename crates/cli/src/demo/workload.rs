@@ -3,9 +3,9 @@
 
 mod transactions;
 
-use super::interrupt::Interrupt;
 use anyhow::{Context, Result, bail};
 use farshore_testkit::child::Supervised;
+use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::log_tail;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM end the demo in order, so that servers and folders go away.
+//! Ctrl-C and SIGTERM end a long run in order, so that servers and folders go away.
 
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Set by a signal, never reset.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 /// The error that unwinds what was going on.
@@ -23,6 +23,9 @@ impl std::error::Error for Interrupted {}
 
 impl Interrupt {
     /// Takes over the signals that ask a program to end.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
     pub fn install() -> Result<Interrupt> {
         // One flag, no order with other memory: whoever sees it only stops.
         let flag = Arc::new(AtomicBool::new(false));
@@ -33,6 +36,9 @@ impl Interrupt {
     }
 
     /// Ends the caller if a signal has come.
+    ///
+    /// # Errors
+    /// [`Interrupted`].
     pub fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
     }
