@@ -1,9 +1,9 @@
 //! Wrong input: what is said about it, word by word, that nothing is lost by it, and that the right
 //! input runs afterwards.
 //!
-//! Expected messages stand here in full, since they are what a person has to go on; only where PostgreSQL
-//! words them, or a list would grow, `…` stands for any text. `PUBLISHER`,
-//! `SUBSCRIBER`, `DIRECTORY`, `LSN`, `PID` and `SYSTEM` stand for what differs from run to run.
+//! Expected messages stand here in full, since they are what a person has to go on; only where
+//! PostgreSQL words them, or a list would grow, `…` stands for any text. `PUBLISHER`, `SUBSCRIBER`,
+//! `DIRECTORY`, `LSN`, `PID` and `SYSTEM` stand for what differs from run to run.
 //! `FARSHORE_SHOW_MESSAGES=1` prints what was said instead of comparing it.
 
 #[path = "bad_input/case.rs"]

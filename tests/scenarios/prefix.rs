@@ -143,6 +143,15 @@ fn await_streaming(servers: &mut Servers) -> Result<()> {
     })
 }
 
+/// An agent that stopped for good will not go on: no need to wait for it.
+fn agents_still_work(log: &Path) -> Result<()> {
+    let text = std::fs::read_to_string(log).context("read farshore's log")?;
+    match text.lines().find(|line| line.contains(" ERROR stopped:")) {
+        Some(line) => Err(Trouble::Ended(format!("an agent: {line}")).into()),
+        None => Ok(()),
+    }
+}
+
 /// Waits until the subscriber is in the publisher's last state; gives up when it stands still.
 fn final_state(servers: &mut Servers, history: &History) -> Result<State> {
     let mut client = servers.subscriber.connect()?;
@@ -228,7 +237,15 @@ fn watch(
     await_streaming(servers)?;
     let target = servers.subscriber.url(DATABASE);
     let samplers = Samplers::start(&target, 2, Duration::from_millis(15));
-    let mut progress = || Ok(subscription_state(&target, SUBSCRIPTION)?.map(|row| row.applied_lsn));
+    let log = servers.builder.log_path().to_owned();
+    let mut looked_at = Instant::now();
+    let mut progress = || {
+        if looked_at.elapsed() > Duration::from_millis(250) {
+            looked_at = Instant::now();
+            agents_still_work(&log)?;
+        }
+        Ok(subscription_state(&target, SUBSCRIPTION)?.map(|row| row.applied_lsn))
+    };
     let mut actors = Actors {
         publisher: &mut servers.publisher,
         subscriber: &mut servers.subscriber,

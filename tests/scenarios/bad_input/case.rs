@@ -107,12 +107,7 @@ pub fn compare(what: &str, said: &[String], wanted: &[&str]) -> Result<()> {
     }
     let is_as_wanted = said.len() == wanted.len()
         && said.iter().zip(wanted).all(|(said, wanted)| matches(said, wanted));
-    ensure!(
-        is_as_wanted,
-        "{what}\nsaid:\n{}\nnot:\n{}",
-        said.join("\n"),
-        wanted.join("\n")
-    );
+    ensure!(is_as_wanted, "{what}\nsaid:\n{}\nnot:\n{}", said.join("\n"), wanted.join("\n"));
     Ok(())
 }
 
@@ -161,10 +156,9 @@ fn await_trouble(pair: &Pair) -> Result<(String, String)> {
 /// The trouble is there, is said, and ends when the input is mended.
 pub fn meet_trouble(pair: &mut Pair, case: &Case) -> Result<()> {
     let (state, said) = await_trouble(pair)?;
-    compare("run", &[normal(pair, &said)], &[case.run])?;
+    let compared = compare("run", &[normal(pair, &said)], &[case.run]);
     let is_stopped = state == "stopped";
     ensure!(is_showing() || is_stopped == (case.then == Then::Stops), "state {state}: {said}");
-    println!("{}: {state}", case.name);
     let status = pair.site.verb("status", &[])?;
     ensure!(status.code == Some(1), "exit code of status: {status:?}");
     ensure!(status.stdout.contains(&said), "{status:?}");
@@ -185,15 +179,17 @@ pub fn meet_trouble(pair: &mut Pair, case: &Case) -> Result<()> {
     pair.site.stop()?;
     let status = pair.site.verb("status", &[])?;
     ensure!(status.code == Some(3), "exit code of status after the stop: {status:?}");
-    Ok(())
+    compared
 }
 
 /// Input that is wrong before the node starts.
 pub fn start_with(case: &Case, mut pair: Pair) -> Result<()> {
     (case.spoil)(&mut pair).context("spoil")?;
-    compare("check", &findings(&pair)?, case.check)?;
+    // A check that misses something must not hide what the node does about it.
+    let checked = compare("check", &findings(&pair)?, case.check);
     pair.site.start()?;
     meet_trouble(&mut pair, case)?;
+    checked?;
     compare("check afterwards", &findings(&pair)?, &[])
 }
 

@@ -146,7 +146,8 @@ const CASES: &[Case] = &[
                 publisher.batch_execute("CHECKPOINT")?;
             }
             publisher
-                .batch_execute("DROP TABLE filler; ALTER SYSTEM RESET max_slot_wal_keep_size")?;
+                .batch_execute("DROP TABLE filler")?;
+            publisher.batch_execute("ALTER SYSTEM RESET max_slot_wal_keep_size")?;
             publisher.batch_execute("SELECT pg_reload_conf()")?;
             pair.site.start()
         },
@@ -171,7 +172,8 @@ const CASES: &[Case] = &[
 /// As the messages say: the store's folder goes, and what the target has.
 fn copy_anew(pair: &mut Pair) -> Result<()> {
     std::fs::remove_dir_all(pair.site.directory().join("data/publications/p"))?;
-    pair.subscriber.execute_script("TRUNCATE t, u, farshore_marks.mark; DROP SCHEMA farshore CASCADE")
+    pair.subscriber
+        .execute_script("TRUNCATE t, u, farshore_marks.mark; DROP SCHEMA farshore CASCADE")
 }
 
 fn copy_anew_with_a_new_slot(pair: &mut Pair) -> Result<()> {
@@ -192,7 +194,13 @@ fn a_data_directory_that_is_in_use() -> Result<()> {
     let second = pair.site.verb("run", &[])?;
     ensure!(second.code == Some(1), "{second:?}");
     let last = second.stderr.lines().last().unwrap_or_default();
-    compare("run", &[normal(&pair, last)], &["farshore: publication \"p\": store DIRECTORY/data/publications/p is in use by another process (pid PID). Stop it, or give this site another data_dir."])?;
+    compare(
+        "run",
+        &[normal(&pair, last)],
+        &[
+            "farshore: publication \"p\": store DIRECTORY/data/publications/p is in use by another process (pid PID). Stop it, or give this site another data_dir.",
+        ],
+    )?;
     // The first is none the worse for it, and still answers.
     pair.publish("UPDATE t SET v = 'w' WHERE id < 10")?;
     pair.assert_equal(&["public"])?;

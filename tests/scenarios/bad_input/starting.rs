@@ -12,7 +12,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publisher.connect()?.batch_execute("ALTER SYSTEM SET wal_level = replica")?;
             pair.publisher.restart()
         },
-        check: &["publication p: wal_level = replica → ALTER SYSTEM SET wal_level = logical, and restart the publisher"],
+        check: &[
+            "publication p: wal_level = replica → ALTER SYSTEM SET wal_level = logical, and restart the publisher",
+        ],
         run: "publication \"p\": PUBLISHER has wal_level = replica. Set wal_level = logical and restart that server",
         then: Then::Stops,
         mend: |pair| {
@@ -23,7 +25,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "no such table on the publisher",
         spoil: |pair| pair.site.replace("'public.*'", "'public.*', 'public.nope'"),
-        check: &["publication p: publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file → Correct `tables` in the site file"],
+        check: &[
+            "publication p: publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file → Correct `tables` in the site file",
+        ],
         run: "publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file",
         then: Then::Stops,
         mend: |pair| pair.site.replace(", 'public.nope'", ""),
@@ -31,7 +35,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "a pattern that matches nothing",
         spoil: |pair| pair.site.replace("'public.*'", "'public.*', '\"No\".*'"),
-        check: &["publication p: publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file → Correct `tables` in the site file"],
+        check: &[
+            "publication p: publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file → Correct `tables` in the site file",
+        ],
         run: "publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file",
         then: Then::Stops,
         mend: |pair| pair.site.replace(", '\"No\".*'", ""),
@@ -44,7 +50,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
                 "[publication.p.article.\"x.y\"]\nwhere = \"true\"\n[subscription.s]",
             )
         },
-        check: &["publication p: publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article → Correct `tables` in the site file"],
+        check: &[
+            "publication p: publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article → Correct `tables` in the site file",
+        ],
         run: "publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article",
         then: Then::Stops,
         mend: |pair| pair.site.replace("[publication.p.article.\"x.y\"]\nwhere = \"true\"\n", ""),
@@ -90,7 +98,10 @@ const AT_THE_PUBLISHER: &[Case] = &[
             )?;
             as_plain(pair, true)
         },
-        check: &["publication p: the role lacks REPLICATION → ALTER ROLE … REPLICATION", "publication p: no replication connection: publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender → Give the role REPLICATION and a pg_hba.conf line for its database"],
+        check: &[
+            "publication p: the role lacks REPLICATION → ALTER ROLE … REPLICATION",
+            "publication p: no replication connection: publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender → Give the role REPLICATION and a pg_hba.conf line for its database",
+        ],
         run: "publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender",
         then: Then::Stops,
         mend: |pair| pair.publish("ALTER ROLE plain REPLICATION"),
@@ -101,7 +112,14 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish("CREATE ROLE plain LOGIN REPLICATION")?;
             as_plain(pair, true)
         },
-        check: &["publication p: the role may not create a publication in this database → GRANT CREATE ON DATABASE … TO …, or make the publication yourself and set adopt_publication", "publication p: …farshore_marks… → …GRANT USAGE…", "publication p: the role may not read public.t → GRANT SELECT ON public.t TO … (for the initial copy)", "publication p: the role does not own public.t, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication", "publication p: the role may not read public.u → GRANT SELECT ON public.u TO … (for the initial copy)", "publication p: the role does not own public.u, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication"],
+        check: &[
+            "publication p: the role may not create a publication in this database → GRANT CREATE ON DATABASE … TO …, or make the publication yourself and set adopt_publication",
+            "publication p: …farshore_marks… → …GRANT USAGE…",
+            "publication p: the role may not read public.t → GRANT SELECT ON public.t TO … (for the initial copy)",
+            "publication p: the role does not own public.t, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication",
+            "publication p: the role may not read public.u → GRANT SELECT ON public.u TO … (for the initial copy)",
+            "publication p: the role does not own public.u, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication",
+        ],
         run: "publisher PUBLISHER: ERROR 42501: permission denied for database postgres",
         then: Then::Stops,
         mend: |pair| {
@@ -115,7 +133,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "no such role",
         spoil: |pair| as_plain(pair, true),
-        check: &["publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Correct `source`, or start that server"],
+        check: &[
+            "publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Correct `source`, or start that server",
+        ],
         run: "publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist",
         then: Then::Stops,
         mend: |pair| pair.publish("CREATE ROLE plain LOGIN SUPERUSER"),
@@ -126,7 +146,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             let url = pair.publisher.url(DATABASE);
             pair.site.replace(&url, &pair.publisher.url("nope"))
         },
-        check: &["publication p: publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist → Correct `source`, or start that server"],
+        check: &[
+            "publication p: publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist → Correct `source`, or start that server",
+        ],
         run: "publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist",
         then: Then::Stops,
         mend: |pair| {
@@ -137,7 +159,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "the publisher is down",
         spoil: |pair| pair.publisher.stop(StopMode::Fast),
-        check: &["publication p: publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111) → Correct `source`, or start that server"],
+        check: &[
+            "publication p: publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111) → Correct `source`, or start that server",
+        ],
         run: "publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111)",
         then: Then::Retries,
         mend: |pair| pair.publisher.start(),
@@ -189,7 +213,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publisher.restart()?;
             pair.publish("SELECT pg_create_physical_replication_slot('in_the_way')")
         },
-        check: &["publication p: 0 replication slots are free, 2 are needed → Raise max_replication_slots, or drop slots that nothing uses"],
+        check: &[
+            "publication p: 0 replication slots are free, 2 are needed → Raise max_replication_slots, or drop slots that nothing uses",
+        ],
         run: "publisher PUBLISHER: ERROR 53400: all replication slots are in use; hint: Free one or increase max_replication_slots.",
         then: Then::Retries,
         mend: |pair| {
@@ -203,7 +229,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
     Case {
         name: "no table on the target",
         spoil: |pair| pair.subscriber.execute_script("DROP TABLE t"),
-        check: &["subscription s: subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …) → …"],
+        check: &[
+            "subscription s: subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …) → …",
+        ],
         run: "subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …)",
         then: Then::Stops,
         mend: |pair| {
@@ -216,7 +244,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         spoil: |pair| {
             pair.subscriber.execute_script("ALTER TABLE t DROP COLUMN v, DROP COLUMN code")
         },
-        check: &["subscription s: subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it → …"],
+        check: &[
+            "subscription s: subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it → …",
+        ],
         run: "subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it",
         then: Then::Stops,
         mend: |pair| {
@@ -230,7 +260,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
                 "ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text GENERATED ALWAYS AS ('x') STORED",
             )
         },
-        check: &["subscription s: subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it → …"],
+        check: &[
+            "subscription s: subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it → …",
+        ],
         run: "subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it",
         then: Then::Stops,
         mend: |pair| {
@@ -260,7 +292,12 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.subscriber.execute_script("CREATE ROLE plain LOGIN")?;
             as_plain(pair, false)
         },
-        check: &["subscription s: the role may not create the schema farshore, where progress is kept → GRANT CREATE ON DATABASE … TO …, or CREATE SCHEMA farshore AUTHORIZATION …", "subscription s: …farshore_marks… → …GRANT USAGE…", "subscription s: the role may not write public.t on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.t TO …", "subscription s: the role may not write public.u on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.u TO …"],
+        check: &[
+            "subscription s: the role may not create the schema farshore, where progress is kept → GRANT CREATE ON DATABASE … TO …, or CREATE SCHEMA farshore AUTHORIZATION …",
+            "subscription s: …farshore_marks… → …GRANT USAGE…",
+            "subscription s: the role may not write public.t on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.t TO …",
+            "subscription s: the role may not write public.u on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.u TO …",
+        ],
         run: "target SUBSCRIBER: ERROR 42501: permission denied for database postgres",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER ROLE plain SUPERUSER"),
@@ -268,7 +305,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
     Case {
         name: "the subscriber is down",
         spoil: |pair| pair.subscriber.stop(StopMode::Fast),
-        check: &["subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server"],
+        check: &[
+            "subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server",
+        ],
         run: "target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111)",
         then: Then::Retries,
         mend: |pair| pair.subscriber.start(),
@@ -319,7 +358,9 @@ fn a_wrong_password() -> Result<()> {
     let case = Case {
         name: "a wrong password",
         spoil: |_| Ok(()),
-        check: &["publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file → Correct `source`, or start that server"],
+        check: &[
+            "publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file → Correct `source`, or start that server",
+        ],
         run: "publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file",
         then: Then::Stops,
         mend: |pair| pair.site.replace(":wrong@", ":right@"),
@@ -339,7 +380,9 @@ fn a_server_that_cannot_be_reached() -> Result<()> {
     let case = Case {
         name: "a server that cannot be reached",
         spoil: |_| Ok(()),
-        check: &["subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server"],
+        check: &[
+            "subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server",
+        ],
         run: "target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111)",
         then: Then::Retries,
         mend: |pair| {
