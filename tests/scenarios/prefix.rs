@@ -139,6 +139,7 @@ fn await_streaming(servers: &mut Servers) -> Result<()> {
         if let Some(status) = farshore.exit_status()? {
             return Err(Trouble::Ended(format!("{status}{}", farshore.log_tail())).into());
         }
+        agents_still_work(&log)?;
         Ok(is_streaming(&target)?.then_some(()))
     })
 }

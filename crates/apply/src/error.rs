@@ -32,6 +32,9 @@ pub enum ApplyError {
     /// Something is not there yet; trying again finds it.
     #[error("{0}")]
     NotYet(String),
+    /// The initial copy ended to let somebody else at a table; it goes on at once.
+    #[error("{0}")]
+    GaveWay(String),
     /// A stored change that cannot be read.
     #[error(
         "stored transaction at {position}: {what}. Nothing after it was applied; please report it"
@@ -78,7 +81,7 @@ impl ApplyError {
             }
             ApplyError::Change(failed) => failed.sqlstate.as_deref().is_some_and(passes_by_itself),
             ApplyError::Capture(error) => error.is_transient(),
-            ApplyError::NotYet(_) => true,
+            ApplyError::NotYet(_) | ApplyError::GaveWay(_) => true,
             ApplyError::Store(_)
             | ApplyError::Setup(_)
             | ApplyError::Gap(_)

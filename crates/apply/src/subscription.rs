@@ -2,7 +2,7 @@
 
 use crate::ApplyError;
 use crate::log_feed::{Body, LogFeed, LogItem};
-use crate::postgres::initial_copy::{CopySettings, InitialCopy};
+use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::session::Session;
@@ -116,10 +116,18 @@ impl Subscription {
     ) -> Result<(), ApplyError> {
         loop {
             let mut stop_early = stop.clone();
-            let (session, start) = tokio::select! {
+            let started = tokio::select! {
                 biased;
                 _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-                start = self.start() => start?,
+                started = self.start() => started,
+            };
+            let (session, start) = match started {
+                Err(ApplyError::GaveWay(why)) => {
+                    tracing::info!("{why}");
+                    tokio::time::sleep(GIVE_WAY_FOR).await;
+                    continue;
+                }
+                started => started?,
             };
             *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                 Some(session.connection.cancel_token());

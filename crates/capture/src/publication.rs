@@ -237,7 +237,11 @@ impl PublicationSpec {
     pub async fn ensure_publication(&self, sql: &mut Connection) -> Result<(), CaptureError> {
         let name = self.publication_name();
         let existing = sql
-            .query("SELECT 1 FROM pg_publication WHERE pubname = $1", &[Some(&name)])
+            .query(
+                "SELECT obj_description(oid, 'pg_publication') FROM pg_publication \
+                 WHERE pubname = $1",
+                &[Some(&name)],
+            )
             .await
             .map_err(|error| self.publisher_error(error))?;
         if self.adopt_publication.is_some() {
@@ -250,47 +254,78 @@ impl PublicationSpec {
             }
             return Ok(());
         }
-        let mut wanted = Vec::new();
-        for table in self.expand_tables(sql).await? {
-            let mut clause = table.to_string();
-            if let Some(article) = self.articles.get(&table) {
-                if let Some(columns) = &article.columns {
-                    let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
-                    clause.push_str(&format!(" ({})", list.join(", ")));
-                }
-                if let Some(filter) = &article.row_filter {
-                    clause.push_str(&format!(" WHERE ({filter})"));
-                }
-            }
-            wanted.push(clause);
-        }
-        let wanted = wanted.join(", ");
+        let members = self.members(sql).await?.join(", ");
         // The statement that made the publication is kept as its comment: PostgreSQL rewrites
         // filters when it stores them, so only this tells whether anything has changed.
-        let comment = format!("managed by farshore: {wanted}");
+        let comment = format!("managed by farshore: {members}");
         let quoted = quote_identifier(&name);
-        if existing.is_empty() {
-            let publish = "publish = 'insert, update, delete, truncate'";
-            let create = format!("CREATE PUBLICATION {quoted} FOR TABLE {wanted} WITH ({publish})");
-            sql.simple_query(&create).await.map_err(|error| self.publisher_error(error))?;
-        } else {
-            let current = sql
-                .query(
-                    "SELECT obj_description(oid, 'pg_publication') FROM pg_publication \
-                     WHERE pubname = $1",
-                    &[Some(&name)],
-                )
-                .await
-                .map_err(|error| self.publisher_error(error))?;
-            if current.first().and_then(|row| row.get(0)) == Some(comment.as_str()) {
-                return Ok(());
-            }
-            let alter = format!("ALTER PUBLICATION {quoted} SET TABLE {wanted}");
-            sql.simple_query(&alter).await.map_err(|error| self.publisher_error(error))?;
-        }
+        let statement = match existing.first() {
+            Some(row) if row.get(0) == Some(comment.as_str()) => return Ok(()),
+            Some(_) => format!("ALTER PUBLICATION {quoted} SET TABLE {members}"),
+            None => create_statement(&quoted, &members),
+        };
+        sql.simple_query(&statement).await.map_err(|error| self.refused(&members, &error))?;
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
         sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
         Ok(())
+    }
+
+    /// What the publication lists: each table with its columns and filter, as SQL.
+    async fn members(&self, sql: &mut Connection) -> Result<Vec<String>, CaptureError> {
+        let mut members = Vec::new();
+        for table in self.expand_tables(sql).await? {
+            let mut member = table.to_string();
+            if let Some(article) = self.articles.get(&table) {
+                if let Some(columns) = &article.columns {
+                    let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
+                    member.push_str(&format!(" ({})", list.join(", ")));
+                }
+                if let Some(filter) = &article.row_filter {
+                    member.push_str(&format!(" WHERE ({filter})"));
+                }
+            }
+            members.push(member);
+        }
+        Ok(members)
+    }
+
+    fn refused(&self, members: &str, error: &farshore_pg::Error) -> CaptureError {
+        let next = match error.sqlstate() {
+            // Insufficient privilege.
+            Some("42501") => "Run `farshore check` to see which privileges are missing",
+            Some(_) => "Correct its tables and articles in the site file",
+            None => "See the message",
+        };
+        CaptureError::Setup(format!(
+            "publication \"{}\": {} cannot publish {members}: {error}. {next}",
+            self.name,
+            self.source.redacted()
+        ))
+    }
+
+    /// Tries, in a transaction that is rolled back, whether each table can be published as
+    /// configured; or whether the publication to adopt is there.
+    pub async fn try_publication(&self, sql: &mut Connection) -> Vec<CaptureError> {
+        if self.adopt_publication.is_some() {
+            return self.ensure_publication(sql).await.err().into_iter().collect();
+        }
+        let members = match self.members(sql).await {
+            Ok(members) => members,
+            Err(error) => return vec![error],
+        };
+        let mut refused = Vec::new();
+        for member in members {
+            let create = create_statement("farshore_check", &member);
+            let tried = sql.simple_query(&format!("BEGIN; {create}; ROLLBACK")).await;
+            if let Err(error) = tried {
+                refused.push(self.refused(&member, &error));
+                if let Err(error) = sql.simple_query("ROLLBACK").await {
+                    refused.push(self.publisher_error(error));
+                    break;
+                }
+            }
+        }
+        refused
     }
 
     /// The published tables as the publisher describes them in `sql`'s snapshot.
@@ -356,6 +391,13 @@ impl PublicationSpec {
         }
         Ok(tables)
     }
+}
+
+fn create_statement(quoted_name: &str, members: &str) -> String {
+    format!(
+        "CREATE PUBLICATION {quoted_name} FOR TABLE {members} \
+         WITH (publish = 'insert, update, delete, truncate')"
+    )
 }
 
 /// True for types whose binary form carries no OID, so that it means the same on every server:

@@ -288,6 +288,9 @@ impl Session<'_> {
         if let Some(batch) = self.assembler.take_batch() {
             append_owned(self.capture.store.clone(), batch).await?;
         }
+        if error.sqlstate() == Some("42704") {
+            return Err(slot::publication_gone(&self.capture.spec, &error));
+        }
         Err(self.publisher_error(error))
     }
 

@@ -27,6 +27,54 @@ fn copy_anew(publication: &str) -> String {
     )
 }
 
+/// Says what would keep the slot from being made or adopted, without changing anything. `started`
+/// tells that this site has captured the publication before, so that the slot may be its own.
+pub async fn look_at_slot(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    started: bool,
+) -> Result<(), CaptureError> {
+    let slot = spec.slot_name();
+    match (slot_row(spec, sql, &slot).await?, &spec.adopt_slot) {
+        (Some(row), Some(_)) => check_slot(spec, &slot, &row).map(drop),
+        (None, Some(_)) => Err(nothing_to_adopt(spec, &slot)),
+        (Some(row), None) if !started => Err(somebody_elses(spec, &slot, &row)),
+        (Some(_) | None, None) => Ok(()),
+    }
+}
+
+fn nothing_to_adopt(spec: &PublicationSpec, slot: &str) -> CaptureError {
+    CaptureError::Setup(format!(
+        "publication \"{}\": the publisher has no slot named \"{slot}\" to adopt. Create it with \
+         plugin pgoutput, or remove `adopt_slot`",
+        spec.name
+    ))
+}
+
+fn somebody_elses(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> CaptureError {
+    let user =
+        row.active_pid.as_ref().map_or(String::new(), |pid| format!(" (in use by pid {pid})"));
+    CaptureError::Setup(format!(
+        "publication \"{}\": replication slot \"{slot}\" already exists on {} and was not made for \
+         this store{user}. Another site may use it: give this publication another name, drop the \
+         slot, or set adopt_slot = \"{slot}\"",
+        spec.name,
+        spec.source.redacted()
+    ))
+}
+
+/// What a stream that cannot find the PostgreSQL publication means: the log between the slot's
+/// position and where a new publication is made cannot be decoded for it.
+pub(crate) fn publication_gone(spec: &PublicationSpec, error: &farshore_pg::Error) -> CaptureError {
+    CaptureError::Gap(format!(
+        "publication \"{}\": {error}. PostgreSQL publication \"{}\" was dropped, or made after the \
+         slot's position, and the log since then cannot be decoded for it. {}",
+        spec.name,
+        spec.publication_name(),
+        copy_anew(&spec.name)
+    ))
+}
+
 /// The publisher's timeline and the end of its log.
 async fn log_end(spec: &PublicationSpec, sql: &mut Connection) -> Result<(u32, Lsn), CaptureError> {
     let rows = sql
@@ -184,22 +232,11 @@ pub async fn ensure_slot(
         // What the slot holds from before our publication was made cannot be decoded for it, and
         // nothing has been copied yet: begin at the log's end.
         (Some(row), Some(_)) => check_slot(spec, &slot, &row)?.max(log_end(spec, sql).await?.1),
-        (None, Some(_)) => {
-            return Err(CaptureError::Setup(format!(
-                "publication \"{name}\": the publisher has no slot named \"{slot}\" to adopt. \
-                 Create it with plugin pgoutput, or remove `adopt_slot`"
-            )));
-        }
+        (None, Some(_)) => return Err(nothing_to_adopt(spec, &slot)),
         (Some(row), None) => {
             // We died between making the slot and noting it: nothing was read from it yet.
             if store.note(NOTE_CREATING).as_deref() != Some(&slot) {
-                return Err(CaptureError::Setup(format!(
-                    "publication \"{name}\": replication slot \"{slot}\" already exists on {} and \
-                     was not made for this store{}. Another site may use it: give this \
-                     publication another name, drop the slot, or set adopt_slot = \"{slot}\"",
-                    spec.source.redacted(),
-                    row.active_pid.map_or(String::new(), |pid| format!(" (in use by pid {pid})"))
-                )));
+                return Err(somebody_elses(spec, &slot, &row));
             }
             sql.execute("SELECT pg_drop_replication_slot($1)", &[Some(&slot)])
                 .await

@@ -1,6 +1,7 @@
 //! Preflight: what will not work, on which object, and what to do, before anything starts.
 
 use crate::config::{Publication, SiteConfig, Subscription};
+use farshore_apply::ApplyError;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::postgres::statements::{check_columns, target_table};
 use farshore_capture::publication::TableName;
@@ -63,7 +64,8 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     for publication in &config.publications {
         let object = format!("publication {}", publication.spec.name);
         let mut findings = Findings { all: &mut all, object };
-        let tables = check_publication(publication, &mut findings).await;
+        let started = config.data_dir.join("publications").join(&publication.spec.name).exists();
+        let tables = check_publication(publication, started, &mut findings).await;
         for subscription in &config.subscriptions {
             if subscription.publication == publication.spec.name {
                 let object = format!("subscription {}", subscription.spec.name);
@@ -80,6 +82,7 @@ type PublishedColumns = (TableName, Vec<String>);
 
 async fn check_publication(
     publication: &Publication,
+    started: bool,
     findings: &mut Findings<'_>,
 ) -> Vec<PublishedColumns> {
     let spec = &publication.spec;
@@ -94,9 +97,13 @@ async fn check_publication(
     if sql.server_version() < 140_000 {
         findings.error("the publisher is older than PostgreSQL 14", "Upgrade it");
     }
-    if let Err(error) = check_publisher_settings(spec, &mut sql, findings).await {
-        findings.error(format!("cannot look at the publisher: {error}"), "See the message");
-    }
+    let may_create = match check_publisher_settings(spec, &mut sql, findings).await {
+        Ok(may_create) => may_create,
+        Err(error) => {
+            findings.error(format!("cannot look at the publisher: {error}"), "See the message");
+            false
+        }
+    };
     match spec.connect(Mode::LogicalReplication).await {
         Ok(connection) => connection.close().await,
         Err(error) => findings.error(
@@ -119,20 +126,32 @@ async fn check_publication(
         }
     };
     findings.ok(format!("{} tables match", tables.len()));
-    match check_tables(spec, &mut sql, &tables, findings).await {
+    let before = findings.all.len();
+    let columns = match check_tables(spec, &mut sql, &tables, findings).await {
         Ok(columns) => columns,
         Err(error) => {
             findings.error(format!("cannot look at the tables: {error}"), "See the message");
             Vec::new()
         }
+    };
+    // Missing rights have been named already, table by table.
+    let named = findings.all[before..].iter().any(|finding| finding.severity == Severity::Error);
+    if !named && may_create {
+        for error in spec.try_publication(&mut sql).await {
+            findings.error(error.to_string(), "Correct the publication in the site file");
+        }
     }
+    if let Err(error) = farshore_capture::slot::look_at_slot(spec, &mut sql, started).await {
+        findings.error(error.to_string(), "As it says");
+    }
+    columns
 }
 
 async fn check_publisher_settings(
     spec: &farshore_capture::publication::PublicationSpec,
     sql: &mut Connection,
     findings: &mut Findings<'_>,
-) -> Result<(), farshore_pg::Error> {
+) -> Result<bool, farshore_pg::Error> {
     let rows = sql
         .query(
             "SELECT current_setting('wal_level'), \
@@ -148,7 +167,7 @@ async fn check_publisher_settings(
             &[Some(&spec.slot_name())],
         )
         .await?;
-    let Some(row) = rows.first() else { return Ok(()) };
+    let Some(row) = rows.first() else { return Ok(false) };
     let text = |i: usize| row.get(i).unwrap_or_default();
     let number = |i: usize| text(i).parse::<i64>().unwrap_or(0);
     if text(0) == "logical" {
@@ -190,7 +209,7 @@ async fn check_publisher_settings(
             "Make it larger than the log of the longest time Farshore may be stopped",
         );
     }
-    Ok(())
+    Ok(spec.adopt_publication.is_some() || text(4) == "t")
 }
 
 async fn check_tables(
@@ -211,11 +230,21 @@ async fn check_tables(
                    coalesce((SELECT string_agg(a.attname, chr(1) ORDER BY a.attnum) \
                      FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 \
                      AND NOT a.attisdropped AND a.attgenerated = ''), '') \
-                 FROM pg_class c WHERE c.oid = to_regclass($1)",
-                &[Some(&table.to_string())],
+                 , has_schema_privilege(n.oid, 'USAGE') \
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE n.nspname = $1 AND c.relname = $2",
+                &[Some(&table.schema), Some(&table.name)],
             )
             .await?;
         let Some(row) = rows.first() else { continue };
+        if row.get(5) != Some("t") {
+            let schema = farshore_model::quote_identifier(&table.schema);
+            findings.error(
+                format!("the role may not look into schema {schema}, where {table} is"),
+                format!("GRANT USAGE ON SCHEMA {schema} TO …"),
+            );
+            continue;
+        }
         if row.get(0) != Some("t") {
             findings.warning(
                 format!("table {table} has no primary key or replica identity"),
@@ -289,29 +318,11 @@ async fn check_subscription(
                 findings.error("the target is a standby", "Point `target` at a primary");
             }
         }
+        let known = check_progress(subscription, &mut session, findings).await?;
         for (table, columns) in tables {
-            let target = target_table(&mut session, table).await?;
-            let names = columns.iter().map(String::as_str);
-            if let Err(error) = check_columns(name, table, names, target.as_ref()) {
-                findings.error(error.to_string(), "As it says");
-                continue;
-            }
-            let privileges = session
-                .query(
-                    "SELECT has_table_privilege($1, 'INSERT') AND has_table_privilege($1, \
-                     'UPDATE') AND has_table_privilege($1, 'DELETE') AND \
-                     has_table_privilege($1, 'SELECT')",
-                    &[Some(&table.to_string())],
-                )
-                .await?;
-            if privileges.first().and_then(|row| row.get(0)) != Some("t") {
-                findings.error(
-                    format!("the role may not write {table} on the target"),
-                    format!("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {table} TO …"),
-                );
-            }
+            check_target_table(name, &mut session, table, columns, &known, findings).await?;
         }
-        Ok::<(), farshore_apply::ApplyError>(())
+        Ok::<(), ApplyError>(())
     };
     let outcome = looked.await;
     if let Err(error) = outcome {
@@ -319,4 +330,84 @@ async fn check_subscription(
     } else {
         findings.ok(format!("{} tables looked at", tables.len()));
     }
+}
+
+/// Looks at what a subscription of this name has left on the target; returns the tables it copied
+/// or began to copy.
+async fn check_progress(
+    subscription: &Subscription,
+    session: &mut Session,
+    findings: &mut Findings<'_>,
+) -> Result<Vec<TableName>, ApplyError> {
+    let present = session.query("SELECT to_regclass('farshore.range_copy')", &[]).await;
+    // A schema that we may not look into is found elsewhere.
+    let Ok(present) = present else { return Ok(Vec::new()) };
+    if present.first().and_then(|row| row.get(0)).is_none() {
+        return Ok(Vec::new());
+    }
+    let name = &subscription.spec.name;
+    if let Some(progress) = session.load_progress(name).await?
+        && progress.publication != subscription.spec.publication
+    {
+        findings.error(
+            format!(
+                "the target's subscription of that name follows publication \"{}\", not \"{}\"",
+                progress.publication, subscription.spec.publication
+            ),
+            "Rename one of the two",
+        );
+    }
+    let tables = session.load_tables(name).await?;
+    Ok(tables.into_iter().map(|table| table.table).collect())
+}
+
+async fn check_target_table(
+    subscription: &str,
+    session: &mut Session,
+    table: &TableName,
+    columns: &[String],
+    known: &[TableName],
+    findings: &mut Findings<'_>,
+) -> Result<(), ApplyError> {
+    let rights = session
+        .query(
+            "SELECT has_schema_privilege(n.oid, 'USAGE'), \
+               has_table_privilege(c.oid, 'SELECT') AND has_table_privilege(c.oid, 'INSERT') \
+               AND has_table_privilege(c.oid, 'UPDATE') AND has_table_privilege(c.oid, 'DELETE') \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname = $1 AND c.relname = $2",
+            &[Some(&table.schema), Some(&table.name)],
+        )
+        .await?;
+    if rights.first().is_some_and(|row| row.get(0) != Some("t")) {
+        let schema = farshore_model::quote_identifier(&table.schema);
+        findings.error(
+            format!("the role may not look into schema {schema} on the target, where {table} is"),
+            format!("GRANT USAGE ON SCHEMA {schema} TO …"),
+        );
+        return Ok(());
+    }
+    let target = target_table(session, table).await?;
+    let names = columns.iter().map(String::as_str);
+    if let Err(error) = check_columns(subscription, table, names, target.as_ref()) {
+        findings.error(error.to_string(), "As it says");
+        return Ok(());
+    }
+    if rights.first().and_then(|row| row.get(1)) != Some("t") {
+        findings.error(
+            format!("the role may not write {table} on the target"),
+            format!("GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON {table} TO …"),
+        );
+        return Ok(());
+    }
+    if !known.contains(table) {
+        let filled = session.query(&format!("SELECT 1 FROM {table} LIMIT 1"), &[]).await?;
+        if !filled.is_empty() {
+            findings.error(
+                format!("table {table} on the target has rows already, and it is to be copied"),
+                format!("Empty it (TRUNCATE {table}), or take it out of the publication"),
+            );
+        }
+    }
+    Ok(())
 }

@@ -308,7 +308,8 @@ impl PublicationAgent {
         let (state, error) = match (&failure.stopped, capture.streaming) {
             (Some(error), _) => ("stopped", Some(error.clone())),
             (None, true) => ("streaming", None),
-            (None, false) => ("starting", failure.retrying.clone()),
+            (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
+            (None, false) => ("starting", None),
         };
         PublicationReport {
             name: self.name.clone(),

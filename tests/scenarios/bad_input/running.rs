@@ -43,7 +43,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (199, 'c199', 'v'), (200, 'c200', 'v')")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply INSERT on public.t (key id=200) of the transaction that committed at LSN: ERROR 23505: duplicate key value violates unique constraint \"t_pkey\"; detail: Key (id)=(200) already exists.. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
+        run: "subscription \"s\": cannot apply INSERT on public.t (key id=200) of the transaction that committed at LSN: ERROR 23505: duplicate key value violates unique constraint \"t_pkey\"; detail: Key (id)=(200) already exists. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("DELETE FROM t WHERE id = 200"),
     },
@@ -54,7 +54,7 @@ const CASES: &[Case] = &[
             pair.publish("UPDATE t SET code = 'taken' WHERE id = 2")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=2) of the transaction that committed at LSN: ERROR 23505: duplicate key value violates unique constraint \"t_code_key\"; detail: Key (code)=(taken) already exists.. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
+        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=2) of the transaction that committed at LSN: ERROR 23505: duplicate key value violates unique constraint \"t_code_key\"; detail: Key (code)=(taken) already exists. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("UPDATE t SET code = 'c1' WHERE id = 1"),
     },
@@ -66,7 +66,7 @@ const CASES: &[Case] = &[
             pair.publish("UPDATE t SET v = 'much too long' WHERE id = 3")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=3) of the transaction that committed at LSN: ERROR 23514: new row for relation \"t\" violates check constraint \"short\"; detail: Failing row contains (3, c3, much too long).. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
+        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=3) of the transaction that committed at LSN: ERROR 23514: new row for relation \"t\" violates check constraint \"short\"; detail: Failing row contains (3, c3, much too long). Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER TABLE t DROP CONSTRAINT short"),
     },
@@ -145,8 +145,7 @@ const CASES: &[Case] = &[
                 )?;
                 publisher.batch_execute("CHECKPOINT")?;
             }
-            publisher
-                .batch_execute("DROP TABLE filler")?;
+            publisher.batch_execute("DROP TABLE filler")?;
             publisher.batch_execute("ALTER SYSTEM RESET max_slot_wal_keep_size")?;
             publisher.batch_execute("SELECT pg_reload_conf()")?;
             pair.site.start()

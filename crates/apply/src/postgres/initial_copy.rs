@@ -64,7 +64,7 @@ const SNAPSHOT_TRIES: usize = 50;
 const GIVE_WAY_AFTER: Duration = Duration::from_secs(4);
 
 /// Pause before another snapshot is tried when tables are locked.
-const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
+pub const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
 
 /// A snapshot of the publisher whose tables stay as they are.
 struct Source {
@@ -169,7 +169,7 @@ impl InitialCopy<'_> {
     }
 
     fn gives_way(&self) -> ApplyError {
-        ApplyError::NotYet(format!(
+        ApplyError::GaveWay(format!(
             "subscription \"{}\": the initial copy gives way to a command on the publisher that \
              needs a table for itself (TRUNCATE, DDL); it goes on at a new snapshot",
             self.subscription

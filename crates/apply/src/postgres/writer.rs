@@ -325,6 +325,14 @@ impl Writer {
     fn explain(&self, error: PipelineError) -> ApplyError {
         let (change, what, remedy, sqlstate) = match error {
             PipelineError::Connection(error) => return self.pipeline.target_error(error),
+            PipelineError::Server(error) if matches!(error.code.as_str(), "42P01" | "3F000") => {
+                return ApplyError::Setup(format!(
+                    "subscription \"{}\": its progress table farshore.subscription has gone from the \
+                     target ({error}). Restore it; or empty the target's tables, DROP SCHEMA IF \
+                     EXISTS farshore CASCADE there, and start this node again to copy anew",
+                    self.subscription
+                ));
+            }
             PipelineError::Server(error) => {
                 return self.pipeline.target_error(farshore_pg::Error::Server(error));
             }
@@ -348,7 +356,9 @@ impl Writer {
             }
             PipelineError::Refused(change, error) => {
                 let sqlstate = Some(error.code.clone());
-                (change, error.to_string(), conflict::REFUSED, sqlstate)
+                // The sentence goes on after it.
+                let what = error.to_string().trim_end_matches('.').to_owned();
+                (change, what, conflict::REFUSED, sqlstate)
             }
         };
         let (mut operation, mut table, mut key) = ("change", String::new(), String::new());
