@@ -146,10 +146,9 @@ fn await_trouble(pair: &Pair) -> Result<(String, String)> {
             .into_iter()
             .filter_map(|kind| status[kind].as_array())
             .flatten();
-        Ok(agents.filter(|agent| agent["error"].is_string()).find_map(|agent| {
-            let text = |key: &str| agent[key].as_str().unwrap_or_default().to_owned();
-            Some((text("state"), text("error")))
-        }))
+        let mut troubled = agents.filter(|agent| agent["error"].is_string());
+        let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
+        Ok(troubled.next().map(|agent| (text(&agent["state"]), text(&agent["error"]))))
     })
 }
 

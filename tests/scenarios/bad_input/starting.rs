@@ -120,7 +120,7 @@ const AT_THE_PUBLISHER: &[Case] = &[
             "publication p: the role may not read public.u → GRANT SELECT ON public.u TO … (for the initial copy)",
             "publication p: the role does not own public.u, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication",
         ],
-        run: "publisher PUBLISHER: ERROR 42501: permission denied for database postgres",
+        run: "publication \"p\": PUBLISHER cannot publish farshore_marks.mark, public.t, public.u: ERROR 42501: permission denied for database postgres. Run `farshore check` to see which privileges are missing",
         then: Then::Stops,
         mend: |pair| {
             pair.publish(
