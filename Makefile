@@ -29,12 +29,12 @@ test-pure:
 
 ## Each crate's own tests, on private throwaway clusters, side by side.
 test-crates:
-	$(CARGO) test --workspace --exclude farshore-tests
+	$(CARGO) test --workspace --exclude farshore-tests --no-fail-fast
 	$(CARGO) test -p farshore-store --features faults --test faults
 
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:
-	$(CARGO) test -p farshore-tests -- --test-threads=2
+	$(CARGO) test -p farshore-tests --no-fail-fast -- --test-threads=2
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! subscription  the agent: initial copy, then stream, until told to stop
+//! streaming     the log applied: groups begun, filled, committed, acknowledged
 //! scheduler     pure: how many source transactions make one target transaction
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! postgres      the target: session, statements, pipeline, progress, initial copy
@@ -17,6 +18,7 @@ mod log_feed;
 pub mod postgres;
 pub mod scheduler;
 mod status;
+mod streaming;
 mod subscription;
 
 pub use error::{ApplyError, FailedChange};

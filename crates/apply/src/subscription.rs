@@ -1,35 +1,31 @@
 //! The agent of one subscription: copies what is not copied yet, then streams.
 
 use crate::ApplyError;
-use crate::log_feed::{Body, LogFeed, LogItem};
+use crate::log_feed::LogFeed;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::session::Session;
-use crate::postgres::writer::{InTransaction, Writer};
-use crate::scheduler::{GroupLimits, Input, Scheduler};
+use crate::postgres::writer::Writer;
+use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
+use crate::streaming::{StreamEnd, Streaming};
 use farshore_capture::publication::PublicationSpec;
 use farshore_capture::slot;
 use farshore_fault as fault;
-use farshore_model::transaction::Header;
-use farshore_model::{Applied, Lsn, PgTime};
+use farshore_model::{Applied, Lsn};
 use farshore_pg::{CancelToken, Config, Mode};
 use farshore_store::{LogStore, StoreError};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
-use tokio::time::Instant;
 
 /// How long to wait for the connection of an agent that died to leave the target.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for the open target transaction.
 const STOP_GRACE: Duration = Duration::from_secs(2);
-
-/// With nothing to apply, progress on the target follows the log this often.
-const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
 /// What to apply, and to where.
 #[derive(Clone, Debug)]
@@ -61,23 +57,16 @@ pub struct Subscription {
     pub status: Arc<Mutex<SubscriptionStatus>>,
 }
 
-/// Why streaming ended without an error.
-enum StreamEnd {
-    /// It was told to stop.
-    Stopped,
-    /// Tables joined the publication and must be copied.
-    NewTables,
-}
-
 /// Where streaming starts, and what is copied.
-struct Start {
-    applied: Lsn,
+pub(crate) struct Start {
+    /// What the target has.
+    pub applied: Lsn,
     /// Copied tables.
-    tables: Vec<TableProgress>,
+    pub tables: Vec<TableProgress>,
     /// Every state is a prefix from here on.
-    consistent_at: Lsn,
+    pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
-    asked: u64,
+    pub asked: u64,
 }
 
 impl Subscription {
@@ -232,7 +221,7 @@ impl Subscription {
 
     /// Whether the publisher publishes tables that are not copied. When it cannot be asked now,
     /// streaming goes on: a change of such a table would bring us back here.
-    async fn has_new_tables(&self, known: &[TableProgress]) -> bool {
+    pub(crate) async fn has_new_tables(&self, known: &[TableProgress]) -> bool {
         let asked = async {
             let mut sql = self.source.connect(Mode::Sql).await?;
             self.source.published_tables(&mut sql).await
@@ -339,259 +328,13 @@ impl Subscription {
         let copied: HashMap<_, _> =
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let writer = Writer::new(Pipeline::new(session), name, copied).await?;
-        let mut streaming = Streaming {
-            agent: self,
-            feed,
-            writer,
-            scheduler: Scheduler::new(self.spec.limits),
-            applied: start.applied,
-            sent: start.applied,
-            seen: start.applied,
-            consistent_at: start.consistent_at,
-            asked: start.asked,
-            tables: start.tables,
-            ask_again: false,
-            in_group: Vec::new(),
-            opened_at: Instant::now(),
-            awaiting: Vec::new(),
-            progress_at: Instant::now(),
-            held_back: None,
-        };
-        tracing::info!(subscription = %name, applied = %start.applied, "subscription streaming");
+        let applied = start.applied;
+        let mut streaming = Streaming::new(self, feed, writer, start);
+        tracing::info!(subscription = %name, %applied, "subscription streaming");
         streaming.run(stop).await
     }
 
-    fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {
+    pub(crate) fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {
         change(&mut self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
-    }
-}
-
-/// One connection at work.
-struct Streaming<'a> {
-    agent: &'a Subscription,
-    feed: LogFeed,
-    writer: Writer,
-    scheduler: Scheduler,
-    /// Confirmed by the target.
-    applied: Lsn,
-    /// Position of the last group that was sent with its COMMIT.
-    sent: Lsn,
-    /// Newest position read from the log.
-    seen: Lsn,
-    consistent_at: Lsn,
-    /// Capture's connection at which the publisher was last asked for new tables.
-    asked: u64,
-    /// Copied tables.
-    tables: Vec<TableProgress>,
-    /// Changes of a table that is not copied have come by.
-    ask_again: bool,
-    /// Commit times of the transactions in the open group.
-    in_group: Vec<PgTime>,
-    /// When the open group was begun.
-    opened_at: Instant,
-    /// Commit times of transactions whose COMMIT is on its way.
-    awaiting: Vec<PgTime>,
-    progress_at: Instant,
-    /// Only used by the defect that swaps transactions.
-    held_back: Option<(Header, Body)>,
-}
-
-impl Streaming<'_> {
-    async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<StreamEnd, ApplyError> {
-        loop {
-            if *stop.borrow() {
-                self.commit_group().await?;
-                self.settle().await?;
-                return Ok(StreamEnd::Stopped);
-            }
-            let sessions = *self.agent.capture_ready.borrow();
-            if self.ask_again || self.asked != sessions {
-                self.commit_group().await?;
-                self.settle().await?;
-                if self.tables_have_joined(sessions).await {
-                    return Ok(StreamEnd::NewTables);
-                }
-            }
-            match self.feed.next_at_hand().await? {
-                Some(LogItem::Transaction { header, body }) => {
-                    self.transaction(header, body).await?;
-                }
-                Some(LogItem::Watermark(position)) => self.seen = self.seen.max(position),
-                None => self.dry(stop).await?,
-            }
-        }
-    }
-
-    /// Asks the publisher whether it publishes tables that are not copied.
-    async fn tables_have_joined(&mut self, sessions: u64) -> bool {
-        (self.asked, self.ask_again) = (sessions, false);
-        self.agent.has_new_tables(&self.tables).await
-    }
-
-    async fn transaction(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
-        if fault::defect("swapped-transactions") {
-            let Some((first_header, first_body)) = self.held_back.take() else {
-                self.held_back = Some((header, body));
-                return Ok(());
-            };
-            self.apply(header, body).await?;
-            self.commit_group().await?;
-            return self.apply(first_header, first_body).await;
-        }
-        self.apply(header, body).await
-    }
-
-    async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
-        let bytes = match &body {
-            Body::Inline(bytes) => bytes.len() as u64,
-            // Unknown, and large: it stands alone.
-            Body::Spilled(_) => u64::MAX,
-        };
-        let decision = self.scheduler.step(Input::Transaction { commands: header.commands, bytes });
-        if decision.commit_before {
-            self.commit_open().await?;
-        }
-        if decision.begin {
-            self.opened_at = Instant::now();
-            self.writer.begin()?;
-        }
-        let mut at = InTransaction { header: &header, subtransaction: header.xid };
-        match body {
-            Body::Inline(bytes) => {
-                self.writer.apply(&bytes, &mut at, self.feed.definitions()).await?;
-            }
-            Body::Spilled(spill) => {
-                let mut spill = self.feed.open_spill(spill)?;
-                while let Some(chunks) = self.feed.next_chunk(&mut spill, header.end_lsn).await? {
-                    for chunk in chunks {
-                        self.writer.apply(&chunk, &mut at, self.feed.definitions()).await?;
-                    }
-                }
-            }
-        }
-        for table in self.writer.take_uncopied() {
-            tracing::info!(
-                subscription = %self.agent.spec.name, %table,
-                "changes of a table that is not copied are passed over"
-            );
-            self.ask_again = true;
-        }
-        self.seen = self.seen.max(header.end_lsn);
-        self.in_group.push(header.commit_time);
-        if decision.commit_after {
-            self.commit_open().await?;
-        }
-        Ok(())
-    }
-
-    /// Nothing more is at hand: commit, wait for the target, then for the log.
-    async fn dry(&mut self, stop: &mut watch::Receiver<bool>) -> Result<(), ApplyError> {
-        if let Some((header, body)) = self.held_back.take() {
-            self.apply(header, body).await?;
-        }
-        if self.keeps_group_open(stop).await? {
-            return Ok(());
-        }
-        self.commit_group().await?;
-        self.settle().await?;
-        let idle_progress = self.progress_at + IDLE_PROGRESS_EVERY;
-        let becomes_consistent =
-            self.applied < self.consistent_at && self.seen >= self.consistent_at;
-        if self.seen > self.applied && (becomes_consistent || Instant::now() >= idle_progress) {
-            self.writer.begin()?;
-            self.commit_open().await?;
-            self.settle().await?;
-        }
-        self.announce();
-        let behind = self.seen > self.applied;
-        let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
-        tokio::select! {
-            Ok(_) = ready.wait_for(|sessions| *sessions != asked) => {}
-            () = self.feed.wait_for_more() => {}
-            _ = stop.wait_for(|stop| *stop) => {}
-            () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => {}
-        }
-        Ok(())
-    }
-
-    /// While the target is behind, waits a moment for more to put into the open group. False when
-    /// the group is to be committed now.
-    async fn keeps_group_open(
-        &mut self,
-        stop: &mut watch::Receiver<bool>,
-    ) -> Result<bool, ApplyError> {
-        let Some(newest) = self.in_group.last() else { return Ok(false) };
-        let limits = &self.agent.spec.limits;
-        let lag = PgTime::now().micros_since(*newest);
-        let behind = lag > i64::try_from(limits.behind_after.as_micros()).unwrap_or(i64::MAX);
-        let open_for = self.opened_at.elapsed();
-        if self.scheduler.step(Input::Dry { behind, open_for }).commit_before {
-            self.commit_open().await?;
-            return Ok(false);
-        }
-        // What is in the group already can be worked on meanwhile.
-        self.writer.send().await?;
-        tokio::select! {
-            () = self.feed.wait_for_more() => {}
-            () = tokio::time::sleep_until(self.opened_at + limits.open_max) => {}
-            _ = stop.wait_for(|stop| *stop) => {}
-        }
-        Ok(true)
-    }
-
-    async fn commit_group(&mut self) -> Result<(), ApplyError> {
-        let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
-        if self.scheduler.step(dry).commit_before { self.commit_open().await } else { Ok(()) }
-    }
-
-    async fn commit_open(&mut self) -> Result<(), ApplyError> {
-        let to = self.seen;
-        let state = if to >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP };
-        self.writer.commit(self.sent, to, state).await?;
-        // The group before this one has been answered by now.
-        self.acknowledge()?;
-        self.sent = to;
-        self.awaiting.append(&mut self.in_group);
-        Ok(())
-    }
-
-    /// Waits until the target has confirmed everything sent.
-    async fn settle(&mut self) -> Result<(), ApplyError> {
-        self.writer.drain().await?;
-        self.acknowledge()
-    }
-
-    /// Moves the store's cursor to what the target has committed durably.
-    fn acknowledge(&mut self) -> Result<(), ApplyError> {
-        let Some(committed) = self.writer.take_committed() else { return Ok(()) };
-        fault::point("apply.after-commit");
-        self.applied = committed;
-        self.progress_at = Instant::now();
-        fault::point("apply.before-acknowledge");
-        self.agent.store.move_cursor(&self.agent.spec.name, Applied(committed))?;
-        fault::point("apply.after-acknowledge");
-        self.announce();
-        Ok(())
-    }
-
-    fn announce(&mut self) {
-        let now = PgTime::now();
-        let confirmed = std::mem::take(&mut self.awaiting);
-        let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
-        let changes = self.writer.changes();
-        self.agent.set_status(|status| {
-            status.phase = if consistent { Phase::Streaming } else { Phase::CatchingUp };
-            status.applied = Applied(applied);
-            status.transactions += confirmed.len() as u64;
-            status.target_commits += u64::from(!confirmed.is_empty());
-            status.changes = changes;
-            status.error = None;
-            for commit_time in &confirmed {
-                status.lag.record(u64::try_from(now.micros_since(*commit_time)).unwrap_or(0));
-            }
-            if let Some(last) = confirmed.last() {
-                status.applied_commit_time = Some(*last);
-            }
-        });
     }
 }

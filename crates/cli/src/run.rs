@@ -38,15 +38,12 @@ pub fn run(site: &Path) -> ExitCode {
         eprintln!("farshore: {error}");
         ExitCode::FAILURE
     };
-    let opened = match Site::open(config) {
-        Ok(opened) => Arc::new(opened),
-        Err(error) => return fail(&error),
-    };
     let runtime = match runtime() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&error),
     };
     let outcome = runtime.block_on(async {
+        // First of all: a signal during recovery asks for the same orderly end.
         let (stop, stopped) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| e.to_string())?;
@@ -64,7 +61,9 @@ pub fn run(site: &Path) -> ExitCode {
             }
             std::process::exit(1);
         });
-        opened.run(stopped).await.map_err(|e| e.to_string())
+        let opened = tokio::task::block_in_place(|| Site::open(config));
+        let site = Arc::new(opened.map_err(|e| e.to_string())?);
+        site.run(stopped).await.map_err(|e| e.to_string())
     });
     // Blocking reads of the store may still be under way; nothing durable depends on them.
     runtime.shutdown_timeout(std::time::Duration::from_secs(1));

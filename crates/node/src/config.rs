@@ -325,7 +325,7 @@ target = "postgres://farshore@reports/sales"
             ("publication = \"sales\"", "publication = \"sale\"", "there are: sales"),
             ("\"public.orders\", ", "\"orders\", ", "schema.table, schema.* or *.*"),
             ("\"72h\"", "\"72 parsecs\"", "90s, 15min, 72h or 7d"),
-            ("publication.sales]", "publication.Sales]", "lower-case letters"),
+            ("name = \"tukwila\"", "name = \"Tukwila\"", "lower-case letters"),
             ("name = \"tukwila\"", "name = 7", "expected a string"),
             ("[site]", "[sight]", "unknown field `sight`"),
             ("farshore:geheim@db1/sales", "farshore@db1/sales?sslmod=x", "sslmod"),

@@ -100,7 +100,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
         },
         check: &[],
-        run: "publication \"p\": …farshore_p…does not exist…To copy everything anew…",
+        run: "publication \"p\": ERROR 42704: publication \"farshore_p\" does not exist; where: …. PostgreSQL publication \"farshore_p\" was dropped, or made after the slot's position, and the log since then cannot be decoded for it. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
         then: Then::Stops,
         mend: copy_anew_with_a_new_slot,
     },
@@ -151,7 +151,7 @@ const CASES: &[Case] = &[
             pair.site.start()
         },
         check: &[],
-        run: "publication \"p\": slot \"farshore_p\" was invalidated: …max_slot_wal_keep_size…",
+        run: "publication \"p\": slot \"farshore_p\" was invalidated: the publisher has removed log that was still needed (see max_slot_wal_keep_size). To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
         then: Then::Stops,
         mend: copy_anew_with_a_new_slot,
     },
@@ -162,7 +162,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
         },
         check: &[],
-        run: "subscription \"s\": …farshore.subscription…start…",
+        run: "subscription \"s\": its progress table farshore.subscription has gone from the target (ERROR 42P01: relation \"farshore.subscription\" does not exist). Restore it; or empty the target's tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and start this node again to copy anew",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("TRUNCATE t, u, farshore_marks.mark"),
     },

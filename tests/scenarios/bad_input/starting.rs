@@ -65,8 +65,10 @@ const AT_THE_PUBLISHER: &[Case] = &[
                 "[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n[subscription.s]",
             )
         },
-        check: &["publication p: …public.t…syntax error… → …"],
-        run: "publication \"p\": …public.t…syntax error…",
+        check: &[
+            "publication p: publication \"p\": PUBLISHER cannot publish public.t WHERE (id >): ERROR 42601: syntax error at or near \")\". Correct its tables and articles in the site file → Correct the publication in the site file",
+        ],
+        run: "publication \"p\": PUBLISHER cannot publish farshore_marks.mark, public.t WHERE (id >), public.u: ERROR 42601: syntax error at or near \")\". Correct its tables and articles in the site file",
         then: Then::Stops,
         mend: |pair| {
             pair.site.replace("[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n", "")
@@ -80,8 +82,10 @@ const AT_THE_PUBLISHER: &[Case] = &[
                 "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n[subscription.s]",
             )
         },
-        check: &["publication p: …public.t…nope… → …"],
-        run: "publication \"p\": …public.t…nope…",
+        check: &[
+            "publication p: publication \"p\": PUBLISHER cannot publish public.t (id, nope): ERROR 42703: column \"nope\" of relation \"t\" does not exist. Correct its tables and articles in the site file → Correct the publication in the site file",
+        ],
+        run: "publication \"p\": PUBLISHER cannot publish farshore_marks.mark, public.t (id, nope), public.u: ERROR 42703: column \"nope\" of relation \"t\" does not exist. Correct its tables and articles in the site file",
         then: Then::Stops,
         mend: |pair| {
             let article = "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n";
@@ -114,7 +118,7 @@ const AT_THE_PUBLISHER: &[Case] = &[
         },
         check: &[
             "publication p: the role may not create a publication in this database → GRANT CREATE ON DATABASE … TO …, or make the publication yourself and set adopt_publication",
-            "publication p: …farshore_marks… → …GRANT USAGE…",
+            "publication p: the role may not look into schema farshore_marks, where farshore_marks.mark is → GRANT USAGE ON SCHEMA farshore_marks TO …",
             "publication p: the role may not read public.t → GRANT SELECT ON public.t TO … (for the initial copy)",
             "publication p: the role does not own public.t, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication",
             "publication p: the role may not read public.u → GRANT SELECT ON public.u TO … (for the initial copy)",
@@ -172,7 +176,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             let create = "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')";
             pair.publish(create)
         },
-        check: &["publication p: …slot \"farshore_p\"… → …"],
+        check: &[
+            "publication p: publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\" → …",
+        ],
         run: "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
         then: Then::Stops,
         mend: |pair| pair.publish("SELECT pg_drop_replication_slot('farshore_p')"),
@@ -180,7 +186,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "an adopted slot that is not there",
         spoil: |pair| pair.site.replace("tables =", "adopt_slot = \"nope\"\ntables ="),
-        check: &["publication p: …no slot named \"nope\" to adopt… → …"],
+        check: &[
+            "publication p: publication \"p\": the publisher has no slot named \"nope\" to adopt. Create it with plugin pgoutput, or remove `adopt_slot` → …",
+        ],
         run: "publication \"p\": the publisher has no slot named \"nope\" to adopt. Create it with plugin pgoutput, or remove `adopt_slot`",
         then: Then::Stops,
         mend: |pair| pair.publish("SELECT pg_create_logical_replication_slot('nope', 'pgoutput')"),
@@ -191,7 +199,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish("SELECT pg_create_logical_replication_slot('other', 'test_decoding')")?;
             pair.site.replace("tables =", "adopt_slot = \"other\"\ntables =")
         },
-        check: &["publication p: …slot \"other\" uses plugin test_decoding… → …"],
+        check: &[
+            "publication p: publication \"p\": slot \"other\" uses plugin test_decoding; pgoutput is needed. Name another slot → …",
+        ],
         run: "publication \"p\": slot \"other\" uses plugin test_decoding; pgoutput is needed. Name another slot",
         then: Then::Stops,
         mend: |pair| pair.site.replace("adopt_slot = \"other\"\n", ""),
@@ -199,7 +209,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
     Case {
         name: "an adopted publication that is not there",
         spoil: |pair| pair.site.replace("tables =", "adopt_publication = \"nope\"\ntables ="),
-        check: &["publication p: …no publication named \"nope\" to adopt… → …"],
+        check: &[
+            "publication p: publication \"p\": the publisher has no publication named \"nope\" to adopt. Create it, or remove `adopt_publication` → …",
+        ],
         run: "publication \"p\": the publisher has no publication named \"nope\" to adopt. Create it, or remove `adopt_publication`",
         then: Then::Stops,
         mend: |pair| pair.publish("CREATE PUBLICATION nope FOR TABLE t, u, farshore_marks.mark"),
@@ -275,7 +287,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         spoil: |pair| {
             pair.subscriber.execute_script("INSERT INTO t VALUES (7, 'mine', 'precious')")
         },
-        check: &["subscription s: …public.t…rows… → …TRUNCATE public.t…"],
+        check: &[
+            "subscription s: table public.t on the target has rows already, and it is to be copied → Empty it (TRUNCATE public.t), or take it out of the publication",
+        ],
         run: "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns). Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
         then: Then::Stops,
         mend: |pair| {
@@ -294,7 +308,7 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         },
         check: &[
             "subscription s: the role may not create the schema farshore, where progress is kept → GRANT CREATE ON DATABASE … TO …, or CREATE SCHEMA farshore AUTHORIZATION …",
-            "subscription s: …farshore_marks… → …GRANT USAGE…",
+            "subscription s: the role may not look into schema farshore_marks on the target, where farshore_marks.mark is → GRANT USAGE ON SCHEMA farshore_marks TO …",
             "subscription s: the role may not write public.t on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.t TO …",
             "subscription s: the role may not write public.u on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.u TO …",
         ],
@@ -320,7 +334,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.site.stop()?;
             pair.site.replace("name = \"t1\"", "name = \"t2\"")
         },
-        check: &["subscription s: …\"t1/p\"… → …"],
+        check: &[
+            "subscription s: the target's subscription of that name follows publication \"t1/p\", not \"t2/p\" → Rename one of the two",
+        ],
         run: "subscription \"s\": the target's subscription of that name follows publication \"t1/p\", not \"t2/p\". Rename one of the two",
         then: Then::Stops,
         mend: |pair| pair.site.replace("name = \"t2\"", "name = \"t1\""),
