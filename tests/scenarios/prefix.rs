@@ -144,6 +144,11 @@ fn await_streaming(servers: &mut Servers) -> Result<()> {
     })
 }
 
+fn is_deadlock(error: &anyhow::Error) -> bool {
+    let code = error.downcast_ref::<postgres::Error>().and_then(postgres::Error::code);
+    code == Some(&postgres::error::SqlState::T_R_DEADLOCK_DETECTED)
+}
+
 /// An agent that stopped for good will not go on: no need to wait for it.
 fn agents_still_work(log: &Path) -> Result<()> {
     let text = std::fs::read_to_string(log).context("read farshore's log")?;
@@ -157,14 +162,22 @@ fn agents_still_work(log: &Path) -> Result<()> {
 fn final_state(servers: &mut Servers, history: &History) -> Result<State> {
     let mut client = servers.subscriber.connect()?;
     let farshore = &mut servers.farshore;
-    let mut last = (read_state(&mut client)?, Instant::now());
+    let mut last = (None, Instant::now());
     let state = wait_until("the subscriber to be equal", Duration::from_secs(600), &[], || {
-        let state = read_state(&mut client)?;
+        let state = match read_state(&mut client) {
+            Ok(state) => state,
+            // Our locks and a TRUNCATE's, in another order: read again.
+            Err(error) if is_deadlock(&error) => {
+                client.batch_execute("ROLLBACK")?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        };
         let is_over = state.hash() == history.final_hash()
             || last.1.elapsed() > PATIENCE
             || farshore.exit_status()?.is_some();
-        if state.hash() != last.0.hash() {
-            last = (state.clone(), Instant::now());
+        if last.0 != Some(state.hash()) {
+            last = (Some(state.hash()), Instant::now());
         }
         Ok(is_over.then_some(state))
     })?;

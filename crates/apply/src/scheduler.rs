@@ -45,6 +45,9 @@ pub enum Input {
         commands: u64,
         /// Bytes of its body.
         bytes: u64,
+        /// It takes locks that keep readers out (TRUNCATE): held together with those of other
+        /// transactions, or for long, they deadlock with readers.
+        barrier: bool,
     },
     /// Nothing more is at hand now.
     Dry {
@@ -103,10 +106,11 @@ impl Scheduler {
             Input::Dry { .. } => {
                 Decision { commit_before: self.open.take().is_some(), ..Decision::default() }
             }
-            Input::Transaction { commands, bytes } => {
+            Input::Transaction { commands, bytes, barrier } => {
                 let mut decision = Decision { apply: true, ..Decision::default() };
                 // A transaction that is large by itself does not hold back those before it.
-                if bytes >= self.limits.bytes_max || commands >= self.limits.commands_max {
+                if barrier || bytes >= self.limits.bytes_max || commands >= self.limits.commands_max
+                {
                     decision.commit_before = self.open.take().is_some();
                 }
                 let mut group = self.open.take().unwrap_or_else(|| {
@@ -116,7 +120,8 @@ impl Scheduler {
                 group.commands += commands;
                 group.bytes += bytes;
                 group.transactions += 1;
-                decision.commit_after = group.commands >= self.limits.commands_max
+                decision.commit_after = barrier
+                    || group.commands >= self.limits.commands_max
                     || group.bytes >= self.limits.bytes_max
                     || group.transactions >= self.limits.transactions_max;
                 if !decision.commit_after {
@@ -138,7 +143,7 @@ mod tests {
         let (mut committed, mut open): (Vec<Vec<usize>>, Option<Vec<usize>>) = (Vec::new(), None);
         for (index, input) in inputs.iter().enumerate() {
             let input = match *input {
-                Some((commands, bytes)) => Input::Transaction { commands, bytes },
+                Some((commands, bytes)) => Input::Transaction { commands, bytes, barrier: false },
                 None => Input::Dry { behind: false, open_for: Duration::ZERO },
             };
             let decision = scheduler.step(input);
@@ -177,14 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn a_barrier_stands_alone() {
+        let mut scheduler = Scheduler::new(LIMITS);
+        let transaction = |barrier| Input::Transaction { commands: 1, bytes: 1, barrier };
+        assert!(scheduler.step(transaction(false)).begin);
+        let decision = scheduler.step(transaction(true));
+        assert!(decision.commit_before && decision.begin && decision.commit_after);
+        assert!(!scheduler.is_open());
+    }
+
+    #[test]
     fn a_target_that_is_behind_waits_a_moment_for_more() {
         let mut scheduler = Scheduler::new(LIMITS);
-        scheduler.step(Input::Transaction { commands: 1, bytes: 1 });
+        scheduler.step(Input::Transaction { commands: 1, bytes: 1, barrier: false });
         let dry = |behind, millis| Input::Dry { behind, open_for: Duration::from_millis(millis) };
         assert!(!scheduler.step(dry(true, 10)).commit_before);
         assert!(scheduler.is_open());
         assert!(scheduler.step(dry(true, 50)).commit_before);
-        scheduler.step(Input::Transaction { commands: 1, bytes: 1 });
+        scheduler.step(Input::Transaction { commands: 1, bytes: 1, barrier: false });
         assert!(scheduler.step(dry(false, 0)).commit_before);
         assert!(!scheduler.step(dry(false, 0)).commit_before);
     }

@@ -8,7 +8,7 @@ use crate::scheduler::{Input, Scheduler};
 use crate::status::Phase;
 use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
-use farshore_model::transaction::Header;
+use farshore_model::transaction::{Header, commands};
 use farshore_model::{Applied, Lsn, PgTime};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -129,12 +129,13 @@ impl<'a> Streaming<'a> {
     }
 
     async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
-        let bytes = match &body {
-            Body::Inline(bytes) => bytes.len() as u64,
+        let (bytes, barrier) = match &body {
+            Body::Inline(bytes) => (bytes.len() as u64, contains_truncate(bytes)),
             // Unknown, and large: it stands alone.
-            Body::Spilled(_) => u64::MAX,
+            Body::Spilled(_) => (u64::MAX, true),
         };
-        let decision = self.scheduler.step(Input::Transaction { commands: header.commands, bytes });
+        let decision =
+            self.scheduler.step(Input::Transaction { commands: header.commands, bytes, barrier });
         if decision.commit_before {
             self.commit_open().await?;
         }
@@ -281,4 +282,9 @@ impl<'a> Streaming<'a> {
             }
         });
     }
+}
+
+/// Whether one of the commands is a TRUNCATE (rolled back or not).
+fn contains_truncate(body: &[u8]) -> bool {
+    commands(body).any(|command| command.is_ok_and(|command| command.first() == Some(&b'T')))
 }
