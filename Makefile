@@ -23,7 +23,7 @@ lint:
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \
 	 else echo "skipped: cargo-deny is not installed"; fi
 
-## Codecs and pure parts only: seconds, no servers.
+## Codecs and pure parts only: seconds (one test asks a throwaway server for real bytes).
 test-pure:
 	$(CARGO) test -p farshore-model -p farshore-wire -p farshore-fault --lib --tests
 
