@@ -3,7 +3,7 @@
 
 CARGO ?= cargo
 
-.PHONY: setup demo test test-pure test-crates test-scenarios stress bench lint fuzz clean
+.PHONY: setup demo test test-pure test-crates test-scenarios test-versions stress bench lint fuzz clean
 
 setup:
 	@scripts/setup
@@ -35,6 +35,12 @@ test-crates:
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:
 	$(CARGO) test -p farshore-tests --no-fail-fast -- --test-threads=2
+
+## The end-to-end scenario between every two of PostgreSQL 14, 15, 16, 17 and 18: minutes.
+test-versions:
+	@scripts/setup --all-versions
+	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
+	  --nocapture --test-threads=2
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup

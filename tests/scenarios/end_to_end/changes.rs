@@ -1,38 +1,11 @@
 //! A dozen tables of mixed types and names, changed in every way that SQL has.
 
 use anyhow::Result;
+use farshore_tests::mixed_tables::{CHANGES, ROWS, SCHEMA, SCHEMAS, TABLES, from_id, run_each};
 use farshore_tests::{Direction, Pair, both_ways};
 
-const SCHEMA: &str = include_str!("schema.sql");
-const ROWS: &str = include_str!("rows.sql");
-const CHANGES: &str = include_str!("changes.sql");
-const SCHEMAS: [&str; 3] = ["public", "Odd.Schema", "farshore_marks"];
-
-fn from_id(script: &str, id: u32) -> String {
-    script.replace("FROM_ID", &id.to_string())
-}
-
-/// Statement by statement, so that each is a transaction of its own where it does not say BEGIN.
-fn run_each(pair: &Pair, script: &str) -> Result<()> {
-    let mut client = pair.publisher.connect()?;
-    let code: String = script
-        .lines()
-        .filter(|line| !line.trim_start().starts_with("--"))
-        .map(|line| format!("{line}\n"))
-        .collect();
-    for statement in code.split(";\n") {
-        client.batch_execute(statement).map_err(|error| {
-            anyhow::anyhow!(
-                "{}\n{statement}",
-                error.as_db_error().map_or(error.to_string(), ToString::to_string)
-            )
-        })?;
-    }
-    Ok(())
-}
-
 fn every_kind_of_change(direction: Direction) -> Result<()> {
-    let mut pair = Pair::new(direction, &["public.*", "\"Odd.Schema\".*"], SCHEMA)?;
+    let mut pair = Pair::new(direction, &TABLES, SCHEMA)?;
     pair.publish(&from_id(ROWS, 1_000))?;
     pair.site.start()?;
     // What is copied is changed, and what is streamed is changed too.
@@ -65,7 +38,7 @@ fn every_kind_of_change_from_18_to_15() -> Result<()> {
 #[test]
 fn rows_change_while_they_are_copied() -> Result<()> {
     both_ways(|direction| {
-        let mut pair = Pair::new(direction, &["public.*", "\"Odd.Schema\".*"], SCHEMA)?;
+        let mut pair = Pair::new(direction, &TABLES, SCHEMA)?;
         pair.publish(&from_id(ROWS, 1_000))?;
         pair.site.add("copy_workers = 2\ncopy_range = \"64KB\"")?;
         pair.site.start()?;
@@ -81,7 +54,7 @@ fn rows_change_while_they_are_copied() -> Result<()> {
 #[test]
 fn truncate_of_several_tables_restarts_and_cascades() -> Result<()> {
     both_ways(|direction| {
-        let mut pair = Pair::new(direction, &["public.*", "\"Odd.Schema\".*"], SCHEMA)?;
+        let mut pair = Pair::new(direction, &TABLES, SCHEMA)?;
         pair.publish(&from_id(ROWS, 1_000))?;
         pair.site.start()?;
         pair.assert_equal(&SCHEMAS)?;
