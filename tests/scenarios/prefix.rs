@@ -2,7 +2,8 @@
 //! going back, whoever is killed whenever. And the proof that this test would notice: with a
 //! named defect switched on in the product, it fails.
 //!
-//! - `FARSHORE_KILLS`: how many crashes (default 30), in rounds of at most 50 on fresh servers.
+//! - `FARSHORE_KILLS`: how many crashes (default 30), in rounds of at most 50 on fresh servers;
+//!   every other round applies everything in batches.
 //! - `FARSHORE_SEED`: replays the choices of a run; each run prints its seed.
 //! - `FARSHORE_KEEP`: keeps the directories of servers and site.
 
@@ -43,6 +44,8 @@ struct Plan {
     startup: Vec<CrashPoint>,
     /// Crashes from then on, with samplers watching.
     schedule: Schedule,
+    /// The subscription's setting.
+    batches: &'static str,
     /// The defect that is switched on in the product.
     defect: Option<&'static str>,
     /// Commits that the publisher makes after the last crash, at least.
@@ -78,14 +81,19 @@ fn cluster(major: u32) -> Result<Cluster> {
         .start()
 }
 
-fn write_site(dir: &Path, publisher: &Cluster, subscriber: &Cluster) -> Result<std::path::PathBuf> {
+fn write_site(
+    dir: &Path,
+    publisher: &Cluster,
+    subscriber: &Cluster,
+    batches: &str,
+) -> Result<std::path::PathBuf> {
     let site = dir.join("site.toml");
     let text = format!(
         "[site]\nname = \"t1\"\ndata_dir = \"{}\"\n\n\
          [publication.p]\nsource = \"{}\"\ntables = [\"prefix.*\"]\n\
          segment_size = \"64KB\"\n\n\
          [subscription.{SUBSCRIPTION}]\npublication = \"p\"\ntarget = \"{}\"\n\
-         copy_range = \"64KB\"\n",
+         copy_range = \"64KB\"\nbatches = \"{batches}\"\n",
         dir.join("data").display(),
         publisher.url(DATABASE),
         subscriber.url(DATABASE),
@@ -212,7 +220,7 @@ fn run(plan: &Plan) -> Result<Outcome> {
 
     let mut site_dir = tempfile::Builder::new().prefix("farshore-site").tempdir()?;
     site_dir.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
-    let site = write_site(site_dir.path(), &publisher, &subscriber)?;
+    let site = write_site(site_dir.path(), &publisher, &subscriber, plan.batches)?;
     let mut builder = Farshore::builder(&binary, &site);
     if let Some(defect) = plan.defect {
         builder = builder.env("FARSHORE_DEFECT", defect);
@@ -339,7 +347,7 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
     let points = fault_points(&faults_binary()?)?;
     let (startup, streaming): (Vec<String>, Vec<String>) =
         points.into_iter().partition(|name| CrashPoint::is_before_streaming(name));
-    let rounds = kills.div_ceil(KILLS_PER_ROUND_MAX).max(1);
+    let rounds = kills.div_ceil(KILLS_PER_ROUND_MAX).max(2);
     let mut never_reached: Option<BTreeSet<String>> = None;
     let mut killed = 0;
     for round in 0..rounds {
@@ -352,7 +360,8 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
             .map(|(index, name)| startup_point(seed, index, name))
             .collect();
         let schedule = Schedule::draw(seed, in_this_round - startup.len(), &streaming);
-        let plan = Plan { seed, startup, schedule, defect: None, calm_commits: 100 };
+        let batches = if round % 2 == 0 { "auto" } else { "always" };
+        let plan = Plan { seed, startup, schedule, batches, defect: None, calm_commits: 100 };
         let outcome = run(&plan).with_context(|| format!("round {} of {rounds}", round + 1))?;
         killed += outcome.kills;
         let missed: BTreeSet<String> = outcome.points_not_reached.into_iter().collect();
@@ -371,7 +380,9 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
             never_reached.iter().map(first).partition(|p| CrashPoint::is_before_streaming(&p.name));
         let victims = after.into_iter().map(Victim::FarshoreAt).collect();
         let schedule = Schedule::of_victims(seed, victims);
-        let plan = Plan { seed, startup: before, schedule, defect: None, calm_commits: 100 };
+        let batches = "auto";
+        let plan =
+            Plan { seed, startup: before, schedule, batches, defect: None, calm_commits: 100 };
         let outcome = run(&plan).context("the round for points not reached")?;
         killed += outcome.kills;
         never_reached = outcome.points_not_reached.into_iter().collect();
@@ -396,11 +407,20 @@ fn at_points(names: &[&str], times: u32, cut: bool) -> Vec<Victim> {
 
 /// The same scenario with a defect in the product must fail, by the product's fault.
 fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
+    assert_caught_with("auto", defect, victims)
+}
+
+/// As [`assert_caught`], with the subscription's setting.
+fn assert_caught_with(
+    batches: &'static str,
+    defect: &'static str,
+    victims: Vec<Victim>,
+) -> Result<()> {
     let _turn = take_turn();
     let seed = seed();
     let schedule = Schedule::of_victims(seed, victims);
-    let plan =
-        Plan { seed, startup: Vec::new(), schedule, defect: Some(defect), calm_commits: 1_000 };
+    let (startup, defect_on) = (Vec::new(), Some(defect));
+    let plan = Plan { seed, startup, schedule, batches, defect: defect_on, calm_commits: 1_000 };
     let Err(error) = run(&plan) else {
         anyhow::bail!("defect {defect} was not noticed (FARSHORE_SEED={seed})");
     };
@@ -444,4 +464,14 @@ fn mutant_swapped_transactions() -> Result<()> {
 #[test]
 fn mutant_snapshot_row_also_streamed() -> Result<()> {
     assert_caught("snapshot-row-also-streamed", Vec::new())
+}
+
+#[test]
+fn mutant_dropped_change_in_batches() -> Result<()> {
+    assert_caught_with("always", "dropped-change", Vec::new())
+}
+
+#[test]
+fn mutant_lost_unchanged_value() -> Result<()> {
+    assert_caught_with("always", "lost-unchanged-value", vec![Victim::Farshore, Victim::Subscriber])
 }

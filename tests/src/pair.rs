@@ -131,8 +131,11 @@ impl Pair {
     /// # Errors
     /// When the file cannot be written.
     pub fn add_subscription(&mut self, name: &str, publication: &str, target: &str) -> Result<()> {
+        // FARSHORE_BATCHES=always runs every scenario with changes applied in bulk.
+        let batches = std::env::var("FARSHORE_BATCHES").unwrap_or_else(|_| "auto".to_owned());
         self.site.add(&format!(
-            "[subscription.{name}]\npublication = \"{publication}\"\ntarget = \"{target}\"\n"
+            "[subscription.{name}]\npublication = \"{publication}\"\ntarget = \"{target}\"\n\
+             batches = \"{batches}\"\n"
         ))
     }
 

@@ -1,4 +1,5 @@
 use farshore_capture::CaptureError;
+use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
 use farshore_store::StoreError;
 
@@ -35,6 +36,18 @@ pub enum ApplyError {
     /// The initial copy ended to let somebody else at a table; it goes on at once.
     #[error("{0}")]
     GaveWay(String),
+    /// The target did not take a batch; its changes are applied again row by row, at once.
+    #[error("subscription \"{subscription}\": a batch up to {position} was refused: {what}")]
+    BatchRefused {
+        /// Subscription.
+        subscription: String,
+        /// Whose changes were refused, if it was one table's.
+        table: Option<Box<TableName>>,
+        /// Newest position in the batch.
+        position: Lsn,
+        /// Why.
+        what: String,
+    },
     /// A stored change that cannot be read.
     #[error(
         "stored transaction at {position}: {what}. Nothing after it was applied; please report it"
@@ -81,7 +94,9 @@ impl ApplyError {
             }
             ApplyError::Change(failed) => failed.sqlstate.as_deref().is_some_and(passes_by_itself),
             ApplyError::Capture(error) => error.is_transient(),
-            ApplyError::NotYet(_) | ApplyError::GaveWay(_) => true,
+            ApplyError::NotYet(_) | ApplyError::GaveWay(_) | ApplyError::BatchRefused { .. } => {
+                true
+            }
             ApplyError::Store(_)
             | ApplyError::Setup(_)
             | ApplyError::Gap(_)
@@ -93,7 +108,7 @@ impl ApplyError {
 /// SQLSTATEs of conditions that end without anybody mending the data: serialisation failures,
 /// deadlocks, time limits, shutdowns, a target that is read-only while it fails over, and resources
 /// that may come back.
-fn passes_by_itself(code: &str) -> bool {
+pub(crate) fn passes_by_itself(code: &str) -> bool {
     matches!(
         code,
         "40001" | "40P01" | "55P03" | "57014" | "57P01" | "57P02" | "57P03" | "25006" | "25P04"

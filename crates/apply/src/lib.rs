@@ -4,8 +4,10 @@
 //! subscription  the agent: initial copy, then stream, until told to stop
 //! streaming     the log applied: groups begun, filled, committed, acknowledged
 //! scheduler     pure: how many source transactions make one target transaction
+//! netting       pure: what consecutive changes of one table come to
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! postgres      the target: session, statements, pipeline, progress, initial copy
+//! row_by_row    pure: where batches are not tried, because one was refused
 //! conflict      what a target that differs is told
 //! status        what the agent is doing
 //! ```
@@ -15,7 +17,9 @@
 pub mod conflict;
 mod error;
 mod log_feed;
+pub mod netting;
 pub mod postgres;
+mod row_by_row;
 pub mod scheduler;
 mod status;
 mod streaming;

@@ -1,5 +1,6 @@
 //! A PostgreSQL target.
 
+pub mod batch;
 pub mod initial_copy;
 pub mod pipeline;
 pub mod progress;

@@ -9,9 +9,29 @@
 
 use std::time::Duration;
 
+/// When groups are written as batches: netted per key and in bulk, instead of change by change.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Batches {
+    /// When the target is behind, and for large transactions.
+    #[default]
+    Auto,
+    /// All groups.
+    Always,
+    /// None.
+    Never,
+}
+
 /// Bounds of one target transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupLimits {
+    /// When groups are written as batches.
+    pub batches: Batches,
+    /// As [`GroupLimits::commands_max`], for a batch.
+    pub batch_commands_max: u64,
+    /// As [`GroupLimits::transactions_max`], for a batch.
+    pub batch_transactions_max: u64,
+    /// Commands from which on a transaction is written as a batch even when nothing is behind.
+    pub batch_from_commands: u64,
     /// Commands after which a group is committed.
     pub commands_max: u64,
     /// Payload bytes after which a group is committed.
@@ -27,6 +47,10 @@ pub struct GroupLimits {
 impl Default for GroupLimits {
     fn default() -> Self {
         GroupLimits {
+            batches: Batches::Auto,
+            batch_commands_max: 20_000,
+            batch_transactions_max: 20_000,
+            batch_from_commands: 500,
             commands_max: 5_000,
             bytes_max: 4 << 20,
             transactions_max: 5_000,
@@ -45,6 +69,8 @@ pub enum Input {
         commands: u64,
         /// Bytes of its body.
         bytes: u64,
+        /// It committed on the publisher longer ago than [`GroupLimits::behind_after`].
+        behind: bool,
         /// It takes locks that keep readers out (TRUNCATE): held together with those of other
         /// transactions, or for long, they deadlock with readers.
         barrier: bool,
@@ -66,6 +92,8 @@ pub struct Decision {
     pub commit_before: bool,
     /// Begin a target transaction.
     pub begin: bool,
+    /// What is begun is a batch.
+    pub batch: bool,
     /// Apply the transaction of the input.
     pub apply: bool,
     /// Commit the group that the transaction went into.
@@ -81,6 +109,7 @@ pub struct Scheduler {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Group {
+    batch: bool,
     commands: u64,
     bytes: u64,
     transactions: u64,
@@ -106,24 +135,36 @@ impl Scheduler {
             Input::Dry { .. } => {
                 Decision { commit_before: self.open.take().is_some(), ..Decision::default() }
             }
-            Input::Transaction { commands, bytes, barrier } => {
+            Input::Transaction { commands, bytes, behind, barrier } => {
+                let limits = &self.limits;
                 let mut decision = Decision { apply: true, ..Decision::default() };
+                let batch = match limits.batches {
+                    Batches::Auto => behind || commands >= limits.batch_from_commands,
+                    Batches::Always => true,
+                    Batches::Never => false,
+                };
                 // A transaction that is large by itself does not hold back those before it.
-                if barrier || bytes >= self.limits.bytes_max || commands >= self.limits.commands_max
-                {
+                let large = bytes >= limits.bytes_max || commands >= limits.commands_max;
+                let becomes_batch = self.open.is_some_and(|group| batch && !group.batch);
+                if barrier || large || becomes_batch {
                     decision.commit_before = self.open.take().is_some();
                 }
                 let mut group = self.open.take().unwrap_or_else(|| {
-                    decision.begin = true;
-                    Group::default()
+                    (decision.begin, decision.batch) = (true, batch);
+                    Group { batch, ..Group::default() }
                 });
                 group.commands += commands;
-                group.bytes += bytes;
+                group.bytes = group.bytes.saturating_add(bytes);
                 group.transactions += 1;
+                let (commands_max, transactions_max) = if group.batch {
+                    (limits.batch_commands_max, limits.batch_transactions_max)
+                } else {
+                    (limits.commands_max, limits.transactions_max)
+                };
                 decision.commit_after = barrier
-                    || group.commands >= self.limits.commands_max
-                    || group.bytes >= self.limits.bytes_max
-                    || group.transactions >= self.limits.transactions_max;
+                    || group.commands >= commands_max
+                    || group.bytes >= limits.bytes_max
+                    || group.transactions >= transactions_max;
                 if !decision.commit_after {
                     self.open = Some(group);
                 }
@@ -143,7 +184,9 @@ mod tests {
         let (mut committed, mut open): (Vec<Vec<usize>>, Option<Vec<usize>>) = (Vec::new(), None);
         for (index, input) in inputs.iter().enumerate() {
             let input = match *input {
-                Some((commands, bytes)) => Input::Transaction { commands, bytes, barrier: false },
+                Some((commands, bytes)) => {
+                    Input::Transaction { commands, bytes, behind: false, barrier: false }
+                }
                 None => Input::Dry { behind: false, open_for: Duration::ZERO },
             };
             let decision = scheduler.step(input);
@@ -166,6 +209,10 @@ mod tests {
     }
 
     const LIMITS: GroupLimits = GroupLimits {
+        batches: Batches::Auto,
+        batch_commands_max: 40,
+        batch_transactions_max: 12,
+        batch_from_commands: 9,
         commands_max: 10,
         bytes_max: 1000,
         transactions_max: 3,
@@ -184,7 +231,8 @@ mod tests {
     #[test]
     fn a_barrier_stands_alone() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction = |barrier| Input::Transaction { commands: 1, bytes: 1, barrier };
+        let transaction =
+            |barrier| Input::Transaction { commands: 1, bytes: 1, behind: false, barrier };
         assert!(scheduler.step(transaction(false)).begin);
         let decision = scheduler.step(transaction(true));
         assert!(decision.commit_before && decision.begin && decision.commit_after);
@@ -194,14 +242,34 @@ mod tests {
     #[test]
     fn a_target_that_is_behind_waits_a_moment_for_more() {
         let mut scheduler = Scheduler::new(LIMITS);
-        scheduler.step(Input::Transaction { commands: 1, bytes: 1, barrier: false });
+        scheduler.step(Input::Transaction { commands: 1, bytes: 1, behind: false, barrier: false });
         let dry = |behind, millis| Input::Dry { behind, open_for: Duration::from_millis(millis) };
         assert!(!scheduler.step(dry(true, 10)).commit_before);
         assert!(scheduler.is_open());
         assert!(scheduler.step(dry(true, 50)).commit_before);
-        scheduler.step(Input::Transaction { commands: 1, bytes: 1, barrier: false });
+        scheduler.step(Input::Transaction { commands: 1, bytes: 1, behind: false, barrier: false });
         assert!(scheduler.step(dry(false, 0)).commit_before);
         assert!(!scheduler.step(dry(false, 0)).commit_before);
+    }
+
+    #[test]
+    fn what_is_behind_goes_in_batches_with_limits_of_their_own() {
+        let mut scheduler = Scheduler::new(LIMITS);
+        let transaction =
+            |behind, commands| Input::Transaction { commands, bytes: 1, behind, barrier: false };
+        let decision = scheduler.step(transaction(false, 1));
+        assert!(decision.begin && !decision.batch);
+        // A batch does not go into a group that was begun row by row.
+        let decision = scheduler.step(transaction(true, 1));
+        assert!(decision.commit_before && decision.begin && decision.batch);
+        for _ in 0..10 {
+            assert!(!scheduler.step(transaction(true, 1)).commit_after);
+        }
+        assert!(scheduler.step(transaction(true, 1)).commit_after);
+        // A large transaction is a batch whether anything is behind or not.
+        assert!(scheduler.step(transaction(false, 9)).batch);
+        let never = GroupLimits { batches: Batches::Never, ..LIMITS };
+        assert!(!Scheduler::new(never).step(transaction(true, 9)).batch);
     }
 
     #[test]

@@ -10,6 +10,7 @@ use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{Applied, Lsn, PgTime};
+use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -48,8 +49,10 @@ pub(crate) struct Streaming<'a> {
     in_group: Vec<PgTime>,
     /// When the open group was begun.
     opened_at: Instant,
-    /// Commit times of transactions whose COMMIT is on its way.
-    awaiting: Vec<PgTime>,
+    /// The open group is a batch.
+    batch: bool,
+    /// Groups closed but not confirmed: their last positions and their transactions' commit times.
+    awaiting: VecDeque<(Lsn, Vec<PgTime>)>,
     progress_at: Instant,
     /// Only used by the defect that swaps transactions.
     held_back: Option<(Header, Body)>,
@@ -77,7 +80,8 @@ impl<'a> Streaming<'a> {
             ask_again: false,
             in_group: Vec::new(),
             opened_at: Instant::now(),
-            awaiting: Vec::new(),
+            batch: false,
+            awaiting: VecDeque::new(),
             progress_at: Instant::now(),
             held_back: None,
         }
@@ -134,14 +138,16 @@ impl<'a> Streaming<'a> {
             // Unknown, and large: it stands alone.
             Body::Spilled(_) => (u64::MAX, true),
         };
-        let decision =
-            self.scheduler.step(Input::Transaction { commands: header.commands, bytes, barrier });
+        let commands = header.commands;
+        let behind = self.is_behind(header.commit_time);
+        let decision = self.scheduler.step(Input::Transaction { commands, bytes, behind, barrier });
         if decision.commit_before {
             self.commit_open().await?;
         }
         if decision.begin {
             self.opened_at = Instant::now();
-            self.writer.begin()?;
+            self.batch = decision.batch;
+            self.writer.begin(decision.batch).await?;
         }
         let mut at = InTransaction { header: &header, subtransaction: header.xid };
         match body {
@@ -186,7 +192,8 @@ impl<'a> Streaming<'a> {
         let becomes_consistent =
             self.applied < self.consistent_at && self.seen >= self.consistent_at;
         if self.seen > self.applied && (becomes_consistent || Instant::now() >= idle_progress) {
-            self.writer.begin()?;
+            self.batch = false;
+            self.writer.begin(false).await?;
             self.commit_open().await?;
             self.settle().await?;
         }
@@ -209,15 +216,15 @@ impl<'a> Streaming<'a> {
         stop: &mut watch::Receiver<bool>,
     ) -> Result<bool, ApplyError> {
         let Some(newest) = self.in_group.last() else { return Ok(false) };
+        let behind = self.is_behind(*newest);
         let limits = &self.agent.spec.limits;
-        let lag = PgTime::now().micros_since(*newest);
-        let behind = lag > i64::try_from(limits.behind_after.as_micros()).unwrap_or(i64::MAX);
         let open_for = self.opened_at.elapsed();
         if self.scheduler.step(Input::Dry { behind, open_for }).commit_before {
             self.commit_open().await?;
             return Ok(false);
         }
-        // What is in the group already can be worked on meanwhile.
+        // What is in the group already can be worked on meanwhile, and the one before it ends.
+        self.writer.finish_closing().await?;
         self.writer.send().await?;
         tokio::select! {
             () = self.feed.wait_for_more() => {}
@@ -225,6 +232,12 @@ impl<'a> Streaming<'a> {
             _ = stop.wait_for(|stop| *stop) => {}
         }
         Ok(true)
+    }
+
+    /// Whether what committed then on the publisher should have been here before now.
+    fn is_behind(&self, commit_time: PgTime) -> bool {
+        let limit = self.agent.spec.limits.behind_after.as_micros();
+        PgTime::now().micros_since(commit_time) > i64::try_from(limit).unwrap_or(i64::MAX)
     }
 
     async fn commit_group(&mut self) -> Result<(), ApplyError> {
@@ -235,16 +248,20 @@ impl<'a> Streaming<'a> {
     async fn commit_open(&mut self) -> Result<(), ApplyError> {
         let to = self.seen;
         let state = if to >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP };
-        self.writer.commit(self.sent, to, state).await?;
-        // The group before this one has been answered by now.
+        self.writer.close(self.sent, to, state).await?;
+        if !self.batch {
+            self.writer.finish_closing().await?;
+        }
+        // A group before this one may have been answered by now.
         self.acknowledge()?;
         self.sent = to;
-        self.awaiting.append(&mut self.in_group);
+        self.awaiting.push_back((to, std::mem::take(&mut self.in_group)));
         Ok(())
     }
 
     /// Waits until the target has confirmed everything sent.
     async fn settle(&mut self) -> Result<(), ApplyError> {
+        self.writer.finish_closing().await?;
         self.writer.drain().await?;
         self.acknowledge()
     }
@@ -264,7 +281,10 @@ impl<'a> Streaming<'a> {
 
     fn announce(&mut self) {
         let now = PgTime::now();
-        let confirmed = std::mem::take(&mut self.awaiting);
+        let mut confirmed = Vec::new();
+        while let Some((_, times)) = self.awaiting.pop_front_if(|(to, _)| *to <= self.applied) {
+            confirmed.extend(times);
+        }
         let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
         let changes = self.writer.changes();
         self.agent.set_status(|status| {

@@ -7,6 +7,7 @@ use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::postgres::writer::Writer;
+use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
 use crate::streaming::{StreamEnd, Streaming};
@@ -103,6 +104,7 @@ impl Subscription {
         mut stop: watch::Receiver<bool>,
         cancel: &Mutex<Option<CancelToken>>,
     ) -> Result<(), ApplyError> {
+        let mut row_by_row = RowByRow::default();
         loop {
             let mut stop_early = stop.clone();
             let started = tokio::select! {
@@ -120,9 +122,20 @@ impl Subscription {
             };
             *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                 Some(session.connection.cancel_token());
-            match self.stream(session, start, &mut stop).await? {
-                StreamEnd::Stopped => return Ok(()),
-                StreamEnd::NewTables => {}
+            match self.stream(session, start, row_by_row.clone(), &mut stop).await {
+                Ok(StreamEnd::Stopped) => return Ok(()),
+                Ok(StreamEnd::NewTables) => {}
+                // Row by row it either goes, or says which row is wrong.
+                Err(ApplyError::BatchRefused { table, position, what, .. }) => {
+                    let table = table.as_deref();
+                    tracing::info!(
+                        subscription = %self.spec.name, %position, what,
+                        table = table.map(tracing::field::display),
+                        "a batch was refused; its changes are applied row by row"
+                    );
+                    row_by_row.note(table, position);
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -313,6 +326,7 @@ impl Subscription {
         &self,
         session: Session,
         start: Start,
+        row_by_row: RowByRow,
         stop: &mut watch::Receiver<bool>,
     ) -> Result<StreamEnd, ApplyError> {
         let name = self.spec.name.as_str();
@@ -327,7 +341,7 @@ impl Subscription {
         };
         let copied: HashMap<_, _> =
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
-        let writer = Writer::new(Pipeline::new(session), name, copied).await?;
+        let writer = Writer::new(Pipeline::new(session), name, copied, row_by_row).await?;
         let applied = start.applied;
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");

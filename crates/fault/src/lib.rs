@@ -56,4 +56,5 @@ pub const DEFECTS: &[&str] = &[
     "doubled-batch-after-reconnect",
     "swapped-transactions",
     "snapshot-row-also-streamed",
+    "lost-unchanged-value",
 ];

@@ -4,7 +4,7 @@ pub mod typed;
 
 use farshore_apply::SubscriptionSpec;
 use farshore_apply::postgres::initial_copy::CopySettings;
-use farshore_apply::scheduler::GroupLimits;
+use farshore_apply::scheduler::{Batches, GroupLimits};
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
 use farshore_store::Retention;
 use std::collections::BTreeMap;
@@ -232,7 +232,13 @@ fn resolve_subscription(
             return Err("group_transactions: must be at least 1".to_owned());
         }
         limits.transactions_max = transactions;
+        limits.batch_transactions_max = transactions;
     }
+    limits.batches = match typed.batches {
+        typed::Batches::Auto => Batches::Auto,
+        typed::Batches::Always => Batches::Always,
+        typed::Batches::Never => Batches::Never,
+    };
     Ok(Subscription {
         publication: typed.publication.clone(),
         spec: SubscriptionSpec {

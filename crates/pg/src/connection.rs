@@ -196,6 +196,15 @@ impl Connection {
         Ok(None)
     }
 
+    /// Reads what the socket has now, without waiting, for [`Connection::try_receive`], and pushes
+    /// on with what waits in [`Connection::out`].
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub fn read_available(&mut self) -> Result<(), Error> {
+        self.transport.read_available().map(drop)
+    }
+
     /// Deals with what may come at any time.
     fn absorb(&mut self, message: Message) -> Option<Message> {
         match message {

@@ -6,7 +6,7 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use farshore_model::{DictionaryId, Lsn};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, EncodeError, Format};
@@ -41,10 +41,26 @@ pub enum Expect {
     OneRow(ChangeRef),
     /// A TRUNCATE.
     Truncated(ChangeRef),
+    /// ParseComplete, of a statement for a batch of changes of this relation.
+    BatchParsed(DictionaryId),
+    /// A statement for a batch of changes, which touches this many rows.
+    Counted {
+        /// Relation version.
+        relation: DictionaryId,
+        /// Rows.
+        rows: u64,
+    },
+    /// CloseComplete.
+    Closed,
     /// The progress row.
     Progress,
-    /// A COMMIT of everything up to a position.
-    Commit(Lsn),
+    /// A COMMIT.
+    Commit {
+        /// Of everything up to here.
+        position: Lsn,
+        /// Statements for batches are part of it.
+        batch: bool,
+    },
     /// ReadyForQuery.
     Ready,
 }
@@ -58,12 +74,37 @@ pub enum PipelineError {
     Rows(ChangeRef, u64),
     /// The target refused a row change.
     Refused(ChangeRef, Box<farshore_wire::backend::ServerError>),
+    /// A statement for a batch of changes was refused, or touched other rows than it names.
+    Batch(DictionaryId, BatchFailure),
+    /// A stored change that cannot be read.
+    Stored(String),
+    /// The target refused a COMMIT.
+    Commit {
+        /// What it said.
+        error: Box<farshore_wire::backend::ServerError>,
+        /// Statements for batches were part of it.
+        batch: bool,
+    },
     /// The target refused something else.
     Server(Box<farshore_wire::backend::ServerError>),
     /// The progress row was not as we left it.
     ProgressMoved,
     /// A statement that the protocol cannot carry.
     Encode(EncodeError),
+}
+
+/// What was wrong with a statement for a batch.
+#[derive(Debug)]
+pub enum BatchFailure {
+    /// It touched `found` rows instead of `wanted`.
+    Rows {
+        /// Rows it names.
+        wanted: u64,
+        /// Rows it touched.
+        found: u64,
+    },
+    /// The target refused it.
+    Refused(Box<farshore_wire::backend::ServerError>),
 }
 
 impl From<farshore_pg::Error> for PipelineError {
@@ -132,6 +173,66 @@ impl Pipeline {
         self.bytes_in_flight += bytes as usize;
         self.in_flight.push_back((expect, bytes));
         Ok(())
+    }
+
+    /// Prepares a statement for a batch of changes of `relation`.
+    pub fn parse_for_batch(
+        &mut self,
+        name: &str,
+        sql: &str,
+        types: &[u32],
+        relation: DictionaryId,
+    ) -> Result<(), PipelineError> {
+        frontend::parse(self.session.connection.out(), name, sql, types)?;
+        self.in_flight.push_back((Expect::BatchParsed(relation), 0));
+        Ok(())
+    }
+
+    /// Forgets a prepared statement.
+    pub fn forget_statement(&mut self, name: &str) -> Result<(), PipelineError> {
+        frontend::close(self.session.connection.out(), frontend::Target::Statement(name))?;
+        self.in_flight.push_back((Expect::Closed, 0));
+        Ok(())
+    }
+
+    /// Starts a prepared COPY FROM STDIN: whole CopyData messages go to [`Pipeline::out`] until
+    /// [`Pipeline::end_copy`]. (A server that takes COPY data passes over Flush and Sync, so what
+    /// follows the data may be sent before it answers.)
+    pub fn begin_copy(&mut self, statement: &str) -> Result<(), PipelineError> {
+        let out = self.session.connection.out();
+        frontend::Bind::begin(out, "", statement, 0)?.finish(Format::Text)?;
+        frontend::execute(out, "", 0)?;
+        Ok(())
+    }
+
+    /// Ends the data of a COPY.
+    pub fn end_copy(&mut self, expect: Expect) {
+        frontend::copy_done(self.session.connection.out());
+        self.in_flight.push_back((expect, 0));
+    }
+
+    /// Messages that are not yet written.
+    pub fn out(&mut self) -> &mut BytesMut {
+        self.session.connection.out()
+    }
+
+    /// Writes what is waiting, if it is much. What was sent is not paced by answers: the caller
+    /// bounds it.
+    pub async fn write_if_large(&mut self) -> Result<(), PipelineError> {
+        if self.session.connection.out().len() >= WRITE_BYTES {
+            self.session.connection.flush().await?;
+            self.take_answers()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the answers that have come, without waiting; true when everything is answered.
+    pub fn poll(&mut self) -> Result<bool, PipelineError> {
+        if !self.in_flight.is_empty() {
+            self.session.connection.read_available()?;
+            self.take_answers()?;
+        }
+        Ok(self.in_flight.is_empty())
     }
 
     /// Runs SQL text without parameters or rows.
@@ -219,6 +320,16 @@ impl Pipeline {
         let bytes = *bytes as usize;
         match (message, expect) {
             (Message::BindComplete, _) => return Ok(()),
+            (Message::CopyInResponse(_), Expect::Counted { .. }) => return Ok(()),
+            (Message::ParseComplete, Expect::BatchParsed(_)) => {}
+            (Message::CloseComplete, Expect::Closed) => {}
+            (Message::CommandComplete(tag), Expect::Counted { relation, rows }) => {
+                let found = tag.rows().unwrap_or(0);
+                if found != *rows {
+                    let failure = BatchFailure::Rows { wanted: *rows, found };
+                    return Err(PipelineError::Batch(*relation, failure));
+                }
+            }
             (Message::ParseComplete, Expect::Parsed(_)) => {}
             (Message::ReadyForQuery(_), Expect::Ready) => {}
             (Message::CommandComplete(_), Expect::Done | Expect::Truncated(_)) => {}
@@ -233,7 +344,7 @@ impl Pipeline {
                     return Err(PipelineError::ProgressMoved);
                 }
             }
-            (Message::CommandComplete(tag), Expect::Commit(position)) => {
+            (Message::CommandComplete(tag), Expect::Commit { position, .. }) => {
                 // COMMIT of a failed transaction answers ROLLBACK without an error.
                 if tag.as_str() != "COMMIT" {
                     return Err(PipelineError::Connection(farshore_pg::Error::Protocol(format!(
@@ -248,6 +359,13 @@ impl Pipeline {
                 Expect::OneRow(change) | Expect::Truncated(change) | Expect::Parsed(Some(change)),
             ) => {
                 return Err(PipelineError::Refused(change.clone(), error));
+            }
+            (
+                Message::ErrorResponse(error),
+                Expect::BatchParsed(relation) | Expect::Counted { relation, .. },
+            ) => return Err(PipelineError::Batch(*relation, BatchFailure::Refused(error))),
+            (Message::ErrorResponse(error), Expect::Commit { batch, .. }) => {
+                return Err(PipelineError::Commit { error, batch: *batch });
             }
             (Message::ErrorResponse(error), _) => return Err(PipelineError::Server(error)),
             (message, _) => return Err(unexpected(&message)),

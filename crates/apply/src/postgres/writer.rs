@@ -2,13 +2,15 @@
 
 use crate::ApplyError;
 use crate::conflict;
-use crate::error::FailedChange;
+use crate::error::{FailedChange, passes_by_itself};
 use crate::log_feed::Definitions;
-use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
+use crate::postgres::batch::{self, Batches, Offered, StatementNames};
+use crate::postgres::pipeline::{BatchFailure, ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
 use crate::postgres::statements::{
     Prepared, Shape, TargetRelation, TargetTable, check_columns, target_table,
 };
+use crate::row_by_row::RowByRow;
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_fault as fault;
@@ -31,8 +33,21 @@ pub struct Writer {
     copied: HashMap<TableName, Lsn>,
     /// Tables met in the log that are not copied.
     uncopied: BTreeSet<TableName>,
-    statements_named: u64,
+    names: StatementNames,
     changes: u64,
+    /// Changes of the open group are netted and written in bulk, where the table allows it.
+    batching: bool,
+    /// BEGIN has been sent.
+    begun: bool,
+    /// A group whose COMMIT waits for the answers of its statements.
+    closing: Option<Lsn>,
+    /// The open or closing target transaction has statements of batches.
+    has_batches: bool,
+    /// Bytes of changes since the last look at what a closing group waits for.
+    unpolled: usize,
+    /// Newest position applied.
+    newest: Lsn,
+    batches: Batches,
 }
 
 /// Where the commands of one transaction stand.
@@ -44,6 +59,14 @@ pub struct InTransaction<'a> {
     pub subtransaction: Xid,
 }
 
+/// While a group closes, its answers are looked for whenever this much has been taken in meanwhile.
+const POLL_EVERY_BYTES: usize = 32 << 10;
+
+/// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
+/// moment: a plan made while a table was empty must not read all of it later.
+const PLANNING: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
+     SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
+
 const BEGIN: &str = "farshore_begin";
 const COMMIT: &str = "farshore_commit";
 const PROGRESS: &str = "farshore_progress";
@@ -54,8 +77,10 @@ impl Writer {
         mut pipeline: Pipeline,
         subscription: &str,
         copied: HashMap<TableName, Lsn>,
+        row_by_row: RowByRow,
     ) -> Result<Writer, ApplyError> {
         let prepared = async {
+            pipeline.idle_session().await?.connection.simple_query(PLANNING).await?;
             pipeline.parse(BEGIN, "BEGIN", &[], None)?;
             pipeline.parse(COMMIT, "COMMIT", &[], None)?;
             pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
@@ -69,8 +94,15 @@ impl Writer {
             relations: HashMap::new(),
             copied,
             uncopied: BTreeSet::new(),
-            statements_named: 0,
+            names: StatementNames::default(),
             changes: 0,
+            batching: false,
+            begun: false,
+            closing: None,
+            has_batches: false,
+            unpolled: 0,
+            newest: Lsn::ZERO,
+            batches: Batches::new(row_by_row),
         };
         outcome.map_err(|error| writer.explain(error))?;
         writer.changes = 0;
@@ -82,9 +114,21 @@ impl Writer {
         self.changes
     }
 
-    /// Begins a target transaction.
-    pub fn begin(&mut self) -> Result<(), ApplyError> {
-        self.pipeline.run(BEGIN, 0, Expect::Done, |_| Ok(())).map_err(|e| self.explain(e))
+    /// Begins a target transaction; of a batch nothing is sent before there is something to say.
+    pub async fn begin(&mut self, batch: bool) -> Result<(), ApplyError> {
+        self.batching = batch;
+        if batch { Ok(()) } else { self.ensure_begun().await }
+    }
+
+    async fn ensure_begun(&mut self) -> Result<(), ApplyError> {
+        if self.begun {
+            return Ok(());
+        }
+        self.finish_closing().await?;
+        let begin = self.pipeline.run(BEGIN, 0, Expect::Done, |_| Ok(()));
+        begin.map_err(|error| self.explain(error))?;
+        self.begun = true;
+        Ok(())
     }
 
     /// Applies commands of one transaction. `at` carries its sub-transaction from chunk to chunk.
@@ -95,6 +139,7 @@ impl Writer {
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
         let position = at.header.end_lsn;
+        self.newest = self.newest.max(position);
         for command in commands(body) {
             let command = command
                 .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
@@ -111,10 +156,86 @@ impl Writer {
             if fault::defect("dropped-change") && self.changes.is_multiple_of(97) {
                 continue;
             }
+            if self.batching && self.take_in(&change, command.len(), body, at, definitions).await? {
+                continue;
+            }
+            self.ensure_begun().await?;
             self.change(&change, body.slice_ref(command), at.header, definitions).await?;
             self.pipeline.pace().await.map_err(|error| self.explain(error))?;
         }
+        self.unpolled += body.len();
+        if self.unpolled >= POLL_EVERY_BYTES {
+            self.unpolled = 0;
+            self.poll_closing().await?;
+        }
         Ok(())
+    }
+
+    /// Takes a row change into its table's batch. False when it is to be applied by itself; what
+    /// must come before it has been sent then.
+    async fn take_in(
+        &mut self,
+        change: &Stored<'_>,
+        bytes: usize,
+        body: &Bytes,
+        at: &InTransaction<'_>,
+        definitions: &Definitions,
+    ) -> Result<bool, ApplyError> {
+        let relation = match change {
+            Stored::Insert { relation, .. }
+            | Stored::Update { relation, .. }
+            | Stored::Delete { relation, .. } => *relation,
+            Stored::Truncate { .. } => {
+                self.send_batches().await?;
+                return Ok(false);
+            }
+            Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(false),
+        };
+        self.learn(relation, at.header.end_lsn, definitions).await?;
+        let Some(target) = self.relations.get(&relation) else { return Ok(false) };
+        if at.header.commit_lsn < target.copied_at {
+            return Ok(false);
+        }
+        if !self.batches.is_known(relation) {
+            let planned = match self.pipeline.idle_session().await {
+                Ok(session) => batch::plan(session, target).await?,
+                Err(error) => return Err(self.explain(error)),
+            };
+            self.batches.learn(relation, target, planned);
+        }
+        match self.batches.offer(change, relation, at.header.end_lsn, bytes, body) {
+            Offered::Taken => return Ok(true),
+            Offered::Full => {
+                self.send_batches().await?;
+                return Ok(true);
+            }
+            Offered::RowByRow => return Ok(false),
+            Offered::SendTable => self.send_batch(relation).await?,
+            Offered::SendAll => self.send_batches().await?,
+        }
+        // What stood in the way has been sent. What it is still too much for goes by itself.
+        let again = self.batches.offer(change, relation, at.header.end_lsn, bytes, body);
+        Ok(matches!(again, Offered::Taken | Offered::Full))
+    }
+
+    /// Sends everything that has been taken in.
+    async fn send_batches(&mut self) -> Result<(), ApplyError> {
+        for relation in self.batches.take_pending() {
+            self.send_batch(relation).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_batch(&mut self, relation: DictionaryId) -> Result<(), ApplyError> {
+        self.ensure_begun().await?;
+        let (Some(batch), Some(target)) =
+            (self.batches.get_mut(relation), self.relations.get(&relation))
+        else {
+            return Ok(());
+        };
+        self.has_batches = true;
+        let sent = batch.send(&mut self.pipeline, target, &mut self.names).await;
+        sent.map_err(|error| self.explain(error))
     }
 
     async fn change(
@@ -144,15 +265,7 @@ impl Writer {
             what: format!("{} of {}: {what}", conflict::operation(change), target.table),
         })?;
         let reference = ChangeRef { position, relation, command };
-        let result = send(
-            &mut self.pipeline,
-            target,
-            &mut self.statements_named,
-            shape,
-            new,
-            find,
-            reference,
-        );
+        let result = send(&mut self.pipeline, target, &mut self.names, shape, new, find, reference);
         result.map_err(|error| self.explain(error))
     }
 
@@ -271,12 +384,21 @@ impl Writer {
     /// Writes progress into the open target transaction, waits for all its answers, and sends the
     /// COMMIT without waiting for it.
     pub async fn commit(&mut self, from: Lsn, to: Lsn, state: &str) -> Result<(), ApplyError> {
+        self.close(from, to, state).await?;
+        self.finish_closing().await
+    }
+
+    /// Writes progress into the open target transaction. Its COMMIT is sent when everything has
+    /// been answered as it should: by [`Writer::finish_closing`], or on the way.
+    pub async fn close(&mut self, from: Lsn, to: Lsn, state: &str) -> Result<(), ApplyError> {
+        self.send_batches().await?;
+        self.ensure_begun().await?;
         if fault::defect("progress-in-separate-transaction") {
+            self.drain().await?;
             self.send_commit(from).await?;
-            fault::point("apply.after-commit-sent");
             self.drain().await?;
             fault::point("apply.after-commit");
-            self.begin()?;
+            self.ensure_begun().await?;
         }
         let (name, from_text, to_text) =
             (self.subscription.clone(), from.to_string(), to.to_string());
@@ -288,13 +410,31 @@ impl Writer {
                 Ok(())
             })
             .map_err(|error| self.explain(error))?;
+        self.closing = Some(to);
+        self.pipeline.request_answers().await.map_err(|error| self.explain(error))
+    }
+
+    /// Waits until the statements of a closed group are answered, and sends its COMMIT.
+    pub async fn finish_closing(&mut self) -> Result<(), ApplyError> {
+        let Some(to) = self.closing else { return Ok(()) };
         self.drain().await?;
         self.send_commit(to).await
     }
 
+    /// Sends the COMMIT of a closed group if its statements are all answered by now.
+    pub async fn poll_closing(&mut self) -> Result<(), ApplyError> {
+        let Some(to) = self.closing else { return Ok(()) };
+        if self.pipeline.poll().map_err(|error| self.explain(error))? {
+            self.send_commit(to).await?;
+        }
+        Ok(())
+    }
+
     async fn send_commit(&mut self, to: Lsn) -> Result<(), ApplyError> {
         fault::point("apply.before-commit");
-        let sent = self.pipeline.run(COMMIT, 0, Expect::Commit(to), |_| Ok(()));
+        let batch = std::mem::take(&mut self.has_batches);
+        (self.closing, self.begun) = (None, false);
+        let sent = self.pipeline.run(COMMIT, 0, Expect::Commit { position: to, batch }, |_| Ok(()));
         sent.map_err(|error| self.explain(error))?;
         self.pipeline.sync();
         self.pipeline.send().await.map_err(|error| self.explain(error))?;
@@ -322,6 +462,16 @@ impl Writer {
         self.pipeline.take_committed()
     }
 
+    fn batch_refused(&self, relation: Option<DictionaryId>, what: String) -> ApplyError {
+        let target = relation.and_then(|relation| self.relations.get(&relation));
+        ApplyError::BatchRefused {
+            subscription: self.subscription.clone(),
+            table: target.map(|target| Box::new(target.table.clone())),
+            position: self.newest,
+            what,
+        }
+    }
+
     fn explain(&self, error: PipelineError) -> ApplyError {
         let (change, what, remedy, sqlstate) = match error {
             PipelineError::Connection(error) => return self.pipeline.target_error(error),
@@ -335,6 +485,27 @@ impl Writer {
             }
             PipelineError::Server(error) => {
                 return self.pipeline.target_error(farshore_pg::Error::Server(error));
+            }
+            PipelineError::Commit { error, batch: true } if !passes_by_itself(&error.code) => {
+                return self.batch_refused(None, error.to_string());
+            }
+            PipelineError::Commit { error, .. } => {
+                return self.pipeline.target_error(farshore_pg::Error::Server(error));
+            }
+            PipelineError::Batch(relation, failure) => match failure {
+                BatchFailure::Refused(error) if passes_by_itself(&error.code) => {
+                    return self.pipeline.target_error(farshore_pg::Error::Server(error));
+                }
+                BatchFailure::Refused(error) => {
+                    return self.batch_refused(Some(relation), error.to_string());
+                }
+                BatchFailure::Rows { wanted, found } => {
+                    let what = format!("it met {found} rows instead of {wanted}");
+                    return self.batch_refused(Some(relation), what);
+                }
+            },
+            PipelineError::Stored(what) => {
+                return ApplyError::Stored { position: self.newest, what };
             }
             PipelineError::ProgressMoved => {
                 return ApplyError::NotYet(format!(
@@ -432,7 +603,7 @@ fn shape_of<'a>(change: &Stored<'a>, target: &TargetRelation) -> Result<Shaped<'
 fn send(
     pipeline: &mut Pipeline,
     target: &mut TargetRelation,
-    statements_named: &mut u64,
+    names: &mut StatementNames,
     shape: Shape,
     new: Option<Tuple<'_>>,
     find: Option<Tuple<'_>>,
@@ -446,8 +617,7 @@ fn send(
             let unnamed = Prepared { name: String::new(), set, find: keys };
             return bind(pipeline, &unnamed, new, find, reference);
         }
-        *statements_named += 1;
-        let name = format!("farshore_{statements_named}");
+        let name = names.unused();
         pipeline.parse(&name, &sql, &types, Some(reference.clone()))?;
         target.prepared.insert(shape.clone(), Prepared { name, set, find: keys });
     }
@@ -469,7 +639,7 @@ fn bind(
 }
 
 /// Writes the values of the columns in `wanted` (ascending).
-fn write_values(
+pub(super) fn write_values(
     bind: &mut Bind<'_>,
     wanted: &[usize],
     tuple: Option<Tuple<'_>>,

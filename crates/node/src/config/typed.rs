@@ -77,4 +77,20 @@ pub struct Subscription {
     pub copy_range: Option<String>,
     /// Most source transactions in one target transaction.
     pub group_transactions: Option<u64>,
+    /// When changes are netted and written in bulk.
+    #[serde(default)]
+    pub batches: Batches,
+}
+
+/// `batches = "…"`
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Batches {
+    /// When the target is behind, and for large transactions.
+    #[default]
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
 }

@@ -1,0 +1,139 @@
+//! The batches of all tables, between two times that they are sent.
+
+use super::{Batch, BatchPlan};
+use crate::netting::Taken;
+use crate::postgres::statements::TargetRelation;
+use crate::row_by_row::RowByRow;
+use bytes::Bytes;
+use farshore_capture::publication::TableName;
+use farshore_model::{DictionaryId, Lsn};
+use farshore_wire::pgoutput::stored::Stored;
+use std::collections::HashMap;
+
+/// Bytes of changes that are held before they are sent.
+const PENDING_BYTES_MAX: usize = 4 << 20;
+
+/// A change larger than this is not held: it goes by itself.
+const CHANGE_BYTES_MAX: usize = 256 << 10;
+
+/// What became of a change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum Offered {
+    /// It is in.
+    Taken,
+    /// It is in, and what is held is to be sent now.
+    Full,
+    /// It is to be applied by itself, now.
+    RowByRow,
+    /// The changes of its relation must be sent first.
+    SendTable,
+    /// Everything must be sent first.
+    SendAll,
+}
+
+/// Relations and their batches.
+pub struct Batches {
+    row_by_row: RowByRow,
+    relations: HashMap<DictionaryId, Known>,
+    /// A number for each table, whatever version of it.
+    tables: HashMap<TableName, u32>,
+    /// Relations with changes, in the order of their first.
+    pending: Vec<(u32, DictionaryId)>,
+    bytes: usize,
+}
+
+struct Known {
+    table: u32,
+    row_by_row_until: Lsn,
+    /// `None` where every change is a statement of its own.
+    batch: Option<Batch>,
+}
+
+impl Batches {
+    /// Nothing is known.
+    pub fn new(row_by_row: RowByRow) -> Batches {
+        Batches {
+            row_by_row,
+            relations: HashMap::new(),
+            tables: HashMap::new(),
+            pending: Vec::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Whether [`Batches::learn`] was called for it.
+    pub fn is_known(&self, relation: DictionaryId) -> bool {
+        self.relations.contains_key(&relation)
+    }
+
+    /// Makes a relation known.
+    pub fn learn(&mut self, id: DictionaryId, target: &TargetRelation, plan: Option<BatchPlan>) {
+        let next = self.tables.len() as u32;
+        let table = *self.tables.entry(target.table.clone()).or_insert(next);
+        let known = Known {
+            table,
+            row_by_row_until: self.row_by_row.until(&target.table),
+            batch: plan.map(|plan| Batch::new(id, target, plan)),
+        };
+        self.relations.insert(id, known);
+    }
+
+    /// The batch of a relation, if it has one.
+    pub fn get_mut(&mut self, relation: DictionaryId) -> Option<&mut Batch> {
+        self.relations.get_mut(&relation)?.batch.as_mut()
+    }
+
+    /// Relations with changes; the caller sends them.
+    pub fn take_pending(&mut self) -> Vec<DictionaryId> {
+        self.bytes = 0;
+        self.pending.drain(..).map(|(_, relation)| relation).collect()
+    }
+
+    /// Offers a row change of a known relation. The changes of one table are applied in their
+    /// order: as a net effect, or one after the other, but never out of turn.
+    pub fn offer(
+        &mut self,
+        change: &Stored<'_>,
+        relation: DictionaryId,
+        position: Lsn,
+        bytes: usize,
+        body: &Bytes,
+    ) -> Offered {
+        let Some(known) = self.relations.get_mut(&relation) else { return Offered::RowByRow };
+        let table = known.table;
+        let is_pending =
+            |pending: &[(u32, DictionaryId)]| pending.iter().any(|(other, _)| *other == table);
+        let batch = match &mut known.batch {
+            Some(batch) if position > known.row_by_row_until => batch,
+            // Another version of the table may have changes here.
+            _ if is_pending(&self.pending) => return Offered::SendAll,
+            _ => return Offered::RowByRow,
+        };
+        let first = batch.netting.is_empty();
+        if first && self.pending.iter().any(|(other, id)| *other == table && *id != relation) {
+            return Offered::SendAll;
+        }
+        if bytes > CHANGE_BYTES_MAX {
+            return if first { Offered::RowByRow } else { Offered::SendTable };
+        }
+        let taken = match change {
+            Stored::Insert { new, .. } => batch.netting.insert(*new, body),
+            Stored::Update { old, new, .. } => batch.netting.update(*old, *new, body),
+            Stored::Delete { old, .. } => batch.netting.delete(*old, body),
+            Stored::Truncate { .. } | Stored::Message { .. } | Stored::SubtransactionMark(_) => {
+                return Offered::RowByRow;
+            }
+        };
+        match taken {
+            Taken::In => {}
+            Taken::Barrier if first => return Offered::RowByRow,
+            Taken::Barrier => return Offered::SendTable,
+        }
+        if first && !self.pending.contains(&(table, relation)) {
+            self.pending.push((table, relation));
+        }
+        self.bytes += bytes;
+        if self.bytes >= PENDING_BYTES_MAX { Offered::Full } else { Offered::Taken }
+    }
+}

@@ -1,0 +1,165 @@
+//! Whether changes of a relation version may be written in bulk, and the SQL for it.
+
+use crate::ApplyError;
+use crate::postgres::session::Session;
+use crate::postgres::statements::{FIRST_USER_OID, TargetRelation};
+use farshore_model::{ReplicaIdentity, quote_identifier};
+
+/// A relation version whose changes may be written in bulk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BatchPlan {
+    /// Rows are known by a key, so updates and deletes can be netted.
+    pub keyed: bool,
+    /// The target's table has writable columns that are not published.
+    pub own_columns_on_target: bool,
+    columns: Vec<ColumnTypes>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ColumnTypes {
+    element: u32,
+    array: u32,
+}
+
+/// How changes of `target` may be written in bulk. `None` where each must be a statement of its
+/// own:
+///
+/// - triggers or rules of the target's table fire for what we do, and would see other changes;
+/// - a value cannot pass as it is, because the types differ;
+/// - an update would set a `GENERATED ALWAYS AS IDENTITY` column outside the key.
+pub async fn plan(
+    session: &mut Session,
+    target: &TargetRelation,
+) -> Result<Option<BatchPlan>, ApplyError> {
+    let columns = &target.relation.columns;
+    let keyed =
+        matches!(target.relation.identity, ReplicaIdentity::Default | ReplicaIdentity::Index)
+            && columns.iter().any(|column| column.key);
+    let verbatim = columns.len() == target.columns.len()
+        && columns.iter().zip(&target.columns).all(|(column, on_target)| {
+            column.type_oid == on_target.type_oid
+                && column.type_oid < FIRST_USER_OID
+                && (column.key || !on_target.identity_always)
+        });
+    if !verbatim || columns.is_empty() {
+        return Ok(None);
+    }
+    let rows = session
+        .query(
+            "WITH own AS (SELECT pg_catalog.to_regclass($1) AS oid), \
+             tables AS (SELECT oid FROM own UNION \
+               SELECT relid FROM own, pg_catalog.pg_partition_tree(own.oid::pg_catalog.oid)) \
+             SELECT a.attname, t.typarray, \
+               EXISTS (SELECT FROM pg_catalog.pg_trigger g JOIN tables ON g.tgrelid = tables.oid \
+                 WHERE g.tgenabled = 'A' OR g.tgenabled = CASE pg_catalog.current_setting( \
+                   'session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END) \
+               OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r JOIN tables ON r.ev_class = tables.oid \
+                 WHERE r.ev_type <> '1'), \
+               a.attgenerated <> '' \
+             FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped \
+             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid",
+            &[Some(&target.table.to_string())],
+        )
+        .await?;
+    if rows.iter().any(|row| row.get(2) != Some("f")) {
+        return Ok(None);
+    }
+    let mut types = Vec::new();
+    for on_target in &target.columns {
+        let row = rows.iter().find(|row| row.get(0) == Some(on_target.name.as_str()));
+        let array = row.and_then(|row| row.parse(1).ok()).unwrap_or(0);
+        types.push(ColumnTypes { element: on_target.type_oid, array });
+    }
+    // Keys travel as arrays.
+    let keys_have_arrays = columns.iter().zip(&types).all(|(c, types)| !c.key || types.array != 0);
+    let writable = rows.iter().filter(|row| row.get(3) != Some("t")).count();
+    Ok(Some(BatchPlan {
+        keyed: keyed && keys_have_arrays,
+        own_columns_on_target: writable > target.columns.len(),
+        columns: types,
+    }))
+}
+
+impl BatchPlan {
+    /// The target's type of a column.
+    pub fn element_type(&self, column: usize) -> u32 {
+        self.columns.get(column).map_or(0, |types| types.element)
+    }
+
+    /// Whether many values of each of these columns fit into one parameter. Not so for columns that
+    /// are arrays themselves: an array of arrays would come apart into its innermost elements.
+    pub fn have_arrays(&self, columns: &[usize]) -> bool {
+        columns.iter().all(|column| self.columns.get(*column).is_some_and(|t| t.array != 0))
+    }
+
+    /// The target's types of arrays of these columns.
+    pub fn array_types(&self, columns: &[usize]) -> Vec<u32> {
+        columns.iter().map(|column| self.columns.get(*column).map_or(0, |t| t.array)).collect()
+    }
+
+    /// COPY of whole rows.
+    pub fn copy_sql(&self, target: &TargetRelation) -> String {
+        let names: Vec<String> =
+            target.relation.columns.iter().map(|column| quote_identifier(&column.name)).collect();
+        format!("COPY {} ({}) FROM STDIN (FORMAT binary)", target.table, names.join(", "))
+    }
+
+    /// DELETE by arrays of the key's columns.
+    pub fn delete_sql(&self, target: &TargetRelation, key: &[usize]) -> String {
+        let rows = target.rows_of_its_own();
+        if let [column] = key {
+            let name = quote_identifier(&target.relation.columns[*column].name);
+            let equals = &target.columns[*column].equals;
+            return format!("DELETE FROM {rows} WHERE {name} {equals} ANY ($1)");
+        }
+        format!(
+            "DELETE FROM {rows} AS t USING {} WHERE {}",
+            unnest(key),
+            self.condition(target, key)
+        )
+    }
+
+    /// UPDATE of the columns in `set` by arrays of those in `wanted`, the key's among them.
+    pub fn update_sql(
+        &self,
+        target: &TargetRelation,
+        key: &[usize],
+        set: &[usize],
+        wanted: &[usize],
+    ) -> String {
+        let name = |column: &usize| quote_identifier(&target.relation.columns[*column].name);
+        let assignments: Vec<String> = if set.is_empty() {
+            // Nothing has a new value: touch the row, so that a missing one is noticed.
+            key.iter().take(1).map(|c| format!("{} = s.v{c}", name(c))).collect()
+        } else {
+            set.iter().map(|c| format!("{} = s.v{c}", name(c))).collect()
+        };
+        format!(
+            "UPDATE {} AS t SET {} FROM {} WHERE {}",
+            target.rows_of_its_own(),
+            assignments.join(", "),
+            unnest(wanted),
+            self.condition(target, key)
+        )
+    }
+
+    fn condition(&self, target: &TargetRelation, key: &[usize]) -> String {
+        let terms: Vec<String> = key
+            .iter()
+            .map(|c| {
+                let name = quote_identifier(&target.relation.columns[*c].name);
+                format!("t.{name} {} s.v{c}", target.columns[*c].equals)
+            })
+            .collect();
+        terms.join(" AND ")
+    }
+}
+
+/// Arrays side by side as rows `s (v3, v5, …)`, by column number. (With its schema before it,
+/// `unnest` takes one array only.)
+fn unnest(columns: &[usize]) -> String {
+    let parameters: Vec<String> = (1..=columns.len()).map(|n| format!("${n}")).collect();
+    let names: Vec<String> = columns.iter().map(|c| format!("v{c}")).collect();
+    format!("unnest({}) AS s ({})", parameters.join(", "), names.join(", "))
+}

@@ -1,0 +1,64 @@
+//! Where batches are not tried for a while, because one was refused. Pure.
+
+use farshore_capture::publication::TableName;
+use farshore_model::Lsn;
+use std::collections::HashMap;
+
+/// Bytes of the publisher's log after a refused batch in which its table is not batched; doubled
+/// with every further refusal.
+const SPAN_BYTES: u64 = 4 << 20;
+const DOUBLINGS_MAX: u32 = 10;
+
+/// Tables, and stretches of the log, whose changes are applied row by row.
+#[derive(Clone, Debug, Default)]
+pub struct RowByRow {
+    all_until: Lsn,
+    tables: HashMap<TableName, Span>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    until: Lsn,
+    refusals: u32,
+}
+
+impl RowByRow {
+    /// A batch that ended at `position` was refused: because of changes of `table`, or as a whole.
+    /// Up to there, at least, changes are applied row by row from now on.
+    pub fn note(&mut self, table: Option<&TableName>, position: Lsn) {
+        let Some(table) = table else {
+            self.all_until = self.all_until.max(position);
+            return;
+        };
+        let refusals = self.tables.get(table).map_or(0, |span| span.refusals);
+        let span = SPAN_BYTES << refusals.min(DOUBLINGS_MAX);
+        let until = Lsn(position.0.saturating_add(span));
+        self.tables.insert(table.clone(), Span { until, refusals: refusals.saturating_add(1) });
+    }
+
+    /// Up to which position changes of `table` are applied row by row.
+    pub fn until(&self, table: &TableName) -> Lsn {
+        self.tables.get(table).map_or(self.all_until, |span| span.until.max(self.all_until))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_refusal_covers_itself_and_reaches_further() {
+        let table = |name: &str| TableName { schema: "s".into(), name: name.into() };
+        let mut row_by_row = RowByRow::default();
+        let (a, b) = (table("a"), table("b"));
+        assert_eq!(row_by_row.until(&a), Lsn::ZERO);
+        row_by_row.note(Some(&a), Lsn(100));
+        let first = row_by_row.until(&a).0 - 100;
+        row_by_row.note(Some(&a), Lsn(10_000_000));
+        assert!(row_by_row.until(&a).0 - 10_000_000 > first);
+        assert_eq!(row_by_row.until(&b), Lsn::ZERO);
+        row_by_row.note(None, Lsn(50));
+        assert_eq!(row_by_row.until(&b), Lsn(50));
+        assert!(row_by_row.until(&a) > Lsn(50));
+    }
+}
