@@ -1,6 +1,7 @@
 //! A PostgreSQL target.
 
 pub mod batch;
+pub mod foreign_keys;
 pub mod initial_copy;
 pub mod pipeline;
 pub mod progress;

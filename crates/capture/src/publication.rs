@@ -1,5 +1,7 @@
 //! The PostgreSQL publication behind a Farshore publication.
 
+mod preflight;
+
 use crate::CaptureError;
 use farshore_model::quote_identifier;
 use farshore_pg::{Config, Connection, quote_literal};
@@ -65,6 +67,12 @@ impl TablePattern {
             return Err(format!("\"{text}\": name the schema too, or use *.*"));
         }
         Ok(TablePattern { schema, name })
+    }
+
+    /// Whether it names `table`.
+    pub fn matches(&self, table: &TableName) -> bool {
+        self.schema.as_ref().is_none_or(|schema| *schema == table.schema)
+            && self.name.as_ref().is_none_or(|name| *name == table.name)
     }
 }
 
@@ -204,20 +212,13 @@ impl PublicationSpec {
             let before = chosen.len();
             let mut matched = false;
             for table in &present {
-                if pattern.schema.as_ref().is_none_or(|schema| *schema == table.schema)
-                    && pattern.name.as_ref().is_none_or(|name| *name == table.name)
-                {
+                if pattern.matches(table) {
                     matched = true;
                     chosen.insert(table.clone());
                 }
             }
             if !matched && chosen.len() == before {
-                let shown = TablePatternDisplay(pattern);
-                return Err(CaptureError::Setup(format!(
-                    "publication \"{}\": no table on the publisher matches \"{shown}\". Create \
-                     it, or correct `tables` in the site file",
-                    self.name
-                )));
+                return Err(self.no_match(sql, pattern).await?);
             }
         }
         for table in self.articles.keys() {
@@ -236,16 +237,9 @@ impl PublicationSpec {
     /// one is only looked up.
     pub async fn ensure_publication(&self, sql: &mut Connection) -> Result<(), CaptureError> {
         let name = self.publication_name();
-        let existing = sql
-            .query(
-                "SELECT obj_description(oid, 'pg_publication') FROM pg_publication \
-                 WHERE pubname = $1",
-                &[Some(&name)],
-            )
-            .await
-            .map_err(|error| self.publisher_error(error))?;
+        let existing = self.existing_comment(sql).await?;
         if self.adopt_publication.is_some() {
-            if existing.is_empty() {
+            if existing.is_none() {
                 return Err(CaptureError::Setup(format!(
                     "publication \"{}\": the publisher has no publication named \"{name}\" to \
                      adopt. Create it, or remove `adopt_publication`",
@@ -257,10 +251,10 @@ impl PublicationSpec {
         let members = self.members(sql).await?.join(", ");
         // The statement that made the publication is kept as its comment: PostgreSQL rewrites
         // filters when it stores them, so only this tells whether anything has changed.
-        let comment = format!("managed by farshore: {members}");
+        let comment = comment(&members);
         let quoted = quote_identifier(&name);
-        let statement = match existing.first() {
-            Some(row) if row.get(0) == Some(comment.as_str()) => return Ok(()),
+        let statement = match existing {
+            Some(Some(existing)) if existing == comment => return Ok(()),
             Some(_) => format!("ALTER PUBLICATION {quoted} SET TABLE {members}"),
             None => create_statement(&quoted, &members),
         };
@@ -268,6 +262,22 @@ impl PublicationSpec {
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
         sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
         Ok(())
+    }
+
+    /// The comment on the publication, where there is a publication.
+    async fn existing_comment(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Option<Option<String>>, CaptureError> {
+        let rows = sql
+            .query(
+                "SELECT obj_description(oid, 'pg_publication') FROM pg_publication \
+                 WHERE pubname = $1",
+                &[Some(&self.publication_name())],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        Ok(rows.first().map(|row| row.get(0).map(str::to_owned)))
     }
 
     /// What the publication lists: each table with its columns and filter, as SQL.
@@ -301,31 +311,6 @@ impl PublicationSpec {
             self.name,
             self.source.redacted()
         ))
-    }
-
-    /// Tries, in a transaction that is rolled back, whether each table can be published as
-    /// configured; or whether the publication to adopt is there.
-    pub async fn try_publication(&self, sql: &mut Connection) -> Vec<CaptureError> {
-        if self.adopt_publication.is_some() {
-            return self.ensure_publication(sql).await.err().into_iter().collect();
-        }
-        let members = match self.members(sql).await {
-            Ok(members) => members,
-            Err(error) => return vec![error],
-        };
-        let mut refused = Vec::new();
-        for member in members {
-            let create = create_statement("farshore_check", &member);
-            let tried = sql.simple_query(&format!("BEGIN; {create}; ROLLBACK")).await;
-            if let Err(error) = tried {
-                refused.push(self.refused(&member, &error));
-                if let Err(error) = sql.simple_query("ROLLBACK").await {
-                    refused.push(self.publisher_error(error));
-                    break;
-                }
-            }
-        }
-        refused
     }
 
     /// The published tables as the publisher describes them in `sql`'s snapshot.
@@ -391,6 +376,10 @@ impl PublicationSpec {
         }
         Ok(tables)
     }
+}
+
+fn comment(members: &str) -> String {
+    format!("managed by farshore: {members}")
 }
 
 fn create_statement(quoted_name: &str, members: &str) -> String {

@@ -174,6 +174,11 @@ pub fn log_begins(store: &dyn LogStore) -> Option<Lsn> {
     store.note(NOTE_START)?.parse().ok()
 }
 
+/// Whether a store's notes say that capture has made or adopted its slot, or was about to make it.
+pub fn has_begun(note: impl Fn(&str) -> Option<String>) -> bool {
+    note(NOTE_START).is_some() || note(NOTE_CREATING).is_some()
+}
+
 /// The publisher's system identifier, as far as the store knows it.
 pub fn publisher_identity(store: &dyn LogStore) -> Option<String> {
     store.note(NOTE_SYSTEM)

@@ -6,34 +6,60 @@ mod fault_points;
 mod run;
 mod status;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use farshore_node::nearest;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Carries PostgreSQL databases to far sites.
 #[derive(Parser)]
-#[command(name = "farshore", version, about, propagate_version = true)]
+#[command(
+    name = "farshore",
+    version,
+    propagate_version = true,
+    arg_required_else_help = true,
+    after_help = AFTER_HELP
+)]
 struct Arguments {
     #[command(subcommand)]
     verb: Verb,
 }
 
+const AFTER_HELP: &str = "\
+Start with:
+  farshore check site.toml     what will not work, with the SQL that mends it
+  farshore run site.toml       copy, then stream
+  farshore status site.toml    how far it is
+
+Exit status: 0 well; 1 something is wrong, and was said; 2 wrong arguments or site file;
+3 (status) the node does not run.";
+
 #[derive(Subcommand)]
 enum Verb {
     /// Run what a site file names, until SIGTERM or Ctrl-C
+    ///
+    /// Ends with 0 after a stop in good order, with 1 when it cannot start, and with 2 when the site
+    /// file cannot be used. FARSHORE_LOG sets what is logged (error, warn, info, debug).
     Run {
         /// Site file
         site: PathBuf,
     },
     /// Look for what will not work, before anything starts; changes nothing
+    ///
+    /// Looks at the site file, its disk, the publishers and the targets. Each finding has a severity
+    /// (error: will not work, warning: works with a drawback, note) and a remedy. Ends with 0 when
+    /// there is no error, with 1 when there is one, and with 2 when the site file cannot be used.
     Check {
         /// Site file
         site: PathBuf,
-        /// Findings as JSON
+        /// Findings as JSON, one object per line: severity, object, what, remedy
         #[arg(long)]
         json: bool,
     },
     /// Show what a running site is doing
+    ///
+    /// Ends with 0 when all is well, with 1 when an agent has an error, with 2 when the site file
+    /// cannot be used, and with 3 when the node does not run.
     Status {
         /// Site file
         site: PathBuf,
@@ -52,7 +78,7 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
+    let arguments = Arguments::try_parse().unwrap_or_else(|error| suggest_verb(error).exit());
     match arguments.verb {
         Verb::Run { site } => run::run(&site),
         Verb::Check { site, json } => check::check(&site, json),
@@ -60,6 +86,23 @@ fn main() -> ExitCode {
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::FaultPoints => fault_points::fault_points(),
     }
+}
+
+/// Names the verb that was probably meant, where clap sees none near.
+fn suggest_verb(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else {
+        return error;
+    };
+    if error.get(ContextKind::SuggestedSubcommand).is_none() {
+        let command = Arguments::command();
+        let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+        if let Some(near) = nearest(typed, verbs.map(clap::Command::get_name)) {
+            let near = ContextValue::Strings(vec![near.to_owned()]);
+            error.insert(ContextKind::SuggestedSubcommand, near);
+        }
+    }
+    error
 }
 
 /// Exit status for a site file that cannot be used.

@@ -1,12 +1,14 @@
 //! The vocabulary every part of Farshore shares. Pure: no IO, no async, no dependencies.
 
 mod lsn;
+mod nearest;
 mod position;
 mod relation;
 mod time;
 pub mod transaction;
 
 pub use lsn::{InvalidLsn, Lsn};
+pub use nearest::nearest;
 pub use position::{Applied, Durable, Received, Stored};
 pub use relation::{Column, Relation, ReplicaIdentity, quote_identifier};
 pub use time::PgTime;

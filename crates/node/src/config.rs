@@ -6,6 +6,7 @@ use farshore_apply::SubscriptionSpec;
 use farshore_apply::postgres::initial_copy::CopySettings;
 use farshore_apply::scheduler::{Batches, GroupLimits};
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
+use farshore_model::nearest;
 use farshore_store::Retention;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,18 @@ pub struct SiteConfig {
     pub publications: Vec<Publication>,
     /// Subscriptions by name.
     pub subscriptions: Vec<Subscription>,
+}
+
+impl SiteConfig {
+    /// The publication of that name.
+    pub fn publication(&self, name: &str) -> Option<&Publication> {
+        self.publications.iter().find(|publication| publication.spec.name == name)
+    }
+
+    /// The subscription of that name.
+    pub fn subscription(&self, name: &str) -> Option<&Subscription> {
+        self.subscriptions.iter().find(|subscription| subscription.spec.name == name)
+    }
 }
 
 /// A publication with its store's settings.
@@ -60,8 +73,8 @@ pub enum ConfigError {
     Parse {
         /// Path.
         path: PathBuf,
-        /// Position and reason.
-        error: Box<toml::de::Error>,
+        /// Position, reason, and what was probably meant.
+        error: String,
     },
     /// It parses but means nothing.
     #[error("site file {path}, {section}: {what}")]
@@ -73,6 +86,20 @@ pub enum ConfigError {
         /// What is wrong and what would be right.
         what: String,
     },
+}
+
+/// The parser's words, and the key that was probably meant.
+fn explain(error: &toml::de::Error) -> String {
+    let text = error.to_string();
+    let message = error.message();
+    let mut quoted = message.split('`').skip(1).step_by(2);
+    let (true, Some(typed)) = (message.starts_with("unknown field"), quoted.next()) else {
+        return text;
+    };
+    match nearest(typed, quoted) {
+        Some(near) => format!("{}. Did you mean `{near}`?", text.trim_end()),
+        None => text,
+    }
 }
 
 /// Names that become file names, slot names and SQL identifiers.
@@ -88,7 +115,7 @@ pub fn load(path: &Path) -> Result<SiteConfig, ConfigError> {
 /// Resolves a site file's text; `path` is for messages and relative paths.
 pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
     let typed: typed::SiteFile = toml::from_str(text)
-        .map_err(|error| ConfigError::Parse { path: path.to_owned(), error: Box::new(error) })?;
+        .map_err(|error| ConfigError::Parse { path: path.to_owned(), error: explain(&error) })?;
     let meaning = |section: &str, what: String| ConfigError::Meaning {
         path: path.to_owned(),
         section: section.to_owned(),
@@ -109,7 +136,8 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
     }
     for (name, subscription) in typed.subscription {
         let section = format!("[subscription.{name}]");
-        let resolved = resolve_subscription(&site, &name, subscription);
+        let resolved = resolve_subscription(&site, &name, subscription)
+            .and_then(|resolved| refuse_twins(&site, &resolved).map(|()| resolved));
         site.subscriptions.push(resolved.map_err(|what| meaning(&section, what))?);
     }
     if site.publications.is_empty() {
@@ -131,6 +159,22 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         }
     }
     Ok(site)
+}
+
+/// Two subscriptions must not bring the same publication to the same database.
+fn refuse_twins(site: &SiteConfig, subscription: &Subscription) -> Result<(), String> {
+    let target = subscription.spec.target.redacted();
+    let twin = site.subscriptions.iter().find(|other| {
+        other.publication == subscription.publication && other.spec.target.redacted() == target
+    });
+    match twin {
+        None => Ok(()),
+        Some(twin) => Err(format!(
+            "subscription \"{}\" brings publication \"{}\" to {target} already. Remove one of the \
+             two",
+            twin.spec.name, twin.publication
+        )),
+    }
 }
 
 fn check_name(name: &str) -> Result<(), String> {
@@ -207,8 +251,10 @@ fn resolve_subscription(
     check_name(name)?;
     if !site.publications.iter().any(|p| p.spec.name == typed.publication) {
         let known: Vec<&str> = site.publications.iter().map(|p| p.spec.name.as_str()).collect();
+        let guess = nearest(&typed.publication, known.iter().copied())
+            .map_or_else(String::new, |near| format!(". Did you mean \"{near}\"?"));
         return Err(format!(
-            "publication \"{}\" is not configured here (there are: {})",
+            "publication \"{}\" is not configured here (there are: {}){guess}",
             typed.publication,
             known.join(", ")
         ));
@@ -328,6 +374,8 @@ target = "postgres://farshore@reports/sales"
     fn wrong_input_says_where_and_what() {
         for (from, to, said) in [
             ("tables =", "table =", "unknown field `table`"),
+            ("tables =", "tabels =", "Did you mean `tables`?"),
+            ("retention_age", "retention_ages", "Did you mean `retention_age`?"),
             ("publication = \"sales\"", "publication = \"sale\"", "there are: sales"),
             ("\"public.orders\", ", "\"orders\", ", "schema.table, schema.* or *.*"),
             ("\"72h\"", "\"72 parsecs\"", "90s, 15min, 72h or 7d"),

@@ -17,3 +17,4 @@ pub mod site;
 mod supervisor;
 
 pub use farshore_fault as fault;
+pub use farshore_model::nearest;

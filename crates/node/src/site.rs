@@ -1,16 +1,18 @@
 //! Stores, captures and subscriptions of one site, wired together and kept running.
 
+use crate::check::gate::{self, Gate};
 use crate::config::{self, SiteConfig};
 use crate::control;
 use crate::report::{CopyReport, PublicationReport, SiteReport, SubscriptionReport};
 use crate::supervisor::{Notice, Outcome, supervise};
 use farshore_apply::{Phase, Subscription, SubscriptionStatus};
-use farshore_capture::{Capture, CaptureStatus};
+use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_model::Lsn;
 use farshore_store::segmented::{Options, SegmentedStore};
 use farshore_store::{LogStore, StoreError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -154,11 +156,12 @@ impl Site {
         let retention = tokio::spawn(self.clone().enforce_retention());
         let mut agents = JoinSet::new();
         for agent in &self.publications {
-            agents.spawn(run_capture(agent.capture.clone(), agent.failure.clone(), stop.clone()));
+            let (capture, failure) = (agent.capture.clone(), agent.failure.clone());
+            agents.spawn(run_capture(self.clone(), capture, failure, stop.clone()));
         }
         for agent in &self.subscriptions {
             let (subscription, failure) = (agent.subscription.clone(), agent.failure.clone());
-            agents.spawn(run_subscription(subscription, failure, stop.clone()));
+            agents.spawn(run_subscription(self.clone(), subscription, failure, stop.clone()));
         }
         let mut stopping = stop.clone();
         // An agent that stopped for good must not end the node: the others go on, and `status`
@@ -242,15 +245,44 @@ fn drop_cursors_of_removed(publications: &[PublicationAgent], config: &SiteConfi
     }
 }
 
+/// Whether an agent has passed its [`gate`]; it is asked again only until then.
+#[derive(Default)]
+struct Passed(AtomicBool);
+
+impl Passed {
+    async fn or_asked(&self, ask: impl Future<Output = Gate>) -> Result<(), Outcome> {
+        if self.0.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        match ask.await {
+            Gate::Open => self.0.store(true, Ordering::Relaxed),
+            Gate::Unknown => {}
+            Gate::Shut { why, passes: true } => return Err(Outcome::Transient(why)),
+            Gate::Shut { why, passes: false } => return Err(Outcome::Permanent(why)),
+        }
+        Ok(())
+    }
+}
+
 async fn run_capture(
+    site: Arc<Site>,
     capture: Arc<Capture>,
     failure: Arc<Mutex<AgentFailure>>,
     stop: watch::Receiver<bool>,
 ) {
     let name = capture.spec.name.clone();
+    let passed = Arc::new(Passed::default());
     let agent = || {
-        let (capture, stop) = (capture.clone(), stop.clone());
+        let (capture, mut stop) = (capture.clone(), stop.clone());
+        let (site, passed) = (site.clone(), passed.clone());
         async move {
+            if let Some(publication) = site.config.publication(&capture.spec.name) {
+                let started = slot::has_begun(|key| capture.store.note(key));
+                let asked = passed.or_asked(gate::publication(publication, started));
+                if let Err(outcome) = unless_stopped(&mut stop, asked).await {
+                    return outcome;
+                }
+            }
             match capture.run(stop).await {
                 Ok(()) => Outcome::Done,
                 Err(error) => outcome(error.is_transient(), &error),
@@ -260,15 +292,36 @@ async fn run_capture(
     supervise("capture", name, stop.clone(), agent, |notice| note(&failure, &notice)).await;
 }
 
+/// Asks, but for a stop: then there is nothing more to do.
+async fn unless_stopped(
+    stop: &mut watch::Receiver<bool>,
+    asked: impl Future<Output = Result<(), Outcome>>,
+) -> Result<(), Outcome> {
+    tokio::select! {
+        biased;
+        _ = stop.wait_for(|stop| *stop) => Err(Outcome::Done),
+        answer = asked => answer,
+    }
+}
+
 async fn run_subscription(
+    site: Arc<Site>,
     subscription: Arc<Subscription>,
     failure: Arc<Mutex<AgentFailure>>,
     stop: watch::Receiver<bool>,
 ) {
     let name = subscription.spec.name.clone();
+    let passed = Arc::new(Passed::default());
     let agent = || {
-        let (subscription, stop) = (subscription.clone(), stop.clone());
+        let (subscription, mut stop) = (subscription.clone(), stop.clone());
+        let (site, passed) = (site.clone(), passed.clone());
         async move {
+            if let Some(configured) = site.config.subscription(&subscription.spec.name) {
+                let asked = passed.or_asked(gate::subscription(&site.config, configured));
+                if let Err(outcome) = unless_stopped(&mut stop, asked).await {
+                    return outcome;
+                }
+            }
             match subscription.run(stop).await {
                 Ok(()) => Outcome::Done,
                 Err(error) => {

@@ -286,8 +286,13 @@ pub enum ConfigError {
     #[error("malformed connection string: {0}")]
     Malformed(String),
     /// libpq does not know it either.
-    #[error("unknown connection parameter \"{0}\"")]
-    UnknownParameter(String),
+    #[error("unknown connection parameter \"{name}\"{hint}")]
+    UnknownParameter {
+        /// The parameter.
+        name: String,
+        /// What was probably meant; empty if nothing is near.
+        hint: String,
+    },
     /// libpq knows it, Farshore does not support it.
     #[error("connection parameter \"{name}\" is not supported{hint}")]
     UnsupportedParameter {

@@ -119,9 +119,9 @@ impl Error {
                 source.kind(),
                 io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput
             ),
-            Error::Server(error) => is_transient_sqlstate(&error.code),
+            Error::Server(error) => is_transient_refusal(error),
             Error::Auth { refusal, .. } => {
-                refusal.as_ref().is_some_and(|error| is_transient_sqlstate(&error.code))
+                refusal.as_ref().is_some_and(|error| is_transient_refusal(error))
             }
             Error::Config(_)
             | Error::Tls { .. }
@@ -132,6 +132,12 @@ impl Error {
             | Error::Value(_) => false,
         }
     }
+}
+
+fn is_transient_refusal(error: &ServerError) -> bool {
+    // A FATAL one of this code is a database that takes no connections for the time being; the
+    // others are settings and slots that somebody has to mend.
+    is_transient_sqlstate(&error.code) || (error.code == "55000" && error.severity == "FATAL")
 }
 
 /// PostgreSQL docs: appendix A, "PostgreSQL Error Codes".
@@ -169,6 +175,14 @@ mod tests {
         }
         for code in ["08P01", "25006", "23505", "28P01", "3D000", "42P01", "57014", "XX000", ""] {
             assert!(!server(code).is_transient(), "{code}");
+        }
+        for (severity, transient) in [("FATAL", true), ("ERROR", false)] {
+            let error = ServerError {
+                code: "55000".into(),
+                severity: severity.into(),
+                ..ServerError::default()
+            };
+            assert_eq!(Error::Server(Box::new(error)).is_transient(), transient, "{severity}");
         }
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert!(Error::Connect { server: "a".into(), source: refused }.is_transient());

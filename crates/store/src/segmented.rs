@@ -30,6 +30,7 @@ mod spill;
 mod tests;
 mod writer;
 
+pub use folder::read_notes;
 pub use recovery::{Action, Case, Finding, RecoveryReport, decide};
 
 use crate::{

@@ -19,6 +19,20 @@ pub enum Then {
     Retries,
 }
 
+/// The agent says, in the same words, what the check finds.
+pub const AS_CHECKED: &str = "";
+
+/// What an agent says that stops for what the check has found.
+fn said_by_gate(check: &[&str]) -> String {
+    let first: Vec<String> =
+        check.iter().take(3).map(|found| found.replacen(" → ", ". ", 1)).collect();
+    let more = match check.len() {
+        0..=3 => String::new(),
+        count => format!(" — and {} more: `farshore check` lists them all", count - 3),
+    };
+    first.join(" — ") + &more
+}
+
 pub type Step = fn(&mut Pair) -> Result<()>;
 
 /// One wrong input.
@@ -28,7 +42,7 @@ pub struct Case {
     pub spoil: Step,
     /// What `farshore check` finds wrong: all of it.
     pub check: &'static [&'static str],
-    /// What the agent says that cannot work.
+    /// What the agent says that cannot work; [`AS_CHECKED`] where it says what the check says.
     pub run: &'static str,
     pub then: Then,
     /// Makes the input right.
@@ -114,12 +128,14 @@ pub fn compare(what: &str, said: &[String], wanted: &[&str]) -> Result<()> {
 /// What `farshore check` finds wrong, with remedies; its exit code must agree.
 pub fn findings(pair: &Pair) -> Result<Vec<String>> {
     let check = pair.site.verb("check", &["--json"])?;
-    let findings: serde_json::Value =
-        serde_json::from_str(&check.stdout).with_context(|| format!("{check:?}"))?;
+    let findings: Vec<serde_json::Value> = check
+        .stdout
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>()
+        .with_context(|| format!("{check:?}"))?;
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
     let errors: Vec<String> = findings
-        .as_array()
-        .context("findings")?
         .iter()
         .filter(|finding| finding["severity"] == "error")
         .map(|finding| {
@@ -155,7 +171,9 @@ fn await_trouble(pair: &Pair) -> Result<(String, String)> {
 /// The trouble is there, is said, and ends when the input is mended.
 pub fn meet_trouble(pair: &mut Pair, case: &Case) -> Result<()> {
     let (state, said) = await_trouble(pair)?;
-    let compared = compare("run", &[normal(pair, &said)], &[case.run]);
+    let as_checked = said_by_gate(case.check);
+    let wanted = if case.run == AS_CHECKED { &as_checked } else { case.run };
+    let compared = compare("run", &[normal(pair, &said)], &[wanted]);
     let is_stopped = state == "stopped";
     ensure!(is_showing() || is_stopped == (case.then == Then::Stops), "state {state}: {said}");
     let status = pair.site.verb("status", &[])?;

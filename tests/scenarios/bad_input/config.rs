@@ -11,6 +11,16 @@ const CASES: &[(&str, &str, &str)] = &[
         "farshore: site file DIRECTORY/site.toml: TOML parse error at line 7, column 1\n  |\n7 | table = ['public.*', 'farshore_marks.mark']\n  | ^^^^^\nunknown field `table`, expected one of …",
     ),
     (
+        "tables =",
+        "tabels =",
+        "farshore: site file DIRECTORY/site.toml: TOML parse error at line 7, column 1\n  |\n7 | tabels = ['public.*', 'farshore_marks.mark']\n  | ^^^^^^\nunknown field `tabels`, expected one of …. Did you mean `tables`?",
+    ),
+    (
+        "[subscription.s]",
+        "[subscripton.s]",
+        "farshore: site file DIRECTORY/site.toml: TOML parse error at line 10, column 2\n   |\n10 | [subscripton.s]\n   |  ^^^^^^^^^^^\nunknown field `subscripton`, expected one of …. Did you mean `subscription`?",
+    ),
+    (
         "[site]",
         "[sight]",
         "farshore: site file DIRECTORY/site.toml: TOML parse error at line 1, column 2\n  |\n1 | [sight]\n  |  ^^^^^\nunknown field `sight`, expected one of `site`, `publication`, `subscription`",
@@ -128,7 +138,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "SOURCE",
         "postgres://postgres@127.0.0.1/postgres?sslmod=disable",
-        "farshore: site file DIRECTORY/site.toml, [publication.p]: source: unknown connection parameter \"sslmod\"",
+        "farshore: site file DIRECTORY/site.toml, [publication.p]: source: unknown connection parameter \"sslmod\"; did you mean \"sslmode\"?",
     ),
     (
         "SOURCE",

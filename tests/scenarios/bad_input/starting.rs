@@ -1,6 +1,6 @@
 //! Input that is wrong before the node starts.
 
-use crate::case::{Case, Then, pair, run_all, start_with};
+use crate::case::{AS_CHECKED, Case, Then, pair, run_all, start_with};
 use anyhow::Result;
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_tests::{DATABASE, Pair, subscriber_cluster};
@@ -13,9 +13,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publisher.restart()
         },
         check: &[
-            "publication p: wal_level = replica → ALTER SYSTEM SET wal_level = logical, and restart the publisher",
+            "publication \"p\": wal_level = replica on the publisher → ALTER SYSTEM SET wal_level = logical, and restart that server",
         ],
-        run: "publication \"p\": PUBLISHER has wal_level = replica. Set wal_level = logical and restart that server",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             pair.publisher.connect()?.batch_execute("ALTER SYSTEM RESET wal_level")?;
@@ -26,9 +26,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "no such table on the publisher",
         spoil: |pair| pair.site.replace("'public.*'", "'public.*', 'public.nope'"),
         check: &[
-            "publication p: publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file → Correct `tables` in the site file",
+            "publication \"p\": there is no table public.nope on the publisher → Create it, or correct `tables` in the site file",
         ],
-        run: "publication \"p\": no table on the publisher matches \"public.nope\". Create it, or correct `tables` in the site file",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.site.replace(", 'public.nope'", ""),
     },
@@ -36,9 +36,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "a pattern that matches nothing",
         spoil: |pair| pair.site.replace("'public.*'", "'public.*', '\"No\".*'"),
         check: &[
-            "publication p: publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file → Correct `tables` in the site file",
+            "publication \"p\": no table on the publisher matches \"\"No\".*\" → Create one, or correct `tables` in the site file",
         ],
-        run: "publication \"p\": no table on the publisher matches \"\"No\".*\". Create it, or correct `tables` in the site file",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.site.replace(", '\"No\".*'", ""),
     },
@@ -51,9 +51,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             )
         },
         check: &[
-            "publication p: publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article → Correct `tables` in the site file",
+            "publication \"p\": article x.y is not among its tables → Add it to `tables`, or remove the article",
         ],
-        run: "publication \"p\": article x.y is not among its tables. Add it to `tables`, or remove the article",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.site.replace("[publication.p.article.\"x.y\"]\nwhere = \"true\"\n", ""),
     },
@@ -66,9 +66,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             )
         },
         check: &[
-            "publication p: publication \"p\": PUBLISHER cannot publish public.t WHERE (id >): ERROR 42601: syntax error at or near \")\". Correct its tables and articles in the site file → Correct the publication in the site file",
+            "publication \"p\": PUBLISHER cannot publish public.t WHERE (id >): ERROR 42601: syntax error at or near \")\" → Correct its tables and articles in the site file",
         ],
-        run: "publication \"p\": PUBLISHER cannot publish farshore_marks.mark, public.t WHERE (id >), public.u: ERROR 42601: syntax error at or near \")\". Correct its tables and articles in the site file",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             pair.site.replace("[publication.p.article.\"public.t\"]\nwhere = \"id >\"\n", "")
@@ -83,9 +83,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             )
         },
         check: &[
-            "publication p: publication \"p\": PUBLISHER cannot publish public.t (id, nope): ERROR 42703: column \"nope\" of relation \"t\" does not exist. Correct its tables and articles in the site file → Correct the publication in the site file",
+            "publication \"p\": PUBLISHER cannot publish public.t (id, nope): ERROR 42703: column \"nope\" of relation \"t\" does not exist → Correct its tables and articles in the site file",
         ],
-        run: "publication \"p\": PUBLISHER cannot publish farshore_marks.mark, public.t (id, nope), public.u: ERROR 42703: column \"nope\" of relation \"t\" does not exist. Correct its tables and articles in the site file",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             let article = "[publication.p.article.\"public.t\"]\ncolumns = [\"id\", \"nope\"]\n";
@@ -103,10 +103,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             as_plain(pair, true)
         },
         check: &[
-            "publication p: the role lacks REPLICATION → ALTER ROLE … REPLICATION",
-            "publication p: no replication connection: publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender → Give the role REPLICATION and a pg_hba.conf line for its database",
+            "publication \"p\": role plain may not replicate: FATAL 42501: must be superuser or replication role to start walsender → ALTER ROLE plain REPLICATION (on Amazon RDS: GRANT rds_replication TO plain)",
         ],
-        run: "publisher PUBLISHER: FATAL 42501: must be superuser or replication role to start walsender",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.publish("ALTER ROLE plain REPLICATION"),
     },
@@ -117,14 +116,14 @@ const AT_THE_PUBLISHER: &[Case] = &[
             as_plain(pair, true)
         },
         check: &[
-            "publication p: the role may not create a publication in this database → GRANT CREATE ON DATABASE … TO …, or make the publication yourself and set adopt_publication",
-            "publication p: the role may not look into schema farshore_marks, where farshore_marks.mark is → GRANT USAGE ON SCHEMA farshore_marks TO …",
-            "publication p: the role may not read public.t → GRANT SELECT ON public.t TO … (for the initial copy)",
-            "publication p: the role does not own public.t, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication",
-            "publication p: the role may not read public.u → GRANT SELECT ON public.u TO … (for the initial copy)",
-            "publication p: the role does not own public.u, so it cannot publish it → Make the role a member of the owner, or make the publication as the owner and set adopt_publication",
+            "publication \"p\": role plain may not create publication farshore_p in database postgres → GRANT CREATE ON DATABASE postgres TO plain; or let the tables' owner CREATE PUBLICATION, and set adopt_publication to its name",
+            "publication \"p\": role plain may not look into schema farshore_marks, where farshore_marks.mark is → GRANT USAGE ON SCHEMA farshore_marks TO plain",
+            "publication \"p\": role plain may not read public.t, as the initial copy has to → GRANT SELECT ON public.t TO plain",
+            "publication \"p\": role plain does not own public.t, so it cannot publish it → GRANT postgres TO plain; or let postgres CREATE PUBLICATION, and set adopt_publication to its name",
+            "publication \"p\": role plain may not read public.u, as the initial copy has to → GRANT SELECT ON public.u TO plain",
+            "publication \"p\": role plain does not own public.u, so it cannot publish it → GRANT postgres TO plain; or let postgres CREATE PUBLICATION, and set adopt_publication to its name",
         ],
-        run: "publication \"p\": PUBLISHER cannot publish farshore_marks.mark, public.t, public.u: ERROR 42501: permission denied for database postgres. Run `farshore check` to see which privileges are missing",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             pair.publish(
@@ -138,9 +137,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "no such role",
         spoil: |pair| as_plain(pair, true),
         check: &[
-            "publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Correct `source`, or start that server",
+            "publication \"p\": publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Create the role there, or correct `source`; or let it in with a line in pg_hba.conf",
         ],
-        run: "publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.publish("CREATE ROLE plain LOGIN SUPERUSER"),
     },
@@ -151,9 +150,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.site.replace(&url, &pair.publisher.url("nope"))
         },
         check: &[
-            "publication p: publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist → Correct `source`, or start that server",
+            "publication \"p\": publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist → Create the database, or correct `source`",
         ],
-        run: "publisher postgres://postgres@PUBLISHER_ADDRESS/nope: FATAL 3D000: database \"nope\" does not exist",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             let url = pair.publisher.url(DATABASE);
@@ -164,9 +163,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "the publisher is down",
         spoil: |pair| pair.publisher.stop(StopMode::Fast),
         check: &[
-            "publication p: publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111) → Correct `source`, or start that server",
+            "publication \"p\": publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111) → Correct `source`, or start that server",
         ],
-        run: "publisher PUBLISHER: cannot connect to PUBLISHER: PUBLISHER_ADDRESS: Connection refused (os error 111)",
+        run: AS_CHECKED,
         then: Then::Retries,
         mend: |pair| pair.publisher.start(),
     },
@@ -177,9 +176,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish(create)
         },
         check: &[
-            "publication p: publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\" → …",
+            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store → Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
         ],
-        run: "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.publish("SELECT pg_drop_replication_slot('farshore_p')"),
     },
@@ -187,9 +186,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "an adopted slot that is not there",
         spoil: |pair| pair.site.replace("tables =", "adopt_slot = \"nope\"\ntables ="),
         check: &[
-            "publication p: publication \"p\": the publisher has no slot named \"nope\" to adopt. Create it with plugin pgoutput, or remove `adopt_slot` → …",
+            "publication \"p\": the publisher has no slot named \"nope\" to adopt → Create it with plugin pgoutput, or remove `adopt_slot`",
         ],
-        run: "publication \"p\": the publisher has no slot named \"nope\" to adopt. Create it with plugin pgoutput, or remove `adopt_slot`",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.publish("SELECT pg_create_logical_replication_slot('nope', 'pgoutput')"),
     },
@@ -200,9 +199,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.site.replace("tables =", "adopt_slot = \"other\"\ntables =")
         },
         check: &[
-            "publication p: publication \"p\": slot \"other\" uses plugin test_decoding; pgoutput is needed. Name another slot → …",
+            "publication \"p\": slot \"other\" uses plugin test_decoding; pgoutput is needed → Name another slot",
         ],
-        run: "publication \"p\": slot \"other\" uses plugin test_decoding; pgoutput is needed. Name another slot",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.site.replace("adopt_slot = \"other\"\n", ""),
     },
@@ -210,9 +209,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "an adopted publication that is not there",
         spoil: |pair| pair.site.replace("tables =", "adopt_publication = \"nope\"\ntables ="),
         check: &[
-            "publication p: publication \"p\": the publisher has no publication named \"nope\" to adopt. Create it, or remove `adopt_publication` → …",
+            "publication \"p\": the publisher has no publication named \"nope\" to adopt → Create it, or remove `adopt_publication`",
         ],
-        run: "publication \"p\": the publisher has no publication named \"nope\" to adopt. Create it, or remove `adopt_publication`",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.publish("CREATE PUBLICATION nope FOR TABLE t, u, farshore_marks.mark"),
     },
@@ -226,9 +225,9 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish("SELECT pg_create_physical_replication_slot('in_the_way')")
         },
         check: &[
-            "publication p: 0 replication slots are free, 2 are needed → Raise max_replication_slots, or drop slots that nothing uses",
+            "publication \"p\": 0 replication slots are free on the publisher, 2 needed → ALTER SYSTEM SET max_replication_slots to more and restart that server, or drop slots that nothing uses (SELECT slot_name FROM pg_replication_slots WHERE NOT active)",
         ],
-        run: "publisher PUBLISHER: ERROR 53400: all replication slots are in use; hint: Free one or increase max_replication_slots.",
+        run: AS_CHECKED,
         then: Then::Retries,
         mend: |pair| {
             pair.publisher.connect()?.batch_execute("ALTER SYSTEM RESET max_replication_slots")?;
@@ -242,9 +241,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         name: "no table on the target",
         spoil: |pair| pair.subscriber.execute_script("DROP TABLE t"),
         check: &[
-            "subscription s: subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …) → …",
+            "subscription \"s\": table public.t is not on the target → Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …)",
         ],
-        run: "subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …)",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             pair.subscriber
@@ -257,9 +256,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.subscriber.execute_script("ALTER TABLE t DROP COLUMN v, DROP COLUMN code")
         },
         check: &[
-            "subscription s: subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it → …",
+            "subscription \"s\": table public.t on the target has no writable column code, v → Add it there, or publish the table without it",
         ],
-        run: "subscription \"s\": table public.t on the target has no writable column code, v. Add it there, or publish the table without it",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             pair.subscriber.execute_script("ALTER TABLE t ADD COLUMN v text, ADD COLUMN code text")
@@ -273,9 +272,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             )
         },
         check: &[
-            "subscription s: subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it → …",
+            "subscription \"s\": table public.t on the target has no writable column v → Add it there, or publish the table without it",
         ],
-        run: "subscription \"s\": table public.t on the target has no writable column v. Add it there, or publish the table without it",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             pair.subscriber
@@ -288,9 +287,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.subscriber.execute_script("INSERT INTO t VALUES (7, 'mine', 'precious')")
         },
         check: &[
-            "subscription s: table public.t on the target has rows already, and it is to be copied → Empty it (TRUNCATE public.t), or take it out of the publication",
+            "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns) → Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
         ],
-        run: "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns). Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| {
             anyhow::ensure!(
@@ -307,12 +306,12 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             as_plain(pair, false)
         },
         check: &[
-            "subscription s: the role may not create the schema farshore, where progress is kept → GRANT CREATE ON DATABASE … TO …, or CREATE SCHEMA farshore AUTHORIZATION …",
-            "subscription s: the role may not look into schema farshore_marks on the target, where farshore_marks.mark is → GRANT USAGE ON SCHEMA farshore_marks TO …",
-            "subscription s: the role may not write public.t on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.t TO …",
-            "subscription s: the role may not write public.u on the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.u TO …",
+            "subscription \"s\": role plain may not create the schema farshore, where progress is kept → GRANT CREATE ON DATABASE postgres TO plain, or CREATE SCHEMA farshore AUTHORIZATION plain",
+            "subscription \"s\": role plain may not look into schema farshore_marks of the target, where farshore_marks.mark is → GRANT USAGE ON SCHEMA farshore_marks TO plain",
+            "subscription \"s\": role plain lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE on public.t of the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.t TO plain",
+            "subscription \"s\": role plain lacks SELECT, INSERT, UPDATE, DELETE, TRUNCATE on public.u of the target → GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON public.u TO plain",
         ],
-        run: "target SUBSCRIBER: ERROR 42501: permission denied for database postgres",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER ROLE plain SUPERUSER"),
     },
@@ -320,9 +319,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         name: "the subscriber is down",
         spoil: |pair| pair.subscriber.stop(StopMode::Fast),
         check: &[
-            "subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server",
+            "subscription \"s\": target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server",
         ],
-        run: "target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111)",
+        run: AS_CHECKED,
         then: Then::Retries,
         mend: |pair| pair.subscriber.start(),
     },
@@ -335,9 +334,9 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.site.replace("name = \"t1\"", "name = \"t2\"")
         },
         check: &[
-            "subscription s: the target's subscription of that name follows publication \"t1/p\", not \"t2/p\" → Rename one of the two",
+            "subscription \"s\": the target's subscription of that name follows publication \"t1/p\", not \"t2/p\" → Rename one of the two",
         ],
-        run: "subscription \"s\": the target's subscription of that name follows publication \"t1/p\", not \"t2/p\". Rename one of the two",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.site.replace("name = \"t2\"", "name = \"t1\""),
     },
@@ -375,9 +374,9 @@ fn a_wrong_password() -> Result<()> {
         name: "a wrong password",
         spoil: |_| Ok(()),
         check: &[
-            "publication p: publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file → Correct `source`, or start that server",
+            "publication \"p\": publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file → To set another: ALTER ROLE … PASSWORD on that server",
         ],
-        run: "publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file",
+        run: AS_CHECKED,
         then: Then::Stops,
         mend: |pair| pair.site.replace(":wrong@", ":right@"),
     };
@@ -397,9 +396,9 @@ fn a_server_that_cannot_be_reached() -> Result<()> {
         name: "a server that cannot be reached",
         spoil: |_| Ok(()),
         check: &[
-            "subscription s: target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server",
+            "subscription \"s\": target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111) → Correct `target`, or start that server",
         ],
-        run: "target SUBSCRIBER: cannot connect to SUBSCRIBER: SUBSCRIBER_ADDRESS: Connection refused (os error 111)",
+        run: AS_CHECKED,
         then: Then::Retries,
         mend: |pair| {
             pair.subscriber.start()?;

@@ -20,7 +20,7 @@ pub struct TargetTable {
 }
 
 /// A column of a target table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetColumn {
     /// Name.
     pub name: String,

@@ -84,7 +84,11 @@ impl Keywords {
                 name: name.to_owned(),
                 hint: (*hint).to_owned(),
             }),
-            None => Err(ConfigError::UnknownParameter(name.to_owned())),
+            None => Err(ConfigError::UnknownParameter {
+                name: name.to_owned(),
+                hint: farshore_model::nearest(name, SUPPORTED.iter().copied())
+                    .map_or_else(String::new, |near| format!("; did you mean \"{near}\"?")),
+            }),
         }
     }
 

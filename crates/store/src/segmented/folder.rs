@@ -1,8 +1,10 @@
 //! The store's folder: its lock, its file names, and small files that are replaced as a whole.
 
+use super::cursors::Notes;
 use super::io_error;
 use crate::{SpillId, StoreError};
 use farshore_model::Lsn;
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -150,6 +152,24 @@ pub(crate) fn read_small(path: &Path, kind: &str) -> Result<SmallFile, StoreErro
         Err(error) => return Err(io_error("read", path)(error)),
     };
     Ok(parse_small(&bytes, kind).unwrap_or(SmallFile::Damaged))
+}
+
+/// The notes of the store in a folder, without opening it: another process may have it open. Empty
+/// where there is no store yet.
+///
+/// # Errors
+/// When the file cannot be read or is damaged.
+pub fn read_notes(dir: &Path) -> Result<BTreeMap<String, String>, StoreError> {
+    let path = dir.join("notes");
+    let notes = match read_small(&path, "notes")? {
+        SmallFile::Absent => return Ok(BTreeMap::new()),
+        SmallFile::Good(body) => Notes::parse(&body),
+        SmallFile::Damaged | SmallFile::Newer(_) => None,
+    };
+    notes.ok_or_else(|| {
+        let error = std::io::Error::other("it is damaged, or of a newer version");
+        io_error("read", &path)(error)
+    })
 }
 
 fn parse_small(bytes: &[u8], kind: &str) -> Option<SmallFile> {

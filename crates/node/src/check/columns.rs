@@ -1,0 +1,170 @@
+//! A table on both sides: columns, types, keys.
+
+use super::tables::{Column, Table};
+use super::{Findings, some_of};
+use farshore_capture::publication::TableName;
+use farshore_model::quote_identifier;
+
+/// Looks at the columns of a table that both sides have. That every published column can be
+/// written has been looked at before.
+pub fn check(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
+    let pairs: Vec<(&Column, &Column)> = source
+        .columns
+        .iter()
+        .filter_map(|ours| Some((ours, target.columns.iter().find(|c| c.name == ours.name)?)))
+        .collect();
+    for (ours, theirs) in &pairs {
+        if !takes(&ours.type_name, &theirs.type_name) {
+            findings.warning(
+                format!(
+                    "column {}.{} is {} on the publisher and {} on the target: a value that does \
+                     not fit stops the subscription",
+                    name,
+                    quote_identifier(&ours.name),
+                    ours.type_name,
+                    theirs.type_name
+                ),
+                format!(
+                    "On the target: ALTER TABLE {name} ALTER COLUMN {} TYPE {}",
+                    quote_identifier(&ours.name),
+                    ours.type_name
+                ),
+            );
+        }
+    }
+    let stricter: Vec<String> = pairs
+        .iter()
+        .filter(|(ours, theirs)| theirs.not_null && !ours.not_null)
+        .map(|(ours, _)| quote_identifier(&ours.name))
+        .collect();
+    if let Some(first) = stricter.first() {
+        findings.warning(
+            format!(
+                "{name} on the target takes no NULL in {}, where the publisher does: a NULL stops \
+                 the subscription",
+                some_of(&stricter)
+            ),
+            format!("ALTER TABLE {name} ALTER COLUMN {first} DROP NOT NULL"),
+        );
+    }
+    let unfilled: Vec<String> = target
+        .columns
+        .iter()
+        .filter(|theirs| theirs.not_null && !theirs.has_default && !theirs.generated)
+        .filter(|theirs| !source.columns.iter().any(|ours| ours.name == theirs.name))
+        .map(|theirs| quote_identifier(&theirs.name))
+        .collect();
+    if let Some(first) = unfilled.first() {
+        findings.error(
+            format!(
+                "{name} on the target has columns that are not published, take no NULL and have \
+                 no default: {}",
+                some_of(&unfilled)
+            ),
+            format!("ALTER TABLE {name} ALTER COLUMN {first} SET DEFAULT …, or DROP NOT NULL"),
+        );
+    }
+    check_speed(name, source, target, findings);
+}
+
+/// Whether updates and deletes find their row without reading the whole table.
+fn check_speed(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
+    if source.identity == 'f' {
+        if !target.primary_key {
+            findings.warning(
+                format!(
+                    "{name} has REPLICA IDENTITY FULL, and no primary key on the target: every \
+                     UPDATE and DELETE reads the whole table"
+                ),
+                format!("ALTER TABLE {name} ADD PRIMARY KEY (…) on the target"),
+            );
+        }
+    } else if !source.key.is_empty()
+        && !source.key.iter().any(|column| target.indexed.contains(column))
+    {
+        let key: Vec<String> = source.key.iter().map(|column| quote_identifier(column)).collect();
+        findings.warning(
+            format!(
+                "{name} on the target has no index on its key ({}): every UPDATE and DELETE reads \
+                 the whole table",
+                key.join(", ")
+            ),
+            format!("ALTER TABLE {name} ADD PRIMARY KEY ({})", key.join(", ")),
+        );
+    }
+}
+
+/// Whether every value of one type is a value of the other.
+fn takes(source: &str, target: &str) -> bool {
+    if source == target {
+        return true;
+    }
+    let (source, source_length) = split_modifier(source);
+    let (target, target_length) = split_modifier(target);
+    const NUMBERS: [&str; 4] = ["smallint", "integer", "bigint", "numeric"];
+    const FLOATS: [&str; 2] = ["real", "double precision"];
+    const TEXTS: [&str; 2] = ["character varying", "text"];
+    let rank = |list: &[&str], name: &str| list.iter().position(|n| *n == name);
+    for list in [&NUMBERS[..], &FLOATS[..]] {
+        if let (Some(from), Some(to)) = (rank(list, source), rank(list, target)) {
+            return target_length.is_none() && from <= to;
+        }
+    }
+    if source == "character" && target == "text" {
+        return true;
+    }
+    if rank(&TEXTS, source).is_some() && rank(&TEXTS, target).is_some() {
+        return match (source_length, target_length) {
+            (_, None) => true,
+            (None, Some(_)) => false,
+            (Some(from), Some(to)) => {
+                matches!((from.parse::<u32>(), to.parse::<u32>()), (Ok(from), Ok(to)) if from <= to)
+            }
+        };
+    }
+    source == target && target_length.is_none()
+}
+
+/// `character varying(10)` → the name and what stands in parentheses.
+fn split_modifier(name: &str) -> (&str, Option<&str>) {
+    match name.strip_suffix(')').and_then(|name| name.split_once('(')) {
+        Some((name, modifier)) => (name.trim_end(), Some(modifier)),
+        None => (name, None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::takes;
+
+    #[test]
+    fn wider_types_take_every_value() {
+        for (source, target) in [
+            ("integer", "integer"),
+            ("integer", "bigint"),
+            ("smallint", "numeric"),
+            ("numeric(10,2)", "numeric"),
+            ("real", "double precision"),
+            ("character varying(10)", "character varying(20)"),
+            ("character varying(10)", "text"),
+            ("text", "character varying"),
+            ("character(3)", "text"),
+            ("timestamp(3) without time zone", "timestamp(3) without time zone"),
+            ("public.mood", "public.mood"),
+        ] {
+            assert!(takes(source, target), "{source} → {target}");
+        }
+        for (source, target) in [
+            ("bigint", "integer"),
+            ("numeric", "bigint"),
+            ("numeric", "numeric(10,2)"),
+            ("text", "character varying(10)"),
+            ("character varying(20)", "character varying(10)"),
+            ("text", "integer"),
+            ("public.mood", "public.temper"),
+            ("integer", "text[]"),
+        ] {
+            assert!(!takes(source, target), "{source} → {target}");
+        }
+    }
+}

@@ -1,0 +1,215 @@
+//! Whether triggers and foreign keys of the target fire for replicated rows, and what that means.
+
+use super::tables::Table;
+use super::{Findings, some_of};
+use farshore_apply::postgres::foreign_keys::{ForeignKey, ForeignKeys};
+use farshore_capture::publication::TableName;
+use farshore_model::quote_identifier;
+use farshore_pg::{Connection, Error, Row};
+
+/// The two sides of the tables that are looked at.
+pub struct Sides<'a> {
+    /// Published tables.
+    pub tables: &'a [(TableName, Table)],
+    /// Those that are still to be copied.
+    pub to_copy: &'a [TableName],
+    /// The publisher's foreign keys, where it could be asked.
+    pub publisher_keys: Option<&'a ForeignKeys>,
+    /// Role on the target, as SQL names it.
+    pub role: &'a str,
+}
+
+/// Looks at the target's triggers, rules and foreign keys. `quiet` tells that our sessions may set
+/// `session_replication_role`.
+pub async fn check(
+    sql: &mut Connection,
+    quiet: bool,
+    sides: &Sides<'_>,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    let triggers = firing_triggers(sql, quiet, sides.tables).await?;
+    if quiet {
+        findings.note(
+            "triggers and foreign keys of the target keep quiet for replicated rows \
+             (session_replication_role = replica)",
+        );
+        if !triggers.is_empty() {
+            findings.warning(
+                format!(
+                    "these triggers fire all the same, since they are ENABLE ALWAYS or REPLICA: {}",
+                    shown(&triggers)
+                ),
+                format!("{}, if replicated rows should not meet it", disable(&triggers[0])),
+            );
+        }
+        return Ok(());
+    }
+    let grant = if sql.server_version() >= 150_000 {
+        format!(
+            "GRANT SET ON PARAMETER session_replication_role TO {} (as a superuser) keeps them quiet",
+            sides.role
+        )
+    } else {
+        "On PostgreSQL 14 only a superuser can keep them quiet".to_owned()
+    };
+    let keys = ForeignKeys::load(sql).await?;
+    let bound: Vec<&ForeignKey> =
+        keys.keys.iter().filter(|key| is_bound(&keys, key, sides.tables)).collect();
+    if triggers.is_empty() && bound.is_empty() {
+        findings.note(format!(
+            "role {} may not set session_replication_role; the tables have no triggers or foreign \
+             keys that would fire",
+            sides.role
+        ));
+        return Ok(());
+    }
+    findings.warning(
+        format!(
+            "role {} may not set session_replication_role: {} of the target fire for replicated \
+             rows, and tables bound by foreign keys are copied parents first",
+            sides.role,
+            match (triggers.is_empty(), bound.is_empty()) {
+                (true, _) => "foreign keys",
+                (_, true) => "triggers",
+                _ => "triggers and foreign keys",
+            }
+        ),
+        grant.clone(),
+    );
+    if let Some(first) = triggers.first() {
+        findings.warning(
+            format!(
+                "these triggers of the target fire for rows that have been through the \
+                 publisher's triggers already: {}",
+                shown(&triggers)
+            ),
+            format!("{}, and so on; or: {grant}", disable(first)),
+        );
+    }
+    check_keys(&keys, &bound, sides, &grant, findings);
+    Ok(())
+}
+
+fn check_keys(
+    keys: &ForeignKeys,
+    bound: &[&ForeignKey],
+    sides: &Sides<'_>,
+    grant: &str,
+    findings: &mut Findings,
+) {
+    if let Err(in_the_way) = keys.copy_order(sides.to_copy) {
+        let names: Vec<String> = in_the_way.iter().map(|key| on_table(key)).collect();
+        let remedies: Vec<String> = in_the_way.iter().map(|key| key.make_deferrable()).collect();
+        findings.error(
+            format!(
+                "tables that refer to each other in a circle cannot be copied while their foreign \
+                 keys are checked at once: {}",
+                some_of(&names)
+            ),
+            format!("{}; or: {grant}", remedies.join("; ")),
+        );
+    }
+    for key in bound {
+        let table = sides.tables.iter().find(|(name, _)| *name == key.child);
+        let key_column = table.is_some_and(|(_, table)| {
+            table.identity == 'f' || key.columns.iter().any(|column| table.key.contains(column))
+        });
+        let changes_identity =
+            key_column && (key.acts_on_update() || matches!(key.on_delete, 'n' | 'd'));
+        let drop = format!("ALTER TABLE {} DROP CONSTRAINT {}", key.child, key.quoted_name());
+        let same_on_publisher = sides.publisher_keys.is_none_or(|there| {
+            there.keys.iter().any(|other| {
+                (&other.child, &other.parent, other.on_delete, other.on_update)
+                    == (&key.child, &key.parent, key.on_delete, key.on_update)
+            })
+        });
+        if (key.acts_on_delete() || key.acts_on_update()) && !same_on_publisher {
+            findings.error(
+                format!(
+                    "foreign key {} of the target deletes or changes rows by itself, and the \
+                     publisher has none that does the same: the two sides would differ",
+                    on_table(key)
+                ),
+                format!("{drop}; or: {grant}"),
+            );
+        } else if changes_identity {
+            findings.error(
+                format!(
+                    "foreign key {} of the target changes columns by which replicated changes \
+                     find their row",
+                    on_table(key)
+                ),
+                format!("{drop}; or: {grant}"),
+            );
+        } else if key.child == key.parent && !key.deferrable && !key.acts_on_delete() {
+            findings.warning(
+                format!(
+                    "foreign key {} of the target refers to its own table and is checked row by \
+                     row: a statement that deletes or inserts parents and children at once stops \
+                     the subscription",
+                    on_table(key)
+                ),
+                format!("{}; or: {grant}", key.make_deferrable()),
+            );
+        }
+    }
+}
+
+fn is_bound(keys: &ForeignKeys, key: &ForeignKey, tables: &[(TableName, Table)]) -> bool {
+    tables.iter().any(|(name, _)| keys.of_child(name).any(|other| other == key))
+        || tables.iter().any(|(name, _)| *name == key.parent)
+}
+
+fn on_table(key: &ForeignKey) -> String {
+    format!("{} of {}", key.quoted_name(), key.child)
+}
+
+/// A trigger or rule, and its table.
+type Trigger = (TableName, &'static str, String);
+
+fn shown(triggers: &[Trigger]) -> String {
+    let names: Vec<String> = triggers
+        .iter()
+        .map(|(table, _, name)| format!("{} on {table}", quote_identifier(name)))
+        .collect();
+    some_of(&names)
+}
+
+fn disable((table, kind, name): &Trigger) -> String {
+    format!("ALTER TABLE {table} DISABLE {kind} {}", quote_identifier(name))
+}
+
+/// Users' triggers and rules of these tables that fire for what our sessions write.
+async fn firing_triggers(
+    sql: &mut Connection,
+    quiet: bool,
+    tables: &[(TableName, Table)],
+) -> Result<Vec<Trigger>, Error> {
+    let enabled = if quiet { "'A', 'R'" } else { "'A', 'O'" };
+    let rows = sql
+        .query(
+            &format!(
+                "SELECT n.nspname, c.relname, 'TRIGGER', t.tgname FROM pg_catalog.pg_trigger t \
+                 JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE NOT t.tgisinternal AND t.tgenabled IN ({enabled}) \
+                 UNION ALL \
+                 SELECT n.nspname, c.relname, 'RULE', r.rulename FROM pg_catalog.pg_rewrite r \
+                 JOIN pg_catalog.pg_class c ON c.oid = r.ev_class \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE c.relkind IN ('r', 'p') AND r.ev_type <> '1' \
+                 AND r.ev_enabled IN ({enabled}) ORDER BY 1, 2, 4"
+            ),
+            &[],
+        )
+        .await?;
+    let text = |row: &Row, i: usize| row.get(i).unwrap_or_default().to_owned();
+    Ok(rows
+        .iter()
+        .map(|row| {
+            let kind = if row.get(2) == Some("RULE") { "RULE" } else { "TRIGGER" };
+            (TableName { schema: text(row, 0), name: text(row, 1) }, kind, text(row, 3))
+        })
+        .filter(|(table, _, _)| tables.iter().any(|(name, _)| name == table))
+        .collect())
+}

@@ -1,0 +1,221 @@
+//! The tables that are to be published: what we may not read or publish, and what the publisher
+//! will refuse once they are published.
+
+use super::server::Server;
+use super::tables::Table;
+use super::{Findings, publisher, some_of};
+use farshore_apply::postgres::foreign_keys::ForeignKeys;
+use farshore_capture::CaptureError;
+use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_model::quote_identifier;
+use farshore_pg::{Connection, Error};
+use std::collections::HashMap;
+
+/// What a publisher would publish.
+pub struct Published {
+    /// The publisher.
+    pub server: Server,
+    /// Tables in name order; their columns are those that are published.
+    pub tables: Vec<(TableName, Table)>,
+    /// The publisher's foreign keys, where they could be read.
+    pub foreign_keys: Option<ForeignKeys>,
+}
+
+impl Published {
+    /// Bytes of the tables with TOAST and without indexes.
+    pub fn bytes(&self) -> u64 {
+        self.tables.iter().map(|(_, table)| table.bytes).sum()
+    }
+}
+
+/// Names of the tables that the site file or the adopted publication names, and published columns
+/// where that is known already.
+pub async fn expand(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+) -> Result<Vec<(TableName, Option<Vec<String>>)>, CaptureError> {
+    if spec.adopt_publication.is_some() {
+        spec.ensure_publication(sql).await?;
+        let tables = spec.published_tables(sql).await?;
+        return Ok(tables
+            .into_iter()
+            .map(|table| {
+                let columns = table.columns.into_iter().map(|(name, _)| name).collect();
+                (table.table, Some(columns))
+            })
+            .collect());
+    }
+    let tables = spec.expand_tables(sql).await?;
+    Ok(tables
+        .into_iter()
+        .map(|table| {
+            let article = spec.articles.get(&table);
+            let columns = article.and_then(|article| article.columns.clone());
+            (table, columns)
+        })
+        .collect())
+}
+
+/// Looks at every table.
+pub async fn check(
+    spec: &PublicationSpec,
+    server: &Server,
+    sql: &mut Connection,
+    wanted: Vec<(TableName, Option<Vec<String>>)>,
+    catalogue: &HashMap<TableName, Table>,
+    findings: &mut Findings,
+) -> Result<Vec<(TableName, Table)>, Error> {
+    findings.note(format!("{} tables match", wanted.len()));
+    not_published(spec, &wanted, catalogue, findings);
+    // A publication that is as configured already needs no rights on its tables but to read them.
+    let as_wanted = match spec.is_as_configured(sql).await {
+        Ok(as_wanted) => as_wanted,
+        Err(error) => {
+            findings.agent_error(&error, error.is_transient());
+            true
+        }
+    };
+    let may_change =
+        as_wanted || publisher::check_publication_rights(spec, server, sql, findings).await?;
+    let mut tables = Vec::new();
+    let mut all_named = true;
+    for (name, columns) in wanted {
+        let Some(table) = catalogue.get(&name) else { continue };
+        let before = findings.all.len();
+        if !table.schema_usable {
+            let schema = quote_identifier(&name.schema);
+            findings.error(
+                format!(
+                    "role {} may not look into schema {schema}, where {name} is",
+                    server.role_sql()
+                ),
+                format!("GRANT USAGE ON SCHEMA {schema} TO {}", server.role_sql()),
+            );
+            all_named = false;
+            continue;
+        }
+        check_table(&name, table, server, as_wanted, findings);
+        all_named &= findings.all.len() == before;
+        let mut table = table.clone();
+        check_identity(&name, &table, columns.as_deref(), findings);
+        table.columns.retain(|column| {
+            columns.as_ref().map_or(!column.generated, |listed| listed.contains(&column.name))
+        });
+        tables.push((name, table));
+    }
+    if !as_wanted && may_change && all_named {
+        // Filters and column lists: only the server itself can tell.
+        for error in spec.try_articles(sql).await {
+            findings.agent_error(&error, error.is_transient());
+        }
+    }
+    Ok(tables)
+}
+
+fn check_table(
+    name: &TableName,
+    table: &Table,
+    server: &Server,
+    as_wanted: bool,
+    findings: &mut Findings,
+) {
+    let role = server.role_sql();
+    if !table.may_select {
+        findings.error(
+            format!("role {role} may not read {name}, as the initial copy has to"),
+            format!("GRANT SELECT ON {name} TO {role}"),
+        );
+    }
+    if !table.owned && !as_wanted {
+        let owner = quote_identifier(&table.owner);
+        findings.error(
+            format!("role {role} does not own {name}, so it cannot publish it"),
+            format!(
+                "GRANT {owner} TO {role}; or let {owner} CREATE PUBLICATION, and set \
+                 adopt_publication to its name"
+            ),
+        );
+    }
+    if table.row_security {
+        findings.error(
+            format!("row-level security hides rows of {name} from role {role}: the copy would lack them"),
+            format!("ALTER ROLE {role} BYPASSRLS (as a superuser), or give it a policy-free owner's rights: ALTER TABLE {name} OWNER TO {role}"),
+        );
+    }
+}
+
+/// What the publisher itself will refuse once the table is published.
+fn check_identity(
+    name: &TableName,
+    table: &Table,
+    columns: Option<&[String]>,
+    findings: &mut Findings,
+) {
+    if !table.has_identity() {
+        let why = match table.identity {
+            'n' => "has REPLICA IDENTITY NOTHING",
+            'i' => "has lost the index that its REPLICA IDENTITY names",
+            _ if table.primary_key => "has only a deferrable primary key, which is no identity",
+            _ => "has no primary key or other replica identity",
+        };
+        findings.warning(
+            format!(
+                "table {name} {why}: inserts flow, but the publisher will refuse every UPDATE \
+                 and DELETE of it"
+            ),
+            format!(
+                "ALTER TABLE {name} ADD PRIMARY KEY (…), or ALTER TABLE {name} REPLICA IDENTITY FULL"
+            ),
+        );
+    }
+    let Some(columns) = columns else { return };
+    let all = table.columns.iter().map(|column| &column.name);
+    let left_out: Vec<String> = if table.identity == 'f' {
+        all.filter(|column| !columns.contains(column)).cloned().collect()
+    } else {
+        table.key.iter().filter(|column| !columns.contains(column)).cloned().collect()
+    };
+    if !left_out.is_empty() {
+        findings.warning(
+            format!(
+                "the column list of {name} leaves out {} of its replica identity: the publisher \
+                 will refuse every UPDATE and DELETE of it",
+                some_of(&left_out)
+            ),
+            "Add them to `columns` in the site file",
+        );
+    }
+}
+
+/// What patterns pass over, so that nobody waits for it.
+fn not_published(
+    spec: &PublicationSpec,
+    wanted: &[(TableName, Option<Vec<String>>)],
+    catalogue: &HashMap<TableName, Table>,
+    findings: &mut Findings,
+) {
+    let matches = |name: &TableName| spec.tables.iter().any(|pattern| pattern.matches(name));
+    let mut unlogged = Vec::new();
+    let mut others = Vec::new();
+    for (name, table) in catalogue {
+        if !matches(name) || wanted.iter().any(|(wanted, _)| wanted == name) {
+            continue;
+        }
+        match table.not_a_table() {
+            Some(_) => others.push(name.to_string()),
+            None if table.persistence == 'u' => unlogged.push(name.to_string()),
+            None => {}
+        }
+    }
+    unlogged.sort();
+    others.sort();
+    if let Some(first) = unlogged.first() {
+        findings.warning(
+            format!("unlogged tables are not published: {}", some_of(&unlogged)),
+            format!("ALTER TABLE {first} SET LOGGED, if its rows are wanted"),
+        );
+    }
+    if !others.is_empty() {
+        findings.note(format!("views and foreign tables are not published: {}", some_of(&others)));
+    }
+}

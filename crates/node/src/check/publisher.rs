@@ -1,0 +1,277 @@
+//! The publisher: its settings, our rights there, free places, and the slot.
+
+use super::published::{self, Published};
+use super::server::Server;
+use super::{Findings, tables};
+use crate::config::Publication;
+use farshore_apply::postgres::foreign_keys::ForeignKeys;
+use farshore_capture::CaptureError;
+use farshore_capture::publication::PublicationSpec;
+use farshore_capture::slot;
+use farshore_model::quote_identifier;
+use farshore_pg::{Connection, Error, Mode};
+
+/// Looks at a publisher, and returns what it would publish if it could be asked. `started` tells
+/// that this site has captured the publication before.
+pub async fn check(
+    publication: &Publication,
+    started: bool,
+    findings: &mut Findings,
+) -> Option<Published> {
+    let spec = &publication.spec;
+    let mut sql = match spec.connect(Mode::Sql).await {
+        Ok(sql) => sql,
+        Err(error) => {
+            unreachable_server(&error, findings);
+            return None;
+        }
+    };
+    match look(publication, started, &mut sql, findings).await {
+        Ok(published) => published,
+        Err(error) => {
+            findings.error(format!("cannot look at the publisher: {error}"), "See the message");
+            None
+        }
+    }
+}
+
+async fn look(
+    publication: &Publication,
+    started: bool,
+    sql: &mut Connection,
+    findings: &mut Findings,
+) -> Result<Option<Published>, Error> {
+    let spec = &publication.spec;
+    let server = Server::ask(sql).await?;
+    findings.note(format!(
+        "{} answers, version {}",
+        spec.source.redacted(),
+        sql.server_version() / 10_000
+    ));
+    server.check("publisher", "source", findings);
+    server.check_connections("publisher", 4, findings);
+    check_settings(spec, started, sql, findings).await?;
+    check_replication(spec, &server, findings).await;
+    if findings.has_errors() && server.in_recovery {
+        return Ok(None);
+    }
+    let wanted = match published::expand(spec, sql).await {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            findings.agent_error(&error, false);
+            return Ok(None);
+        }
+    };
+    let catalogue = tables::all(sql).await?;
+    let tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
+    if !server.in_recovery
+        && let Err(error) = slot::look_at_slot(spec, sql, started).await
+    {
+        findings.agent_error(&error, error.is_transient());
+    }
+    let foreign_keys = ForeignKeys::load(sql).await.ok();
+    Ok(Some(Published { server, tables, foreign_keys }))
+}
+
+fn unreachable_server(error: &CaptureError, findings: &mut Findings) {
+    let CaptureError::Publisher { error: cause, .. } = error else {
+        findings.agent_error(error, error.is_transient());
+        return;
+    };
+    let remedy = remedy_for(cause, "source");
+    if error.is_transient() {
+        findings.passing_error(error.to_string(), remedy);
+    } else {
+        findings.error(error.to_string(), remedy);
+    }
+}
+
+/// What to do when a server cannot be talked to; `key` is where the site file names it.
+pub fn remedy_for(error: &Error, key: &str) -> String {
+    match (error.sqlstate(), error) {
+        (Some("28P01"), _) => "To set another: ALTER ROLE … PASSWORD on that server".to_owned(),
+        (Some("28000"), _) => format!(
+            "Create the role there, or correct `{key}`; or let it in with a line in pg_hba.conf"
+        ),
+        (Some("3D000"), _) => format!("Create the database, or correct `{key}`"),
+        (Some("53300"), _) => "Raise max_connections, or close connections".to_owned(),
+        (Some("57P03"), _) => "Wait until it has started".to_owned(),
+        (Some("42501"), _) => "Grant the role CONNECT on the database".to_owned(),
+        (_, Error::Tls { .. }) => {
+            format!(
+                "Correct sslmode, sslrootcert, sslcert or sslkey in `{key}`, or the server's TLS"
+            )
+        }
+        (_, Error::Auth { .. }) => {
+            "Correct the password in PGPASSWORD, ~/.pgpass or the service file, or the server's \
+             pg_hba.conf"
+                .to_owned()
+        }
+        (_, _) => format!("Correct `{key}`, or start that server"),
+    }
+}
+
+/// Settings that capture needs.
+async fn check_settings(
+    spec: &PublicationSpec,
+    started: bool,
+    sql: &mut Connection,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    let rows = sql
+        .query(
+            "SELECT current_setting('wal_level'), \
+               current_setting('max_replication_slots')::int - \
+                 (SELECT count(*) FROM pg_replication_slots), \
+               current_setting('max_wal_senders')::int - \
+                 (SELECT count(*) FROM pg_stat_get_wal_senders()), \
+               current_setting('max_slot_wal_keep_size'), current_setting('wal_keep_size'), \
+               coalesce(current_setting('idle_replication_slot_timeout', true), '0'), \
+               EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1), \
+               EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = $1 AND active)",
+            &[Some(&spec.slot_name())],
+        )
+        .await?;
+    let Some(row) = rows.first() else { return Ok(()) };
+    let text = |i: usize| row.get(i).unwrap_or_default();
+    if text(0) == "logical" {
+        findings.note("wal_level = logical");
+    } else {
+        findings.error(
+            format!("wal_level = {} on the publisher", text(0)),
+            "ALTER SYSTEM SET wal_level = logical, and restart that server",
+        );
+    }
+    // While tables are copied, a snapshot needs one of each too.
+    let for_copies = i64::from(!started);
+    let slots = i64::from(!row.parse_bool(6)?) + for_copies;
+    let free: i64 = row.parse(1)?;
+    if free < slots {
+        findings.passing_error(
+            format!("{} replication slots are free on the publisher, {slots} needed", free.max(0)),
+            "ALTER SYSTEM SET max_replication_slots to more and restart that server, or drop \
+             slots that nothing uses (SELECT slot_name FROM pg_replication_slots WHERE NOT active)",
+        );
+    }
+    let senders = i64::from(!row.parse_bool(7)?) + for_copies;
+    let free: i64 = row.parse(2)?;
+    if free < senders {
+        findings.passing_error(
+            format!("{} walsenders are free on the publisher, {senders} needed", free.max(0)),
+            "ALTER SYSTEM SET max_wal_senders to more, and restart that server",
+        );
+    }
+    if text(3) != "-1" {
+        findings.warning(
+            format!(
+                "max_slot_wal_keep_size = {} (and wal_keep_size = {}): a slot that falls further \
+                 behind is invalidated, and everything must be copied anew",
+                text(3),
+                text(4)
+            ),
+            "Make it larger than what the publisher writes in the longest time that Farshore may \
+             be stopped, or ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+        );
+    }
+    if text(5) != "0" {
+        findings.warning(
+            format!(
+                "idle_replication_slot_timeout = {}: a slot that Farshore does not read for that \
+                 long is invalidated, and everything must be copied anew",
+                text(5)
+            ),
+            "Make it longer than Farshore may be stopped, or ALTER SYSTEM SET \
+             idle_replication_slot_timeout = 0",
+        );
+    }
+    Ok(())
+}
+
+/// Whether the role may read the log: only a try tells, since services have ways of their own
+/// beside the attribute REPLICATION.
+async fn check_replication(spec: &PublicationSpec, server: &Server, findings: &mut Findings) {
+    let error = match spec.connect(Mode::LogicalReplication).await {
+        Ok(connection) => return connection.close().await,
+        Err(error) => error,
+    };
+    let CaptureError::Publisher { error: cause, .. } = &error else { return };
+    match cause.sqlstate() {
+        // Said already, or about to be over.
+        Some("53300") => {}
+        Some("42501") => findings.error(
+            format!("role {} may not replicate: {cause}", server.role_sql()),
+            format!(
+                "ALTER ROLE {0} REPLICATION (on Amazon RDS: GRANT rds_replication TO {0})",
+                server.role_sql()
+            ),
+        ),
+        Some("28000") => findings.error(
+            format!("no replication connection: {cause}"),
+            format!(
+                "Let role {} into database {} with a line in pg_hba.conf (a line for database \
+                 \"replication\" is not the one)",
+                server.role_sql(),
+                server.database_sql()
+            ),
+        ),
+        _ if error.is_transient() => {
+            findings
+                .passing_error(format!("no replication connection: {cause}"), "See the message");
+        }
+        _ => findings.error(format!("no replication connection: {cause}"), "See the message"),
+    }
+}
+
+/// Whether the publication has to be made or changed, and whether we may.
+pub async fn check_publication_rights(
+    spec: &PublicationSpec,
+    server: &Server,
+    sql: &mut Connection,
+    findings: &mut Findings,
+) -> Result<bool, Error> {
+    let name = spec.publication_name();
+    let quoted = quote_identifier(&name);
+    let rows = sql
+        .query(
+            "SELECT pg_has_role(pubowner, 'USAGE'), pg_get_userbyid(pubowner) \
+             FROM pg_publication WHERE pubname = $1",
+            &[Some(&name)],
+        )
+        .await?;
+    match rows.first() {
+        None if server.may_create => Ok(true),
+        None => {
+            findings.error(
+                format!(
+                    "role {} may not create publication {quoted} in database {}",
+                    server.role_sql(),
+                    server.database_sql()
+                ),
+                format!(
+                    "GRANT CREATE ON DATABASE {} TO {}; or let the tables' owner CREATE \
+                     PUBLICATION, and set adopt_publication to its name",
+                    server.database_sql(),
+                    server.role_sql()
+                ),
+            );
+            Ok(false)
+        }
+        Some(row) if row.parse_bool(0)? => Ok(true),
+        Some(row) => {
+            let owner = row.get(1).unwrap_or_default();
+            findings.error(
+                format!(
+                    "publication {quoted} exists, publishes something else than the site file \
+                     says, and belongs to {}",
+                    quote_identifier(owner)
+                ),
+                format!(
+                    "ALTER PUBLICATION {quoted} OWNER TO {}; or set adopt_publication = \"{name}\" \
+                     to use it as it is",
+                    server.role_sql()
+                ),
+            );
+            Ok(false)
+        }
+    }
+}

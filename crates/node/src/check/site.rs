@@ -1,0 +1,91 @@
+//! The data folder.
+
+use super::Findings;
+use crate::config::SiteConfig;
+use farshore_capture::slot;
+use farshore_store::segmented::read_notes;
+use std::path::{Path, PathBuf};
+
+/// Less free space than this is worth a word, in bytes.
+const FREE_MIN: u64 = 1 << 30;
+
+/// Whether this site has captured the publication before.
+pub fn was_started(config: &SiteConfig, publication: &str, findings: &mut Findings) -> bool {
+    let folder = config.data_dir.join("publications").join(publication);
+    match read_notes(&folder) {
+        Ok(notes) => slot::has_begun(|key| notes.get(key).cloned()),
+        Err(error) => {
+            findings.agent_error(&error, false);
+            true
+        }
+    }
+}
+
+/// Looks at the folder and the disk that it is on.
+pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings) {
+    let folder = &config.data_dir;
+    let present = nearest_present(folder);
+    if !present.is_dir() {
+        findings.error(
+            format!(
+                "data_dir {} cannot be made: {} is not a folder",
+                folder.display(),
+                present.display()
+            ),
+            "Correct data_dir in the site file",
+        );
+        return;
+    }
+    if let Err(error) = rustix::fs::access(&present, rustix::fs::Access::WRITE_OK) {
+        findings.error(
+            format!("data_dir {} cannot be written: {error}", folder.display()),
+            format!("Correct data_dir in the site file, or give this user {}", present.display()),
+        );
+        return;
+    }
+    let Ok(disk) = rustix::fs::statvfs(&present) else { return };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let room = format!("{} are free under data_dir {}", bytes(free), folder.display());
+    let limits: Vec<u64> =
+        config.publications.iter().filter_map(|p| p.retention.bytes_max).collect();
+    let wanted: u64 = limits.iter().sum();
+    if free < FREE_MIN {
+        findings.warning(
+            format!("only {room}: a subscriber that is away fills that soon, and a full disk stops capture"),
+            "Make room, or point data_dir at a larger disk",
+        );
+    } else if wanted > free {
+        findings.warning(
+            format!("{room}, and retention_size allows {}", bytes(wanted)),
+            "Lower retention_size, or point data_dir at a larger disk",
+        );
+    } else {
+        findings.note(format!(
+            "{room}; published tables hold {}, and nobody can see from here whether the targets' \
+             disks have room for them",
+            bytes(published_bytes)
+        ));
+    }
+    if limits.len() < config.publications.len() {
+        findings.note(
+            "without retention_size a subscriber that stays away fills the disk under data_dir",
+        );
+    }
+}
+
+fn nearest_present(path: &Path) -> PathBuf {
+    let here = if path.is_absolute() {
+        path.to_owned()
+    } else {
+        std::env::current_dir().unwrap_or_default().join(path)
+    };
+    here.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/")).to_owned()
+}
+
+fn bytes(bytes: u64) -> String {
+    let units = [("TB", 40), ("GB", 30), ("MB", 20), ("KB", 10)];
+    match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {
+        Some((unit, shift)) => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
+        None => format!("{bytes} B"),
+    }
+}

@@ -1,0 +1,178 @@
+//! What a server's catalogue says of its tables.
+
+use farshore_capture::publication::TableName;
+use farshore_pg::{Connection, Error, Row};
+use std::collections::HashMap;
+
+/// Between names in one value; no identifier holds it.
+const SEPARATOR: char = '\u{1}';
+
+/// A column.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Name.
+    pub name: String,
+    /// The type with its modifier, as SQL names it under an empty `search_path`.
+    pub type_name: String,
+    /// Takes no NULL.
+    pub not_null: bool,
+    /// Filled by itself when no value is given.
+    pub has_default: bool,
+    /// Generated: takes no value.
+    pub generated: bool,
+}
+
+/// A table or what stands under a table's name.
+#[derive(Clone, Debug, Default)]
+pub struct Table {
+    /// `pg_class.relkind`.
+    pub kind: char,
+    /// `pg_class.relpersistence`.
+    pub persistence: char,
+    /// `pg_class.relreplident`.
+    pub identity: char,
+    /// Columns of the key that the identity names; empty without one.
+    pub key: Vec<String>,
+    /// There is a primary key.
+    pub primary_key: bool,
+    /// Columns that an index begins with.
+    pub indexed: Vec<String>,
+    /// We may look into its schema.
+    pub schema_usable: bool,
+    /// We may read all of it.
+    pub may_select: bool,
+    /// The rights to change it that we lack.
+    pub rights_missing: Vec<&'static str>,
+    /// We own it, or are a member of its owner.
+    pub owned: bool,
+    /// Its owner.
+    pub owner: String,
+    /// Row-level security holds for us.
+    pub row_security: bool,
+    /// Bytes with TOAST and without indexes.
+    pub bytes: u64,
+    /// Columns in table order.
+    pub columns: Vec<Column>,
+}
+
+impl Table {
+    /// The word for what stands under the name, when rows cannot be written to or read from it.
+    pub fn not_a_table(&self) -> Option<&'static str> {
+        match self.kind {
+            'v' => Some("a view"),
+            'm' => Some("a materialized view"),
+            'f' => Some("a foreign table"),
+            _ => None,
+        }
+    }
+
+    /// Updates and deletes name the row.
+    pub fn has_identity(&self) -> bool {
+        self.identity == 'f' || !self.key.is_empty()
+    }
+}
+
+/// Everything under a table's name in the database, but for PostgreSQL's own.
+pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Error> {
+    let rows = sql
+        .query(
+            "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
+               (SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
+                 ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) \
+                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
+                 CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
+                 ELSE false END), \
+               EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), \
+               (SELECT string_agg(DISTINCT a.attname, chr(1)) FROM pg_index i \
+                 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
+                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL), \
+               has_schema_privilege(n.oid, 'USAGE'), \
+               has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'), \
+               has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
+               has_table_privilege(c.oid, 'TRUNCATE'), \
+               pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
+               row_security_active(c.oid), \
+               CASE WHEN c.relkind = 'r' THEN pg_table_size(c.oid) END \
+             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
+             AND n.nspname NOT IN ('information_schema', 'farshore')",
+            &[],
+        )
+        .await?;
+    let mut tables = HashMap::new();
+    for row in &rows {
+        let table = Table {
+            kind: letter(row, 2),
+            persistence: letter(row, 3),
+            identity: letter(row, 4),
+            key: names(row, 5),
+            primary_key: row.parse_bool(6)?,
+            indexed: names(row, 7),
+            schema_usable: row.parse_bool(8)?,
+            may_select: row.parse_bool(9)?,
+            rights_missing: ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"]
+                .into_iter()
+                .enumerate()
+                .filter(|(number, _)| row.get(9 + number) != Some("t"))
+                .map(|(_, right)| right)
+                .collect(),
+            owned: row.parse_bool(14)?,
+            owner: text(row, 15),
+            row_security: row.parse_bool(16)?,
+            bytes: row.get(17).and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            columns: Vec::new(),
+        };
+        tables.insert(name(row), table);
+    }
+    for row in &columns(sql).await? {
+        let Some(table) = tables.get_mut(&name(row)) else { continue };
+        table.columns.push(Column {
+            name: text(row, 2),
+            type_name: text(row, 3),
+            not_null: row.parse_bool(4)?,
+            has_default: row.parse_bool(5)?,
+            generated: row.parse_bool(6)?,
+        });
+    }
+    Ok(tables)
+}
+
+async fn columns(sql: &mut Connection) -> Result<Vec<Row>, Error> {
+    // So that types are named in full, and alike on both sides.
+    sql.simple_query("BEGIN; SET LOCAL search_path = ''").await?;
+    let rows = sql
+        .query(
+            "SELECT n.nspname, c.relname, a.attname, \
+               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull, \
+               a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, \
+               a.attgenerated <> '' \
+             FROM pg_catalog.pg_attribute a \
+             JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+             WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped \
+             AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
+             ORDER BY a.attrelid, a.attnum",
+            &[],
+        )
+        .await;
+    sql.simple_query("ROLLBACK").await?;
+    rows
+}
+
+fn text(row: &Row, column: usize) -> String {
+    row.get(column).unwrap_or_default().to_owned()
+}
+
+fn letter(row: &Row, column: usize) -> char {
+    row.get(column).and_then(|text| text.chars().next()).unwrap_or(' ')
+}
+
+fn name(row: &Row) -> TableName {
+    TableName { schema: text(row, 0), name: text(row, 1) }
+}
+
+fn names(row: &Row, column: usize) -> Vec<String> {
+    let Some(text) = row.get(column) else { return Vec::new() };
+    text.split(SEPARATOR).map(str::to_owned).collect()
+}

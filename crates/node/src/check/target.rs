@@ -1,0 +1,360 @@
+//! The target: our rights there, its tables, and what subscriptions left there before.
+
+use super::firing::{self, Sides};
+use super::published::Published;
+use super::server::Server;
+use super::tables::{self, Table};
+use super::{Findings, both, columns, publisher, some_of};
+use crate::config::{SiteConfig, Subscription};
+use farshore_apply::ApplyError;
+use farshore_apply::postgres::session::Session;
+use farshore_apply::postgres::statements::{TargetColumn, TargetTable, check_columns};
+use farshore_capture::publication::TableName;
+use farshore_model::quote_identifier;
+use std::collections::HashMap;
+
+/// Tables that are asked about in one statement.
+const TABLES_AT_ONCE: usize = 200;
+
+/// Looks at a subscription's target. Without `published` only its server is looked at.
+pub async fn check(
+    config: &SiteConfig,
+    subscription: &Subscription,
+    published: Option<&Published>,
+    findings: &mut Findings,
+) {
+    let target = &subscription.spec.target;
+    let mut session = match Session::connect(target, "farshore check").await {
+        Ok(session) => session,
+        Err(error) => {
+            let remedy = match &error {
+                ApplyError::Target { error, .. } => publisher::remedy_for(error, "target"),
+                _ => "See the message".to_owned(),
+            };
+            if error.is_transient() {
+                findings.passing_error(error.to_string(), remedy);
+            } else {
+                findings.error(error.to_string(), remedy);
+            }
+            return;
+        }
+    };
+    findings.note(format!(
+        "{} answers, version {}",
+        target.redacted(),
+        session.connection.server_version() / 10_000
+    ));
+    if let Err(error) = look(config, subscription, published, &mut session, findings).await {
+        findings.error(format!("cannot look at the target: {error}"), "See the message");
+    }
+}
+
+async fn look(
+    config: &SiteConfig,
+    subscription: &Subscription,
+    published: Option<&Published>,
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<(), ApplyError> {
+    let asked = Server::ask(&mut session.connection).await;
+    let server = asked.map_err(|error| session.error(error))?;
+    server.check("target", "target", findings);
+    server.check_connections("target", subscription.spec.copy.workers + 1, findings);
+    if let Some(published) = published {
+        both::check(&published.server, &server, findings);
+    }
+    let known = match check_schema(&server, session, findings).await? {
+        true => check_progress(subscription, session, findings).await?,
+        false => Vec::new(),
+    };
+    let Some(published) = published else { return Ok(()) };
+    check_claims(config, subscription, published, findings);
+    check_tables(subscription, published, &server, &known, session, findings).await
+}
+
+/// The schema that progress is kept in; returns whether its tables can be read.
+async fn check_schema(
+    server: &Server,
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<bool, ApplyError> {
+    let rows = session
+        .query(
+            "SELECT has_schema_privilege(n.oid, 'USAGE'), has_schema_privilege(n.oid, 'CREATE'), \
+               count(c.oid), coalesce(bool_and(has_table_privilege(c.oid, 'SELECT') \
+                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE') \
+                 AND has_table_privilege(c.oid, 'DELETE')), true) \
+             FROM pg_catalog.pg_namespace n \
+             LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind = 'r' \
+             WHERE n.nspname = 'farshore' GROUP BY n.oid",
+            &[],
+        )
+        .await?;
+    let (role, database) = (server.role_sql(), server.database_sql());
+    let Some(row) = rows.first() else {
+        if !server.may_create {
+            findings.error(
+                format!("role {role} may not create the schema farshore, where progress is kept"),
+                format!(
+                    "GRANT CREATE ON DATABASE {database} TO {role}, or CREATE SCHEMA farshore \
+                     AUTHORIZATION {role}"
+                ),
+            );
+        }
+        return Ok(false);
+    };
+    let is = |i: usize| row.get(i) == Some("t");
+    let has_tables = row.get(2) != Some("0");
+    if !is(0) || !is(1) || !is(3) {
+        findings.error(
+            format!("schema farshore of the target, where progress is kept, belongs to another role than {role}"),
+            format!(
+                "GRANT USAGE, CREATE ON SCHEMA farshore TO {role}; GRANT SELECT, INSERT, UPDATE, \
+                 DELETE ON ALL TABLES IN SCHEMA farshore TO {role}"
+            ),
+        );
+    }
+    Ok(has_tables && is(0) && is(3))
+}
+
+/// Looks at what a subscription of this name has left on the target; returns the tables it copied
+/// or began to copy.
+async fn check_progress(
+    subscription: &Subscription,
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<Vec<TableName>, ApplyError> {
+    let name = &subscription.spec.name;
+    if let Some(progress) = session.load_progress(name).await?
+        && progress.publication != subscription.spec.publication
+    {
+        findings.error(
+            format!(
+                "the target's subscription of that name follows publication \"{}\", not \"{}\"",
+                progress.publication, subscription.spec.publication
+            ),
+            "Rename one of the two",
+        );
+    }
+    let tables = session.load_tables(name).await?;
+    Ok(tables.into_iter().map(|table| table.table).collect())
+}
+
+/// Another subscription of this site file that would write the same tables.
+fn check_claims(
+    config: &SiteConfig,
+    subscription: &Subscription,
+    published: &Published,
+    findings: &mut Findings,
+) {
+    let target = subscription.spec.target.redacted();
+    for other in &config.subscriptions {
+        if other.spec.name == subscription.spec.name || other.spec.target.redacted() != target {
+            continue;
+        }
+        let Some(publication) = config.publication(&other.publication) else { continue };
+        let shared: Vec<String> = published
+            .tables
+            .iter()
+            .filter(|(table, _)| {
+                publication.spec.tables.iter().any(|pattern| pattern.matches(table))
+            })
+            .map(|(table, _)| table.to_string())
+            .collect();
+        if !shared.is_empty() {
+            findings.error(
+                format!(
+                    "subscription \"{}\" brings the same tables to {target}: {}",
+                    other.spec.name,
+                    some_of(&shared)
+                ),
+                "Remove one of the two, or take the tables out of one publication",
+            );
+        }
+    }
+}
+
+async fn check_tables(
+    subscription: &Subscription,
+    published: &Published,
+    server: &Server,
+    known: &[TableName],
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<(), ApplyError> {
+    let catalogue = tables::all(&mut session.connection).await.map_err(|e| session.error(e))?;
+    let owners = copied_by_others(subscription, session).await?;
+    let mut to_be_empty = Vec::new();
+    for (name, source) in &published.tables {
+        let Some(table) = catalogue.get(name) else {
+            missing_table(subscription, name, findings);
+            continue;
+        };
+        if check_table(subscription, name, source, table, server, findings) && !known.contains(name)
+        {
+            match owners.get(name) {
+                Some(other) => findings.error(
+                    format!("table {name} on the target is filled by subscription \"{other}\""),
+                    format!(
+                        "Take it out of one of the two; if \"{other}\" is gone for good: DELETE FROM \
+                         farshore.subscription WHERE name = {}, and TRUNCATE {name}",
+                        farshore_pg::quote_literal(other)
+                    ),
+                ),
+                None => to_be_empty.push(name.clone()),
+            }
+        }
+    }
+    check_empty(&to_be_empty, session, findings).await?;
+    let publisher_keys = published.foreign_keys.as_ref();
+    let to_copy: Vec<TableName> = published
+        .tables
+        .iter()
+        .map(|(name, _)| name.clone())
+        .filter(|name| !known.contains(name))
+        .collect();
+    let role = server.role_sql();
+    let sides = Sides { tables: &published.tables, to_copy: &to_copy, publisher_keys, role: &role };
+    let quiet = session.replica_role;
+    let looked = firing::check(&mut session.connection, quiet, &sides, findings).await;
+    looked.map_err(|error| session.error(error))?;
+    findings.note(format!("{} tables looked at", published.tables.len()));
+    Ok(())
+}
+
+/// The rule for a published table that the target does not have.
+fn missing_table(subscription: &Subscription, name: &TableName, findings: &mut Findings) {
+    if let Err(error) = check_columns(&subscription.spec.name, name, [].into_iter(), None) {
+        findings.agent_error(&error, false);
+    }
+}
+
+/// Whether rows of a table can be written.
+fn check_table(
+    subscription: &Subscription,
+    name: &TableName,
+    source: &Table,
+    table: &Table,
+    server: &Server,
+    findings: &mut Findings,
+) -> bool {
+    let role = server.role_sql();
+    if !table.schema_usable {
+        let schema = quote_identifier(&name.schema);
+        findings.error(
+            format!("role {role} may not look into schema {schema} of the target, where {name} is"),
+            format!("GRANT USAGE ON SCHEMA {schema} TO {role}"),
+        );
+        return false;
+    }
+    if let Some(kind) = table.not_a_table() {
+        findings.error(
+            format!("{name} on the target is {kind}, and a table is needed"),
+            "Rename it, and create a table of that name",
+        );
+        return false;
+    }
+    let names = source.columns.iter().map(|column| column.name.as_str());
+    let known = TargetTable {
+        partitioned: table.kind == 'p',
+        columns: table
+            .columns
+            .iter()
+            .map(|column| TargetColumn {
+                name: column.name.clone(),
+                generated: column.generated,
+                ..TargetColumn::default()
+            })
+            .collect(),
+    };
+    if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known)) {
+        findings.agent_error(&error, false);
+        return false;
+    }
+    columns::check(name, source, table, findings);
+    if table.row_security {
+        findings.error(
+            format!("row-level security of {name} on the target holds for role {role}"),
+            format!(
+                "ALTER ROLE {role} BYPASSRLS (as a superuser), or ALTER TABLE {name} OWNER TO {role}"
+            ),
+        );
+        return false;
+    }
+    if table.persistence == 'u' {
+        findings.warning(
+            format!("{name} on the target is unlogged: a crash there empties it, and changes of rows that are gone stop the subscription"),
+            format!("ALTER TABLE {name} SET LOGGED"),
+        );
+    }
+    // Without TRUNCATE only a TRUNCATE on the publisher fails.
+    let (needed, only_truncate): (Vec<&str>, _) =
+        (table.rights_missing.clone(), table.rights_missing == ["TRUNCATE"]);
+    if needed.is_empty() {
+        return true;
+    }
+    let what = format!("role {role} lacks {} on {name} of the target", needed.join(", "));
+    let grant = format!("GRANT {} ON {name} TO {role}", needed.join(", "));
+    if only_truncate {
+        findings.warning(format!("{what}: a TRUNCATE on the publisher will stop it"), grant);
+        true
+    } else {
+        findings.error(what, grant);
+        false
+    }
+}
+
+/// Which other subscription has filled which table.
+async fn copied_by_others(
+    subscription: &Subscription,
+    session: &mut Session,
+) -> Result<HashMap<TableName, String>, ApplyError> {
+    let present = session.query("SELECT to_regclass('farshore.table_copy') IS NOT NULL", &[]).await;
+    // A schema that we may not look into has been found already.
+    if !present.is_ok_and(|rows| rows.first().and_then(|row| row.get(0)) == Some("t")) {
+        return Ok(HashMap::new());
+    }
+    let rows = session
+        .query(
+            "SELECT schema_name, table_name, subscription FROM farshore.table_copy \
+             WHERE subscription <> $1",
+            &[Some(&subscription.spec.name)],
+        )
+        .await;
+    let text = |row: &farshore_pg::Row, i: usize| row.get(i).unwrap_or_default().to_owned();
+    Ok(rows
+        .unwrap_or_default()
+        .iter()
+        .map(|row| (TableName { schema: text(row, 0), name: text(row, 1) }, text(row, 2)))
+        .collect())
+}
+
+/// The initial copy fills empty tables only.
+async fn check_empty(
+    tables: &[TableName],
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<(), ApplyError> {
+    for some in tables.chunks(TABLES_AT_ONCE) {
+        let asked: Vec<String> = some
+            .iter()
+            .enumerate()
+            .map(|(n, table)| format!("SELECT {n} WHERE EXISTS (SELECT FROM ONLY {table})"))
+            .collect();
+        for row in session.query(&asked.join(" UNION ALL "), &[]).await? {
+            let number: usize = row.parse(0).map_err(|error| session.error(error))?;
+            let Some(name) = some.get(number) else { continue };
+            findings.error(
+                format!(
+                    "table {name} on the target has rows already, and it is to be copied (it is \
+                     new here, or it left the publication or changed its filter or columns)"
+                ),
+                format!(
+                    "Empty it (TRUNCATE {name}) or take it out of the publication, and start this \
+                     node again"
+                ),
+            );
+        }
+    }
+    Ok(())
+}
