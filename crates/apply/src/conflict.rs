@@ -1,23 +1,76 @@
-//! What is said when the target's rows are not what the publisher's changes expect.
+//! When the target's rows are not what the publisher's changes expect: what is said, and what is
+//! done about it.
 
+use crate::error::Cause;
+use farshore_capture::publication::TableName;
 use farshore_model::Relation;
-use farshore_wire::pgoutput::{OldTuple, Tuple, Value, stored::Stored};
+use farshore_wire::pgoutput::{OldTuple, Tuple, stored::Stored};
+use farshore_wire::readable::{Readable, push_json_string, readable};
+use std::collections::BTreeMap;
 
 /// Longest key value shown in a message, in characters.
 const SHOWN_CHARS_MAX: usize = 80;
+/// Longest value kept in a record of a conflict, in bytes.
+const RECORDED_BYTES_MAX: usize = 1 << 20;
 
-/// The remedy for an update or delete that found no row.
-pub const ROW_MISSING: &str = "The row is not on the target: something else changed the target. \
+/// What is done about a change that is at odds with the target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnConflict {
+    /// The subscription stops before the change's transaction and says why.
+    #[default]
+    Stop,
+    /// The change is left out and recorded.
+    Skip,
+    /// The publisher's row wins, and the conflict is recorded.
+    Overwrite,
+}
+
+/// What is done, table by table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConflictPolicy {
+    /// For tables that are not named.
+    pub default: OnConflict,
+    /// By the publisher's table names.
+    pub tables: BTreeMap<TableName, OnConflict>,
+}
+
+impl ConflictPolicy {
+    /// For one table of the publisher.
+    pub fn of(&self, relation: &Relation) -> OnConflict {
+        let named = self
+            .tables
+            .iter()
+            .find(|(table, _)| table.schema == relation.schema && table.name == relation.name);
+        named.map_or(self.default, |(_, policy)| *policy)
+    }
+}
+
+const ROW_MISSING: &str = "The row is not on the target: something else changed the target. \
      Put the row back and start this node again, or copy anew: empty the target's tables and DROP \
      SCHEMA farshore CASCADE there";
 
-/// The remedy for an insert that inserted nothing.
-pub const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove it (or let the \
+const SEVERAL_ROWS: &str = "The key is not unique on the target: something else changed the \
+     target. Remove the rows that do not belong there and start this node again";
+
+const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove it (or let the \
      role set session_replication_role) and start this node again";
 
-/// The remedy for a change that the target refused.
-pub const REFUSED: &str = "Mend the target (the message above names the constraint or type) and \
+const REFUSED: &str = "Mend the target (the message above names the constraint or type) and \
      start this node again: the subscription goes on with this change";
+
+/// The remedy for a transaction that the target does not commit.
+pub const COMMIT_REFUSED: &str = "A deferred constraint or trigger of the target does not hold. \
+     Mend the target and start this node again";
+
+/// What to do about a failed change.
+pub fn remedy(cause: &Cause, is_insert: bool) -> &'static str {
+    match cause {
+        Cause::Rows(_) if is_insert => NOT_INSERTED,
+        Cause::Rows(0) => ROW_MISSING,
+        Cause::Rows(_) => SEVERAL_ROWS,
+        Cause::Refused(_) => REFUSED,
+    }
+}
 
 /// The word for a stored change's kind.
 pub fn operation(change: &Stored<'_>) -> &'static str {
@@ -31,55 +84,94 @@ pub fn operation(change: &Stored<'_>) -> &'static str {
     }
 }
 
-/// The row's key as `column=value, …`, for messages.
-pub fn readable_key(change: &Stored<'_>, relation: &Relation) -> String {
-    let tuple = match change {
-        Stored::Insert { new, .. } => new,
-        Stored::Update { old: OldTuple::Key(old) | OldTuple::Full(old), .. }
-        | Stored::Delete { old: OldTuple::Key(old) | OldTuple::Full(old), .. } => old,
-        Stored::Update { new, old: OldTuple::None, .. } => new,
-        Stored::Delete { old: OldTuple::None, .. }
-        | Stored::Truncate { .. }
-        | Stored::Message { .. }
-        | Stored::SubtransactionMark(_) => return "none".to_owned(),
-    };
+/// The row that the change is about: the old one where the publisher sent it, else the new.
+fn row_of<'a>(change: &Stored<'a>) -> Option<Tuple<'a>> {
+    match change {
+        Stored::Insert { new, .. } => Some(*new),
+        Stored::Update { old, new, .. } => identifying_tuple(*old, Some(*new)),
+        Stored::Delete { old, .. } => identifying_tuple(*old, None),
+        Stored::Truncate { .. } | Stored::Message { .. } | Stored::SubtransactionMark(_) => None,
+    }
+}
+
+/// The values of the key's columns, or of all where there is no key.
+fn key_of<'a>(
+    tuple: Tuple<'a>,
+    relation: &'a Relation,
+) -> impl Iterator<Item = (&'a str, Readable)> {
     let keyed = relation.columns.iter().any(|column| column.key);
-    let shown: Vec<String> = relation
+    readable_row(tuple, relation, move |column| column.key || !keyed)
+}
+
+fn readable_row<'a>(
+    tuple: Tuple<'a>,
+    relation: &'a Relation,
+    wanted: impl Fn(&farshore_model::Column) -> bool + 'a,
+) -> impl Iterator<Item = (&'a str, Readable)> {
+    relation
         .columns
         .iter()
         .zip(tuple.values())
-        .filter(|(column, _)| column.key || !keyed)
-        .map(|(column, value)| {
-            format!("{}={}", column.name, readable_value(value, column.type_oid))
-        })
+        .filter(move |(column, _)| wanted(column))
+        .map(|(column, value)| (column.name.as_str(), readable(value, column.type_oid)))
+}
+
+/// The row's key as `column=value, …`, for messages.
+pub fn readable_key(change: &Stored<'_>, relation: &Relation) -> String {
+    let Some(tuple) = row_of(change) else { return "none".to_owned() };
+    let shown: Vec<String> = key_of(tuple, relation)
+        .map(|(name, value)| format!("{name}={}", shortened(value.text())))
         .collect();
     shown.join(", ")
 }
 
-fn readable_value(value: Value<'_>, type_oid: u32) -> String {
-    let text = match value {
-        Value::Null => return "NULL".to_owned(),
-        Value::Unchanged => return "(unchanged)".to_owned(),
-        Value::Text(text) => String::from_utf8_lossy(text).into_owned(),
-        Value::Binary(bytes) => match (type_oid, bytes.len()) {
-            (21, 2) | (23, 4) | (20, 8) => {
-                let negative = bytes.first().is_some_and(|byte| byte & 0x80 != 0);
-                let start = if negative { -1_i64 } else { 0 };
-                bytes.iter().fold(start, |n, byte| (n << 8) | i64::from(*byte)).to_string()
-            }
-            // text, varchar, bpchar, name
-            (25 | 1043 | 1042 | 19, _) => String::from_utf8_lossy(bytes).into_owned(),
-            (2950, 16) => bytes.iter().map(|byte| format!("{byte:02x}")).collect(),
-            (_, _) => format!(
-                "\\x{}",
-                bytes.iter().take(40).map(|byte| format!("{byte:02x}")).collect::<String>()
-            ),
-        },
-    };
+fn shortened(text: &str) -> String {
     match text.char_indices().nth(SHOWN_CHARS_MAX) {
-        None => text,
+        None => text.to_owned(),
         Some((end, _)) => format!("{}…", &text[..end]),
     }
+}
+
+/// The row's key as a JSON object.
+pub fn key_json(change: &Stored<'_>, relation: &Relation) -> Option<String> {
+    Some(json_object(key_of(row_of(change)?, relation)))
+}
+
+/// The old row as a JSON object: all of it, or the key's columns, as the publisher sent it.
+pub fn old_json(change: &Stored<'_>, relation: &Relation) -> Option<String> {
+    let (Stored::Update { old, .. } | Stored::Delete { old, .. }) = change else { return None };
+    match old {
+        OldTuple::None => None,
+        OldTuple::Key(tuple) => Some(json_object(key_of(*tuple, relation))),
+        OldTuple::Full(tuple) => Some(json_object(readable_row(*tuple, relation, |_| true))),
+    }
+}
+
+/// The new row as a JSON object.
+pub fn new_json(change: &Stored<'_>, relation: &Relation) -> Option<String> {
+    let (Stored::Insert { new, .. } | Stored::Update { new, .. }) = change else { return None };
+    Some(json_object(readable_row(*new, relation, |_| true)))
+}
+
+fn json_object<'a>(values: impl Iterator<Item = (&'a str, Readable)>) -> String {
+    let mut out = String::from("{");
+    for (name, value) in values {
+        if out.len() > 1 {
+            out.push_str(", ");
+        }
+        push_json_string(&mut out, name);
+        out.push_str(": ");
+        let text = value.text();
+        if text.len() > RECORDED_BYTES_MAX {
+            let end = (0..=RECORDED_BYTES_MAX).rev().find(|at| text.is_char_boundary(*at));
+            let start = &text[..end.unwrap_or(0)];
+            push_json_string(&mut out, &format!("{start}… ({} bytes)", text.len()));
+        } else {
+            value.push_json(&mut out);
+        }
+    }
+    out.push('}');
+    out
 }
 
 /// The values that identify the row: the old tuple where the publisher sent one, else the new.
@@ -94,13 +186,50 @@ pub fn identifying_tuple<'a>(old: OldTuple<'a>, new: Option<Tuple<'a>>) -> Optio
 mod tests {
     use super::*;
 
+    use farshore_model::{Column, ReplicaIdentity};
+
+    fn relation() -> Relation {
+        let column = |name: &str, type_oid, key| Column {
+            key,
+            name: name.to_owned(),
+            type_oid,
+            type_modifier: -1,
+        };
+        Relation {
+            oid: 1,
+            schema: "public".into(),
+            name: "t".into(),
+            identity: ReplicaIdentity::Default,
+            columns: vec![column("id", 23, true), column("v", 25, false)],
+        }
+    }
+
     #[test]
-    fn values_are_readable() {
-        assert_eq!(readable_value(Value::Binary(&[0xff, 0xff, 0xff, 0xfe]), 23), "-2");
-        assert_eq!(readable_value(Value::Binary(&[0, 0, 1, 0]), 23), "256");
-        assert_eq!(readable_value(Value::Binary("é".as_bytes()), 25), "é");
-        assert_eq!(readable_value(Value::Binary(&[1, 2]), 1700), "\\x0102");
+    fn rows_are_readable() {
+        // Two values: a binary integer and a text.
         let long = "x".repeat(200);
-        assert_eq!(readable_value(Value::Text(long.as_bytes()), 25).chars().count(), 81);
+        let mut bytes = vec![0, 2, b'b', 0, 0, 0, 4, 0xff, 0xff, 0xff, 0xfe, b't', 0, 0, 0, 200];
+        bytes.extend(long.as_bytes());
+        let tuple = Tuple::parse(&bytes).unwrap();
+        let change = Stored::Insert { relation: farshore_model::DictionaryId(1), new: tuple };
+        let relation = relation();
+        assert_eq!(readable_key(&change, &relation), "id=-2");
+        assert_eq!(key_json(&change, &relation).unwrap(), "{\"id\": -2}");
+        assert_eq!(
+            new_json(&change, &relation).unwrap(),
+            format!("{{\"id\": -2, \"v\": \"{long}\"}}")
+        );
+        assert_eq!(old_json(&change, &relation), None);
+        assert_eq!(shortened(&long).chars().count(), 81);
+    }
+
+    #[test]
+    fn tables_may_have_a_policy_of_their_own() {
+        let table = TableName { schema: "public".into(), name: "t".into() };
+        let tables = BTreeMap::from([(table, OnConflict::Skip)]);
+        let policy = ConflictPolicy { default: OnConflict::Overwrite, tables };
+        assert_eq!(policy.of(&relation()), OnConflict::Skip);
+        let other = Relation { name: "u".into(), ..relation() };
+        assert_eq!(policy.of(&other), OnConflict::Overwrite);
     }
 }

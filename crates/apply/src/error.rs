@@ -1,7 +1,11 @@
+use crate::conflict;
+use bytes::Bytes;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::TableName;
-use farshore_model::Lsn;
+use farshore_model::{DictionaryId, Lsn, PgTime};
 use farshore_store::StoreError;
+use farshore_wire::backend::ServerError;
+use std::fmt;
 
 /// Why a subscription stopped. Each message names the object and the next step.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +22,9 @@ pub enum ApplyError {
     /// The target refused a change, or the change met other rows than it should.
     #[error("{0}")]
     Change(Box<FailedChange>),
+    /// The target refused to commit.
+    #[error("{0}")]
+    Commit(Box<RefusedCommit>),
     /// The publisher's side of the initial copy.
     #[error(transparent)]
     Capture(#[from] CaptureError),
@@ -64,7 +71,7 @@ pub enum ApplyError {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "subscription \"{subscription}\": cannot apply {operation} on {table} (key {key}) of the \
-     transaction that committed at {position}: {what}. {remedy}"
+     transaction that committed at {position} ({commit_time}): {cause}. {remedy}"
 )]
 pub struct FailedChange {
     /// Subscription.
@@ -77,12 +84,59 @@ pub struct FailedChange {
     pub key: String,
     /// End of the transaction's commit record on the publisher.
     pub position: Lsn,
+    /// The publisher's clock at commit.
+    pub commit_time: PgTime,
     /// What is wrong.
-    pub what: String,
+    pub cause: Cause,
     /// What to do.
     pub remedy: &'static str,
+    pub(crate) relation: DictionaryId,
+    /// The stored command, as the slice of the body that it was applied from.
+    pub(crate) command: Bytes,
+}
+
+/// What is wrong with a change.
+#[derive(Debug)]
+pub enum Cause {
+    /// It touched another number of rows than one.
+    Rows(u64),
+    /// The target refused it.
+    Refused(Box<ServerError>),
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::Rows(rows) => write!(f, "it met {rows} rows instead of one"),
+            // The sentence goes on after it.
+            Cause::Refused(error) => f.write_str(error.to_string().trim_end_matches('.')),
+        }
+    }
+}
+
+impl Cause {
     /// SQLSTATE, when the target sent one.
-    pub sqlstate: Option<String>,
+    pub fn sqlstate(&self) -> Option<&str> {
+        match self {
+            Cause::Rows(_) => None,
+            Cause::Refused(error) => Some(&error.code),
+        }
+    }
+}
+
+/// A COMMIT that the target refused: a deferred constraint or trigger.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "subscription \"{subscription}\": the target refuses to commit the transaction that committed at \
+     {position}: {}. {}", .error.to_string().trim_end_matches('.'), conflict::COMMIT_REFUSED
+)]
+pub struct RefusedCommit {
+    /// Subscription.
+    pub subscription: String,
+    /// End of the newest transaction's commit record on the publisher.
+    pub position: Lsn,
+    /// What the target said.
+    pub error: Box<ServerError>,
 }
 
 impl ApplyError {
@@ -92,7 +146,8 @@ impl ApplyError {
             ApplyError::Target { error, .. } => {
                 error.is_transient() || error.sqlstate().is_some_and(passes_by_itself)
             }
-            ApplyError::Change(failed) => failed.sqlstate.as_deref().is_some_and(passes_by_itself),
+            ApplyError::Change(failed) => failed.cause.sqlstate().is_some_and(passes_by_itself),
+            ApplyError::Commit(refused) => passes_by_itself(&refused.error.code),
             ApplyError::Capture(error) => error.is_transient(),
             ApplyError::NotYet(_) | ApplyError::GaveWay(_) | ApplyError::BatchRefused { .. } => {
                 true
@@ -105,10 +160,33 @@ impl ApplyError {
     }
 }
 
+impl FailedChange {
+    /// Whether the data is at odds with the target, so that a policy decides; anything else is the
+    /// server's or the set-up's trouble.
+    pub fn is_conflict(&self) -> bool {
+        match &self.cause {
+            Cause::Rows(_) => true,
+            Cause::Refused(error) => is_about_data(&error.code),
+        }
+    }
+}
+
+/// SQLSTATEs that say that a value or row does not fit: data exceptions, integrity constraints,
+/// values in a form that the type does not read, and what a trigger raises.
+pub(crate) fn is_about_data(code: &str) -> bool {
+    code.starts_with("22")
+        || code.starts_with("23")
+        || matches!(code, "08P01" | "42804" | "44000" | "P0001")
+}
+
 /// SQLSTATEs of conditions that end without anybody mending the data: serialisation failures,
 /// deadlocks, time limits, shutdowns, a target that is read-only while it fails over, and resources
 /// that may come back.
 pub(crate) fn passes_by_itself(code: &str) -> bool {
+    if code == "08P01" {
+        // The same bytes would violate the protocol again.
+        return false;
+    }
     matches!(
         code,
         "40001" | "40P01" | "55P03" | "57014" | "57P01" | "57P02" | "57P03" | "25006" | "25P04"

@@ -8,12 +8,14 @@
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! postgres      the target: session, statements, pipeline, progress, initial copy
 //! row_by_row    pure: where batches are not tried, because one was refused
-//! conflict      what a target that differs is told
+//! careful       the log applied row by row, after something failed
+//! conflict      what is said and done when the target differs
 //! status        what the agent is doing
 //! ```
 //!
 //! Progress is written in the same target transaction as the rows it stands for.
 
+mod careful;
 pub mod conflict;
 mod error;
 mod log_feed;
@@ -25,6 +27,7 @@ mod status;
 mod streaming;
 mod subscription;
 
-pub use error::{ApplyError, FailedChange};
+pub use conflict::{ConflictPolicy, OnConflict};
+pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
 pub use status::{LagHistogram, Phase, SubscriptionStatus, TableCopy};
 pub use subscription::{Subscription, SubscriptionSpec};

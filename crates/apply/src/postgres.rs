@@ -1,6 +1,9 @@
 //! A PostgreSQL target.
 
+mod answers;
 pub mod batch;
+mod conflict_rows;
+mod explain;
 pub mod foreign_keys;
 pub mod initial_copy;
 pub mod pipeline;

@@ -61,6 +61,8 @@ pub struct SubscriptionStatus {
     pub changes: u64,
     /// Target transactions since the agent started.
     pub target_commits: u64,
+    /// Changes recorded in `farshore.conflicts` since the agent started.
+    pub conflicts: u64,
     /// Commit on the publisher to commit on the target.
     pub lag: LagHistogram,
     /// Initial copy, table by table; empty when none is under way.

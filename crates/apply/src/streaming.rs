@@ -269,12 +269,9 @@ impl<'a> Streaming<'a> {
     /// Moves the store's cursor to what the target has committed durably.
     fn acknowledge(&mut self) -> Result<(), ApplyError> {
         let Some(committed) = self.writer.take_committed() else { return Ok(()) };
-        fault::point("apply.after-commit");
         self.applied = committed;
         self.progress_at = Instant::now();
-        fault::point("apply.before-acknowledge");
-        self.agent.store.move_cursor(&self.agent.spec.name, Applied(committed))?;
-        fault::point("apply.after-acknowledge");
+        self.agent.acknowledge(committed)?;
         self.announce();
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! The agent of one subscription: copies what is not copied yet, then streams.
 
 use crate::ApplyError;
+use crate::careful::{Careful, Failure};
+use crate::conflict::ConflictPolicy;
 use crate::log_feed::LogFeed;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::pipeline::Pipeline;
@@ -41,6 +43,8 @@ pub struct SubscriptionSpec {
     pub copy: CopySettings,
     /// Bounds of one target transaction.
     pub limits: GroupLimits,
+    /// What is done about changes that are at odds with the target.
+    pub on_conflict: ConflictPolicy,
 }
 
 /// Carries one subscription from the store to its target until told to stop.
@@ -68,6 +72,21 @@ pub(crate) struct Start {
     pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
     pub asked: u64,
+}
+
+impl Start {
+    /// What the target is once it has everything up to `position`.
+    pub fn state_at(&self, position: Lsn) -> &'static str {
+        if position >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP }
+    }
+}
+
+/// How what failed before is applied this time.
+struct Attempt {
+    /// From this position on, each transaction by itself.
+    careful_from: Option<Lsn>,
+    /// Where batches are not tried.
+    row_by_row: RowByRow,
 }
 
 impl Subscription {
@@ -104,6 +123,7 @@ impl Subscription {
         mut stop: watch::Receiver<bool>,
         cancel: &Mutex<Option<CancelToken>>,
     ) -> Result<(), ApplyError> {
+        let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
         loop {
             let mut stop_early = stop.clone();
@@ -122,11 +142,16 @@ impl Subscription {
             };
             *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                 Some(session.connection.cancel_token());
-            match self.stream(session, start, row_by_row.clone(), &mut stop).await {
+            let attempt =
+                Attempt { careful_from: careful_from.take(), row_by_row: row_by_row.clone() };
+            match self.stream(session, start, attempt, &mut stop).await {
                 Ok(StreamEnd::Stopped) => return Ok(()),
                 Ok(StreamEnd::NewTables) => {}
                 // Row by row it either goes, or says which row is wrong.
-                Err(ApplyError::BatchRefused { table, position, what, .. }) => {
+                Err(Failure {
+                    error: ApplyError::BatchRefused { table, position, what, .. },
+                    ..
+                }) => {
                     let table = table.as_deref();
                     tracing::info!(
                         subscription = %self.spec.name, %position, what,
@@ -135,7 +160,11 @@ impl Subscription {
                     );
                     row_by_row.note(table, position);
                 }
-                Err(error) => return Err(error),
+                Err(Failure { error, careful_from: None }) => return Err(error),
+                Err(Failure { error, careful_from: from }) => {
+                    tracing::debug!("to be applied again, carefully: {error}");
+                    careful_from = from;
+                }
             }
         }
     }
@@ -325,27 +354,44 @@ impl Subscription {
     async fn stream(
         &self,
         session: Session,
-        start: Start,
-        row_by_row: RowByRow,
+        mut start: Start,
+        attempt: Attempt,
         stop: &mut watch::Receiver<bool>,
-    ) -> Result<StreamEnd, ApplyError> {
+    ) -> Result<StreamEnd, Failure> {
         let name = self.spec.name.as_str();
         let mut read_after = start.applied;
         if fault::defect("doubled-batch-after-reconnect") {
             read_after = self.store.status().start;
         }
-        let feed = match LogFeed::open(self.store.clone(), read_after) {
+        let mut feed = match LogFeed::open(self.store.clone(), read_after) {
             Ok(feed) => feed,
-            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
-            Err(error) => return Err(error.into()),
+            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start).into()),
+            Err(error) => return Err(ApplyError::from(error).into()),
         };
         let copied: HashMap<_, _> =
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
-        let writer = Writer::new(Pipeline::new(session), name, copied, row_by_row).await?;
+        let policy = self.spec.on_conflict.clone();
+        let Attempt { careful_from, row_by_row } = attempt;
+        let mut writer =
+            Writer::new(Pipeline::new(session), name, policy, copied, row_by_row).await?;
+        if let Some(from) = careful_from {
+            let (feed, writer) = (&mut feed, &mut writer);
+            Careful { agent: self, feed, writer, start: &mut start, from }.run(stop).await?;
+        }
         let applied = start.applied;
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
-        streaming.run(stop).await
+        streaming.run(stop).await.map_err(Failure::of_many)
+    }
+
+    /// Moves the store's cursor to what the target has committed durably.
+    pub(crate) fn acknowledge(&self, committed: Lsn) -> Result<(), ApplyError> {
+        fault::point("apply.after-commit");
+        fault::point("apply.before-acknowledge");
+        self.store.move_cursor(&self.spec.name, Applied(committed))?;
+        fault::point("apply.after-acknowledge");
+        self.set_status(|status| status.applied = Applied(committed));
+        Ok(())
     }
 
     pub(crate) fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {

@@ -119,6 +119,9 @@ fn render(report: &SiteReport, running: bool) -> String {
             s.transactions,
             s.target_commits
         );
+        if s.conflicts > 0 {
+            let _ = writeln!(out, "  conflicts  {} recorded in farshore.conflicts", s.conflicts);
+        }
         if let (Some(p50), Some(p99), Some(max)) = (s.lag_p50_ms, s.lag_p99_ms, s.lag_max_ms) {
             let _ = writeln!(out, "  lag        p50 {p50:.1} ms  p99 {p99:.1} ms  max {max:.1} ms");
         }

@@ -11,7 +11,7 @@ pub use lsn::{InvalidLsn, Lsn};
 pub use nearest::nearest;
 pub use position::{Applied, Durable, Received, Stored};
 pub use relation::{Column, Relation, ReplicaIdentity, quote_identifier};
-pub use time::PgTime;
+pub use time::{InvalidTime, PgTime, date_text, time_of_day_text, timestamp_text};
 
 /// A PostgreSQL transaction id as it travels on the wire (32 bits, wraps around).
 pub type Xid = u32;

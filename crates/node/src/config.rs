@@ -2,9 +2,9 @@
 
 pub mod typed;
 
-use farshore_apply::SubscriptionSpec;
 use farshore_apply::postgres::initial_copy::CopySettings;
 use farshore_apply::scheduler::{Batches, GroupLimits};
+use farshore_apply::{ConflictPolicy, OnConflict, SubscriptionSpec};
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
 use farshore_model::nearest;
 use farshore_store::Retention;
@@ -285,6 +285,13 @@ fn resolve_subscription(
         typed::Batches::Always => Batches::Always,
         typed::Batches::Never => Batches::Never,
     };
+    let mut on_conflict =
+        ConflictPolicy { default: meant(typed.on_conflict), tables: BTreeMap::new() };
+    for (table, policy) in typed.on_conflict_tables {
+        let table =
+            TableName::parse(&table).map_err(|what| format!("on_conflict_tables: {what}"))?;
+        on_conflict.tables.insert(table, meant(policy));
+    }
     Ok(Subscription {
         publication: typed.publication.clone(),
         spec: SubscriptionSpec {
@@ -293,8 +300,17 @@ fn resolve_subscription(
             target,
             copy,
             limits,
+            on_conflict,
         },
     })
+}
+
+fn meant(typed: typed::OnConflict) -> OnConflict {
+    match typed {
+        typed::OnConflict::Stop => OnConflict::Stop,
+        typed::OnConflict::Skip => OnConflict::Skip,
+        typed::OnConflict::Overwrite => OnConflict::Overwrite,
+    }
 }
 
 /// `90s`, `15min`, `72h`, `7d`.
@@ -353,6 +369,9 @@ where = "region = 'EU'"
 [subscription.reporting]
 publication = "sales"
 target = "postgres://farshore@reports/sales"
+on_conflict = "skip"
+[subscription.reporting.on_conflict_tables]
+"public.orders" = "overwrite"
 "#;
 
     fn parsed(text: &str) -> Result<SiteConfig, String> {
@@ -367,6 +386,10 @@ target = "postgres://farshore@reports/sales"
         assert_eq!(sales.spec.slot_name(), "farshore_sales");
         assert_eq!(sales.retention.age_max, Some(Duration::from_secs(72 * 3600)));
         assert_eq!(site.subscriptions[0].spec.publication, "tukwila/sales");
+        let policy = &site.subscriptions[0].spec.on_conflict;
+        assert_eq!(policy.default, OnConflict::Skip);
+        let orders = TableName { schema: "public".into(), name: "orders".into() };
+        assert_eq!(policy.tables.get(&orders), Some(&OnConflict::Overwrite));
         assert!(!format!("{site:?}").contains("geheim"), "a password must never be shown");
     }
 
@@ -381,6 +404,8 @@ target = "postgres://farshore@reports/sales"
             ("\"72h\"", "\"72 parsecs\"", "90s, 15min, 72h or 7d"),
             ("name = \"tukwila\"", "name = \"Tukwila\"", "lower-case letters"),
             ("name = \"tukwila\"", "name = 7", "expected a string"),
+            ("\"skip\"", "\"ignore\"", "expected one of `stop`, `skip`, `overwrite`"),
+            ("\"public.orders\" = \"ov", "\"orders\" = \"ov", "on_conflict_tables: "),
             ("[site]", "[sight]", "unknown field `sight`"),
             ("farshore:geheim@db1/sales", "farshore@db1/sales?sslmod=x", "sslmod"),
         ] {

@@ -71,6 +71,9 @@ pub struct SubscriptionReport {
     pub changes: u64,
     /// Target transactions since the node started.
     pub target_commits: u64,
+    /// Changes recorded in `farshore.conflicts` since the node started.
+    #[serde(default)]
+    pub conflicts: u64,
     /// Commit on the publisher to commit on the target, median, milliseconds.
     pub lag_p50_ms: Option<f64>,
     /// The same, 99th percentile.

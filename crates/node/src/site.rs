@@ -410,6 +410,7 @@ impl SubscriptionAgent {
             transactions: status.transactions,
             changes: status.changes,
             target_commits: status.target_commits,
+            conflicts: status.conflicts,
             lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
             lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
             lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),

@@ -7,4 +7,5 @@ pub mod backend;
 pub mod copy_binary;
 pub mod frontend;
 pub mod pgoutput;
+pub mod readable;
 pub mod replication;

@@ -84,7 +84,10 @@ fn normal_word(before: &str, word: &str) -> String {
     };
     let is_position = core.split_once('/').is_some_and(|(high, low)| is_hex(high) && is_hex(low));
     let is_number = core.chars().all(|c| c.is_ascii_digit());
+    let is_made_of = |signs: &str| core.chars().all(|c| c.is_ascii_digit() || signs.contains(c));
     let name = match core {
+        _ if is_made_of("-") && core.len() == 10 => "DATE",
+        _ if is_made_of(":.+") && core.ends_with("+00") => "TIME",
         _ if is_position => "LSN",
         _ if is_number && core.len() >= 16 => "SYSTEM",
         _ if is_number && before.ends_with("pid") => "PID",

@@ -7,7 +7,7 @@
 use crate::ApplyError;
 use crate::postgres::session::Session;
 use bytes::{Bytes, BytesMut};
-use farshore_model::{DictionaryId, Lsn};
+use farshore_model::{DictionaryId, Lsn, PgTime};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, EncodeError, Format};
 use std::collections::VecDeque;
@@ -24,6 +24,8 @@ const IN_FLIGHT_BYTES_MAX: usize = 4 << 20;
 pub struct ChangeRef {
     /// End of the transaction's commit record.
     pub position: Lsn,
+    /// When it committed on the publisher.
+    pub commit_time: PgTime,
     /// Relation version.
     pub relation: DictionaryId,
     /// The stored command.
@@ -78,8 +80,10 @@ pub enum PipelineError {
     Batch(DictionaryId, BatchFailure),
     /// A stored change that cannot be read.
     Stored(String),
-    /// The target refused a COMMIT.
-    Commit {
+    /// The target refused to commit what leads up to a position.
+    CommitRefused {
+        /// Where to.
+        position: Lsn,
         /// What it said.
         error: Box<farshore_wire::backend::ServerError>,
         /// Statements for batches were part of it.
@@ -140,6 +144,11 @@ impl Pipeline {
             self.drain().await?;
         }
         Ok(&mut self.session)
+    }
+
+    /// The session, whatever is in flight: for use after [`Pipeline::idle_session`] only.
+    pub(super) fn session(&mut self) -> &mut Session {
+        &mut self.session
     }
 
     /// Prepares a statement, for a change if one needs it.
@@ -286,6 +295,26 @@ impl Pipeline {
         Ok(())
     }
 
+    /// After an error: ends the series of statements that the target passes over, forgets what was
+    /// in flight, and leaves a session that can roll back to a savepoint. Returns whether prepared
+    /// statements may be among what was lost.
+    pub async fn recover(&mut self) -> Result<bool, PipelineError> {
+        frontend::sync(self.session.connection.out());
+        self.session.connection.flush().await?;
+        // Series that were ended before are answered first.
+        let earlier = self.in_flight.iter().filter(|(expect, _)| matches!(expect, Expect::Ready));
+        let mut answers_left = earlier.count() + 1;
+        while answers_left > 0 {
+            if let Message::ReadyForQuery(_) = self.session.connection.receive().await? {
+                answers_left -= 1;
+            }
+        }
+        let lost = self.in_flight.iter().any(|(expect, _)| matches!(expect, Expect::Parsed(_)));
+        self.in_flight.clear();
+        self.bytes_in_flight = 0;
+        Ok(lost)
+    }
+
     /// Writes everything without waiting for answers.
     pub async fn send(&mut self) -> Result<(), PipelineError> {
         self.session.connection.flush().await?;
@@ -364,8 +393,9 @@ impl Pipeline {
                 Message::ErrorResponse(error),
                 Expect::BatchParsed(relation) | Expect::Counted { relation, .. },
             ) => return Err(PipelineError::Batch(*relation, BatchFailure::Refused(error))),
-            (Message::ErrorResponse(error), Expect::Commit { batch, .. }) => {
-                return Err(PipelineError::Commit { error, batch: *batch });
+            (Message::ErrorResponse(error), Expect::Commit { position, batch }) => {
+                let (position, batch) = (*position, *batch);
+                return Err(PipelineError::CommitRefused { position, error, batch });
             }
             (Message::ErrorResponse(error), _) => return Err(PipelineError::Server(error)),
             (message, _) => return Err(unexpected(&message)),

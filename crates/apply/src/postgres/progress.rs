@@ -5,6 +5,7 @@
 //! | `subscription` | subscription | with every target transaction |
 //! | `table_copy` | copied table | when its copy starts and ends |
 //! | `range_copy` | copied range of an unfinished table | with the range's rows |
+//! | `conflicts` | change that was left out or overwrote rows | with its transaction |
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
@@ -50,6 +51,30 @@ CREATE TABLE IF NOT EXISTS farshore.range_copy (
   row_count bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name, start_block)
 );
+CREATE TABLE IF NOT EXISTS farshore.conflicts (
+  id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+  recorded_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  subscription text NOT NULL,
+  schema_name text,
+  table_name text,
+  operation text NOT NULL,
+  key jsonb,
+  action text NOT NULL,
+  sqlstate text,
+  reason text NOT NULL,
+  source_xid bigint NOT NULL,
+  source_lsn pg_lsn NOT NULL,
+  commit_time timestamptz NOT NULL,
+  old_row jsonb,
+  new_row jsonb,
+  existing_row jsonb
+);
+COMMENT ON TABLE farshore.conflicts IS
+  'Changes that were left out (skipped) or that overwrote rows; may be deleted by hand at any time';
+COMMENT ON COLUMN farshore.conflicts.source_lsn IS
+  'End of the commit record of the change''s transaction on the publisher';
+COMMENT ON COLUMN farshore.conflicts.existing_row IS
+  'The target''s row (an array if there are several) that the conflict was with';
 ";
 
 /// Adds to progress and fences: exactly one row must change, or another writer was here.
@@ -120,7 +145,7 @@ impl Session {
     /// Makes the `farshore` schema where it is missing.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
         let present =
-            self.query("SELECT to_regclass('farshore.range_copy') IS NOT NULL", &[]).await?;
+            self.query("SELECT to_regclass('farshore.conflicts') IS NOT NULL", &[]).await?;
         if present.first().and_then(|row| row.get(0)) == Some("t") {
             return Ok(());
         }

@@ -16,6 +16,7 @@
 
 use crate::ApplyError;
 use crate::log_feed::{Body, LogFeed, LogItem};
+use crate::postgres::answers::answers;
 use crate::postgres::session::Session;
 use crate::postgres::statements::FIRST_USER_OID;
 use bytes::{Buf, Bytes};
@@ -25,7 +26,6 @@ use farshore_model::transaction::{Header, commands};
 use farshore_model::{Lsn, Relation, ReplicaIdentity, Xid, quote_identifier};
 use farshore_pg::Connection;
 use farshore_store::LogStore;
-use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, Format};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
@@ -412,34 +412,6 @@ async fn run_for_keys(
     frontend::sync(connection.out());
     connection.flush().await?;
     answers(connection).await
-}
-
-/// Reads up to ReadyForQuery; the first error, or all rows.
-async fn answers(
-    connection: &mut Connection,
-) -> Result<Vec<Vec<Option<Bytes>>>, farshore_pg::Error> {
-    let mut rows = Vec::new();
-    let mut failed = None;
-    loop {
-        match connection.receive().await? {
-            Message::DataRow(row) => {
-                let storage = row.storage();
-                rows.push(row.values().map(|v| v.map(|v| storage.slice_ref(v))).collect());
-            }
-            Message::ErrorResponse(error) => {
-                failed.get_or_insert(farshore_pg::Error::Server(error));
-            }
-            Message::ReadyForQuery(_) => break,
-            Message::ParseComplete | Message::BindComplete | Message::CommandComplete(_) => {}
-            other => {
-                return Err(farshore_pg::Error::Protocol(format!("unexpected {other:?}")));
-            }
-        }
-    }
-    match failed {
-        None => Ok(rows),
-        Some(error) => Err(error),
-    }
 }
 
 #[cfg(test)]

@@ -160,8 +160,7 @@ impl TargetRelation {
     pub fn sql(&self, shape: &Shape) -> (String, Vec<u32>) {
         let mut types = Vec::new();
         let mut parameter = |column: usize| {
-            let oid = self.relation.columns[column].type_oid;
-            types.push(if oid < FIRST_USER_OID { oid } else { 0 });
+            types.push(self.parameter_type(column));
             format!("${}", types.len())
         };
         let name = |column: usize| quote_identifier(&self.relation.columns[column].name);
@@ -205,6 +204,23 @@ impl TargetRelation {
             }
         };
         (text, types)
+    }
+
+    /// The type OID that a column's value is sent with, 0 where the target must decide.
+    pub fn parameter_type(&self, column: usize) -> u32 {
+        let oid = self.relation.columns[column].type_oid;
+        if oid < FIRST_USER_OID { oid } else { 0 }
+    }
+
+    /// The condition that finds the row by its identifying values, and their type OIDs.
+    pub fn identified(&self) -> (String, Vec<u32>) {
+        let mut types = Vec::new();
+        let (_, find) = self.parameters(&Shape::Delete);
+        let condition = self.condition(&find, &mut |column| {
+            types.push(self.parameter_type(column));
+            format!("${}", types.len())
+        });
+        (condition, types)
     }
 
     /// The table without the tables that inherit from it, which are published by themselves.

@@ -1,11 +1,11 @@
 //! Stored changes → statements on the target.
 
 use crate::ApplyError;
-use crate::conflict;
-use crate::error::{FailedChange, passes_by_itself};
+use crate::conflict::{self, ConflictPolicy};
 use crate::log_feed::Definitions;
 use crate::postgres::batch::{self, Batches, Offered, StatementNames};
-use crate::postgres::pipeline::{BatchFailure, ChangeRef, Expect, Pipeline, PipelineError};
+use crate::postgres::explain::explain;
+use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
 use crate::postgres::statements::{
     Prepared, Shape, TargetRelation, TargetTable, check_columns, target_table,
@@ -26,13 +26,14 @@ const SHAPES_MAX: usize = 64;
 
 /// Applies transactions of one subscription through one connection.
 pub struct Writer {
-    pipeline: Pipeline,
-    subscription: String,
-    relations: HashMap<DictionaryId, TargetRelation>,
+    pub(super) pipeline: Pipeline,
+    pub(super) subscription: String,
+    pub(super) relations: HashMap<DictionaryId, TargetRelation>,
     /// Copied tables and the consistent points of their copies.
     copied: HashMap<TableName, Lsn>,
     /// Tables met in the log that are not copied.
     uncopied: BTreeSet<TableName>,
+    pub(super) on_conflict: ConflictPolicy,
     names: StatementNames,
     changes: u64,
     /// Changes of the open group are netted and written in bulk, where the table allows it.
@@ -59,6 +60,20 @@ pub struct InTransaction<'a> {
     pub subtransaction: Xid,
 }
 
+impl InTransaction<'_> {
+    /// Reads a command; `None` for marks and for what was rolled back.
+    pub fn read<'c>(&mut self, command: &'c [u8]) -> Result<Option<Stored<'c>>, ApplyError> {
+        let position = self.header.end_lsn;
+        let change = decode_stored(command)
+            .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+        if let Stored::SubtransactionMark(xid) = change {
+            self.subtransaction = xid;
+            return Ok(None);
+        }
+        let aborted = &self.header.aborted_subtransactions;
+        Ok(aborted.binary_search(&self.subtransaction).is_err().then_some(change))
+    }
+}
 /// While a group closes, its answers are looked for whenever this much has been taken in meanwhile.
 const POLL_EVERY_BYTES: usize = 32 << 10;
 
@@ -76,6 +91,7 @@ impl Writer {
     pub async fn new(
         mut pipeline: Pipeline,
         subscription: &str,
+        on_conflict: ConflictPolicy,
         copied: HashMap<TableName, Lsn>,
         row_by_row: RowByRow,
     ) -> Result<Writer, ApplyError> {
@@ -94,6 +110,7 @@ impl Writer {
             relations: HashMap::new(),
             copied,
             uncopied: BTreeSet::new(),
+            on_conflict,
             names: StatementNames::default(),
             changes: 0,
             batching: false,
@@ -143,15 +160,7 @@ impl Writer {
         for command in commands(body) {
             let command = command
                 .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
-            let change = decode_stored(command)
-                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
-            if let Stored::SubtransactionMark(xid) = change {
-                at.subtransaction = xid;
-                continue;
-            }
-            if at.header.aborted_subtransactions.binary_search(&at.subtransaction).is_ok() {
-                continue;
-            }
+            let Some(change) = at.read(command)? else { continue };
             self.changes += 1;
             if fault::defect("dropped-change") && self.changes.is_multiple_of(97) {
                 continue;
@@ -238,6 +247,21 @@ impl Writer {
         sent.map_err(|error| self.explain(error))
     }
 
+    /// Sends one stored change that was not rolled back on the publisher.
+    pub(crate) async fn one(
+        &mut self,
+        command: &Bytes,
+        header: &Header,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let position = header.end_lsn;
+        let change = decode_stored(command)
+            .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+        self.changes += 1;
+        self.change(&change, command.clone(), header, definitions).await?;
+        self.pipeline.pace().await.map_err(|error| self.explain(error))
+    }
+
     async fn change(
         &mut self,
         change: &Stored<'_>,
@@ -264,7 +288,8 @@ impl Writer {
             position,
             what: format!("{} of {}: {what}", conflict::operation(change), target.table),
         })?;
-        let reference = ChangeRef { position, relation, command };
+        let commit_time = header.commit_time;
+        let reference = ChangeRef { position, commit_time, relation, command };
         let result = send(&mut self.pipeline, target, &mut self.names, shape, new, find, reference);
         result.map_err(|error| self.explain(error))
     }
@@ -312,7 +337,8 @@ impl Writer {
         } else {
             format!("TRUNCATE {}{identity}", tables.join(", "))
         };
-        let reference = ChangeRef { position: header.end_lsn, relation, command };
+        let (position, commit_time) = (header.end_lsn, header.commit_time);
+        let reference = ChangeRef { position, commit_time, relation, command };
         self.pipeline
             .run_sql(&sql, Expect::Truncated(reference))
             .map_err(|error| self.explain(error))
@@ -462,101 +488,18 @@ impl Writer {
         self.pipeline.take_committed()
     }
 
-    fn batch_refused(&self, relation: Option<DictionaryId>, what: String) -> ApplyError {
-        let target = relation.and_then(|relation| self.relations.get(&relation));
-        ApplyError::BatchRefused {
-            subscription: self.subscription.clone(),
-            table: target.map(|target| Box::new(target.table.clone())),
-            position: self.newest,
-            what,
-        }
-    }
-
-    fn explain(&self, error: PipelineError) -> ApplyError {
-        let (change, what, remedy, sqlstate) = match error {
-            PipelineError::Connection(error) => return self.pipeline.target_error(error),
-            PipelineError::Server(error) if matches!(error.code.as_str(), "42P01" | "3F000") => {
-                return ApplyError::Setup(format!(
-                    "subscription \"{}\": its progress table farshore.subscription has gone from the \
-                     target ({error}). Restore it; or empty the target's tables, DROP SCHEMA IF \
-                     EXISTS farshore CASCADE there, and start this node again to copy anew",
-                    self.subscription
-                ));
-            }
-            PipelineError::Server(error) => {
-                return self.pipeline.target_error(farshore_pg::Error::Server(error));
-            }
-            PipelineError::Commit { error, batch: true } if !passes_by_itself(&error.code) => {
-                return self.batch_refused(None, error.to_string());
-            }
-            PipelineError::Commit { error, .. } => {
-                return self.pipeline.target_error(farshore_pg::Error::Server(error));
-            }
-            PipelineError::Batch(relation, failure) => match failure {
-                BatchFailure::Refused(error) if passes_by_itself(&error.code) => {
-                    return self.pipeline.target_error(farshore_pg::Error::Server(error));
-                }
-                BatchFailure::Refused(error) => {
-                    return self.batch_refused(Some(relation), error.to_string());
-                }
-                BatchFailure::Rows { wanted, found } => {
-                    let what = format!("it met {found} rows instead of {wanted}");
-                    return self.batch_refused(Some(relation), what);
-                }
-            },
-            PipelineError::Stored(what) => {
-                return ApplyError::Stored { position: self.newest, what };
-            }
-            PipelineError::ProgressMoved => {
-                return ApplyError::NotYet(format!(
-                    "subscription \"{}\": its progress row on the target was changed by something \
-                     else. Starting again from what it says now",
-                    self.subscription
-                ));
-            }
-            PipelineError::Encode(error) => {
-                return ApplyError::Setup(format!(
-                    "subscription \"{}\": {error}",
-                    self.subscription
-                ));
-            }
-            PipelineError::Rows(change, rows) => {
-                let insert = matches!(decode_stored(&change.command), Ok(Stored::Insert { .. }));
-                let remedy = if insert { conflict::NOT_INSERTED } else { conflict::ROW_MISSING };
-                (change, format!("it met {rows} rows instead of one"), remedy, None)
-            }
-            PipelineError::Refused(change, error) => {
-                let sqlstate = Some(error.code.clone());
-                // The sentence goes on after it.
-                let what = error.to_string().trim_end_matches('.').to_owned();
-                (change, what, conflict::REFUSED, sqlstate)
-            }
-        };
-        let (mut operation, mut table, mut key) = ("change", String::new(), String::new());
-        if let (Ok(stored), Some(target)) =
-            (decode_stored(&change.command), self.relations.get(&change.relation))
-        {
-            operation = conflict::operation(&stored);
-            table = target.table.to_string();
-            key = conflict::readable_key(&stored, &target.relation);
-        }
-        ApplyError::Change(Box::new(FailedChange {
-            subscription: self.subscription.clone(),
-            operation,
-            table,
-            key,
-            position: change.position,
-            what,
-            remedy,
-            sqlstate,
-        }))
+    pub(super) fn explain(&self, error: PipelineError) -> ApplyError {
+        explain(error, &self.subscription, &self.pipeline, &self.relations, self.newest)
     }
 }
 
 /// A change's statement shape, its new values and its identifying values.
-type Shaped<'a> = (Shape, Option<Tuple<'a>>, Option<Tuple<'a>>);
+pub(super) type Shaped<'a> = (Shape, Option<Tuple<'a>>, Option<Tuple<'a>>);
 
-fn shape_of<'a>(change: &Stored<'a>, target: &TargetRelation) -> Result<Shaped<'a>, String> {
+pub(super) fn shape_of<'a>(
+    change: &Stored<'a>,
+    target: &TargetRelation,
+) -> Result<Shaped<'a>, String> {
     let columns = target.relation.columns.len();
     let fits = |tuple: &Tuple<'_>| {
         if tuple.len() == columns {
@@ -650,12 +593,17 @@ pub(super) fn write_values(
         if wanted.next_if_eq(&column).is_none() {
             continue;
         }
-        match value {
-            // Unchanged is never among the wanted.
-            Value::Null | Value::Unchanged => bind.parameter(Format::Text, None)?,
-            Value::Text(text) => bind.parameter(Format::Text, Some(text))?,
-            Value::Binary(bytes) => bind.parameter(Format::Binary, Some(bytes))?,
-        }
+        let (format, bytes) = parameter(value);
+        bind.parameter(format, bytes)?;
     }
     Ok(())
+}
+
+/// A value as a statement's parameter. Unchanged ones are never among the wanted.
+pub(super) fn parameter(value: Value<'_>) -> (Format, Option<&[u8]>) {
+    match value {
+        Value::Null | Value::Unchanged => (Format::Text, None),
+        Value::Text(text) => (Format::Text, Some(text)),
+        Value::Binary(bytes) => (Format::Binary, Some(bytes)),
+    }
 }

@@ -80,6 +80,12 @@ pub struct Subscription {
     /// When changes are netted and written in bulk.
     #[serde(default)]
     pub batches: Batches,
+    /// `stop`, `skip` or `overwrite`.
+    #[serde(default)]
+    pub on_conflict: OnConflict,
+    /// The same for single tables, by the publisher's names.
+    #[serde(default)]
+    pub on_conflict_tables: BTreeMap<String, OnConflict>,
 }
 
 /// `batches = "…"`
@@ -93,4 +99,17 @@ pub enum Batches {
     Always,
     /// Never.
     Never,
+}
+
+/// What is done about a change that is at odds with the target.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnConflict {
+    /// Stop and say why.
+    #[default]
+    Stop,
+    /// Leave the change out and record it.
+    Skip,
+    /// Let the publisher's row win, and record it.
+    Overwrite,
 }

@@ -1,0 +1,256 @@
+//! The log applied carefully, after the fast path has met a change that failed.
+//!
+//! Transactions before the one that failed are applied together, as the fast path would have. From
+//! there on each source transaction is a target transaction, applied in runs of changes that each
+//! have a savepoint. A run that fails is undone and shortened until the change that fails stands
+//! alone and meets its table's policy. When all is calm, the fast path goes on.
+
+use crate::ApplyError;
+use crate::conflict::OnConflict;
+use crate::error::FailedChange;
+use crate::log_feed::{Body, LogFeed, LogItem, SpillFeed};
+use crate::postgres::writer::{InTransaction, Writer};
+use crate::subscription::{Start, Subscription};
+use bytes::Bytes;
+use farshore_model::Lsn;
+use farshore_model::transaction::{Header, commands};
+use std::collections::VecDeque;
+use tokio::sync::watch;
+
+/// Changes under one savepoint at most.
+const RUN_MAX: usize = 256;
+/// Transactions without a conflict after which the fast path goes on.
+const CALM_AFTER: u64 = 64;
+
+/// Why a connection's work ended with an error.
+pub(crate) struct Failure {
+    /// What went wrong.
+    pub error: ApplyError,
+    /// The log is worth applying carefully, from this position on.
+    pub careful_from: Option<Lsn>,
+}
+
+impl Failure {
+    /// Of changes applied together: which of them failed, if it was one of them.
+    pub fn of_many(error: ApplyError) -> Failure {
+        let careful_from = match &error {
+            _ if error.is_transient() => None,
+            ApplyError::Change(failed) => Some(failed.position),
+            // Any transaction of the group may be the reason.
+            ApplyError::Commit(_) => Some(Lsn::ZERO),
+            _ => None,
+        };
+        Failure { error, careful_from }
+    }
+}
+
+impl From<ApplyError> for Failure {
+    fn from(error: ApplyError) -> Failure {
+        Failure { error, careful_from: None }
+    }
+}
+
+/// One connection at careful work.
+pub(crate) struct Careful<'a> {
+    pub agent: &'a Subscription,
+    pub feed: &'a mut LogFeed,
+    pub writer: &'a mut Writer,
+    /// Moves on with what is applied.
+    pub start: &'a mut Start,
+    /// From here on each transaction is applied by itself.
+    pub from: Lsn,
+}
+
+impl Careful<'_> {
+    /// Applies until all is calm, the log is dry, or `stop` turns true.
+    pub async fn run(&mut self, stop: &watch::Receiver<bool>) -> Result<(), Failure> {
+        let mut calm_for = 0;
+        // Newest position read, and commands in the open group of those before `from`.
+        let (mut seen, mut open) = (self.start.applied, 0_u64);
+        loop {
+            let item = if *stop.borrow() || calm_for >= CALM_AFTER {
+                None
+            } else {
+                self.feed.next_at_hand().await?
+            };
+            let is_apart = match &item {
+                Some(LogItem::Transaction { header, .. }) => header.end_lsn >= self.from,
+                Some(LogItem::Watermark(_)) => false,
+                None => true,
+            };
+            if open > 0 && (is_apart || open >= self.agent.spec.limits.commands_max) {
+                self.commit(seen).await.map_err(Failure::of_many)?;
+                open = 0;
+            }
+            match item {
+                None => return Ok(()),
+                Some(LogItem::Watermark(position)) => seen = seen.max(position),
+                Some(LogItem::Transaction { header, body }) if is_apart => {
+                    let conflicts = self.transaction(&header, body).await?;
+                    calm_for = if conflicts > 0 { 0 } else { calm_for + 1 };
+                    seen = seen.max(header.end_lsn);
+                }
+                Some(LogItem::Transaction { header, body }) => {
+                    self.among_others(&header, body, open == 0).await.map_err(Failure::of_many)?;
+                    open += header.commands.max(1);
+                    seen = seen.max(header.end_lsn);
+                }
+            }
+        }
+    }
+
+    /// Applies a transaction together with those around it.
+    async fn among_others(
+        &mut self,
+        header: &Header,
+        body: Body,
+        begin: bool,
+    ) -> Result<(), ApplyError> {
+        if begin {
+            self.writer.begin(false).await?;
+        }
+        let mut at = InTransaction { header, subtransaction: header.xid };
+        let mut chunks = Chunks::of(body, self.feed)?;
+        while let Some(chunk) = chunks.next(self.feed, header).await? {
+            self.writer.apply(&chunk, &mut at, self.feed.definitions()).await?;
+        }
+        Ok(())
+    }
+
+    /// Applies a transaction by itself; returns how many of its changes met a policy.
+    async fn transaction(&mut self, header: &Header, body: Body) -> Result<u64, ApplyError> {
+        self.writer.begin(false).await?;
+        let mut at = InTransaction { header, subtransaction: header.xid };
+        let (mut conflicts, mut run_length) = (0, RUN_MAX);
+        let mut chunks = Chunks::of(body, self.feed)?;
+        while let Some(chunk) = chunks.next(self.feed, header).await? {
+            conflicts += self.changes(&chunk, &mut at, &mut run_length).await?;
+        }
+        self.commit(header.end_lsn).await?;
+        if conflicts > 0 {
+            tracing::warn!(
+                subscription = %self.agent.spec.name,
+                position = %header.end_lsn,
+                "{conflicts} changes of this transaction are at odds with the target; they are \
+                 recorded in farshore.conflicts"
+            );
+            self.agent.set_status(|status| status.conflicts += conflicts);
+        }
+        Ok(conflicts)
+    }
+
+    async fn changes(
+        &mut self,
+        body: &Bytes,
+        at: &mut InTransaction<'_>,
+        run_length: &mut usize,
+    ) -> Result<u64, ApplyError> {
+        let position = at.header.end_lsn;
+        let mut changes = Vec::new();
+        for command in commands(body) {
+            let command = command
+                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+            if at.read(command)?.is_some() {
+                changes.push(body.slice_ref(command));
+            }
+        }
+        let (mut next, mut conflicts) = (0, 0);
+        while next < changes.len() {
+            let end = changes.len().min(next + *run_length);
+            let run = &changes[next..end];
+            let failed = match self.run_of_changes(run, at.header).await {
+                Ok(()) => {
+                    next = end;
+                    *run_length = RUN_MAX.min(*run_length * 2);
+                    continue;
+                }
+                Err(ApplyError::Change(failed)) if failed.is_conflict() => failed,
+                Err(error) => return Err(error),
+            };
+            let which = run.iter().position(|change| change.as_ptr() == failed.command.as_ptr());
+            match which {
+                // Those before it first, and then it stands alone.
+                Some(before @ 1..) => {
+                    self.writer.undo_changes().await?;
+                    self.writer.keep_changes().await?;
+                    *run_length = before;
+                }
+                _ => {
+                    self.conflict(failed, at.header).await?;
+                    conflicts += 1;
+                    next += 1;
+                    *run_length = 1;
+                }
+            }
+        }
+        Ok(conflicts)
+    }
+
+    async fn run_of_changes(&mut self, run: &[Bytes], header: &Header) -> Result<(), ApplyError> {
+        self.writer.begin_changes()?;
+        for command in run {
+            self.writer.one(command, header, self.feed.definitions()).await?;
+        }
+        self.writer.keep_changes().await
+    }
+
+    /// A change that fails by itself meets its table's policy.
+    async fn conflict(
+        &mut self,
+        failed: Box<FailedChange>,
+        header: &Header,
+    ) -> Result<(), ApplyError> {
+        let policy = self.writer.policy_for(&failed);
+        if policy == OnConflict::Stop || failed.operation == "TRUNCATE" {
+            return Err(ApplyError::Change(failed));
+        }
+        self.writer.undo_changes().await?;
+        self.writer.resolve(&failed, policy, header).await?;
+        self.writer.keep_changes().await
+    }
+
+    async fn commit(&mut self, to: Lsn) -> Result<(), ApplyError> {
+        let state = self.start.state_at(to);
+        self.writer.commit(self.start.applied, to, state).await?;
+        self.writer.drain().await?;
+        if let Some(committed) = self.writer.take_committed() {
+            self.start.applied = committed;
+            self.agent.acknowledge(committed)?;
+        }
+        Ok(())
+    }
+}
+
+/// A transaction's body, piece by piece.
+enum Chunks {
+    Inline(Option<Bytes>),
+    Spilled(SpillFeed, VecDeque<Bytes>),
+}
+
+impl Chunks {
+    fn of(body: Body, feed: &LogFeed) -> Result<Chunks, ApplyError> {
+        Ok(match body {
+            Body::Inline(bytes) => Chunks::Inline(Some(bytes)),
+            Body::Spilled(spill) => Chunks::Spilled(feed.open_spill(spill)?, VecDeque::new()),
+        })
+    }
+
+    async fn next(
+        &mut self,
+        feed: &mut LogFeed,
+        header: &Header,
+    ) -> Result<Option<Bytes>, ApplyError> {
+        match self {
+            Chunks::Inline(bytes) => Ok(bytes.take()),
+            Chunks::Spilled(spill, chunks) => loop {
+                if let Some(chunk) = chunks.pop_front() {
+                    return Ok(Some(chunk));
+                }
+                match feed.next_chunk(spill, header.end_lsn).await? {
+                    Some(more) => chunks.extend(more),
+                    None => return Ok(None),
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Single statements with parameters as they came from the publisher, and their rows.
+
+use bytes::Bytes;
+use farshore_pg::Connection;
+use farshore_wire::backend::Message;
+use farshore_wire::frontend::{self, Format};
+
+/// A row's values in text form.
+pub(super) type AnswerRow = Vec<Option<Bytes>>;
+
+/// Runs one statement and gives its rows in text form. `types` are the parameters' type OIDs, 0
+/// where the server decides. After an error the session is ready for another statement.
+pub(super) async fn run(
+    connection: &mut Connection,
+    sql: &str,
+    types: &[u32],
+    values: &[(Format, Option<&[u8]>)],
+) -> Result<Vec<AnswerRow>, farshore_pg::Error> {
+    let out = connection.out();
+    frontend::parse(out, "", sql, types)?;
+    let mut bind = frontend::Bind::begin(out, "", "", values.len())?;
+    for (format, value) in values {
+        bind.parameter(*format, *value)?;
+    }
+    bind.finish(Format::Text)?;
+    frontend::execute(out, "", 0)?;
+    frontend::sync(out);
+    connection.flush().await?;
+    answers(connection).await
+}
+
+/// Reads up to ReadyForQuery; the first error, or all rows.
+pub(super) async fn answers(
+    connection: &mut Connection,
+) -> Result<Vec<AnswerRow>, farshore_pg::Error> {
+    let mut rows = Vec::new();
+    let mut failed = None;
+    loop {
+        match connection.receive().await? {
+            Message::DataRow(row) => {
+                let storage = row.storage();
+                rows.push(row.values().map(|v| v.map(|v| storage.slice_ref(v))).collect());
+            }
+            Message::ErrorResponse(error) => {
+                failed.get_or_insert(farshore_pg::Error::Server(error));
+            }
+            Message::ReadyForQuery(_) => break,
+            Message::ParseComplete | Message::BindComplete | Message::CommandComplete(_) => {}
+            other => {
+                return Err(farshore_pg::Error::Protocol(format!("unexpected {other:?}")));
+            }
+        }
+    }
+    match failed {
+        None => Ok(rows),
+        Some(error) => Err(error),
+    }
+}

@@ -1,0 +1,439 @@
+//! One change that is at odds with the target, dealt with as the policy says, and recorded in
+//! `farshore.conflicts` in the same target transaction.
+//!
+//! The change has a savepoint of its own ([`CHANGE`]), rolled back to before anything here begins.
+//! Publisher's row over target's rows: an insert that meets its own key there becomes an update of
+//! that row; other rows that hold a value it must have (unique, exclusion) are deleted; an update
+//! whose row is missing becomes an insert if the publisher sent the whole row. What cannot be
+//! stored even so is left out.
+
+use crate::ApplyError;
+use crate::conflict::{self, OnConflict};
+use crate::error::{Cause, FailedChange, is_about_data};
+use crate::postgres::answers;
+use crate::postgres::pipeline::{Expect, PipelineError};
+use crate::postgres::session::Session;
+use crate::postgres::statements::{Shape, TargetRelation};
+use crate::postgres::writer::{Writer, parameter, shape_of};
+use farshore_model::quote_identifier;
+use farshore_model::transaction::Header;
+use farshore_wire::backend::ServerError;
+use farshore_wire::frontend::Format;
+use farshore_wire::pgoutput::stored::decode_stored;
+use farshore_wire::pgoutput::{Tuple, Value};
+
+/// Savepoint of a run of changes, or of one change.
+const CHANGE: &str = "farshore_change";
+/// Savepoint of an attempt within it.
+const ATTEMPT: &str = "farshore_attempt";
+/// Constraints that one row may be cleared of.
+const ATTEMPTS_MAX: usize = 64;
+/// Rows of the target kept in one record.
+const EXISTING_MAX: usize = 8;
+
+const RECORD: &str = "INSERT INTO farshore.conflicts \
+    (subscription, schema_name, table_name, operation, key, action, sqlstate, reason, source_xid, \
+    source_lsn, commit_time, old_row, new_row, existing_row) VALUES ($1, $2, $3, $4, \
+    $5::text::jsonb, $6, $7, $8, $9::text::bigint, $10::text::pg_lsn, $11::text::timestamptz, \
+    $12::text::jsonb, $13::text::jsonb, $14::text::jsonb)";
+
+impl Writer {
+    /// Begins a run of changes that can be undone alone.
+    pub(crate) fn begin_changes(&mut self) -> Result<(), ApplyError> {
+        let sent = self.pipeline.run_sql(&format!("SAVEPOINT {CHANGE}"), Expect::Done);
+        sent.map_err(|error| self.explain(error))
+    }
+
+    /// Keeps the run of changes once all of them are answered as they should be.
+    pub(crate) async fn keep_changes(&mut self) -> Result<(), ApplyError> {
+        // First: a change that met no row leaves the target willing to release the savepoint.
+        self.drain().await?;
+        let release = format!("RELEASE SAVEPOINT {CHANGE}");
+        let sent = self.pipeline.run_sql(&release, Expect::Done);
+        sent.map_err(|error| self.explain(error))
+    }
+
+    /// Undoes the run of changes in which something failed. Its savepoint stays.
+    pub(crate) async fn undo_changes(&mut self) -> Result<(), ApplyError> {
+        let lost = self.pipeline.recover().await;
+        if lost.map_err(|error| self.explain(error))? {
+            for target in self.relations.values_mut() {
+                target.prepared.clear();
+            }
+        }
+        self.session().await?.simple(&format!("ROLLBACK TO SAVEPOINT {CHANGE}")).await
+    }
+
+    /// The session, once nothing is in flight.
+    pub(crate) async fn session(&mut self) -> Result<&mut Session, ApplyError> {
+        let idle: Result<(), PipelineError> = self.pipeline.idle_session().await.map(drop);
+        idle.map_err(|error| self.explain(error))?;
+        Ok(self.pipeline.session())
+    }
+
+    /// What the policy says of the failed change's table.
+    pub(crate) fn policy_for(&self, failed: &FailedChange) -> OnConflict {
+        let target = self.relations.get(&failed.relation);
+        target.map_or(OnConflict::Stop, |target| self.on_conflict.of(&target.relation))
+    }
+
+    /// Leaves a change out or overwrites the target, and records it.
+    pub(crate) async fn resolve(
+        &mut self,
+        failed: &FailedChange,
+        policy: OnConflict,
+        header: &Header,
+    ) -> Result<(), ApplyError> {
+        self.session().await?;
+        let position = header.end_lsn;
+        let stored = |what: String| ApplyError::Stored { position, what };
+        let change = decode_stored(&failed.command).map_err(|error| stored(error.to_string()))?;
+        let target = self.relations.get(&failed.relation).ok_or_else(|| {
+            stored(format!("refers to definition {}, which is not known", failed.relation.0))
+        })?;
+        let (shape, new, find) = shape_of(&change, target).map_err(stored)?;
+        let session = self.pipeline.session();
+        let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
+        let mut reason = failed.cause.to_string();
+        let mut action = "skipped";
+        match policy {
+            OnConflict::Stop | OnConflict::Skip => row.look(&failed.cause).await?,
+            OnConflict::Overwrite => match row.overwrite(&failed.cause).await? {
+                Overwrite::Done => action = "overwritten",
+                Overwrite::Impossible(why) => {
+                    row.session.simple(&format!("ROLLBACK TO SAVEPOINT {CHANGE}")).await?;
+                    if row.existing.is_empty() {
+                        row.look(&failed.cause).await?;
+                    }
+                    reason = format!("{reason}; cannot be overwritten: {why}");
+                }
+            },
+        }
+        let existing = match row.existing.as_slice() {
+            [] => None,
+            [one] => Some(one.clone()),
+            several => Some(format!("[{}]", several.join(", "))),
+        };
+        let relation = &target.relation;
+        // PostgreSQL's jsonb cannot hold this character, its json can.
+        let jsonb = |json: Option<String>| json.map(|json| json.replace("\\u0000", "\\ufffd"));
+        let [key, old, new] = [conflict::key_json, conflict::old_json, conflict::new_json]
+            .map(|json| jsonb(json(&change, relation)));
+        self.pipeline
+            .session()
+            .execute(
+                RECORD,
+                &[
+                    Some(&self.subscription),
+                    Some(&target.table.schema),
+                    Some(&target.table.name),
+                    Some(failed.operation),
+                    key.as_deref(),
+                    Some(action),
+                    failed.cause.sqlstate(),
+                    Some(&reason),
+                    Some(&header.xid.to_string()),
+                    Some(&header.end_lsn.to_string()),
+                    Some(&header.commit_time.to_string()),
+                    old.as_deref(),
+                    new.as_deref(),
+                    existing.as_deref(),
+                ],
+            )
+            .await?;
+        Ok(())
+    }
+}
+
+enum Overwrite {
+    Done,
+    Impossible(String),
+}
+
+/// A statement that puts the publisher's row there.
+enum Step {
+    /// As it would be without a conflict.
+    Plain(Shape),
+    /// An update of the row that is in the way of an insert.
+    Replace(Condition),
+}
+
+/// A condition with its parameters' columns.
+#[derive(Clone)]
+struct Condition {
+    terms: Vec<(usize, Term)>,
+    predicate: Option<String>,
+}
+
+#[derive(Clone)]
+enum Term {
+    /// `column operator $n`
+    Holds(String),
+    IsNull,
+}
+
+/// What a violated constraint is made of.
+struct Constraint {
+    condition: Condition,
+    /// Its columns are what rows are known by.
+    is_key: bool,
+    is_exclusion: bool,
+}
+
+struct ConflictRow<'a> {
+    session: &'a mut Session,
+    target: &'a TargetRelation,
+    shape: Shape,
+    new: Option<Tuple<'a>>,
+    find: Option<Tuple<'a>>,
+    /// The target's rows that the conflict is with, as JSON.
+    existing: Vec<String>,
+}
+
+type Parameters<'a> = (Vec<u32>, Vec<(Format, Option<&'a [u8]>)>);
+
+impl<'a> ConflictRow<'a> {
+    /// Finds the target's rows that the conflict is with.
+    async fn look(&mut self, cause: &Cause) -> Result<(), ApplyError> {
+        if let Cause::Refused(error) = cause
+            && let Some(constraint) = self.constraint(error).await?
+        {
+            return self.keep_existing(&constraint.condition, CHANGE).await;
+        }
+        if self.shape == Shape::Insert || matches!(cause, Cause::Rows(0)) {
+            return Ok(());
+        }
+        let (condition, types) = self.target.identified();
+        let (_, find) = self.target.parameters(&Shape::Delete);
+        let values = bound(&find, self.find);
+        self.select(&condition, &types, &values, CHANGE).await
+    }
+
+    /// Makes the publisher's row win.
+    async fn overwrite(&mut self, cause: &Cause) -> Result<Overwrite, ApplyError> {
+        let is_complete =
+            |tuple: Tuple<'_>| tuple.values().all(|value| !matches!(value, Value::Unchanged));
+        let mut step = match (cause, &self.shape) {
+            (Cause::Rows(0), Shape::Update { .. }) => {
+                if !self.new.is_some_and(is_complete) {
+                    let why = "the publisher did not send all of the row (unchanged large values)";
+                    return Ok(Overwrite::Impossible(why.to_owned()));
+                }
+                Step::Plain(Shape::Insert)
+            }
+            (Cause::Rows(0), Shape::Delete) => {
+                return Ok(Overwrite::Impossible("there is nothing to delete".to_owned()));
+            }
+            (Cause::Rows(rows), _) => {
+                return Ok(Overwrite::Impossible(format!("{rows} rows are not one")));
+            }
+            (Cause::Refused(_), shape) => Step::Plain(shape.clone()),
+        };
+        self.session.simple(&format!("SAVEPOINT {ATTEMPT}")).await?;
+        for _ in 0..ATTEMPTS_MAX {
+            let error = match self.run(&step).await {
+                Ok(1) => return Ok(Overwrite::Done),
+                Ok(rows) => {
+                    let why = format!("the row met {rows} rows instead of one");
+                    return Ok(Overwrite::Impossible(why));
+                }
+                Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => error,
+                Err(error) => return Err(self.session.error(error)),
+            };
+            self.session.simple(&format!("ROLLBACK TO SAVEPOINT {ATTEMPT}")).await?;
+            let Some(constraint) = self.constraint(&error).await? else {
+                return Ok(Overwrite::Impossible(error.to_string()));
+            };
+            let is_insert = matches!(&step, Step::Plain(Shape::Insert));
+            if constraint.is_exclusion && !is_insert {
+                // The row itself may be one of those that its new value excludes.
+                return Ok(Overwrite::Impossible(error.to_string()));
+            }
+            self.keep_existing(&constraint.condition, ATTEMPT).await?;
+            let settable = self.target.columns.iter().all(|column| !column.identity_always);
+            if is_insert && constraint.is_key && settable {
+                step = Step::Replace(constraint.condition);
+            } else {
+                match self.delete(&constraint.condition).await {
+                    Ok(0) => return Ok(Overwrite::Impossible(error.to_string())),
+                    Ok(_) => {}
+                    Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => {
+                        return Ok(Overwrite::Impossible(error.to_string()));
+                    }
+                    Err(error) => return Err(self.session.error(error)),
+                }
+            }
+            let next = format!("RELEASE SAVEPOINT {ATTEMPT}; SAVEPOINT {ATTEMPT}");
+            self.session.simple(&next).await?;
+        }
+        Ok(Overwrite::Impossible(format!("more than {ATTEMPTS_MAX} rows are in the way")))
+    }
+
+    /// Runs a step; returns how many rows it touched.
+    async fn run(&mut self, step: &Step) -> Result<usize, farshore_pg::Error> {
+        let (sql, types, values) = match step {
+            Step::Plain(shape) => {
+                let (sql, types) = self.target.sql(shape);
+                let (set, find) = self.target.parameters(shape);
+                let mut values = bound(&set, self.new);
+                values.extend(bound(&find, self.find));
+                (sql, types, values)
+            }
+            Step::Replace(condition) => {
+                let columns: Vec<usize> = (0..self.target.columns.len()).collect();
+                let mut types: Vec<u32> =
+                    columns.iter().map(|column| self.target.parameter_type(*column)).collect();
+                let mut values = bound(&columns, self.new);
+                let assignments: Vec<String> = columns
+                    .iter()
+                    .map(|column| format!("{} = ${}", self.name(*column), column + 1))
+                    .collect();
+                let text = self.condition_text(condition, &mut types, &mut values);
+                let rows = self.target.rows_of_its_own();
+                let sql = format!("UPDATE {rows} SET {} WHERE {text}", assignments.join(", "));
+                (sql, types, values)
+            }
+        };
+        let sql = format!("{sql} RETURNING 1");
+        let rows = answers::run(&mut self.session.connection, &sql, &types, &values).await?;
+        Ok(rows.len())
+    }
+
+    async fn delete(&mut self, condition: &Condition) -> Result<usize, farshore_pg::Error> {
+        let (mut types, mut values): Parameters<'_> = Default::default();
+        let text = self.condition_text(condition, &mut types, &mut values);
+        let rows = self.target.rows_of_its_own();
+        let sql = format!("DELETE FROM {rows} WHERE {text} RETURNING 1");
+        let rows = answers::run(&mut self.session.connection, &sql, &types, &values).await?;
+        Ok(rows.len())
+    }
+
+    /// Remembers the rows that meet a condition.
+    async fn keep_existing(
+        &mut self,
+        condition: &Condition,
+        savepoint: &str,
+    ) -> Result<(), ApplyError> {
+        let (mut types, mut values): Parameters<'_> = Default::default();
+        let text = self.condition_text(condition, &mut types, &mut values);
+        self.select(&text, &types, &values, savepoint).await
+    }
+
+    async fn select(
+        &mut self,
+        condition: &str,
+        types: &[u32],
+        values: &[(Format, Option<&[u8]>)],
+        savepoint: &str,
+    ) -> Result<(), ApplyError> {
+        let sql = format!(
+            "SELECT pg_catalog.to_jsonb(farshore_row.*)::text FROM {} AS farshore_row \
+             WHERE {condition} LIMIT {EXISTING_MAX}",
+            self.target.rows_of_its_own()
+        );
+        match answers::run(&mut self.session.connection, &sql, types, values).await {
+            Ok(rows) => {
+                let texts = rows.into_iter().filter_map(|row| row.into_iter().next().flatten());
+                self.existing.extend(texts.map(|text| String::from_utf8_lossy(&text).into_owned()));
+                Ok(())
+            }
+            // Too large for jsonb, or a value that does not compare: the record goes without it.
+            Err(farshore_pg::Error::Server(error)) if !error.is_fatal() => {
+                tracing::debug!(%error, "the target's row of a conflict cannot be shown");
+                self.session.simple(&format!("ROLLBACK TO SAVEPOINT {savepoint}")).await
+            }
+            Err(error) => Err(self.session.error(error)),
+        }
+    }
+
+    fn name(&self, column: usize) -> String {
+        quote_identifier(&self.target.relation.columns[column].name)
+    }
+
+    fn condition_text(
+        &self,
+        condition: &Condition,
+        types: &mut Vec<u32>,
+        values: &mut Vec<(Format, Option<&'a [u8]>)>,
+    ) -> String {
+        let mut texts: Vec<String> = Vec::new();
+        for (column, term) in &condition.terms {
+            let name = self.name(*column);
+            match term {
+                Term::IsNull => texts.push(format!("{name} IS NULL")),
+                Term::Holds(operator) => {
+                    types.push(self.target.parameter_type(*column));
+                    values.extend(bound(&[*column], self.new));
+                    texts.push(format!("{name} {operator} ${}", types.len()));
+                }
+            }
+        }
+        texts.extend(condition.predicate.as_ref().map(|predicate| format!("({predicate})")));
+        texts.join(" AND ")
+    }
+
+    /// The unique or exclusion constraint that an error names, as a condition on the rows that
+    /// hold what the new row must have. `None` for other errors, and where the log does not tell
+    /// the values (expressions, unchanged large values, columns that are not published).
+    async fn constraint(&mut self, error: &ServerError) -> Result<Option<Constraint>, ApplyError> {
+        let (Some(schema), Some(name)) = (&error.schema, &error.constraint) else {
+            return Ok(None);
+        };
+        if !matches!(error.code.as_str(), "23505" | "23P01") {
+            return Ok(None);
+        }
+        let rows = self
+            .session
+            .query(
+                "SELECT a.attname, i.indisprimary, pg_catalog.pg_get_expr(i.indpred, i.indrelid), \
+                   CASE WHEN o.oid IS NOT NULL THEN pg_catalog.format('OPERATOR(%I.%s)', \
+                     s.nspname, o.oprname) END \
+                 FROM pg_catalog.pg_class c \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN pg_catalog.pg_index i ON i.indexrelid = c.oid \
+                 CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) AS k \
+                 LEFT JOIN pg_catalog.pg_attribute a \
+                   ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k] AND a.attnum > 0 \
+                 LEFT JOIN pg_catalog.pg_constraint x ON x.conindid = c.oid AND x.contype = 'x' \
+                 LEFT JOIN pg_catalog.pg_operator o ON o.oid = x.conexclop[k + 1] \
+                 LEFT JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace \
+                 WHERE n.nspname = $1 AND c.relname = $2 ORDER BY k",
+                &[Some(schema), Some(name)],
+            )
+            .await?;
+        let Some(new) = self.new else { return Ok(None) };
+        let new: Vec<Value<'_>> = new.values().collect();
+        let columns = &self.target.relation.columns;
+        let mut condition = Condition { terms: Vec::new(), predicate: None };
+        let (mut is_key, mut is_exclusion) = (true, false);
+        for row in &rows {
+            let column = row.get(0).and_then(|name| columns.iter().position(|c| c.name == name));
+            let Some(column) = column else { return Ok(None) };
+            let term = match new.get(column) {
+                None | Some(Value::Unchanged) => return Ok(None),
+                Some(Value::Null) => Term::IsNull,
+                Some(Value::Text(_) | Value::Binary(_)) => Term::Holds(
+                    row.get(3).unwrap_or(&self.target.columns[column].equals).to_owned(),
+                ),
+            };
+            condition.terms.push((column, term));
+            condition.predicate = row.get(2).map(str::to_owned);
+            is_exclusion |= row.get(3).is_some();
+            is_key &= columns[column].key || row.get(1) == Some("t");
+        }
+        if condition.terms.is_empty() {
+            return Ok(None);
+        }
+        let is_key = is_key && !is_exclusion && condition.predicate.is_none();
+        Ok(Some(Constraint { condition, is_key, is_exclusion }))
+    }
+}
+
+/// The values of the columns in `wanted`, ascending.
+fn bound<'a>(wanted: &[usize], tuple: Option<Tuple<'a>>) -> Vec<(Format, Option<&'a [u8]>)> {
+    let values = tuple.into_iter().flat_map(|tuple| tuple.values().enumerate());
+    values
+        .filter(|(column, _)| wanted.contains(column))
+        .map(|(_, value)| parameter(value))
+        .collect()
+}

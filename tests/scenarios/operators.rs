@@ -1,0 +1,5 @@
+//! What operators decide and do: conflicts with rows of the target, and the verbs that pause, skip,
+//! copy anew and look inside.
+
+#[path = "operators/conflicts.rs"]
+mod conflicts;

@@ -1,0 +1,295 @@
+//! Changes at odds with the target, under each policy.
+
+use anyhow::{Result, ensure};
+use farshore_tests::{Direction, Pair, both_ways};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+
+const SCHEMA: &str = "
+    CREATE TABLE t (id integer PRIMARY KEY, code text UNIQUE, v text, n integer, parent integer,
+                    r int4range, amount integer, big text);
+    ALTER TABLE t ALTER COLUMN big SET STORAGE EXTERNAL;
+    CREATE TABLE fine (id integer PRIMARY KEY)";
+
+const ROWS: &str = "INSERT INTO t SELECT i, 'c' || i, 'v', i, 1, int4range(1000 + i, 1001 + i), i, \
+    repeat('x', 5000) FROM generate_series(1, 20) AS i";
+
+/// What only the target demands, and rows that something else has changed there.
+const TARGET: &str = "
+    CREATE TABLE parent (id integer PRIMARY KEY); INSERT INTO parent VALUES (1);
+    ALTER TABLE t ADD CONSTRAINT small CHECK (n < 100), ALTER COLUMN v SET NOT NULL,
+      ADD CONSTRAINT apart EXCLUDE USING gist (r WITH &&),
+      ADD CONSTRAINT known FOREIGN KEY (parent) REFERENCES parent,
+      ALTER COLUMN amount TYPE smallint;
+    DO $$ DECLARE name text; BEGIN
+      FOR name IN SELECT tgname FROM pg_trigger WHERE tgrelid = 't'::regclass LOOP
+        EXECUTE format('ALTER TABLE t ENABLE ALWAYS TRIGGER %I', name);
+      END LOOP; END $$;
+    DELETE FROM t WHERE id IN (1, 2, 10);
+    INSERT INTO t VALUES (100, 'mine', 'mine', 1, 1, NULL, 1, 'b');
+    UPDATE t SET code = 'taken' WHERE id = 4;
+    UPDATE t SET r = '[15,16)' WHERE id = 8;
+    UPDATE t SET r = '[35,36)' WHERE id = 11";
+
+/// One conflict: what the publisher commits, and the record of it: operation, key, SQLSTATE, the
+/// value of `v` in the old row, the new row and the target's row.
+struct Case {
+    publish: &'static str,
+    record: &'static str,
+    is_overwritten: bool,
+}
+
+const CASES: &[Case] = &[
+    Case {
+        // Whole, as the publisher sends it: the large value was changed.
+        publish: "UPDATE t SET v = 'w', big = repeat('y', 5000) WHERE id = 1",
+        record: "UPDATE {\"id\": 1} - - w -",
+        is_overwritten: true,
+    },
+    Case {
+        publish: "UPDATE t SET v = 'w' WHERE id = 10",
+        record: "UPDATE {\"id\": 10} - - w -",
+        is_overwritten: false,
+    },
+    Case {
+        publish: "DELETE FROM t WHERE id = 2",
+        record: "DELETE {\"id\": 2} - - - -",
+        is_overwritten: false,
+    },
+    Case {
+        publish: "INSERT INTO t VALUES (100, 'c100', 'theirs', 1, 1, NULL, 1, 'b')",
+        record: "INSERT {\"id\": 100} 23505 - theirs mine",
+        is_overwritten: true,
+    },
+    Case {
+        publish: "UPDATE t SET code = 'taken', v = 'w' WHERE id = 3",
+        record: "UPDATE {\"id\": 3} 23505 - w v",
+        is_overwritten: true,
+    },
+    Case {
+        publish: "UPDATE t SET n = 200 WHERE id = 5",
+        record: "UPDATE {\"id\": 5} 23514 - v v",
+        is_overwritten: false,
+    },
+    Case {
+        publish: "UPDATE t SET v = NULL WHERE id = 6",
+        record: "UPDATE {\"id\": 6} 23502 - - v",
+        is_overwritten: false,
+    },
+    Case {
+        publish: "INSERT INTO t VALUES (101, 'c101', 'v', 1, 999, NULL, 1, 'b')",
+        record: "INSERT {\"id\": 101} 23503 - v -",
+        is_overwritten: false,
+    },
+    Case {
+        publish: "UPDATE t SET r = '[10,20)' WHERE id = 7",
+        record: "UPDATE {\"id\": 7} 23P01 - v v",
+        is_overwritten: false,
+    },
+    Case {
+        publish: "INSERT INTO t VALUES (102, 'c102', 'theirs', 1, 1, '[30,40)', 1, 'b')",
+        record: "INSERT {\"id\": 102} 23P01 - theirs v",
+        is_overwritten: true,
+    },
+    Case {
+        publish: "UPDATE t SET amount = 100000 WHERE id = 9",
+        record: "UPDATE {\"id\": 9} 22003 - v v",
+        is_overwritten: false,
+    },
+];
+
+/// The pair with its first copy done and the target changed by something else.
+fn pair(direction: Direction, policy: &str) -> Result<Pair> {
+    let mut pair = Pair::new(direction, &["public.t", "public.fine"], SCHEMA)?;
+    pair.site.add(policy)?;
+    pair.publish(ROWS)?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.subscriber.execute_script(TARGET)?;
+    Ok(pair)
+}
+
+/// Commits every case by itself, each among changes that are fine, and waits for the last of them.
+fn publish_all(pair: &mut Pair) -> Result<()> {
+    for (n, case) in CASES.iter().enumerate() {
+        pair.publish(&format!(
+            "BEGIN; INSERT INTO fine VALUES ({n}); {}; UPDATE t SET amount = amount + 1 \
+             WHERE id = 20; INSERT INTO fine VALUES ({}); COMMIT",
+            case.publish,
+            n + 1000,
+        ))?;
+    }
+    pair.await_arrival()
+}
+
+fn records(pair: &Pair) -> Result<Vec<String>> {
+    let query = "SELECT coalesce(string_agg(concat_ws(' ', operation, key, coalesce(sqlstate, '-'), \
+          coalesce(old_row->>'v', '-'), coalesce(new_row->>'v', '-'), \
+          coalesce(existing_row->>'v', '-'), action), E'\\n' ORDER BY id), '') \
+        FROM farshore.conflicts WHERE subscription = 's' AND schema_name = 'public' \
+          AND table_name = 't' AND source_lsn > '0/0' AND commit_time > now() - interval '1 hour'";
+    Ok(pair.subscriber_says(query)?.lines().map(str::to_owned).collect())
+}
+
+/// What every fine change leaves behind.
+fn assert_all_fine(pair: &Pair) -> Result<()> {
+    let fine = pair.subscriber_says("SELECT count(*) FROM fine")?;
+    ensure!(fine == (2 * CASES.len()).to_string(), "{fine} fine rows");
+    let amount = pair.subscriber_says("SELECT amount FROM t WHERE id = 20")?;
+    ensure!(amount == (20 + CASES.len()).to_string(), "amount {amount}");
+    let status = pair.site.status()?;
+    let conflicts = &status["subscriptions"][0]["conflicts"];
+    ensure!(*conflicts == CASES.len(), "{conflicts} conflicts in the status");
+    Ok(())
+}
+
+#[test]
+fn skip_leaves_out_what_fails_and_nothing_else() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = pair(direction, "on_conflict = \"skip\"")?;
+        let rows = "SELECT md5(string_agg(t::text, ',' ORDER BY id)) FROM t WHERE id <> 20";
+        let before = pair.subscriber_says(rows)?;
+        publish_all(&mut pair)?;
+        let wanted: Vec<String> =
+            CASES.iter().map(|case| format!("{} skipped", case.record)).collect();
+        let said = records(&pair)?;
+        ensure!(said == wanted, "{said:#?}");
+        ensure!(pair.subscriber_says(rows)? == before, "a skipped change left something");
+        assert_all_fine(&pair)
+    })
+}
+
+#[test]
+fn overwrite_makes_the_publishers_row_win_where_it_can() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = pair(direction, "on_conflict = \"overwrite\"")?;
+        publish_all(&mut pair)?;
+        let wanted: Vec<String> = CASES
+            .iter()
+            .map(|case| {
+                let action = if case.is_overwritten { "overwritten" } else { "skipped" };
+                format!("{} {action}", case.record)
+            })
+            .collect();
+        let said = records(&pair)?;
+        ensure!(said == wanted, "{said:#?}");
+        let rows = "SELECT string_agg(concat_ws(' ', id, code, v), ',' ORDER BY id) FROM t \
+            WHERE id < 12 OR id >= 100";
+        let rows = pair.subscriber_says(rows)?;
+        // 4 and 11 held what the publisher gave to 3 and 102.
+        ensure!(
+            rows == "1 c1 w,3 taken w,5 c5 v,6 c6 v,7 c7 v,8 c8 v,9 c9 v,100 c100 theirs,102 c102 theirs",
+            "{rows}"
+        );
+        assert_all_fine(&pair)
+    })
+}
+
+#[test]
+fn stop_stops_before_the_transaction_and_names_everything() -> Result<()> {
+    let mut pair =
+        pair(Direction::UP, "[subscription.s.on_conflict_tables]\n\"public.u\" = \"skip\"")?;
+    // A group: the failing row stands in the middle of the third of five transactions.
+    let mut publisher = pair.publisher.connect()?;
+    publisher.batch_execute("INSERT INTO fine VALUES (1)")?;
+    publisher.batch_execute("INSERT INTO fine VALUES (2)")?;
+    publisher.batch_execute(
+        "BEGIN; INSERT INTO fine VALUES (3); UPDATE t SET n = 200 WHERE id = 5; \
+         INSERT INTO fine VALUES (4); COMMIT",
+    )?;
+    publisher.batch_execute("INSERT INTO fine VALUES (5)")?;
+    let line = pair.site.await_log(" stopped: ", SOON)?;
+    for part in [
+        "subscription \"s\": cannot apply UPDATE on public.t (key id=5) of the transaction that \
+         committed at ",
+        "+00): ERROR 23514: new row for relation \"t\" violates check constraint \"small\"",
+        "Mend the target",
+    ] {
+        ensure!(line.contains(part), "{part} is not in {line}");
+    }
+    let fine = "SELECT string_agg(id::text, ',' ORDER BY id) FROM fine";
+    ensure!(pair.subscriber_says(fine)? == "1,2");
+    ensure!(records(&pair)?.is_empty());
+    pair.subscriber.execute_script("ALTER TABLE t DROP CONSTRAINT small")?;
+    pair.site.restart()?;
+    pair.await_arrival()?;
+    ensure!(pair.subscriber_says(fine)? == "1,2,3,4,5");
+    ensure!(pair.subscriber_says("SELECT n FROM t WHERE id = 5")? == "200");
+    Ok(())
+}
+
+#[test]
+fn tables_have_policies_of_their_own() -> Result<()> {
+    let policy =
+        "on_conflict = \"overwrite\"\n[subscription.s.on_conflict_tables]\n\"public.t\" = \"skip\"";
+    let mut pair = pair(Direction::DOWN, policy)?;
+    pair.subscriber.execute_script("INSERT INTO fine VALUES (7)")?;
+    pair.publish("INSERT INTO t VALUES (100, 'c100', 'theirs', 1, 1, NULL, 1, 'b')")?;
+    pair.publish("INSERT INTO fine VALUES (7)")?;
+    pair.await_arrival()?;
+    let actions = "SELECT string_agg(table_name || ' ' || action, ',' ORDER BY id) \
+        FROM farshore.conflicts";
+    let actions = pair.subscriber_says(actions)?;
+    ensure!(actions == "t skipped,fine overwritten", "{actions}");
+    ensure!(pair.subscriber_says("SELECT v FROM t WHERE id = 100")? == "mine");
+    Ok(())
+}
+
+#[test]
+fn rows_fail_in_the_middle_of_a_large_streamed_transaction() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = pair(direction, "on_conflict = \"skip\"")?;
+        pair.subscriber.execute_script(
+            "INSERT INTO t (id, v) SELECT i, 'mine' FROM generate_series(5000, 5004) AS i; \
+             INSERT INTO t (id, v) VALUES (30000, 'mine')",
+        )?;
+        pair.publish(
+            "BEGIN; INSERT INTO t (id, v, big) SELECT i, 'theirs', repeat('x', 100) \
+               FROM generate_series(1000, 40000) AS i; \
+             SAVEPOINT a; INSERT INTO t (id, v) SELECT i, 'never' FROM generate_series(50000, 52000) AS i; \
+             ROLLBACK TO a; UPDATE t SET v = 'w' WHERE id = 10; COMMIT",
+        )?;
+        pair.await_arrival()?;
+        let said = records(&pair)?;
+        let wanted: Vec<String> = [5000, 5001, 5002, 5003, 5004, 30000]
+            .iter()
+            .map(|id| format!("INSERT {{\"id\": {id}}} 23505 - theirs mine skipped"))
+            .chain(["UPDATE {\"id\": 10} - - w - skipped".to_owned()])
+            .collect();
+        ensure!(said == wanted, "{said:#?}");
+        let rows = "SELECT count(*) FILTER (WHERE v = 'theirs') || ' ' || \
+            count(*) FILTER (WHERE v = 'never') FROM t WHERE id >= 1000";
+        let rows = pair.subscriber_says(rows)?;
+        ensure!(rows == "38995 0", "{rows}");
+        Ok(())
+    })
+}
+
+#[test]
+fn a_conflict_is_recorded_once_whatever_kills_the_node() -> Result<()> {
+    let mut pair = pair(Direction::UP, "on_conflict = \"skip\"")?;
+    // Every commit below is of a transaction with a conflict, and there are enough of them.
+    pair.site.stop()?;
+    for (n, case) in CASES.iter().enumerate() {
+        pair.publish(&format!("BEGIN; INSERT INTO fine VALUES ({n}); {}; COMMIT", case.publish))?;
+    }
+    for point in ["apply.before-commit", "apply.after-commit-sent", "apply.after-commit"] {
+        for nth in 1..=2 {
+            pair.site.env("FARSHORE_CRASH", &format!("{point}:{nth}"));
+            pair.site.start()?;
+            let ended = pair.site.farshore()?.wait(SOON)?;
+            ensure!(ended.is_some(), "{point}:{nth} was not reached{}", pair.site.log_tail());
+            pair.site.kill9()?;
+        }
+    }
+    pair.site.env("FARSHORE_CRASH", "");
+    pair.site.start()?;
+    pair.await_arrival()?;
+    let wanted: Vec<String> = CASES.iter().map(|case| format!("{} skipped", case.record)).collect();
+    let said = records(&pair)?;
+    ensure!(said == wanted, "{said:#?}");
+    let fine = pair.subscriber_says("SELECT count(*) FROM fine")?;
+    ensure!(fine == CASES.len().to_string(), "{fine}");
+    Ok(())
+}
