@@ -138,10 +138,11 @@ impl Writer {
     }
 
     async fn ensure_begun(&mut self) -> Result<(), ApplyError> {
+        // A closed group takes nothing more.
+        self.finish_closing().await?;
         if self.begun {
             return Ok(());
         }
-        self.finish_closing().await?;
         let begin = self.pipeline.run(BEGIN, 0, Expect::Done, |_| Ok(()));
         begin.map_err(|error| self.explain(error))?;
         self.begun = true;
