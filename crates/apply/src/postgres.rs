@@ -3,6 +3,7 @@
 mod answers;
 pub mod batch;
 mod conflict_rows;
+mod copy_order;
 mod explain;
 pub mod foreign_keys;
 pub mod initial_copy;

@@ -319,6 +319,7 @@ impl Subscription {
             target: &self.spec.target,
             store: &self.store,
             settings: self.spec.copy,
+            streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
             status: &self.status,
         };
         let point = copy.run(session, known).await?;

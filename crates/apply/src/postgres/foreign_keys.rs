@@ -37,6 +37,11 @@ impl ForeignKey {
         format!("ALTER TABLE {} ALTER CONSTRAINT {} DEFERRABLE", self.child, self.quoted_name())
     }
 
+    /// The constraint and its table, for messages.
+    pub fn on_table(&self) -> String {
+        format!("{} of {}", self.quoted_name(), self.child)
+    }
+
     /// Its name as SQL writes it.
     pub fn quoted_name(&self) -> String {
         farshore_model::quote_identifier(&self.name)

@@ -6,6 +6,8 @@
 //! at a new point ([`crate::postgres::resume`]).
 
 use crate::ApplyError;
+use crate::postgres::copy_order::{CopyOrder, Standing};
+use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::session::Session;
@@ -53,6 +55,8 @@ pub struct InitialCopy<'a> {
     pub store: &'a Arc<dyn LogStore>,
     /// How.
     pub settings: CopySettings,
+    /// Tables that are copied have been followed since.
+    pub streaming: bool,
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
@@ -94,7 +98,16 @@ impl InitialCopy<'_> {
         let Source { snapshot, mut source, mut published } = self.open_source().await?;
         let point = snapshot.consistent_point;
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
-        published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
+        let order = CopyOrder::load(session).await?;
+        let standings: Vec<Standing> = published.iter().map(|t| standing(t, known)).collect();
+        let over = order.start_over(&standings, self.streaming);
+        order.empty(session, self.subscription, &standings, &over).await?;
+        let over: Vec<TableName> = over.iter().map(|i| standings[*i].table.clone()).collect();
+        published.retain(|table| {
+            over.contains(&table.table) || !known.iter().any(|k| k.copied && k.is_still(table))
+        });
+        let names: Vec<TableName> = published.iter().map(|table| table.table.clone()).collect();
+        let stages = order.stages(self.subscription, &names)?;
         // What left the publication and came back is another table to us.
         let known: Vec<&TableProgress> =
             known.iter().filter(|k| published.iter().any(|table| k.is_still(table))).collect();
@@ -102,6 +115,9 @@ impl InitialCopy<'_> {
         let mut begun = HashMap::new();
         for table in &published {
             if let Some(progress) = known.iter().find(|progress| progress.table == table.table) {
+                if over.contains(&table.table) {
+                    continue;
+                }
                 let done = session.load_ranges(self.subscription, &table.table).await?;
                 if done.file_node == table.file_node
                     && progress.copied_at >= log_begins
@@ -129,20 +145,25 @@ impl InitialCopy<'_> {
         for work in work.iter().filter(|work| work.finished) {
             self.finish_table(session, work).await?;
         }
-        let queue: VecDeque<(usize, BlockRange)> = work
-            .iter()
-            .enumerate()
-            .flat_map(|(index, work)| work.ranges.iter().map(move |range| (index, *range)))
-            .collect();
+        for unit in stages.iter().flatten() {
+            if let CopyUnit::Together(all) = unit {
+                all.iter().for_each(|index| work[*index].ranges = cut_into_ranges(0, 1));
+            }
+        }
         let left: Vec<usize> = work.iter().map(|work| work.ranges.len()).collect();
-        let shared = Mutex::new(Shared { queue, left });
+        let shared = Mutex::new(Shared { queue: VecDeque::new(), left });
         let copying = async {
-            let workers = 0..self.settings.workers.max(1);
-            try_join_all(workers.map(|_| self.worker(&snapshot, &work, &shared))).await
+            for stage in &stages {
+                shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue =
+                    stage.iter().flat_map(|unit| jobs(unit, &work)).collect();
+                let workers = 0..self.settings.workers.max(1);
+                try_join_all(workers.map(|_| self.worker(&snapshot, &work, &shared))).await?;
+            }
+            Ok::<(), ApplyError>(())
         };
         let oids: Vec<u32> = work.iter().map(|work| work.table.oid).collect();
         tokio::select! {
-            copied = copying => drop(copied?),
+            copied = copying => copied?,
             error = self.give_way(&mut source, &oids) => return Err(error),
         }
         drop(source);
@@ -375,29 +396,60 @@ impl InitialCopy<'_> {
     ) -> Result<(), ApplyError> {
         let next =
             || shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue.pop_front();
-        let Some(mut range) = next() else { return Ok(()) };
+        let Some(mut job) = next() else { return Ok(()) };
         let mut source = snapshot.open(self.spec).await?;
         let name = format!("farshore {} copy", self.subscription);
         let mut target = Session::connect(self.target, &name).await?;
         target.join_copy(self.subscription).await?;
         loop {
-            let (index, blocks) = range;
-            self.copy_range(&mut source, &mut target, &work[index], blocks, index).await?;
-            let finished = {
-                let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-                shared.left[index] -= 1;
-                shared.left[index] == 0
-            };
-            if finished {
-                self.finish_table(&mut target, &work[index]).await?;
+            self.copy_job(&mut source, &mut target, work, &job).await?;
+            for (index, _) in job {
+                let finished = {
+                    let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+                    shared.left[index] -= 1;
+                    shared.left[index] == 0
+                };
+                if finished {
+                    self.finish_table(&mut target, &work[index]).await?;
+                }
             }
             match next() {
-                Some(next) => range = next,
+                Some(next) => job = next,
                 None => return Ok(()),
             }
         }
     }
 
+    /// One target transaction: a range, or several tables that refer to each other.
+    async fn copy_job(
+        &self,
+        source: &mut SnapshotConnection,
+        target: &mut Session,
+        work: &[Work],
+        job: &Job,
+    ) -> Result<(), ApplyError> {
+        target.simple("BEGIN").await?;
+        if job.len() > 1 {
+            target.simple("SET CONSTRAINTS ALL DEFERRED").await?;
+        }
+        let mut copied = Vec::new();
+        for (index, range) in job {
+            copied.push(self.copy_range(source, target, &work[*index], *range, *index).await?);
+        }
+        fault::point("snapshot.before-range-commit");
+        target.simple("COMMIT").await?;
+        fault::point("snapshot.after-range-commit");
+        for ((index, _), (rows, bytes)) in job.iter().zip(copied) {
+            self.update_copy(*index, |copy| {
+                copy.bytes += bytes;
+                copy.rows += rows;
+                copy.ranges_done += 1;
+            });
+        }
+        Ok(())
+    }
+
+    /// Returns the rows, and the bytes that are not reported yet.
     async fn copy_range(
         &self,
         source: &mut SnapshotConnection,
@@ -405,9 +457,8 @@ impl InitialCopy<'_> {
         work: &Work,
         range: BlockRange,
         index: usize,
-    ) -> Result<(), ApplyError> {
+    ) -> Result<(u64, u64), ApplyError> {
         let table = &work.table;
-        target.simple("BEGIN").await?;
         let columns: Vec<String> =
             table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
         let list =
@@ -453,15 +504,7 @@ impl InitialCopy<'_> {
                 ],
             )
             .await?;
-        fault::point("snapshot.before-range-commit");
-        target.simple("COMMIT").await?;
-        fault::point("snapshot.after-range-commit");
-        self.update_copy(index, |copy| {
-            copy.bytes += bytes;
-            copy.rows += rows;
-            copy.ranges_done += 1;
-        });
-        Ok(())
+        Ok((rows, bytes))
     }
 
     async fn finish_table(&self, target: &mut Session, work: &Work) -> Result<(), ApplyError> {
@@ -508,9 +551,30 @@ impl InitialCopy<'_> {
     }
 }
 
+/// Ranges that are copied in one transaction, with the number of their table's work.
+type Job = Vec<(usize, BlockRange)>;
+
+fn jobs(unit: &CopyUnit, work: &[Work]) -> Vec<Job> {
+    let ranges = |index: usize| work[index].ranges.iter().map(move |range| (index, *range));
+    match unit {
+        CopyUnit::Apart(index) => ranges(*index).map(|range| vec![range]).collect(),
+        CopyUnit::Together(all) => vec![all.iter().flat_map(|index| ranges(*index)).collect()],
+    }
+}
+
+fn standing(published: &PublishedTable, known: &[TableProgress]) -> Standing {
+    let progress = known.iter().find(|progress| progress.is_still(published));
+    Standing {
+        table: published.table.clone(),
+        target: published.table.clone(),
+        begun: progress.is_some(),
+        copied: progress.is_some_and(|progress| progress.copied),
+    }
+}
+
 /// What the workers of a copy share.
 struct Shared {
-    queue: VecDeque<(usize, BlockRange)>,
+    queue: VecDeque<Job>,
     /// Ranges of each table that are not committed yet.
     left: Vec<usize>,
 }

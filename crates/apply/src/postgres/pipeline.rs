@@ -30,6 +30,8 @@ pub struct ChangeRef {
     pub relation: DictionaryId,
     /// The stored command.
     pub command: Bytes,
+    /// The row may be gone already: a foreign key of the target deleted it with its parent.
+    pub may_be_gone: bool,
 }
 
 /// What a statement's answer must be.
@@ -364,7 +366,7 @@ impl Pipeline {
             (Message::CommandComplete(_), Expect::Done | Expect::Truncated(_)) => {}
             (Message::CommandComplete(tag), Expect::OneRow(change)) => {
                 let rows = tag.rows().unwrap_or(0);
-                if rows != 1 {
+                if rows != 1 && !(rows == 0 && change.may_be_gone) {
                     return Err(PipelineError::Rows(change.clone(), rows));
                 }
             }

@@ -16,9 +16,13 @@ use farshore_model::Lsn;
 /// Held while the schema is made, so that two subscriptions do not make it at once.
 const SCHEMA_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('farshore schema', 0))";
 
-const SCHEMA: &str = "
-CREATE SCHEMA IF NOT EXISTS farshore;
+/// A role that may not make it can be given one that somebody else made.
+const MAKE_SCHEMA: &str = "
+CREATE SCHEMA farshore;
 COMMENT ON SCHEMA farshore IS 'Progress of Farshore subscriptions into this database';
+";
+
+const SCHEMA: &str = "
 CREATE TABLE IF NOT EXISTS farshore.subscription (
   name text PRIMARY KEY,
   publication text NOT NULL,
@@ -149,7 +153,11 @@ impl Session {
         if present.first().and_then(|row| row.get(0)) == Some("t") {
             return Ok(());
         }
-        self.simple(&format!("BEGIN; {SCHEMA_LOCK}; {SCHEMA} COMMIT")).await
+        self.simple(&format!("BEGIN; {SCHEMA_LOCK}")).await?;
+        let there = self.query("SELECT to_regnamespace('farshore') IS NOT NULL", &[]).await?;
+        let is_there = there.first().and_then(|row| row.get(0)) == Some("t");
+        let make = if is_there { "" } else { MAKE_SCHEMA };
+        self.simple(&format!("{make} {SCHEMA} COMMIT")).await
     }
 
     /// The subscription's row, if there is one.

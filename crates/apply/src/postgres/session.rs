@@ -99,6 +99,23 @@ impl Session {
         self.connection.simple_query(sql).await.map(drop).map_err(|error| self.error(error))
     }
 
+    /// Whether we own all of these tables, named as in SQL.
+    pub async fn owns(&mut self, tables: &[String]) -> Result<bool, ApplyError> {
+        for table in tables {
+            let rows = self
+                .query(
+                    "SELECT pg_catalog.pg_has_role(relowner, 'USAGE') FROM pg_catalog.pg_class \
+                     WHERE oid = pg_catalog.to_regclass($1)",
+                    &[Some(table)],
+                )
+                .await?;
+            if rows.first().and_then(|row| row.get(0)) != Some("t") {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Names the server in an error.
     pub fn error(&self, error: farshore_pg::Error) -> ApplyError {
         ApplyError::Target { server: self.server.clone(), error }

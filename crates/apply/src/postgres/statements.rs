@@ -137,6 +137,8 @@ pub struct TargetRelation {
     pub copied_at: Lsn,
     /// The target's table is partitioned: its rows are in other tables.
     pub partitioned: bool,
+    /// A foreign key of the target may delete rows of its own accord, before their DELETE comes.
+    pub cascaded: bool,
     /// The target's columns, by the publisher's column numbers.
     pub columns: Vec<TargetColumn>,
     /// Prepared statements by shape.
@@ -333,6 +335,7 @@ mod tests {
         };
         TargetRelation {
             partitioned: false,
+            cascaded: false,
             columns: (0..keys.len()).map(target).collect(),
             relation: Arc::new(Relation {
                 oid: 1,

@@ -5,6 +5,7 @@ use crate::conflict::{self, ConflictPolicy};
 use crate::log_feed::Definitions;
 use crate::postgres::batch::{self, Batches, Offered, StatementNames};
 use crate::postgres::explain::explain;
+use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
 use crate::postgres::statements::{
@@ -49,6 +50,8 @@ pub struct Writer {
     /// Newest position applied.
     newest: Lsn,
     batches: Batches,
+    /// The target's foreign keys, where they fire for what we write.
+    cascades: Option<ForeignKeys>,
 }
 
 /// Where the commands of one transaction stand.
@@ -83,6 +86,9 @@ const PLANNING: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seq
      SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
 
 const BEGIN: &str = "farshore_begin";
+/// Where foreign keys fire: those that can wait are checked at the commit, where the target is as
+/// the publisher was at a commit.
+const DEFER: &str = "farshore_defer";
 const COMMIT: &str = "farshore_commit";
 const PROGRESS: &str = "farshore_progress";
 
@@ -95,10 +101,18 @@ impl Writer {
         copied: HashMap<TableName, Lsn>,
         row_by_row: RowByRow,
     ) -> Result<Writer, ApplyError> {
+        let cascades = match pipeline.idle_session().await {
+            Ok(session) if !session.replica_role => {
+                let loaded = ForeignKeys::load(&mut session.connection).await;
+                Some(loaded.map_err(|error| session.error(error))?)
+            }
+            Ok(_) | Err(_) => None,
+        };
         let prepared = async {
             pipeline.idle_session().await?.connection.simple_query(PLANNING).await?;
             pipeline.parse(BEGIN, "BEGIN", &[], None)?;
             pipeline.parse(COMMIT, "COMMIT", &[], None)?;
+            pipeline.parse(DEFER, "SET CONSTRAINTS ALL DEFERRED", &[], None)?;
             pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
             pipeline.sync();
             pipeline.drain().await
@@ -120,6 +134,7 @@ impl Writer {
             unpolled: 0,
             newest: Lsn::ZERO,
             batches: Batches::new(row_by_row),
+            cascades,
         };
         outcome.map_err(|error| writer.explain(error))?;
         writer.changes = 0;
@@ -143,8 +158,11 @@ impl Writer {
         if self.begun {
             return Ok(());
         }
-        let begin = self.pipeline.run(BEGIN, 0, Expect::Done, |_| Ok(()));
-        begin.map_err(|error| self.explain(error))?;
+        let statements: &[&str] = if self.cascades.is_some() { &[BEGIN, DEFER] } else { &[BEGIN] };
+        for statement in statements {
+            let sent = self.pipeline.run(statement, 0, Expect::Done, |_| Ok(()));
+            sent.map_err(|error| self.explain(error))?;
+        }
         self.begun = true;
         Ok(())
     }
@@ -290,7 +308,8 @@ impl Writer {
             what: format!("{} of {}: {what}", conflict::operation(change), target.table),
         })?;
         let commit_time = header.commit_time;
-        let reference = ChangeRef { position, commit_time, relation, command };
+        let may_be_gone = target.cascaded && shape == Shape::Delete;
+        let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
         let result = send(&mut self.pipeline, target, &mut self.names, shape, new, find, reference);
         result.map_err(|error| self.explain(error))
     }
@@ -305,13 +324,14 @@ impl Writer {
         let Stored::Truncate { relations, restart_identity, .. } = change else {
             return Ok(());
         };
-        let mut tables = Vec::new();
+        let (mut tables, mut names) = (Vec::new(), Vec::new());
         let (mut first, mut passed_over) = (None, false);
         for relation in relations.clone() {
             self.learn(relation, header.end_lsn, definitions).await?;
             let Some(target) = self.relations.get(&relation) else { continue };
             if header.commit_lsn >= target.copied_at {
                 tables.push(target.rows_of_its_own());
+                names.push(target.table.to_string());
                 first.get_or_insert(relation);
             } else {
                 passed_over = true;
@@ -321,7 +341,13 @@ impl Writer {
         // The message names every published table that was emptied: whatever else CASCADE would
         // reach is the target's own. Where some tables are passed over because their copy is newer,
         // foreign keys may forbid to truncate the others.
-        let identity = if *restart_identity { " RESTART IDENTITY" } else { "" };
+        // Sequences are reset by their owner alone; the rows are the same without that.
+        let restarts = *restart_identity
+            && match self.pipeline.idle_session().await {
+                Ok(session) => session.owns(&names).await?,
+                Err(error) => return Err(self.explain(error)),
+            };
+        let identity = if restarts { " RESTART IDENTITY" } else { "" };
         let sql = if passed_over {
             let (last, others) = tables.split_last().map_or(("", &[][..]), |(l, o)| (l, o));
             let others: Vec<String> = others
@@ -339,7 +365,8 @@ impl Writer {
             format!("TRUNCATE {}{identity}", tables.join(", "))
         };
         let (position, commit_time) = (header.end_lsn, header.commit_time);
-        let reference = ChangeRef { position, commit_time, relation, command };
+        let may_be_gone = false;
+        let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
         self.pipeline
             .run_sql(&sql, Expect::Truncated(reference))
             .map_err(|error| self.explain(error))
@@ -376,6 +403,7 @@ impl Writer {
                 table,
                 copied_at: Lsn::MAX,
                 partitioned: false,
+                cascaded: false,
                 columns,
                 prepared: HashMap::new(),
             };
@@ -398,7 +426,12 @@ impl Writer {
             .filter_map(|column| columns.iter().find(|c| c.name == column.name).cloned())
             .collect();
         let prepared = HashMap::new();
-        let target = TargetRelation { relation, table, copied_at, partitioned, columns, prepared };
+        let cascaded = self
+            .cascades
+            .as_ref()
+            .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
+        let target =
+            TargetRelation { relation, table, copied_at, partitioned, cascaded, columns, prepared };
         self.relations.insert(id, target);
         Ok(())
     }

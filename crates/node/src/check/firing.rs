@@ -98,7 +98,7 @@ fn check_keys(
     findings: &mut Findings,
 ) {
     if let Err(in_the_way) = keys.copy_order(sides.to_copy) {
-        let names: Vec<String> = in_the_way.iter().map(|key| on_table(key)).collect();
+        let names: Vec<String> = in_the_way.iter().map(|key| key.on_table()).collect();
         let remedies: Vec<String> = in_the_way.iter().map(|key| key.make_deferrable()).collect();
         findings.error(
             format!(
@@ -128,7 +128,7 @@ fn check_keys(
                 format!(
                     "foreign key {} of the target deletes or changes rows by itself, and the \
                      publisher has none that does the same: the two sides would differ",
-                    on_table(key)
+                    key.on_table()
                 ),
                 format!("{drop}; or: {grant}"),
             );
@@ -137,7 +137,7 @@ fn check_keys(
                 format!(
                     "foreign key {} of the target changes columns by which replicated changes \
                      find their row",
-                    on_table(key)
+                    key.on_table()
                 ),
                 format!("{drop}; or: {grant}"),
             );
@@ -147,7 +147,7 @@ fn check_keys(
                     "foreign key {} of the target refers to its own table and is checked row by \
                      row: a statement that deletes or inserts parents and children at once stops \
                      the subscription",
-                    on_table(key)
+                    key.on_table()
                 ),
                 format!("{}; or: {grant}", key.make_deferrable()),
             );
@@ -158,10 +158,6 @@ fn check_keys(
 fn is_bound(keys: &ForeignKeys, key: &ForeignKey, tables: &[(TableName, Table)]) -> bool {
     tables.iter().any(|(name, _)| keys.of_child(name).any(|other| other == key))
         || tables.iter().any(|(name, _)| *name == key.parent)
-}
-
-fn on_table(key: &ForeignKey) -> String {
-    format!("{} of {}", key.quoted_name(), key.child)
 }
 
 /// A trigger or rule, and its table.

@@ -1,0 +1,145 @@
+//! Copy, stream, TRUNCATE, restart and interruption with the least rights, foreign keys firing or
+//! not.
+
+use crate::foreign_keys::{CHANGES, GROWTH, ROWS, SCHEMA};
+use crate::guide;
+use anyhow::{Result, ensure};
+use farshore_tests::{DATABASE, Direction, Pair};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// Who makes the publication and the slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Publication {
+    Made,
+    Adopted,
+}
+
+/// Whether the target's role may set `session_replication_role`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Triggers {
+    Quiet,
+    Firing,
+}
+
+fn pair(direction: Direction, publication: Publication, triggers: Triggers) -> Result<Pair> {
+    let mut pair = Pair::bare(direction)?;
+    pair.on_both(SCHEMA)?;
+    // The tables belong to somebody who has nothing to do with replication.
+    pair.on_both(
+        "CREATE ROLE app; DO $$ DECLARE t regclass; BEGIN FOR t IN SELECT oid FROM pg_class \
+         WHERE relkind = 'r' AND relnamespace IN ('public'::regnamespace, \
+         'farshore_marks'::regnamespace) LOOP EXECUTE 'ALTER TABLE ' || t || ' OWNER TO app'; \
+         END LOOP; END $$; ALTER SCHEMA farshore_marks OWNER TO app",
+    )?;
+    pair.publish(ROWS)?;
+    let more = match publication {
+        Publication::Made => {
+            pair.publish(&guide::sql("Publisher: Farshore makes the publication")?)?;
+            ""
+        }
+        Publication::Adopted => {
+            pair.publish(&guide::sql("Publisher: somebody else makes the publication")?)?;
+            pair.publish("CREATE PUBLICATION handed FOR TABLES IN SCHEMA public, farshore_marks")?;
+            pair.publish("SELECT pg_create_logical_replication_slot('handed', 'pgoutput')")?;
+            "adopt_publication = \"handed\"\nadopt_slot = \"handed\""
+        }
+    };
+    pair.subscriber.execute_script(&guide::sql("Target: the tables are there")?)?;
+    if triggers == Triggers::Quiet {
+        pair.subscriber
+            .execute_script(&guide::sql("Target, 15 and later: triggers keep quiet")?)?;
+    }
+    pair.add_publication("p", &["public.*"], more)?;
+    let as_farshore = |url: String| url.replace("postgres@", "farshore@");
+    let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+    pair.site.replace(&source, &as_farshore(source.clone()))?;
+    pair.add_subscription("s", "p", &as_farshore(target))?;
+    Ok(pair)
+}
+
+fn copy_stream_and_restart(
+    direction: Direction,
+    publication: Publication,
+    triggers: Triggers,
+) -> Result<()> {
+    let mut pair = pair(direction, publication, triggers)?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0), "{}", check.stdout);
+    let firing = check.stdout.contains("fire for replicated rows");
+    ensure!(firing == (triggers == Triggers::Firing), "{}", check.stdout);
+    ensure!(firing == check.stdout.contains("see on public.region"), "{}", check.stdout);
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    let changes: Vec<&str> = std::iter::once(GROWTH).chain(CHANGES.iter().copied()).collect();
+    for (number, change) in changes.into_iter().enumerate() {
+        pair.publish(change)?;
+        if number % 4 == 2 {
+            pair.site.restart()?;
+        }
+    }
+    pair.assert_equal(&["public"])?;
+    let seen = pair.subscriber_says("SELECT count(*) FROM unpublished.seen")?;
+    let wanted = if triggers == Triggers::Firing { "21" } else { "0" };
+    ensure!(seen == wanted, "the trigger of the target has fired {seen} times, not {wanted}");
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0), "{}", check.stdout);
+    pair.site.stop().map(drop)
+}
+
+#[test]
+fn foreign_keys_and_triggers_fire() -> Result<()> {
+    copy_stream_and_restart(Direction::UP, Publication::Made, Triggers::Firing)?;
+    copy_stream_and_restart(Direction::DOWN, Publication::Adopted, Triggers::Firing)
+}
+
+#[test]
+fn foreign_keys_and_triggers_keep_quiet() -> Result<()> {
+    copy_stream_and_restart(Direction::DOWN, Publication::Made, Triggers::Quiet)?;
+    copy_stream_and_restart(Direction::UP, Publication::Adopted, Triggers::Quiet)
+}
+
+#[test]
+fn an_interrupted_copy_starts_over_with_what_foreign_keys_bind() -> Result<()> {
+    for interrupted_after in ["1", "3", "5", "7"] {
+        let mut pair = pair(Direction::DOWN, Publication::Made, Triggers::Firing)?;
+        let point = format!("snapshot.after-range-commit:{interrupted_after}");
+        pair.site.env("FARSHORE_CRASH", &point);
+        pair.site.start()?;
+        let died = pair.site.farshore()?.wait(SOON)?;
+        ensure!(died.is_some(), "it was to die at {point}");
+        pair.site.kill9()?;
+        // New parents with children; parents that go with their children.
+        pair.publish(GROWTH)?;
+        pair.publish(CHANGES[1])?;
+        pair.publish(CHANGES[3])?;
+        pair.site.env("FARSHORE_CRASH", "");
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("DELETE FROM orders WHERE id % 5 = 0; INSERT INTO alone VALUES (0, 'z')")?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_circle_that_cannot_wait_is_found_beforehand() -> Result<()> {
+    let mut pair = pair(Direction::UP, Publication::Made, Triggers::Firing)?;
+    pair.subscriber
+        .execute_script("ALTER TABLE department ALTER CONSTRAINT head NOT DEFERRABLE")?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(1), "{}", check.stdout);
+    let remedy = "ALTER TABLE public.department ALTER CONSTRAINT head DEFERRABLE";
+    ensure!(check.stdout.contains(remedy), "{}", check.stdout);
+    pair.site.start()?;
+    let line = pair.site.await_log("stopped: ", SOON)?;
+    ensure!(line.contains(remedy), "{line}");
+    pair.site.stop()?;
+    let nothing = "SELECT count(*) FROM region";
+    ensure!(pair.subscriber_says(nothing)? == "0", "something was copied");
+    pair.subscriber.execute_script(remedy)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])
+}
