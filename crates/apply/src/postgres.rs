@@ -10,6 +10,8 @@ pub mod initial_copy;
 pub mod pipeline;
 pub mod progress;
 pub mod resume;
+pub mod schema;
+pub(crate) mod sequences;
 pub mod session;
 pub mod statements;
 pub mod writer;

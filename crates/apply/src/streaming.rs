@@ -19,8 +19,8 @@ use tokio::time::Instant;
 pub(crate) enum StreamEnd {
     /// It was told to stop.
     Stopped,
-    /// Tables joined the publication and must be copied.
-    NewTables,
+    /// Tables joined the publication and must be copied, or foreign keys can be added now.
+    StartAgain,
 }
 
 /// With nothing to apply, progress on the target follows the log this often.
@@ -43,6 +43,8 @@ pub(crate) struct Streaming<'a> {
     asked: u64,
     /// Copied tables.
     tables: Vec<TableProgress>,
+    /// Foreign keys are to be added when every state is a prefix.
+    foreign_keys_wait: bool,
     /// Changes of a table that is not copied have come by.
     ask_again: bool,
     /// Commit times of the transactions in the open group.
@@ -77,6 +79,7 @@ impl<'a> Streaming<'a> {
             consistent_at: start.consistent_at,
             asked: start.asked,
             tables: start.tables,
+            foreign_keys_wait: start.foreign_keys_wait,
             ask_again: false,
             in_group: Vec::new(),
             opened_at: Instant::now(),
@@ -100,8 +103,13 @@ impl<'a> Streaming<'a> {
                 self.commit_group().await?;
                 self.settle().await?;
                 if self.tables_have_joined(sessions).await {
-                    return Ok(StreamEnd::NewTables);
+                    return Ok(StreamEnd::StartAgain);
                 }
+            }
+            if self.foreign_keys_wait && self.applied >= self.consistent_at {
+                self.commit_group().await?;
+                self.settle().await?;
+                return Ok(StreamEnd::StartAgain);
             }
             match self.feed.next_at_hand().await? {
                 Some(LogItem::Transaction { header, body }) => {

@@ -7,19 +7,21 @@ use crate::log_feed::LogFeed;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
+use crate::postgres::schema::{SchemaSettings, create_missing};
+use crate::postgres::sequences::Sequences;
 use crate::postgres::session::Session;
 use crate::postgres::writer::Writer;
 use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
 use crate::streaming::{StreamEnd, Streaming};
-use farshore_capture::publication::PublicationSpec;
-use farshore_capture::slot;
+use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_capture::{CaptureError, slot};
 use farshore_fault as fault;
 use farshore_model::{Applied, Lsn};
 use farshore_pg::{CancelToken, Config, Mode};
 use farshore_store::{LogStore, StoreError};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -29,6 +31,9 @@ const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for the open target transaction.
 const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// How long a stop waits for the sequences to follow once more.
+const SEQUENCES_AT_STOP: Duration = Duration::from_millis(1_500);
 
 /// What to apply, and to where.
 #[derive(Clone, Debug)]
@@ -41,6 +46,10 @@ pub struct SubscriptionSpec {
     pub target: Config,
     /// How the initial copy is done.
     pub copy: CopySettings,
+    /// What tables are called on the target, and whether missing ones are made.
+    pub schema: SchemaSettings,
+    /// How often sequences follow while streaming; never when absent.
+    pub sequence_interval: Option<Duration>,
     /// Bounds of one target transaction.
     pub limits: GroupLimits,
     /// What is done about changes that are at odds with the target.
@@ -72,6 +81,8 @@ pub(crate) struct Start {
     pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
     pub asked: u64,
+    /// Foreign keys are to be added when every state is a prefix.
+    pub foreign_keys_wait: bool,
 }
 
 impl Start {
@@ -125,6 +136,7 @@ impl Subscription {
     ) -> Result<(), ApplyError> {
         let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
+        let mut without_partition = None;
         loop {
             let mut stop_early = stop.clone();
             let started = tokio::select! {
@@ -146,7 +158,7 @@ impl Subscription {
                 Attempt { careful_from: careful_from.take(), row_by_row: row_by_row.clone() };
             match self.stream(session, start, attempt, &mut stop).await {
                 Ok(StreamEnd::Stopped) => return Ok(()),
-                Ok(StreamEnd::NewTables) => {}
+                Ok(StreamEnd::StartAgain) => {}
                 // Row by row it either goes, or says which row is wrong.
                 Err(Failure {
                     error: ApplyError::BatchRefused { table, position, what, .. },
@@ -159,6 +171,15 @@ impl Subscription {
                         "a batch was refused; its changes are applied row by row"
                     );
                     row_by_row.note(table, position);
+                }
+                // A check violation: the row may be for a partition that is not here yet.
+                Err(Failure { error: ApplyError::Change(failed), careful_from: from })
+                    if self.spec.schema.create_tables
+                        && failed.cause.sqlstate() == Some("23514")
+                        && without_partition != Some(failed.position) =>
+                {
+                    without_partition = Some(failed.position);
+                    careful_from = from;
                 }
                 Err(Failure { error, careful_from: None }) => return Err(error),
                 Err(Failure { error, careful_from: from }) => {
@@ -195,6 +216,9 @@ impl Subscription {
             self.copy(&mut session, progress.as_ref(), cursor.applied, &tables).await?;
             tables = session.load_tables(name).await?;
         }
+        if asked > 0 && self.spec.schema.create_tables {
+            self.create_partitions(&mut session, &tables).await?;
+        }
         let progress = session.load_progress(name).await?.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
         })?;
@@ -228,7 +252,12 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
             Err(error) => return Err(error.into()),
         }
-        Ok((session, Start { applied, tables, consistent_at, asked }))
+        let consistent = applied >= consistent_at;
+        if consistent {
+            session.add_foreign_keys(name).await?;
+        }
+        let foreign_keys_wait = !consistent && session.foreign_keys_wait(name).await?;
+        Ok((session, Start { applied, tables, consistent_at, asked, foreign_keys_wait }))
     }
 
     fn gap(&self, start: Lsn) -> ApplyError {
@@ -268,15 +297,50 @@ impl Subscription {
             let mut sql = self.source.connect(Mode::Sql).await?;
             self.source.published_tables(&mut sql).await
         };
+        let is_known = |table: &PublishedTable| known.iter().any(|k| k.copied && k.is_still(table));
         match asked.await {
-            Ok(published) => {
-                published.iter().any(|table| !known.iter().any(|k| k.copied && k.is_still(table)))
-            }
+            Ok(published) => !published.iter().all(is_known),
             Err(error) => {
                 tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
                 false
             }
         }
+    }
+
+    /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
+    /// be asked now, streaming goes on: a row without a partition would bring us back here.
+    async fn create_partitions(
+        &self,
+        session: &mut Session,
+        tables: &[TableProgress],
+    ) -> Result<(), ApplyError> {
+        let asked = async {
+            let mut sql = self.source.connect(Mode::Sql).await?;
+            let partitioned = self.source.partitioned_tables(&mut sql).await?;
+            if partitioned.is_empty() {
+                return Ok(None);
+            }
+            let published = self.source.published_tables(&mut sql).await?;
+            let definitions = self.source.definitions(&mut sql, &partitioned).await?;
+            Ok::<_, CaptureError>(Some((published, definitions)))
+        };
+        let (published, definitions) = match asked.await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
+                return Ok(());
+            }
+        };
+        let copied: HashSet<TableName> = tables.iter().map(|t| t.table.clone()).collect();
+        let (name, schema) = (self.spec.name.as_str(), &self.spec.schema);
+        for table in &published {
+            if tables.iter().any(|t| t.is_still(table) && t.membership != table.membership) {
+                session.note_membership(name, table).await?;
+            }
+        }
+        create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
+        session.finish_tables(name).await
     }
 
     async fn copy(
@@ -320,9 +384,11 @@ impl Subscription {
             store: &self.store,
             settings: self.spec.copy,
             streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
+            schema: &self.spec.schema,
             status: &self.status,
         };
         let point = copy.run(session, known).await?;
+        session.finish_tables(name).await?;
         let tables = session.load_tables(name).await?;
         let newest = tables.iter().map(|table| table.copied_at).max().unwrap_or(point);
         let oldest = tables.iter().map(|table| table.copied_at).min().unwrap_or(point);
@@ -372,17 +438,34 @@ impl Subscription {
         let copied: HashMap<_, _> =
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let policy = self.spec.on_conflict.clone();
+        let names = self.spec.schema.names.clone();
         let Attempt { careful_from, row_by_row } = attempt;
-        let mut writer =
-            Writer::new(Pipeline::new(session), name, policy, copied, row_by_row).await?;
+        let pipeline = Pipeline::new(session);
+        let mut writer = Writer::new(pipeline, name, policy, copied, row_by_row, names).await?;
         if let Some(from) = careful_from {
             let (feed, writer) = (&mut feed, &mut writer);
             Careful { agent: self, feed, writer, start: &mut start, from }.run(stop).await?;
         }
         let applied = start.applied;
+        let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
-        streaming.run(stop).await.map_err(Failure::of_many)
+        let Some(interval) = self.spec.sequence_interval else {
+            return streaming.run(stop).await.map_err(Failure::of_many);
+        };
+        let SubscriptionSpec { target, schema, .. } = &self.spec;
+        let mut sequences = Sequences::new(name, &self.source, target, schema, &self.store);
+        let end = tokio::select! {
+            end = streaming.run(stop) => end.map_err(Failure::of_many)?,
+            never = sequences.follow(interval, &tables) => match never {},
+        };
+        if matches!(end, StreamEnd::Stopped) {
+            let caught_up = sequences.catch_up(&tables);
+            if tokio::time::timeout(SEQUENCES_AT_STOP, caught_up).await.is_err() {
+                tracing::warn!(subscription = %name, "stopped before all sequences had followed");
+            }
+        }
+        Ok(end)
     }
 
     /// Moves the store's cursor to what the target has committed durably.

@@ -6,6 +6,7 @@
 //! slot          the replication slot: created, adopted, checked against the store, kept moving
 //! assembler     pgoutput messages → batches and spills (no network, no clock)
 //! reader        the loop: slot → assembler → store → acknowledgement
+//! schema        definitions of the published tables, and the SQL that makes them elsewhere
 //! snapshot      a consistent point, tables cut into ranges, rows out in COPY format
 //! ```
 //!
@@ -15,6 +16,7 @@ pub mod assembler;
 mod error;
 pub mod publication;
 mod reader;
+pub mod schema;
 pub mod slot;
 pub mod snapshot;
 

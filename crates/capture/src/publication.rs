@@ -1,5 +1,6 @@
 //! The PostgreSQL publication behind a Farshore publication.
 
+mod members;
 mod preflight;
 
 use crate::CaptureError;
@@ -18,6 +19,8 @@ pub struct PublicationSpec {
     pub tables: Vec<TablePattern>,
     /// Row filters and column lists, by table.
     pub articles: BTreeMap<TableName, Article>,
+    /// Changes of partitions are published as changes of the table they are partitions of.
+    pub via_partition_root: bool,
     /// PostgreSQL publication to use as it is, instead of one of our own.
     pub adopt_publication: Option<String>,
     /// Replication slot to use as it is, instead of one of our own.
@@ -143,6 +146,8 @@ pub struct PublishedTable {
     /// back, or after its filter or columns were changed. Zero where the publication does not list
     /// tables one by one.
     pub membership: u32,
+    /// The memberships of partitioned tables above it, which publish it too.
+    pub memberships_above: Vec<u32>,
     /// The file the table is kept in: another one after anything that rewrites or empties it
     /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). Zero for a partitioned table.
     pub file_node: u32,
@@ -191,7 +196,9 @@ impl PublicationSpec {
     ) -> Result<Vec<TableName>, CaptureError> {
         let rows = sql
             .query(
-                "SELECT n.nspname, c.relname, c.relispartition FROM pg_class c \
+                "SELECT n.nspname, c.relname, EXISTS (SELECT 1 FROM pg_depend d \
+                   WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid \
+                   AND d.deptype = 'e') FROM pg_class c \
                  JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' \
                  AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
@@ -200,18 +207,25 @@ impl PublicationSpec {
             )
             .await
             .map_err(|error| self.publisher_error(error))?;
-        let present: Vec<TableName> = rows
+        let present: Vec<(TableName, bool)> = rows
             .iter()
-            .map(|row| TableName {
-                schema: row.get(0).unwrap_or_default().to_owned(),
-                name: row.get(1).unwrap_or_default().to_owned(),
+            .map(|row| {
+                let name = TableName {
+                    schema: row.get(0).unwrap_or_default().to_owned(),
+                    name: row.get(1).unwrap_or_default().to_owned(),
+                };
+                (name, row.get(2) == Some("t"))
             })
             .collect();
         let mut chosen = std::collections::BTreeSet::new();
         for pattern in &self.tables {
             let before = chosen.len();
             let mut matched = false;
-            for table in &present {
+            for (table, of_extension) in &present {
+                // What an extension fills is taken when it is named, not by a wildcard.
+                if *of_extension && pattern.name.is_none() {
+                    continue;
+                }
                 if pattern.matches(table) {
                     matched = true;
                     chosen.insert(table.clone());
@@ -251,14 +265,21 @@ impl PublicationSpec {
         let members = self.members(sql).await?.join(", ");
         // The statement that made the publication is kept as its comment: PostgreSQL rewrites
         // filters when it stores them, so only this tells whether anything has changed.
-        let comment = comment(&members);
+        let via_root = self.via_partition_root;
+        let comment = comment(&members, via_root);
         let quoted = quote_identifier(&name);
         let statement = match existing {
             Some(Some(existing)) if existing == comment => return Ok(()),
-            Some(_) => format!("ALTER PUBLICATION {quoted} SET TABLE {members}"),
-            None => create_statement(&quoted, &members),
+            Some(_) => format!(
+                "BEGIN; ALTER PUBLICATION {quoted} SET TABLE {members}; \
+                 ALTER PUBLICATION {quoted} SET (publish_via_partition_root = {via_root}); COMMIT"
+            ),
+            None => create_statement(&quoted, &members, via_root),
         };
-        sql.simple_query(&statement).await.map_err(|error| self.refused(&members, &error))?;
+        if let Err(error) = sql.simple_query(&statement).await {
+            sql.simple_query("ROLLBACK").await.map_err(|error| self.publisher_error(error))?;
+            return Err(self.refused(&members, &error));
+        }
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
         sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
         Ok(())
@@ -329,12 +350,17 @@ impl PublicationSpec {
                pg_relation_size(c.oid) / current_setting('block_size')::int, \
                pg_table_size(c.oid), a.attname, a.atttypid, \
                {BINARY_SAFE}, coalesce(pg_relation_filenode(c.oid), 0), \
-               coalesce(m.oid, 0) \
+               coalesce(m.oid, 0), \
+               CASE WHEN c.relispartition THEN \
+                 (SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) \
+                  FROM pg_partition_ancestors(c.oid) a JOIN pg_publication_rel r \
+                    ON r.prrelid = a.relid AND r.prpubid = pub.oid \
+                  WHERE a.relid <> c.oid) END \
              FROM pg_publication_tables p \
              JOIN pg_namespace n ON n.nspname = p.schemaname \
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
-             LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid \
-               AND m.prpubid = (SELECT oid FROM pg_publication WHERE pubname = $1) \
+             JOIN pg_publication pub ON pub.pubname = $1 \
+             LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid AND m.prpubid = pub.oid \
              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
                AND NOT a.attisdropped AND a.attgenerated = '' \
                AND ({columns} IS NULL OR a.attname = ANY ({columns})) \
@@ -352,6 +378,14 @@ impl PublicationSpec {
             let parse = |error| self.publisher_error(error);
             let oid: u32 = row.parse(0).map_err(parse)?;
             if tables.last().is_none_or(|table| table.oid != oid) {
+                let memberships_above: Vec<u32> = row
+                    .get(12)
+                    .into_iter()
+                    .flat_map(|text| text.split(','))
+                    .filter_map(|oid| oid.parse().ok())
+                    .collect();
+                let own: u32 = row.parse(11).map_err(parse)?;
+                let above = memberships_above.first().copied().unwrap_or(0);
                 tables.push(PublishedTable {
                     oid,
                     table: TableName {
@@ -362,7 +396,8 @@ impl PublicationSpec {
                     row_filter: row.get(3).map(str::to_owned),
                     partitioned: row.get(4) == Some("t"),
                     file_node: row.parse(10).map_err(parse)?,
-                    membership: row.parse(11).map_err(parse)?,
+                    membership: if own == 0 { above } else { own },
+                    memberships_above,
                     blocks: row.parse(5).map_err(parse)?,
                     bytes: row.parse(6).map_err(parse)?,
                     binary_safe: true,
@@ -378,14 +413,16 @@ impl PublicationSpec {
     }
 }
 
-fn comment(members: &str) -> String {
-    format!("managed by farshore: {members}")
+fn comment(members: &str, via_root: bool) -> String {
+    let root = if via_root { "via partition root: " } else { "" };
+    format!("managed by farshore: {root}{members}")
 }
 
-fn create_statement(quoted_name: &str, members: &str) -> String {
+fn create_statement(quoted_name: &str, members: &str, via_root: bool) -> String {
     format!(
         "CREATE PUBLICATION {quoted_name} FOR TABLE {members} \
-         WITH (publish = 'insert, update, delete, truncate')"
+         WITH (publish = 'insert, update, delete, truncate', \
+         publish_via_partition_root = {via_root})"
     )
 }
 

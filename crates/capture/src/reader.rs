@@ -9,6 +9,7 @@ use farshore_pg::Mode;
 use farshore_pg::replication::{ReplicationStream, StreamMessage};
 use farshore_store::{Batch, LogStore, StoreError};
 use farshore_wire::pgoutput::Context;
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -25,6 +26,9 @@ const STATUS_EVERY: Duration = Duration::from_secs(10);
 
 /// On an idle database the slot follows the log after this long.
 const WATERMARK_EVERY: Duration = Duration::from_secs(2);
+
+/// Tables that match the patterns are looked for this often.
+const TABLES_EVERY: Duration = Duration::from_secs(5);
 
 /// How long messages are counted to tell a flood.
 const PACE_WINDOW: Duration = Duration::from_millis(5);
@@ -111,9 +115,63 @@ impl Capture {
         self.ready.send_modify(|sessions| *sessions += 1);
         self.set_status(|status| status.streaming = true);
         tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
-        let result = session.run(&mut stop).await;
+        let result = tokio::select! {
+            result = session.run(&mut stop) => result,
+            never = self.watch_tables() => match never {},
+        };
         self.set_status(|status| status.streaming = false);
         result
+    }
+
+    /// Takes tables that match the patterns into the publication as they appear, and tells the
+    /// subscriptions when anything has joined or left.
+    async fn watch_tables(&self) -> Infallible {
+        let (mut sql, mut signature, mut complained) = (None, None, String::new());
+        loop {
+            match self.look_at_tables(&mut sql).await {
+                Ok(now) => {
+                    if signature.as_ref().is_some_and(|before| *before != now) {
+                        tracing::info!(
+                            publication = %self.spec.name,
+                            "tables have joined or left the publication"
+                        );
+                        self.ready.send_modify(|sessions| *sessions += 1);
+                    }
+                    signature = Some(now);
+                    complained.clear();
+                }
+                Err(error) => {
+                    sql = None;
+                    let error = error.to_string();
+                    if error != complained {
+                        tracing::warn!(
+                            publication = %self.spec.name,
+                            "its tables stay as they are for now: {error}"
+                        );
+                        complained = error;
+                    }
+                }
+            }
+            tokio::time::sleep(TABLES_EVERY).await;
+        }
+    }
+
+    async fn look_at_tables(
+        &self,
+        sql: &mut Option<farshore_pg::Connection>,
+    ) -> Result<String, CaptureError> {
+        let connection = match sql {
+            Some(connection) => connection,
+            None => {
+                let mut fresh = self.spec.connect(Mode::Sql).await?;
+                // Others' locks on a table must not hold up the rest for long.
+                let timeout = fresh.simple_query("SET lock_timeout = '2s'").await;
+                timeout.map_err(|error| self.spec.publisher_error(error))?;
+                sql.insert(fresh)
+            }
+        };
+        self.spec.ensure_publication(connection).await?;
+        self.spec.membership_signature(connection).await
     }
 
     async fn start_stream(

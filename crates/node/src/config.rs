@@ -3,9 +3,11 @@
 pub mod typed;
 
 use farshore_apply::postgres::initial_copy::CopySettings;
+use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::scheduler::{Batches, GroupLimits};
 use farshore_apply::{ConflictPolicy, OnConflict, SubscriptionSpec};
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
+use farshore_capture::schema::NameMap;
 use farshore_model::nearest;
 use farshore_store::Retention;
 use std::collections::BTreeMap;
@@ -198,6 +200,11 @@ fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publicat
     if typed.tables.is_empty() && typed.adopt_publication.is_none() {
         return Err("tables: name at least one table, schema.* or *.*".to_owned());
     }
+    if typed.adopt_publication.is_some() && typed.publish_via_partition_root {
+        return Err("publish_via_partition_root belongs to publications that Farshore makes; an \
+                    adopted one is as it is"
+            .to_owned());
+    }
     if typed.adopt_publication.is_some() && !typed.article.is_empty() {
         return Err("articles belong to publications that Farshore makes; an adopted one has its \
                     own filters and columns"
@@ -235,6 +242,7 @@ fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publicat
             source,
             tables,
             articles,
+            via_partition_root: typed.publish_via_partition_root,
             adopt_publication: typed.adopt_publication,
             adopt_slot: typed.adopt_slot,
         },
@@ -292,6 +300,22 @@ fn resolve_subscription(
             TableName::parse(&table).map_err(|what| format!("on_conflict_tables: {what}"))?;
         on_conflict.tables.insert(table, meant(policy));
     }
+    let sequence_interval = match typed.sequences_every.as_deref() {
+        None => Some(Duration::from_secs(10)),
+        Some("off") => None,
+        Some(text) => match parse_duration(text) {
+            Ok(interval) if !interval.is_zero() => Some(interval),
+            _ => {
+                return Err(format!(
+                    "sequences_every: \"{text}\" is not a time such as 10s or 5min, or off"
+                ));
+            }
+        },
+    };
+    let schema = SchemaSettings {
+        create_tables: typed.create_tables.unwrap_or(true),
+        names: resolve_names(typed.tables, typed.schemas)?,
+    };
     Ok(Subscription {
         publication: typed.publication.clone(),
         spec: SubscriptionSpec {
@@ -299,6 +323,8 @@ fn resolve_subscription(
             publication: format!("{}/{}", site.name, typed.publication),
             target,
             copy,
+            schema,
+            sequence_interval,
             limits,
             on_conflict,
         },
@@ -311,6 +337,24 @@ fn meant(typed: typed::OnConflict) -> OnConflict {
         typed::OnConflict::Skip => OnConflict::Skip,
         typed::OnConflict::Overwrite => OnConflict::Overwrite,
     }
+}
+
+fn resolve_names(
+    tables: BTreeMap<String, String>,
+    schemas: BTreeMap<String, String>,
+) -> Result<NameMap, String> {
+    let mut names = NameMap { tables: BTreeMap::new(), schemas };
+    for (from, to) in tables {
+        let name = |text: &str| TableName::parse(text).map_err(|what| format!("tables: {what}"));
+        names.tables.insert(name(&from)?, name(&to)?);
+    }
+    if let Some((one, other, target)) = names.collision(names.tables.keys()) {
+        return Err(format!("tables: {one} and {other} would both be {target}"));
+    }
+    if names.schemas.iter().any(|(from, to)| from.is_empty() || to.is_empty()) {
+        return Err("schemas: a schema's name cannot be empty".to_owned());
+    }
+    Ok(names)
 }
 
 /// `90s`, `15min`, `72h`, `7d`.

@@ -239,7 +239,11 @@ const AT_THE_PUBLISHER: &[Case] = &[
 const AT_THE_SUBSCRIBER: &[Case] = &[
     Case {
         name: "no table on the target",
-        spoil: |pair| pair.subscriber.execute_script("DROP TABLE t"),
+        spoil: |pair| {
+            pair.site
+                .replace("publication = \"p\"", "publication = \"p\"\ncreate_tables = false")?;
+            pair.subscriber.execute_script("DROP TABLE t")
+        },
         check: &[
             "subscription \"s\": table public.t is not on the target → Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …)",
         ],

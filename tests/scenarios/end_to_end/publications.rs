@@ -286,6 +286,7 @@ fn a_table_that_joins_and_goes_before_its_copy_is_forgotten() -> Result<()> {
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish("CREATE TABLE brief (id integer PRIMARY KEY)")?;
+        pair.site.replace("publication = \"p\"", "publication = \"p\"\ncreate_tables = false")?;
         // The target has no such table: the subscription cannot go on.
         pair.site.restart()?;
         pair.site.await_log("capture streaming", SOON)?;

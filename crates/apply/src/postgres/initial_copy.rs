@@ -10,6 +10,7 @@ use crate::postgres::copy_order::{CopyOrder, Standing};
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
+use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
 use crate::postgres::statements::{FIRST_USER_OID, check_columns, target_table};
 use crate::status::{SubscriptionStatus, TableCopy};
@@ -23,7 +24,7 @@ use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::{Config, Mode};
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -57,6 +58,8 @@ pub struct InitialCopy<'a> {
     pub settings: CopySettings,
     /// Tables that are copied have been followed since.
     pub streaming: bool,
+    /// What tables are called on the target, and whether missing ones are made.
+    pub schema: &'a SchemaSettings,
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
@@ -81,6 +84,8 @@ struct Source {
 /// A table that is to be copied.
 struct Work {
     table: PublishedTable,
+    /// Its name on the target.
+    target: TableName,
     format: CopyFormat,
     ranges: Vec<BlockRange>,
     /// Every range is on the target already.
@@ -98,15 +103,21 @@ impl InitialCopy<'_> {
         let Source { snapshot, mut source, mut published } = self.open_source().await?;
         let point = snapshot.consistent_point;
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
+        let copied: HashSet<TableName> = published
+            .iter()
+            .filter(|table| known.iter().any(|k| k.copied && k.is_still(table)))
+            .map(|table| table.table.clone())
+            .collect();
+        self.create_tables(session, &mut source, &published, &copied).await?;
         let order = CopyOrder::load(session).await?;
-        let standings: Vec<Standing> = published.iter().map(|t| standing(t, known)).collect();
+        let standings: Vec<Standing> =
+            published.iter().map(|table| self.standing(table, known)).collect();
         let over = order.start_over(&standings, self.streaming);
         order.empty(session, self.subscription, &standings, &over).await?;
         let over: Vec<TableName> = over.iter().map(|i| standings[*i].table.clone()).collect();
-        published.retain(|table| {
-            over.contains(&table.table) || !known.iter().any(|k| k.copied && k.is_still(table))
-        });
-        let names: Vec<TableName> = published.iter().map(|table| table.table.clone()).collect();
+        published.retain(|table| over.contains(&table.table) || !copied.contains(&table.table));
+        let names: Vec<TableName> =
+            published.iter().map(|table| self.schema.names.table(&table.table)).collect();
         let stages = order.stages(self.subscription, &names)?;
         // What left the publication and came back is another table to us.
         let known: Vec<&TableProgress> =
@@ -169,6 +180,45 @@ impl InitialCopy<'_> {
         drop(source);
         snapshot.close().await;
         Ok(point)
+    }
+
+    fn standing(&self, published: &PublishedTable, known: &[TableProgress]) -> Standing {
+        let progress = known.iter().find(|progress| progress.is_still(published));
+        Standing {
+            table: published.table.clone(),
+            target: self.schema.names.table(&published.table),
+            begun: progress.is_some(),
+            copied: progress.is_some_and(|progress| progress.copied),
+        }
+    }
+
+    /// Makes the tables that the target lacks.
+    async fn create_tables(
+        &self,
+        session: &mut Session,
+        source: &mut SnapshotConnection,
+        published: &[PublishedTable],
+        copied: &HashSet<TableName>,
+    ) -> Result<(), ApplyError> {
+        let names = published.iter().map(|table| &table.table);
+        if let Some((one, other, target)) = self.schema.names.collision(names) {
+            return Err(ApplyError::Setup(format!(
+                "subscription \"{}\": tables {one} and {other} would both be {target} on the \
+                 target. Give one of them another name in the site file's mapping",
+                self.subscription
+            )));
+        }
+        let uncopied: Vec<&PublishedTable> =
+            published.iter().filter(|table| !copied.contains(&table.table)).collect();
+        let missing: HashSet<TableName> =
+            uncopied.iter().map(|table| table.table.clone()).collect();
+        if !self.schema.create_tables || !lacks_tables(session, self.schema, &missing).await? {
+            return Ok(());
+        }
+        let oids: Vec<u32> = uncopied.iter().map(|table| table.oid).collect();
+        let definitions = self.spec.definitions(source.connection(), &oids).await?;
+        create_missing(session, self.subscription, self.schema, &definitions, &missing, copied)
+            .await
     }
 
     /// Ends the copy when somebody on the publisher waits for an exclusive lock (TRUNCATE, DDL)
@@ -265,17 +315,19 @@ impl InitialCopy<'_> {
     ) -> Result<Work, ApplyError> {
         let format = self.check_target(session, &table).await?;
         let name = &table.table;
+        let target = self.schema.names.table(name);
         let only = if table.partitioned { "" } else { "ONLY " };
         if begun {
             // Its rows are ours: the copy's first act was to find the table empty.
-            self.empty_table(session, &table).await?;
+            self.empty_table(session, &table, &target).await?;
         } else {
-            let filled = session.query(&format!("SELECT 1 FROM {only}{name} LIMIT 1"), &[]).await?;
+            let filled =
+                session.query(&format!("SELECT 1 FROM {only}{target} LIMIT 1"), &[]).await?;
             if !filled.is_empty() {
                 return Err(ApplyError::Setup(format!(
-                    "subscription \"{}\": table {name} on the target has rows already, and it is to be \
+                    "subscription \"{}\": table {target} on the target has rows already, and it is to be \
                      copied (it is new here, or it left the publication or changed its filter or \
-                     columns). Empty it (TRUNCATE {name}) or take it out of the publication, and \
+                     columns). Empty it (TRUNCATE {target}) or take it out of the publication, and \
                      start this node again",
                     self.subscription
                 )));
@@ -305,7 +357,7 @@ impl InitialCopy<'_> {
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
-        Ok(Work { table, format, ranges, finished: false })
+        Ok(Work { table, target, format, ranges, finished: false })
     }
 
     /// A table whose copy was begun at an earlier point: what is on the target stays.
@@ -328,7 +380,9 @@ impl InitialCopy<'_> {
         }
         let format = self.check_target(session, &table).await?;
         let (spec, subscription) = (self.spec, self.subscription);
-        let resume = Resume { spec, subscription, table: &table, format, done, point };
+        let into = self.schema.names.table(&table.table);
+        let resume =
+            Resume { spec, subscription, table: &table, target: &into, format, done, point };
         let rows = resume.bring_forward(source, session, touched).await?;
         let ranges = ranges_left(done, table.blocks, self.settings.range_blocks);
         tracing::info!(
@@ -340,7 +394,7 @@ impl InitialCopy<'_> {
             "the copy of this table goes on where it stopped"
         );
         let finished = ranges.is_empty();
-        Ok(Work { table, format, ranges, finished })
+        Ok(Work { table, target: into, format, ranges, finished })
     }
 
     /// Checks that the target's table can take the rows, and says how they travel.
@@ -349,9 +403,10 @@ impl InitialCopy<'_> {
         session: &mut Session,
         table: &PublishedTable,
     ) -> Result<CopyFormat, ApplyError> {
-        let target = target_table(session, &table.table).await?;
+        let name = self.schema.names.table(&table.table);
+        let target = target_table(session, &name).await?;
         let names = table.columns.iter().map(|(name, _)| name.as_str());
-        check_columns(self.subscription, &table.table, names, target.as_ref())?;
+        check_columns(self.subscription, &name, names, target.as_ref())?;
         let columns = target.unwrap_or_default().columns;
         // OIDs of user types differ between servers; those that are binary-safe are enums.
         let same_types = table.columns.iter().all(|(name, type_oid)| {
@@ -366,6 +421,7 @@ impl InitialCopy<'_> {
         &self,
         session: &mut Session,
         table: &PublishedTable,
+        target: &TableName,
     ) -> Result<(), ApplyError> {
         let name = &table.table;
         let forget = format!(
@@ -376,13 +432,14 @@ impl InitialCopy<'_> {
             farshore_pg::quote_literal(&name.name)
         );
         let only = if table.partitioned { "" } else { "ONLY " };
-        let truncate = format!("BEGIN; TRUNCATE {only}{name}; {forget}; COMMIT");
+        let truncate = format!("BEGIN; TRUNCATE {only}{target}; {forget}; COMMIT");
         match session.connection.simple_query(&truncate).await {
             Ok(_) => Ok(()),
             // Referenced by foreign keys (0A000), or no TRUNCATE privilege (42501).
             Err(error) if matches!(error.sqlstate(), Some("0A000" | "42501")) => {
                 session.simple("ROLLBACK").await?;
-                session.simple(&format!("BEGIN; DELETE FROM {only}{name}; {forget}; COMMIT")).await
+                let delete = format!("BEGIN; DELETE FROM {only}{target}; {forget}; COMMIT");
+                session.simple(&delete).await
             }
             Err(error) => Err(session.error(error)),
         }
@@ -463,7 +520,7 @@ impl InitialCopy<'_> {
             table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
         let list =
             if columns.is_empty() { String::new() } else { format!(" ({})", columns.join(", ")) };
-        let into = format!("COPY {}{list} FROM STDIN (FORMAT {})", table.table, work.format.sql());
+        let into = format!("COPY {}{list} FROM STDIN (FORMAT {})", work.target, work.format.sql());
         // Never wait behind somebody who waits for us.
         if !source.hold_still(self.spec, std::slice::from_ref(table)).await? {
             return Err(self.gives_way());
@@ -559,16 +616,6 @@ fn jobs(unit: &CopyUnit, work: &[Work]) -> Vec<Job> {
     match unit {
         CopyUnit::Apart(index) => ranges(*index).map(|range| vec![range]).collect(),
         CopyUnit::Together(all) => vec![all.iter().flat_map(|index| ranges(*index)).collect()],
-    }
-}
-
-fn standing(published: &PublishedTable, known: &[TableProgress]) -> Standing {
-    let progress = known.iter().find(|progress| progress.is_still(published));
-    Standing {
-        table: published.table.clone(),
-        target: published.table.clone(),
-        begun: progress.is_some(),
-        copied: progress.is_some_and(|progress| progress.copied),
     }
 }
 

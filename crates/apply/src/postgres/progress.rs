@@ -6,6 +6,7 @@
 //! | `table_copy` | copied table | when its copy starts and ends |
 //! | `range_copy` | copied range of an unfinished table | with the range's rows |
 //! | `conflicts` | change that was left out or overwrote rows | with its transaction |
+//! | `after_copy` | index or constraint that a created table still lacks | with the table, and with the index |
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
@@ -79,6 +80,21 @@ COMMENT ON COLUMN farshore.conflicts.source_lsn IS
   'End of the commit record of the change''s transaction on the publisher';
 COMMENT ON COLUMN farshore.conflicts.existing_row IS
   'The target''s row (an array if there are several) that the conflict was with';
+CREATE TABLE IF NOT EXISTS farshore.after_copy (
+  subscription text NOT NULL,
+  ordinal bigint GENERATED ALWAYS AS IDENTITY,
+  schema_name text NOT NULL,
+  table_name text NOT NULL,
+  stage smallint NOT NULL,
+  object text NOT NULL,
+  statement text NOT NULL,
+  refusal text,
+  PRIMARY KEY (subscription, ordinal)
+);
+COMMENT ON TABLE farshore.after_copy IS
+  'What is still to be created for tables that Farshore created, once their rows are there';
+COMMENT ON COLUMN farshore.after_copy.refusal IS
+  'Why the target refused the statement; it is not tried again';
 ";
 
 /// Adds to progress and fences: exactly one row must change, or another writer was here.
@@ -139,9 +155,12 @@ pub struct TableProgress {
 }
 
 impl TableProgress {
-    /// Whether `published` is the table that was copied, in the same membership.
+    /// Whether `published` is the table that was copied, and has been published ever since: by
+    /// the same membership, or by that of a partitioned table above it.
     pub fn is_still(&self, published: &PublishedTable) -> bool {
-        self.table == published.table && self.membership == published.membership
+        self.table == published.table
+            && (self.membership == published.membership
+                || published.memberships_above.contains(&self.membership))
     }
 }
 
@@ -149,7 +168,7 @@ impl Session {
     /// Makes the `farshore` schema where it is missing.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
         let present =
-            self.query("SELECT to_regclass('farshore.conflicts') IS NOT NULL", &[]).await?;
+            self.query("SELECT to_regclass('farshore.after_copy') IS NOT NULL", &[]).await?;
         if present.first().and_then(|row| row.get(0)) == Some("t") {
             return Ok(());
         }
@@ -202,6 +221,28 @@ impl Session {
                 })
             })
             .collect()
+    }
+
+    /// Notes that a table which was published by a partitioned table above it is now published by
+    /// itself too: from here on it may leave that partitioned table.
+    pub async fn note_membership(
+        &mut self,
+        name: &str,
+        published: &PublishedTable,
+    ) -> Result<(), ApplyError> {
+        let table = &published.table;
+        self.execute(
+            "UPDATE farshore.table_copy SET membership = $4::text::bigint \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+            &[
+                Some(name),
+                Some(&table.schema),
+                Some(&table.name),
+                Some(&published.membership.to_string()),
+            ],
+        )
+        .await
+        .map(drop)
     }
 
     /// What is on the target of a table whose copy was begun.

@@ -234,6 +234,8 @@ pub struct Resume<'a> {
     pub subscription: &'a str,
     /// The table in the new snapshot.
     pub table: &'a PublishedTable,
+    /// Its name on the target.
+    pub target: &'a TableName,
     /// How its rows travel.
     pub format: CopyFormat,
     /// Ranges that are on the target.
@@ -299,7 +301,7 @@ impl Resume<'_> {
             types.push(if column.type_oid < FIRST_USER_OID { column.type_oid } else { 0 });
             terms.push(format!("{} = ${}", quote_identifier(&column.name), types.len()));
         }
-        let sql = format!("DELETE FROM {} WHERE {}", self.table.table, terms.join(" AND "));
+        let sql = format!("DELETE FROM {} WHERE {}", self.target, terms.join(" AND "));
         for some in keys.chunks(DELETES_IN_FLIGHT) {
             let deleted = run_for_keys(&mut target.connection, &sql, &types, some, Format::Text);
             deleted.await.map_err(|error| target.error(error))?;
@@ -368,7 +370,7 @@ impl Resume<'_> {
         let values: Vec<String> = (1..=names.len()).map(|n| format!("${n}")).collect();
         let sql = format!(
             "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})",
-            self.table.table,
+            self.target,
             names.join(", "),
             values.join(", ")
         );

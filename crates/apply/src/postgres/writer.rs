@@ -14,6 +14,7 @@ use crate::postgres::statements::{
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
+use farshore_capture::schema::NameMap;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{DictionaryId, Lsn, Xid};
@@ -32,6 +33,8 @@ pub struct Writer {
     pub(super) relations: HashMap<DictionaryId, TargetRelation>,
     /// Copied tables and the consistent points of their copies.
     copied: HashMap<TableName, Lsn>,
+    /// What tables are called on the target.
+    target_names: NameMap,
     /// Tables met in the log that are not copied.
     uncopied: BTreeSet<TableName>,
     pub(super) on_conflict: ConflictPolicy,
@@ -100,6 +103,7 @@ impl Writer {
         on_conflict: ConflictPolicy,
         copied: HashMap<TableName, Lsn>,
         row_by_row: RowByRow,
+        target_names: NameMap,
     ) -> Result<Writer, ApplyError> {
         let cascades = match pipeline.idle_session().await {
             Ok(session) if !session.replica_role => {
@@ -123,6 +127,7 @@ impl Writer {
             subscription: subscription.to_owned(),
             relations: HashMap::new(),
             copied,
+            target_names,
             uncopied: BTreeSet::new(),
             on_conflict,
             names: StatementNames::default(),
@@ -413,6 +418,7 @@ impl Writer {
         if fault::defect("snapshot-row-also-streamed") {
             copied_at = Lsn::ZERO;
         }
+        let table = self.target_names.table(&table);
         let on_target = match self.pipeline.idle_session().await {
             Ok(session) => target_table(session, &table).await?,
             Err(error) => return Err(self.explain(error)),

@@ -13,7 +13,7 @@ impl PublicationSpec {
         if self.adopt_publication.is_some() {
             return Ok(true);
         }
-        let wanted = comment(&self.members(sql).await?.join(", "));
+        let wanted = comment(&self.members(sql).await?.join(", "), self.via_partition_root);
         Ok(self.existing_comment(sql).await? == Some(Some(wanted)))
     }
 
@@ -30,7 +30,7 @@ impl PublicationSpec {
         };
         let mut refused = Vec::new();
         for member in members.iter().filter(|member| !plain.contains(member)) {
-            let create = create_statement("farshore_check", member);
+            let create = create_statement("farshore_check", member, self.via_partition_root);
             let tried = sql.simple_query(&format!("BEGIN; {create}; ROLLBACK")).await;
             if let Err(error) = tried {
                 refused.push(self.refused(member, &error));

@@ -200,6 +200,7 @@ mod tests {
             columns: vec![("id".into(), 23), ("order".into(), 25)],
             row_filter: Some("region = 'EU' OR x".into()),
             membership: 1,
+            memberships_above: Vec::new(),
             file_node: 1,
             blocks: 100,
             bytes: 819_200,

@@ -157,7 +157,9 @@ fn check_claims(
             .tables
             .iter()
             .filter(|(table, _)| {
+                let (ours, theirs) = (&subscription.spec.schema.names, &other.spec.schema.names);
                 publication.spec.tables.iter().any(|pattern| pattern.matches(table))
+                    && ours.table(table) == theirs.table(table)
             })
             .map(|(table, _)| table.to_string())
             .collect();
@@ -184,10 +186,25 @@ async fn check_tables(
 ) -> Result<(), ApplyError> {
     let catalogue = tables::all(&mut session.connection).await.map_err(|e| session.error(e))?;
     let owners = copied_by_others(subscription, session).await?;
-    let mut to_be_empty = Vec::new();
-    for (name, source) in &published.tables {
+    let names = &subscription.spec.schema.names;
+    let known: Vec<TableName> = known.iter().map(|name| names.table(name)).collect();
+    let on_target: Vec<(TableName, Table)> =
+        published.tables.iter().map(|(name, table)| (names.table(name), table.clone())).collect();
+    if let Some((one, other, target)) = names.collision(published.tables.iter().map(|(n, _)| n)) {
+        findings.error(
+            format!("tables {one} and {other} would both be {target} on the target"),
+            "Give one of them another name in the subscription's mapping",
+        );
+    }
+    let (mut to_be_empty, mut to_be_created) = (Vec::new(), 0);
+    for (name, source) in &on_target {
         let Some(table) = catalogue.get(name) else {
-            missing_table(subscription, name, findings);
+            // What was copied and is gone is not made anew.
+            if subscription.spec.schema.create_tables && !known.contains(name) {
+                to_be_created += 1;
+            } else {
+                missing_table(subscription, name, findings);
+            }
             continue;
         };
         if check_table(subscription, name, source, table, server, findings) && !known.contains(name)
@@ -206,15 +223,27 @@ async fn check_tables(
         }
     }
     check_empty(&to_be_empty, session, findings).await?;
-    let publisher_keys = published.foreign_keys.as_ref();
-    let to_copy: Vec<TableName> = published
-        .tables
+    if to_be_created > 0 {
+        findings.note(format!(
+            "{to_be_created} tables are not on the target and will be created there; `farshore \
+             schema` shows the SQL"
+        ));
+    }
+    let publisher_keys = published.foreign_keys.clone().map(|mut there| {
+        for key in &mut there.keys {
+            key.child = names.table(&key.child);
+            key.parent = names.table(&key.parent);
+        }
+        there
+    });
+    let publisher_keys = publisher_keys.as_ref();
+    let to_copy: Vec<TableName> = on_target
         .iter()
         .map(|(name, _)| name.clone())
         .filter(|name| !known.contains(name))
         .collect();
     let role = server.role_sql();
-    let sides = Sides { tables: &published.tables, to_copy: &to_copy, publisher_keys, role: &role };
+    let sides = Sides { tables: &on_target, to_copy: &to_copy, publisher_keys, role: &role };
     let quiet = session.replica_role;
     let looked = firing::check(&mut session.connection, quiet, &sides, findings).await;
     looked.map_err(|error| session.error(error))?;

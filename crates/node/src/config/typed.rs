@@ -40,6 +40,9 @@ pub struct Publication {
     /// `[publication.NAME.article."schema.table"]`
     #[serde(default)]
     pub article: BTreeMap<String, Article>,
+    /// Publish changes of partitions as changes of the table they are partitions of.
+    #[serde(default)]
+    pub publish_via_partition_root: bool,
     /// Use this PostgreSQL publication as it is.
     pub adopt_publication: Option<String>,
     /// Use this replication slot as it is.
@@ -86,6 +89,16 @@ pub struct Subscription {
     /// The same for single tables, by the publisher's names.
     #[serde(default)]
     pub on_conflict_tables: BTreeMap<String, OnConflict>,
+    /// How often sequences follow; `off` for never.
+    pub sequences_every: Option<String>,
+    /// Whether tables that the target lacks are created there.
+    pub create_tables: Option<bool>,
+    /// `[subscription.NAME.tables]`: publisher's table = target's table.
+    #[serde(default)]
+    pub tables: BTreeMap<String, String>,
+    /// `[subscription.NAME.schemas]`: publisher's schema = target's schema.
+    #[serde(default)]
+    pub schemas: BTreeMap<String, String>,
 }
 
 /// `batches = "…"`

@@ -1,0 +1,111 @@
+//! What follows the copy: indexes, constraints, comments.
+
+use super::create::{literal, stage_number};
+use crate::ApplyError;
+use crate::error::passes_by_itself;
+use crate::postgres::session::Session;
+use farshore_capture::schema::Stage;
+use farshore_fault as fault;
+
+/// A recorded statement.
+struct Waiting {
+    ordinal: String,
+    object: String,
+    statement: String,
+}
+
+impl Session {
+    /// Runs what waits for the tables' rows. A statement that the target refuses is recorded with
+    /// the reason and passed over: the rows do not need it.
+    pub(crate) async fn finish_tables(&mut self, subscription: &str) -> Result<(), ApplyError> {
+        self.run_waiting(subscription, "<=", Stage::Checks).await
+    }
+
+    /// Adds the foreign keys that wait until all tables stand at the same point. Where triggers
+    /// cannot be kept quiet they go on waiting: they would fire for rows whose effects come in the
+    /// stream too.
+    pub(crate) async fn add_foreign_keys(&mut self, subscription: &str) -> Result<(), ApplyError> {
+        if !self.foreign_keys_wait(subscription).await? {
+            return Ok(());
+        }
+        if !self.replica_role {
+            tracing::warn!(
+                %subscription,
+                "foreign keys are not created on the target: the role may not set \
+                 session_replication_role. Grant it (GRANT SET ON PARAMETER \
+                 session_replication_role TO …) and start this node again"
+            );
+            return Ok(());
+        }
+        self.run_waiting(subscription, "=", Stage::ForeignKeys).await
+    }
+
+    /// Whether foreign keys are still to be added.
+    pub(crate) async fn foreign_keys_wait(
+        &mut self,
+        subscription: &str,
+    ) -> Result<bool, ApplyError> {
+        Ok(!self.waiting(subscription, "=", Stage::ForeignKeys).await?.is_empty())
+    }
+
+    async fn waiting(
+        &mut self,
+        subscription: &str,
+        compare: &str,
+        stage: Stage,
+    ) -> Result<Vec<Waiting>, ApplyError> {
+        let query = format!(
+            "SELECT ordinal, object, statement FROM farshore.after_copy \
+             WHERE subscription = $1 AND refusal IS NULL AND stage {compare} {} \
+             ORDER BY stage, ordinal",
+            stage_number(stage)
+        );
+        let rows = self.query(&query, &[Some(subscription)]).await?;
+        let text =
+            |row: &farshore_pg::Row, column: usize| row.get(column).unwrap_or_default().to_owned();
+        Ok(rows
+            .iter()
+            .map(|row| Waiting {
+                ordinal: text(row, 0),
+                object: text(row, 1),
+                statement: text(row, 2),
+            })
+            .collect())
+    }
+
+    async fn run_waiting(
+        &mut self,
+        subscription: &str,
+        compare: &str,
+        stage: Stage,
+    ) -> Result<(), ApplyError> {
+        for waiting in self.waiting(subscription, compare, stage).await? {
+            let Waiting { ordinal, object, statement } = waiting;
+            let this = format!("subscription = {} AND ordinal = {ordinal}", literal(subscription));
+            self.simple("BEGIN").await?;
+            let error = match self.connection.simple_query(&statement).await {
+                Ok(_) => {
+                    self.simple(&format!("DELETE FROM farshore.after_copy WHERE {this}")).await?;
+                    fault::point("snapshot.before-finish");
+                    self.simple("COMMIT").await?;
+                    fault::point("snapshot.after-finish");
+                    tracing::info!(%subscription, "created {object}");
+                    continue;
+                }
+                Err(error) => error,
+            };
+            if error.sqlstate().is_none_or(passes_by_itself) {
+                return Err(self.error(error));
+            }
+            self.simple("ROLLBACK").await?;
+            tracing::warn!(
+                %subscription,
+                "the target refuses {object}: {error}. Rows do not need it. Once what is in its \
+                 way is mended, create it by hand: {statement}"
+            );
+            let refuse = format!("UPDATE farshore.after_copy SET refusal = $1 WHERE {this}");
+            self.execute(&refuse, &[Some(&error.to_string())]).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+use super::SchemaSettings;
+use super::outline::{Outline, Step};
+use super::present::Present;
+use crate::ApplyError;
+use crate::error::passes_by_itself;
+use crate::postgres::session::Session;
+use farshore_capture::publication::TableName;
+use farshore_capture::schema::{Definitions, Stage};
+use farshore_fault as fault;
+use farshore_pg::quote_literal;
+use std::collections::HashSet;
+
+/// Held while tables are made, so that two subscriptions do not make the same at once.
+const LOCK: &str = "SELECT pg_advisory_lock(hashtextextended('farshore tables', 0))";
+const UNLOCK: &str = "SELECT pg_advisory_unlock(hashtextextended('farshore tables', 0))";
+
+/// What would be done on the target to take `published` tables (by the publisher's names), of
+/// which `copied` have their rows there. Changes nothing.
+pub async fn outline_of(
+    session: &mut Session,
+    settings: &SchemaSettings,
+    definitions: &Definitions,
+    published: &HashSet<TableName>,
+    copied: &HashSet<TableName>,
+) -> Result<Outline, ApplyError> {
+    let present = Present::read(session).await?;
+    let extensions = definitions.extensions.iter().map(|extension| extension.name.as_str());
+    let unavailable = present.unavailable(extensions);
+    let version = session.connection.server_version();
+    let plan = definitions.plan(&settings.names, version, &unavailable);
+    let mut outline = Outline::new(plan, &present, published, copied);
+    outline.unavailable = unavailable.into_iter().collect();
+    Ok(outline)
+}
+
+/// Whether the target lacks one of `tables` (by the publisher's names).
+pub(crate) async fn lacks_tables(
+    session: &mut Session,
+    settings: &SchemaSettings,
+    tables: &HashSet<TableName>,
+) -> Result<bool, ApplyError> {
+    let present = Present::read(session).await?;
+    Ok(tables.iter().any(|table| present.table(&settings.names.table(table)).is_none()))
+}
+
+/// Makes what is missing. Each step is one transaction, and a table comes with the record of what
+/// is to follow its copy.
+pub(crate) async fn create_missing(
+    session: &mut Session,
+    subscription: &str,
+    settings: &SchemaSettings,
+    definitions: &Definitions,
+    published: &HashSet<TableName>,
+    copied: &HashSet<TableName>,
+) -> Result<(), ApplyError> {
+    session.simple(LOCK).await?;
+    let outline = outline_of(session, settings, definitions, published, copied).await?;
+    if !outline.steps.is_empty() {
+        session.simple("SET check_function_bodies = off").await?;
+    }
+    for step in &outline.steps {
+        run_step(session, subscription, step, &outline.unavailable).await?;
+        tracing::info!(%subscription, "created {}", step.object);
+        for what in &step.left_out {
+            tracing::warn!(%subscription, "{} is created without {what}", step.object);
+        }
+    }
+    session.simple(UNLOCK).await
+}
+
+async fn run_step(
+    session: &mut Session,
+    subscription: &str,
+    step: &Step,
+    unavailable: &[String],
+) -> Result<(), ApplyError> {
+    session.simple("BEGIN").await?;
+    for statement in &step.sql {
+        if let Err(error) = session.connection.simple_query(statement).await {
+            return Err(refused(session, subscription, step, statement, unavailable, error).await);
+        }
+    }
+    if let Some(table) = &step.table {
+        for after in &step.after {
+            let stage = stage_number(after.stage).to_string();
+            session
+                .execute(
+                    "INSERT INTO farshore.after_copy (subscription, schema_name, table_name, \
+                       stage, object, statement) VALUES ($1, $2, $3, $4::text::smallint, $5, $6)",
+                    &[
+                        Some(subscription),
+                        Some(&table.schema),
+                        Some(&table.name),
+                        Some(&stage),
+                        Some(&after.object),
+                        Some(&after.sql),
+                    ],
+                )
+                .await?;
+        }
+    }
+    fault::point("snapshot.before-state");
+    session.simple("COMMIT").await?;
+    fault::point("snapshot.after-state");
+    Ok(())
+}
+
+/// A stage as it stands in `farshore.after_copy`.
+pub(super) fn stage_number(stage: Stage) -> u8 {
+    match stage {
+        Stage::PartitionIndexes => 1,
+        Stage::Indexes => 2,
+        Stage::Checks => 3,
+        Stage::ForeignKeys => 4,
+    }
+}
+
+async fn refused(
+    session: &mut Session,
+    subscription: &str,
+    step: &Step,
+    statement: &str,
+    unavailable: &[String],
+    error: farshore_pg::Error,
+) -> ApplyError {
+    let passes = error.sqlstate().is_none_or(passes_by_itself);
+    if passes {
+        return session.error(error);
+    }
+    let remedy = match error.sqlstate() {
+        Some("42501") => {
+            "Grant the role what the message says (CREATE on the database makes schemas and \
+             extensions, CREATE on a schema makes tables in it)"
+                .to_owned()
+        }
+        _ if !unavailable.is_empty() => {
+            format!("The target has no extension {}: install it there", unavailable.join(", "))
+        }
+        _ => "Create it there by hand as the target can have it".to_owned(),
+    };
+    let message = error.to_string();
+    ApplyError::Setup(format!(
+        "subscription \"{subscription}\": cannot create {} on the target: {}. {remedy}, or set \
+         create_tables = false, and start this node again. The statement was: {statement}",
+        step.object,
+        message.trim_end_matches('.')
+    ))
+}
+
+/// The subscription as SQL text, for statements that take no parameters.
+pub(super) fn literal(subscription: &str) -> String {
+    quote_literal(subscription)
+}

@@ -1,0 +1,187 @@
+use super::present::Present;
+use farshore_capture::publication::TableName;
+use farshore_capture::schema::{AfterStatement, Plan, TablePlan};
+use std::collections::HashSet;
+
+/// What is to be done on a target: a plan, less what is there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outline {
+    /// In order, before the copy.
+    pub steps: Vec<Step>,
+    /// Extensions that something needs and the target cannot have.
+    pub unavailable: Vec<String>,
+}
+
+/// Statements that belong into one transaction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// What they make, for messages.
+    pub object: String,
+    /// In order.
+    pub sql: Vec<String>,
+    /// The table they make, by its name on the target.
+    pub table: Option<TableName>,
+    /// What is to follow the copy of that table.
+    pub after: Vec<AfterStatement>,
+    /// What it has on the publisher and will not have here.
+    pub left_out: Vec<String>,
+}
+
+impl Outline {
+    /// `published` are tables that rows will come for, `copied` those whose rows are there (both
+    /// by the publisher's names): of the latter, none is made anew.
+    pub(super) fn new(
+        plan: Plan,
+        present: &Present,
+        published: &HashSet<TableName>,
+        copied: &HashSet<TableName>,
+    ) -> Outline {
+        let chosen = chosen(&plan.tables, present, published, copied);
+        let mut steps = Vec::new();
+        let mut made: HashSet<TableName> = HashSet::new();
+        for table in &plan.tables {
+            let parent = table.partition_of.as_ref();
+            let parent_made = parent.is_some_and(|parent| made.contains(parent));
+            let parent_partitioned =
+                parent_made || parent.and_then(|p| present.table(p)).is_some_and(|p| p.partitioned);
+            if chosen.contains(&table.target) {
+                made.insert(table.target.clone());
+                steps.push(create(table, parent_partitioned, parent_made));
+            } else if parent_partitioned
+                && let (Some(attach), Some(there)) = (&table.attach, present.table(&table.target))
+                && there.partition_of.is_none()
+            {
+                steps.push(Step {
+                    object: format!("partition {}", table.target),
+                    sql: vec![attach.clone()],
+                    table: None,
+                    after: Vec::new(),
+                    left_out: Vec::new(),
+                });
+            }
+        }
+        if !made.is_empty() {
+            let missing = plan.objects.into_iter().filter(|c| !present.has(&c.object));
+            let objects = missing.map(|creation| Step {
+                object: creation.object.to_string(),
+                sql: vec![creation.sql],
+                table: None,
+                after: Vec::new(),
+                left_out: Vec::new(),
+            });
+            steps = objects.chain(steps).collect();
+        }
+        Outline { steps, unavailable: Vec::new() }
+    }
+}
+
+/// Tables to make, by their names on the target: those that rows will come for, what they are
+/// partitions of, and the partitions of partitioned tables that are there or will be.
+fn chosen(
+    tables: &[TablePlan],
+    present: &Present,
+    published: &HashSet<TableName>,
+    copied: &HashSet<TableName>,
+) -> HashSet<TableName> {
+    let missing = |table: &TablePlan| {
+        present.table(&table.target).is_none() && !copied.contains(&table.source)
+    };
+    let mut chosen: HashSet<TableName> = HashSet::new();
+    // Parents come first in `tables`, so backwards every table is met before its parent.
+    for table in tables.iter().rev() {
+        if missing(table) && (published.contains(&table.source) || chosen.contains(&table.target)) {
+            chosen.insert(table.target.clone());
+            chosen.extend(table.partition_of.clone());
+        }
+    }
+    for table in tables {
+        let Some(parent) = &table.partition_of else { continue };
+        let parent_there = present.table(parent).is_some_and(|parent| parent.partitioned);
+        if missing(table) && (parent_there || chosen.contains(parent)) {
+            chosen.insert(table.target.clone());
+        }
+    }
+    chosen.retain(|table| present.table(table).is_none());
+    chosen
+}
+
+fn create(table: &TablePlan, attach: bool, parent_made: bool) -> Step {
+    let mut sql = table.create.clone();
+    if attach {
+        sql.extend(table.attach.clone());
+    }
+    // An index of the parent comes along when the parent has it already, or makes it later; made
+    // here by name before the parent's, it becomes a part of that.
+    let after = table.after.iter().filter(|after| !after.from_parent || parent_made || !attach);
+    Step {
+        object: format!("table {}", table.target),
+        sql,
+        table: Some(table.target.clone()),
+        after: after.cloned().collect(),
+        left_out: table.left_out.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::present::PresentTable;
+    use super::*;
+
+    fn name(name: &str) -> TableName {
+        TableName { schema: "s".into(), name: name.into() }
+    }
+
+    fn plan(tables: &[(&str, Option<&str>)]) -> Plan {
+        let table = |(table, parent): &(&str, Option<&str>)| TablePlan {
+            source: name(table),
+            target: name(table),
+            partition_of: parent.map(name),
+            create: vec![format!("create {table}")],
+            attach: parent.map(|_| format!("attach {table}")),
+            after: Vec::new(),
+            left_out: Vec::new(),
+        };
+        Plan { objects: Vec::new(), tables: tables.iter().map(table).collect() }
+    }
+
+    fn statements(
+        present: &[(&str, bool, Option<&str>)],
+        published: &[&str],
+        copied: &[&str],
+    ) -> Vec<String> {
+        let plan =
+            plan(&[("plain", None), ("root", None), ("one", Some("root")), ("two", Some("root"))]);
+        let present = Present::of(present.iter().map(|(table, partitioned, parent)| {
+            let there = PresentTable { partitioned: *partitioned, partition_of: parent.map(name) };
+            (name(table), there)
+        }));
+        let set = |tables: &[&str]| tables.iter().map(|table| name(table)).collect();
+        let outline = Outline::new(plan, &present, &set(published), &set(copied));
+        outline.steps.into_iter().flat_map(|step| step.sql).collect()
+    }
+
+    #[test]
+    fn just_what_is_missing_is_made() {
+        let leaves = ["plain", "one", "two"];
+        assert_eq!(
+            statements(&[], &leaves, &[]),
+            ["create plain", "create root", "create one", "attach one", "create two", "attach two"]
+        );
+        // Through the root, and leaf to leaf with a new leaf.
+        assert_eq!(statements(&[], &["root"], &[]).len(), 5);
+        assert_eq!(
+            statements(&[("root", true, None), ("one", false, Some("root"))], &["two"], &["one"]),
+            ["create two", "attach two"]
+        );
+        // Leaves that are plain tables on the target stay so.
+        let plain = [("plain", false, None), ("one", false, None), ("two", false, None)];
+        assert_eq!(statements(&plain, &leaves, &[]), [""; 0]);
+        // A root that is a plain table on the target has no partitions there.
+        assert_eq!(statements(&[("root", false, None)], &["root"], &[]), [""; 0]);
+        // A table that became a partition on the publisher.
+        let attached = [("root", true, None), ("one", false, Some("root")), ("two", false, None)];
+        assert_eq!(statements(&attached, &["root"], &["root", "two"]), ["attach two"]);
+        // What was copied and is gone is not made anew: it would be empty.
+        assert_eq!(statements(&[], &["plain"], &["plain"]), [""; 0]);
+    }
+}

@@ -1,0 +1,9 @@
+//! Databases that nobody here wrote, and what is made of their definitions: whole sample schemas
+//! carried to an empty target by one publication of `*.*`.
+
+#[path = "whole_schema/creation.rs"]
+mod creation;
+#[path = "whole_schema/definitions.rs"]
+mod definitions;
+#[path = "whole_schema/samples.rs"]
+mod samples;

@@ -1,0 +1,1 @@
+//! What is created, when, and what is not.
