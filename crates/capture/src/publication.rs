@@ -3,6 +3,8 @@
 mod members;
 mod preflight;
 
+pub use members::Wanted;
+
 use crate::CaptureError;
 use farshore_model::quote_identifier;
 use farshore_pg::{Config, Connection, quote_literal};

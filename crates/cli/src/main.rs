@@ -4,6 +4,7 @@ mod check;
 mod demo;
 mod fault_points;
 mod run;
+mod schema;
 mod status;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -70,6 +71,20 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Print the SQL that would create what the targets lack; runs nothing
+    ///
+    /// First what is run before the copy, then what follows it. Ends with 1 when a server cannot be
+    /// asked, and with 2 when the site file cannot be used.
+    Schema {
+        /// Site file
+        site: PathBuf,
+        /// Only this subscription
+        #[arg(long)]
+        subscription: Option<String>,
+        /// As JSON, one object per subscription and line: subscription, before, after, left_out
+        #[arg(long)]
+        json: bool,
+    },
     /// Replicate between two throwaway servers under load, and compare them
     Demo(demo::DemoArguments),
     /// List the crash points of a fault-injection build
@@ -83,6 +98,9 @@ fn main() -> ExitCode {
         Verb::Run { site } => run::run(&site),
         Verb::Check { site, json } => check::check(&site, json),
         Verb::Status { site, watch, json } => status::status(&site, watch, json),
+        Verb::Schema { site, subscription, json } => {
+            schema::schema(&site, subscription.as_deref(), json)
+        }
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::FaultPoints => fault_points::fault_points(),
     }

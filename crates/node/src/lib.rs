@@ -6,6 +6,7 @@
 //! supervisor  start again what may recover, stop with a reason what cannot
 //! control     the local socket that `farshore status` asks
 //! report      the site's state as plain values
+//! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
 //! ```
 
@@ -13,6 +14,7 @@ pub mod check;
 pub mod config;
 pub mod control;
 pub mod report;
+pub mod schema;
 pub mod site;
 mod supervisor;
 

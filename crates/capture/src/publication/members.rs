@@ -1,9 +1,20 @@
 //! What belongs to the publication on the publisher: tables by OID, their definitions, sequences.
 
-use super::PublicationSpec;
+use super::{PublicationSpec, TableName};
 use crate::CaptureError;
 use crate::schema::{Definitions, SequencePosition, read_definitions, read_positions};
 use farshore_pg::Connection;
+
+/// What a publication would publish.
+#[derive(Clone, Debug, Default)]
+pub struct Wanted {
+    /// OIDs of the tables that changes would be published as.
+    pub oids: Vec<u32>,
+    /// Their names.
+    pub tables: Vec<TableName>,
+    /// OIDs of the tables that the publication would name.
+    pub listed: Vec<u32>,
+}
 
 impl PublicationSpec {
     /// OIDs of the tables that the publication names, by themselves or with their schema or all:
@@ -85,6 +96,62 @@ impl PublicationSpec {
         tables: &[u32],
     ) -> Result<Definitions, CaptureError> {
         let listed = self.listed_tables(sql).await?;
-        read_definitions(sql, tables, &listed).await.map_err(|error| self.publisher_error(error))
+        self.definitions_of(sql, tables, &listed).await
+    }
+
+    /// As [`PublicationSpec::definitions`], where the publication would name the tables `listed`.
+    pub async fn definitions_of(
+        &self,
+        sql: &mut Connection,
+        tables: &[u32],
+        listed: &[u32],
+    ) -> Result<Definitions, CaptureError> {
+        read_definitions(sql, tables, listed).await.map_err(|error| self.publisher_error(error))
+    }
+
+    /// What the publication would publish once it is as configured. Changes nothing.
+    pub async fn would_publish(&self, sql: &mut Connection) -> Result<Wanted, CaptureError> {
+        if self.is_as_configured(sql).await? {
+            let published = self.published_tables(sql).await?;
+            return Ok(Wanted {
+                oids: published.iter().map(|table| table.oid).collect(),
+                tables: published.into_iter().map(|table| table.table).collect(),
+                listed: self.listed_tables(sql).await?,
+            });
+        }
+        let chosen = self.expand_tables(sql).await?;
+        let rows = sql
+            .query(
+                "SELECT c.oid, n.nspname, c.relname, c.relkind = 'p', rn.nspname, r.relname \
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 LEFT JOIN pg_class r ON c.relispartition AND r.oid = pg_partition_root(c.oid) \
+                 LEFT JOIN pg_namespace rn ON rn.oid = r.relnamespace \
+                 WHERE c.relkind IN ('r', 'p')",
+                &[],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        let mut wanted = Wanted::default();
+        for row in &rows {
+            let name = |column: usize| {
+                Some(TableName {
+                    schema: row.get(column)?.to_owned(),
+                    name: row.get(column + 1)?.to_owned(),
+                })
+            };
+            let Some(table) = name(1).filter(|table| chosen.contains(table)) else { continue };
+            let oid = row.parse(0).map_err(|error| self.publisher_error(error))?;
+            wanted.listed.push(oid);
+            let through_another = if self.via_partition_root {
+                name(4).is_some_and(|root| chosen.contains(&root))
+            } else {
+                row.get(3) == Some("t")
+            };
+            if !through_another {
+                wanted.oids.push(oid);
+                wanted.tables.push(table);
+            }
+        }
+        Ok(wanted)
     }
 }
