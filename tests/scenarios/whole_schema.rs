@@ -5,5 +5,11 @@
 mod creation;
 #[path = "whole_schema/definitions.rs"]
 mod definitions;
+#[path = "whole_schema/joining.rs"]
+mod joining;
+#[path = "whole_schema/names.rs"]
+mod names;
 #[path = "whole_schema/samples.rs"]
 mod samples;
+#[path = "whole_schema/sequences.rs"]
+mod sequences;

@@ -123,8 +123,10 @@ impl<'a> Streaming<'a> {
 
     /// Asks the publisher whether it publishes tables that are not copied.
     async fn tables_have_joined(&mut self, sessions: u64) -> bool {
+        let membership_changed = self.asked != sessions;
         (self.asked, self.ask_again) = (sessions, false);
         self.agent.has_new_tables(&self.tables).await
+            || (membership_changed && self.agent.partitions_may_have_changed().await)
     }
 
     async fn transaction(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {

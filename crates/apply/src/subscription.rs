@@ -307,6 +307,15 @@ impl Subscription {
         }
     }
 
+    /// Whether the publisher publishes partitioned tables whose partitions we keep in step with.
+    pub(crate) async fn partitions_may_have_changed(&self) -> bool {
+        let asked = async {
+            let mut sql = self.source.connect(Mode::Sql).await?;
+            self.source.partitioned_tables(&mut sql).await
+        };
+        self.spec.schema.create_tables && asked.await.is_ok_and(|tables| !tables.is_empty())
+    }
+
     /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
     /// be asked now, streaming goes on: a row without a partition would bring us back here.
     async fn create_partitions(
