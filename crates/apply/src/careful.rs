@@ -6,15 +6,16 @@
 //! alone and meets its table's policy. When all is calm, the fast path goes on.
 
 use crate::ApplyError;
-use crate::conflict::OnConflict;
+use crate::conflict::{self, OnConflict, relations_of};
 use crate::error::FailedChange;
-use crate::log_feed::{Body, LogFeed, LogItem, SpillFeed};
+use crate::log_feed::{Body, Definitions, LogFeed, LogItem, SpillFeed};
 use crate::postgres::writer::{InTransaction, Writer};
 use crate::subscription::{Start, Subscription};
 use bytes::Bytes;
 use farshore_model::Lsn;
 use farshore_model::transaction::{Header, commands};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use tokio::sync::watch;
 
 /// Changes under one savepoint at most.
@@ -74,17 +75,25 @@ impl Careful<'_> {
                 self.feed.next_at_hand().await?
             };
             let is_apart = match &item {
-                Some(LogItem::Transaction { header, .. }) => header.end_lsn >= self.from,
+                Some(LogItem::Transaction { header, .. }) => {
+                    header.end_lsn >= self.from || self.start.skips.contains(&header.end_lsn)
+                }
                 Some(LogItem::Watermark(_)) => false,
-                None => true,
+                Some(LogItem::Halt(_)) | None => true,
             };
             if open > 0 && (is_apart || open >= self.agent.spec.limits.commands_max) {
                 self.commit(seen).await.map_err(Failure::of_many)?;
                 open = 0;
             }
             match item {
-                None => return Ok(()),
+                Some(LogItem::Halt(_)) | None => return Ok(()),
                 Some(LogItem::Watermark(position)) => seen = seen.max(position),
+                Some(LogItem::Transaction { header, body })
+                    if self.start.skips.contains(&header.end_lsn) =>
+                {
+                    self.left_out(&header, body).await?;
+                    seen = seen.max(header.end_lsn);
+                }
                 Some(LogItem::Transaction { header, body }) if is_apart => {
                     let conflicts = self.transaction(&header, body).await?;
                     calm_for = if conflicts > 0 { 0 } else { calm_for + 1 };
@@ -137,6 +146,26 @@ impl Careful<'_> {
             self.agent.set_status(|status| status.conflicts += conflicts);
         }
         Ok(conflicts)
+    }
+
+    /// Leaves a transaction out because an operator wants it, and records that.
+    async fn left_out(&mut self, header: &Header, body: Body) -> Result<(), ApplyError> {
+        let mut counts = ChangeCounts::default();
+        let mut at = InTransaction { header, subtransaction: header.xid };
+        let mut chunks = Chunks::of(body, self.feed)?;
+        while let Some(chunk) = chunks.next(self.feed, header).await? {
+            counts.add(&chunk, &mut at, self.feed.definitions())?;
+        }
+        self.writer.begin(false).await?;
+        self.writer.record_skip(header, &counts.to_string()).await?;
+        self.commit(header.end_lsn).await?;
+        tracing::warn!(
+            subscription = %self.agent.spec.name,
+            position = %header.end_lsn,
+            commit_time = %header.commit_time,
+            "transaction left out on request: {counts}; recorded in farshore.conflicts"
+        );
+        Ok(())
     }
 
     async fn changes(
@@ -221,21 +250,61 @@ impl Careful<'_> {
     }
 }
 
+/// Changes of a transaction, by table and operation.
+#[derive(Default)]
+struct ChangeCounts(BTreeMap<(String, &'static str), u64>);
+
+impl ChangeCounts {
+    fn add(
+        &mut self,
+        body: &Bytes,
+        at: &mut InTransaction<'_>,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let position = at.header.end_lsn;
+        for command in commands(body) {
+            let command = command
+                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+            let Some(change) = at.read(command)? else { continue };
+            for relation in relations_of(&change) {
+                let table = definitions
+                    .get(&relation)
+                    .map_or_else(|| "?".to_owned(), |relation| relation.qualified_name());
+                *self.0.entry((table, conflict::operation(&change))).or_default() += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for ChangeCounts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no changes");
+        }
+        for (n, ((table, operation), count)) in self.0.iter().enumerate() {
+            let comma = if n == 0 { "" } else { ", " };
+            write!(f, "{comma}{count} {operation} on {table}")?;
+        }
+        Ok(())
+    }
+}
+
 /// A transaction's body, piece by piece.
-enum Chunks {
+pub(crate) enum Chunks {
     Inline(Option<Bytes>),
     Spilled(SpillFeed, VecDeque<Bytes>),
 }
 
 impl Chunks {
-    fn of(body: Body, feed: &LogFeed) -> Result<Chunks, ApplyError> {
+    pub fn of(body: Body, feed: &LogFeed) -> Result<Chunks, ApplyError> {
         Ok(match body {
             Body::Inline(bytes) => Chunks::Inline(Some(bytes)),
             Body::Spilled(spill) => Chunks::Spilled(feed.open_spill(spill)?, VecDeque::new()),
         })
     }
 
-    async fn next(
+    pub async fn next(
         &mut self,
         feed: &mut LogFeed,
         header: &Header,

@@ -3,7 +3,7 @@
 
 use crate::error::Cause;
 use farshore_capture::publication::TableName;
-use farshore_model::Relation;
+use farshore_model::{DictionaryId, Relation};
 use farshore_wire::pgoutput::{OldTuple, Tuple, stored::Stored};
 use farshore_wire::readable::{Readable, push_json_string, readable};
 use std::collections::BTreeMap;
@@ -45,22 +45,22 @@ impl ConflictPolicy {
     }
 }
 
-const ROW_MISSING: &str = "The row is not on the target: something else changed the target. \
-     Put the row back and start this node again, or copy anew: empty the target's tables and DROP \
-     SCHEMA farshore CASCADE there";
+const ROW_MISSING: &str = "The row is not on the target: something else changed the target. Put \
+     the row back and go on (farshore resume), leave the transaction out (farshore skip), set \
+     on_conflict, or copy the table anew (farshore resync)";
 
 const SEVERAL_ROWS: &str = "The key is not unique on the target: something else changed the \
-     target. Remove the rows that do not belong there and start this node again";
+     target. Remove the rows that do not belong there and go on (farshore resume)";
 
 const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove it (or let the \
-     role set session_replication_role) and start this node again";
+     role set session_replication_role) and go on (farshore resume)";
 
-const REFUSED: &str = "Mend the target (the message above names the constraint or type) and \
-     start this node again: the subscription goes on with this change";
+const REFUSED: &str = "Mend the target (the message above names the constraint or type) and go on \
+     (farshore resume), leave the transaction out (farshore skip), or set on_conflict";
 
 /// The remedy for a transaction that the target does not commit.
 pub const COMMIT_REFUSED: &str = "A deferred constraint or trigger of the target does not hold. \
-     Mend the target and start this node again";
+     Mend the target and go on (farshore resume), or leave the transaction out (farshore skip)";
 
 /// What to do about a failed change.
 pub fn remedy(cause: &Cause, is_insert: bool) -> &'static str {
@@ -81,6 +81,17 @@ pub fn operation(change: &Stored<'_>) -> &'static str {
         Stored::Truncate { .. } => "TRUNCATE",
         Stored::Message { .. } => "MESSAGE",
         Stored::SubtransactionMark(_) => "SUBTRANSACTION",
+    }
+}
+
+/// The relations that a change is on.
+pub fn relations_of(change: &Stored<'_>) -> Vec<DictionaryId> {
+    match change {
+        Stored::Insert { relation, .. }
+        | Stored::Update { relation, .. }
+        | Stored::Delete { relation, .. } => vec![*relation],
+        Stored::Truncate { relations, .. } => relations.clone().collect(),
+        Stored::Message { .. } | Stored::SubtransactionMark(_) => Vec::new(),
     }
 }
 

@@ -6,6 +6,8 @@
 //! scheduler     pure: how many source transactions make one target transaction
 //! netting       pure: what consecutive changes of one table come to
 //! log_feed      store blocks → transactions, read ahead, memory bounded
+//! requests      what operators ask for: transactions to skip, tables to copy anew
+//! browse        the stored log, readable
 //! postgres      the target: session, statements, pipeline, progress, initial copy
 //! row_by_row    pure: where batches are not tried, because one was refused
 //! careful       the log applied row by row, after something failed
@@ -15,12 +17,14 @@
 //!
 //! Progress is written in the same target transaction as the rows it stands for.
 
+pub mod browse;
 mod careful;
 pub mod conflict;
 mod error;
 mod log_feed;
 pub mod netting;
 pub mod postgres;
+pub mod requests;
 mod row_by_row;
 pub mod scheduler;
 mod status;

@@ -33,6 +33,8 @@ pub enum LogItem {
     },
     /// Nothing happened up to here.
     Watermark(Lsn),
+    /// The next transaction is the one that the feed was told to halt at.
+    Halt(Lsn),
 }
 
 /// Where a transaction's commands are.
@@ -54,6 +56,7 @@ pub struct LogFeed {
     items: VecDeque<Item>,
     definitions: Definitions,
     after: Lsn,
+    halt_at: Option<Lsn>,
 }
 
 impl LogFeed {
@@ -69,7 +72,13 @@ impl LogFeed {
             items: VecDeque::new(),
             definitions: HashMap::new(),
             after,
+            halt_at: None,
         })
+    }
+
+    /// Ends the sequence before the transaction at `position`.
+    pub fn halt_at(&mut self, position: Option<Lsn>) {
+        self.halt_at = position;
     }
 
     /// Definitions that the items returned so far may refer to.
@@ -135,6 +144,9 @@ impl LogFeed {
         };
         if position <= self.after {
             return Ok(None);
+        }
+        if self.halt_at == Some(position) {
+            return Ok(Some(LogItem::Halt(position)));
         }
         self.after = position;
         let stored = |what: String| ApplyError::Stored { position, what };

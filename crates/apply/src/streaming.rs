@@ -21,6 +21,8 @@ pub(crate) enum StreamEnd {
     Stopped,
     /// Tables joined the publication and must be copied, or foreign keys can be added now.
     StartAgain,
+    /// The next transaction, at this position, is one to be applied carefully.
+    Halted(Lsn),
 }
 
 /// With nothing to apply, progress on the target follows the log this often.
@@ -116,6 +118,11 @@ impl<'a> Streaming<'a> {
                     self.transaction(header, body).await?;
                 }
                 Some(LogItem::Watermark(position)) => self.seen = self.seen.max(position),
+                Some(LogItem::Halt(position)) => {
+                    self.commit_group().await?;
+                    self.settle().await?;
+                    return Ok(StreamEnd::Halted(position));
+                }
                 None => self.dry(stop).await?,
             }
         }

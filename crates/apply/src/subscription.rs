@@ -21,13 +21,13 @@ use farshore_fault as fault;
 use farshore_model::{Applied, Lsn};
 use farshore_pg::{CancelToken, Config, Mode};
 use farshore_store::{LogStore, StoreError};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
 
 /// How long to wait for the connection of an agent that died to leave the target.
-const LOCK_WAIT: Duration = Duration::from_secs(10);
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(10);
 
 /// How long a stop waits for the open target transaction.
 const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -83,6 +83,8 @@ pub(crate) struct Start {
     pub asked: u64,
     /// Foreign keys are to be added when every state is a prefix.
     pub foreign_keys_wait: bool,
+    /// Transactions that an operator wants left out.
+    pub skips: BTreeSet<Lsn>,
 }
 
 impl Start {
@@ -159,6 +161,7 @@ impl Subscription {
             match self.stream(session, start, attempt, &mut stop).await {
                 Ok(StreamEnd::Stopped) => return Ok(()),
                 Ok(StreamEnd::StartAgain) => {}
+                Ok(StreamEnd::Halted(position)) => careful_from = Some(position),
                 // Row by row it either goes, or says which row is wrong.
                 Err(Failure {
                     error: ApplyError::BatchRefused { table, position, what, .. },
@@ -257,7 +260,8 @@ impl Subscription {
             session.add_foreign_keys(name).await?;
         }
         let foreign_keys_wait = !consistent && session.foreign_keys_wait(name).await?;
-        Ok((session, Start { applied, tables, consistent_at, asked, foreign_keys_wait }))
+        let skips = session.load_skips(name).await?;
+        Ok((session, Start { applied, tables, consistent_at, asked, foreign_keys_wait, skips }))
     }
 
     fn gap(&self, start: Lsn) -> ApplyError {
@@ -457,6 +461,7 @@ impl Subscription {
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();
+        feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {

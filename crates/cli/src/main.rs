@@ -3,11 +3,13 @@
 mod check;
 mod demo;
 mod fault_points;
+mod request;
 mod run;
 mod schema;
 mod status;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgGroup, CommandFactory, Parser, Subcommand};
+use farshore_node::control::{BrowseRequest, Request};
 use farshore_node::nearest;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -85,6 +87,71 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
+    /// Halt a subscription until it is resumed; its changes are kept for it
+    Pause {
+        /// Site file
+        site: PathBuf,
+        /// Which
+        #[arg(long)]
+        subscription: String,
+    },
+    /// Let a paused or stopped agent go on
+    #[command(group = ArgGroup::new("agent").required(true).args(["subscription", "publication"]))]
+    Resume {
+        /// Site file
+        site: PathBuf,
+        /// Which subscription
+        #[arg(long)]
+        subscription: Option<String>,
+        /// Or which publication's capture
+        #[arg(long)]
+        publication: Option<String>,
+    },
+    /// Leave one transaction of the publisher out of a subscription
+    Skip {
+        /// Site file
+        site: PathBuf,
+        /// Which subscription
+        #[arg(long)]
+        subscription: String,
+        /// End of the transaction's commit record, as messages and browse show it
+        #[arg(long)]
+        lsn: String,
+    },
+    /// Empty one table of a subscription on its target, or all, and copy anew
+    Resync {
+        /// Site file
+        site: PathBuf,
+        /// Which subscription
+        #[arg(long)]
+        subscription: String,
+        /// schema.table; without it, all
+        #[arg(long)]
+        table: Option<String>,
+    },
+    /// List the stored changes of a publication
+    Browse {
+        /// Site file
+        site: PathBuf,
+        /// Which publication
+        #[arg(long)]
+        publication: String,
+        /// From this transaction on: end of its commit record, or commit time in UTC
+        #[arg(long)]
+        from: Option<String>,
+        /// Up to this transaction, itself included
+        #[arg(long)]
+        to: Option<String>,
+        /// Changes of this table alone
+        #[arg(long)]
+        table: Option<String>,
+        /// Changes at most; 0 for all
+        #[arg(long, default_value_t = 1000)]
+        limit: u64,
+        /// One JSON object per line
+        #[arg(long)]
+        json: bool,
+    },
     /// Replicate between two throwaway servers under load, and compare them
     Demo(demo::DemoArguments),
     /// List the crash points of a fault-injection build
@@ -100,6 +167,22 @@ fn main() -> ExitCode {
         Verb::Status { site, watch, json } => status::status(&site, watch, json),
         Verb::Schema { site, subscription, json } => {
             schema::schema(&site, subscription.as_deref(), json)
+        }
+        Verb::Pause { site, subscription } => {
+            request::request(&site, &Request::Pause { subscription })
+        }
+        Verb::Resume { site, subscription, publication } => {
+            request::request(&site, &Request::Resume { subscription, publication })
+        }
+        Verb::Skip { site, subscription, lsn } => {
+            request::request(&site, &Request::Skip { subscription, lsn })
+        }
+        Verb::Resync { site, subscription, table } => {
+            request::request(&site, &Request::Resync { subscription, table })
+        }
+        Verb::Browse { site, publication, from, to, table, limit, json } => {
+            let wanted = BrowseRequest { publication, from, to, table, limit, json };
+            request::request(&site, &Request::Browse(wanted))
         }
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::FaultPoints => fault_points::fault_points(),

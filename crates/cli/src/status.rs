@@ -25,7 +25,7 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
         }
     };
     loop {
-        let asked = runtime.block_on(control::ask(&config.data_dir));
+        let asked = runtime.block_on(control::status(&config.data_dir));
         let (report, running) = match asked {
             Ok(Some(report)) => (report, true),
             Ok(None) => (site::offline_report(&config), false),

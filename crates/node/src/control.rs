@@ -1,15 +1,80 @@
-//! The local control socket, `data_dir/control.sock`: one connection, one JSON report.
+//! The local control socket, `data_dir/control.sock`: one connection, one request, one answer.
+//!
+//! The request is one line of JSON. The answer is lines, each behind a sign: `+` a line of a
+//! listing, `=` the outcome, which ends it, `!` why it was refused, which ends it too.
 
 use crate::report::SiteReport;
+use serde::{Deserialize, Serialize};
+use std::future::Future;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
+use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::Semaphore;
 
-/// A peer has this long to take or give a report.
-const EXCHANGE_MAX: Duration = Duration::from_secs(5);
-/// Longest report that a client takes, in bytes.
-const REPORT_BYTES_MAX: u64 = 64 << 20;
+/// A peer has this long to send its request or to take the next lines.
+const PEER_MAX: Duration = Duration::from_secs(30);
+/// Longest request, in bytes.
+const REQUEST_BYTES_MAX: u64 = 64 << 10;
+/// Longest line of an answer that a client takes, in bytes.
+const LINE_BYTES_MAX: u64 = 2 << 30;
+/// Requests that are answered side by side.
+const PEERS_MAX: usize = 16;
+
+/// What is asked of a node.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", tag = "verb")]
+pub enum Request {
+    /// The site's state.
+    Status,
+    /// Halt a subscription until it is resumed.
+    Pause {
+        /// Which.
+        subscription: String,
+    },
+    /// Let an agent run again.
+    Resume {
+        /// Which subscription.
+        subscription: Option<String>,
+        /// Or which publication's capture.
+        publication: Option<String>,
+    },
+    /// Leave a transaction out.
+    Skip {
+        /// Whose.
+        subscription: String,
+        /// End of its commit record.
+        lsn: String,
+    },
+    /// Empty tables on the target and copy them anew.
+    Resync {
+        /// Whose.
+        subscription: String,
+        /// One table, or all.
+        table: Option<String>,
+    },
+    /// List stored changes.
+    Browse(BrowseRequest),
+}
+
+/// Which stored changes are listed, as typed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct BrowseRequest {
+    /// Whose log.
+    pub publication: String,
+    /// Position or time.
+    pub from: Option<String>,
+    /// Position or time.
+    pub to: Option<String>,
+    /// `schema.table`.
+    pub table: Option<String>,
+    /// Changes at most; 0 for all.
+    pub limit: u64,
+    /// As JSON lines.
+    pub json: bool,
+}
 
 /// Where a site's control socket is.
 pub fn socket_path(data_dir: &Path) -> PathBuf {
@@ -27,25 +92,115 @@ pub fn listen(data_dir: &Path) -> std::io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// Answers every connection with a fresh report; one at a time, so that askers cannot pile up.
-pub async fn serve(listener: UnixListener, report: impl Fn() -> SiteReport) {
+/// Writes an answer's lines.
+pub struct Answer {
+    out: BufWriter<OwnedWriteHalf>,
+}
+
+impl Answer {
+    /// A line of a listing.
+    ///
+    /// # Errors
+    /// The client has gone, or takes nothing.
+    pub async fn line(&mut self, line: &str) -> std::io::Result<()> {
+        self.signed(b'+', line).await
+    }
+
+    async fn signed(&mut self, sign: u8, line: &str) -> std::io::Result<()> {
+        let write = async {
+            self.out.write_u8(sign).await?;
+            // A message may have line ends; a listing's lines have none.
+            self.out.write_all(line.replace('\n', " ").as_bytes()).await?;
+            self.out.write_u8(b'\n').await
+        };
+        tokio::time::timeout(PEER_MAX, write).await?
+    }
+
+    async fn end(mut self, outcome: Result<String, String>) -> std::io::Result<()> {
+        match outcome {
+            Ok(text) => self.signed(b'=', &text).await?,
+            Err(text) => self.signed(b'!', &text).await?,
+        }
+        tokio::time::timeout(PEER_MAX, self.out.flush()).await?
+    }
+}
+
+/// Answers requests with `answer`, a bounded number side by side.
+pub async fn serve<F, Fut>(listener: UnixListener, answer: F)
+where
+    F: Fn(Request, Answer) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = (Answer, Result<String, String>)> + Send,
+{
+    let answer = Arc::new(answer);
+    let peers = Arc::new(Semaphore::new(PEERS_MAX));
     loop {
-        let Ok((mut stream, _)) = listener.accept().await else {
+        let Ok(permit) = peers.clone().acquire_owned().await else { return };
+        let Ok((stream, _)) = listener.accept().await else {
             // Out of file descriptors, most likely: give others time to close some.
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
-        let text = serde_json::to_vec(&report()).unwrap_or_default();
-        let answer = tokio::time::timeout(EXCHANGE_MAX, stream.write_all(&text)).await;
-        if !matches!(answer, Ok(Ok(()))) {
-            tracing::debug!("a status client went away");
-        }
+        let answer = answer.clone();
+        tokio::spawn(async move {
+            if let Err(error) = serve_one(stream, answer.as_ref()).await {
+                tracing::debug!(%error, "a control client went away");
+            }
+            drop(permit);
+        });
     }
 }
 
-/// Asks the node that runs in `data_dir`; `None` when none does.
-pub async fn ask(data_dir: &Path) -> std::io::Result<Option<SiteReport>> {
-    let mut stream = match UnixStream::connect(socket_path(data_dir)).await {
+async fn serve_one<F, Fut>(stream: UnixStream, answer: &F) -> std::io::Result<()>
+where
+    F: Fn(Request, Answer) -> Fut,
+    Fut: Future<Output = (Answer, Result<String, String>)>,
+{
+    let (input, output) = stream.into_split();
+    let mut line = String::new();
+    let mut input = BufReader::new(input.take(REQUEST_BYTES_MAX));
+    tokio::time::timeout(PEER_MAX, input.read_line(&mut line)).await??;
+    let out = Answer { out: BufWriter::new(output) };
+    let (out, outcome) = match serde_json::from_str(&line) {
+        Ok(request) => answer(request, out).await,
+        Err(error) => (out, Err(format!("the node does not understand this request: {error}"))),
+    };
+    out.end(outcome).await
+}
+
+/// Asks the node that runs in `data_dir` for the site's state; `None` when none does.
+///
+/// # Errors
+/// The socket's.
+pub async fn status(data_dir: &Path) -> std::io::Result<Option<SiteReport>> {
+    let asked = tokio::time::timeout(PEER_MAX, ask(data_dir, &Request::Status, |_| Ok(())));
+    match asked.await?? {
+        Asked::Done(text) => serde_json::from_str(&text).map(Some).map_err(std::io::Error::other),
+        Asked::Refused(why) => Err(std::io::Error::other(why)),
+        Asked::NotRunning => Ok(None),
+    }
+}
+
+/// How a request went.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// The outcome.
+    Done(String),
+    /// Why not.
+    Refused(String),
+    /// No node runs on this data folder.
+    NotRunning,
+}
+
+/// Asks the node that runs in `data_dir`. `line` takes the lines of a listing.
+///
+/// # Errors
+/// The socket's.
+pub async fn ask(
+    data_dir: &Path,
+    request: &Request,
+    mut line: impl FnMut(&str) -> std::io::Result<()>,
+) -> std::io::Result<Asked> {
+    let stream = match UnixStream::connect(socket_path(data_dir)).await {
         Ok(stream) => stream,
         Err(error)
             if matches!(
@@ -53,12 +208,30 @@ pub async fn ask(data_dir: &Path) -> std::io::Result<Option<SiteReport>> {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::ConnectionRefused
             ) =>
         {
-            return Ok(None);
+            return Ok(Asked::NotRunning);
         }
         Err(error) => return Err(error),
     };
-    let mut text = Vec::new();
-    let mut limited = (&mut stream).take(REPORT_BYTES_MAX);
-    tokio::time::timeout(EXCHANGE_MAX, limited.read_to_end(&mut text)).await??;
-    serde_json::from_slice(&text).map(Some).map_err(std::io::Error::other)
+    let (input, mut output) = stream.into_split();
+    let mut text = serde_json::to_string(request).map_err(std::io::Error::other)?;
+    text.push('\n');
+    tokio::time::timeout(PEER_MAX, output.write_all(text.as_bytes())).await??;
+    let mut input = BufReader::new(input);
+    let mut answer = Vec::new();
+    loop {
+        answer.clear();
+        // Work on a target may take long; a node that dies closes the socket.
+        (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut answer).await?;
+        let text = String::from_utf8_lossy(&answer);
+        let text = text.trim_end_matches('\n');
+        match text.split_at_checked(1) {
+            Some(("+", rest)) => line(rest)?,
+            Some(("=", rest)) => return Ok(Asked::Done(rest.to_owned())),
+            Some(("!", rest)) => return Ok(Asked::Refused(rest.to_owned())),
+            _ => {
+                let what = "the node ended before it answered";
+                return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, what));
+            }
+        }
+    }
 }

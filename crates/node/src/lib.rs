@@ -3,8 +3,11 @@
 //! ```text
 //! config      the site file: as typed → as meant
 //! site        stores, captures and subscriptions wired together
+//! stores      opened, and rid of claims of subscriptions that are gone
 //! supervisor  start again what may recover, stop with a reason what cannot
-//! control     the local socket that `farshore status` asks
+//! switch      pause, resume and hold one agent
+//! control     the local socket that the verbs talk to
+//! operate     what operators ask for, with and without a node
 //! report      the site's state as plain values
 //! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
@@ -13,10 +16,13 @@
 pub mod check;
 pub mod config;
 pub mod control;
+pub mod operate;
 pub mod report;
 pub mod schema;
 pub mod site;
+mod stores;
 mod supervisor;
+mod switch;
 
 pub use farshore_fault as fault;
 pub use farshore_model::nearest;

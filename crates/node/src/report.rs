@@ -57,7 +57,7 @@ pub struct SubscriptionReport {
     pub name: String,
     /// Publication it follows.
     pub publication: String,
-    /// `starting`, `copying`, `catching-up`, `streaming`, `retrying` or `stopped`.
+    /// `starting`, `copying`, `catching-up`, `streaming`, `retrying`, `paused` or `stopped`.
     pub state: String,
     /// Why it is retrying or stopped.
     pub error: Option<String>,

@@ -3,12 +3,15 @@
 use crate::check::gate::{self, Gate};
 use crate::config::{self, SiteConfig};
 use crate::control;
+use crate::operate;
 use crate::report::{CopyReport, PublicationReport, SiteReport, SubscriptionReport};
+use crate::stores;
 use crate::supervisor::{Notice, Outcome, supervise};
+use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription, SubscriptionStatus};
 use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_model::Lsn;
-use farshore_store::segmented::{Options, SegmentedStore};
+use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -47,21 +50,23 @@ pub enum SiteError {
 }
 
 /// A publication at work.
-struct PublicationAgent {
+pub(crate) struct PublicationAgent {
     name: String,
-    store: Arc<SegmentedStore>,
+    pub(crate) store: Arc<SegmentedStore>,
     capture: Arc<Capture>,
     failure: Arc<Mutex<AgentFailure>>,
+    pub(crate) switch: Arc<Switch>,
     retention: farshore_store::Retention,
 }
 
 /// A subscription at work.
-struct SubscriptionAgent {
+pub(crate) struct SubscriptionAgent {
     name: String,
     publication: String,
-    store: Arc<SegmentedStore>,
-    subscription: Arc<Subscription>,
+    pub(crate) store: Arc<SegmentedStore>,
+    pub(crate) subscription: Arc<Subscription>,
     failure: Arc<Mutex<AgentFailure>>,
+    pub(crate) switch: Arc<Switch>,
 }
 
 /// Why an agent is not running.
@@ -70,6 +75,13 @@ struct AgentFailure {
     retrying: Option<String>,
     stopped: Option<String>,
     restarts: u64,
+}
+
+impl AgentFailure {
+    /// What was wrong before it was started by hand is history.
+    fn begin(&mut self) {
+        (self.retrying, self.stopped) = (None, None);
+    }
 }
 
 /// A site whose stores are open.
@@ -87,24 +99,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Site {
     /// Opens every store. Blocks on the disk.
     pub fn open(config: SiteConfig) -> Result<Site, SiteError> {
-        let folder_error = |action, path: &std::path::Path, error| SiteError::DataDir {
-            action,
-            path: path.to_owned(),
+        std::fs::create_dir_all(&config.data_dir).map_err(|error| SiteError::DataDir {
+            action: "create",
+            path: config.data_dir.clone(),
             error,
-        };
-        std::fs::create_dir_all(&config.data_dir)
-            .map_err(|error| folder_error("create", &config.data_dir, error))?;
+        })?;
         let mut stores = BTreeMap::new();
         let mut publications = Vec::new();
         for publication in &config.publications {
             let name = publication.spec.name.clone();
-            let folder = config.data_dir.join("publications").join(&name);
-            std::fs::create_dir_all(&folder)
-                .map_err(|error| folder_error("create", &folder, error))?;
-            let options =
-                Options { segment_bytes: publication.segment_bytes, ..Options::default() };
-            let (store, _recovery) = SegmentedStore::open(&folder, options)
-                .map_err(|error| SiteError::Store { publication: name.clone(), error })?;
+            let store = stores::open(&config, publication)?;
             stores.insert(name.clone(), store.clone());
             let (ready, _) = watch::channel(0);
             let capture = Capture {
@@ -118,6 +122,7 @@ impl Site {
                 store,
                 capture: Arc::new(capture),
                 failure: Arc::default(),
+                switch: Arc::new(Switch::new(false)),
                 retention: publication.retention.clone(),
             });
         }
@@ -127,6 +132,10 @@ impl Site {
             else {
                 continue;
             };
+            let paused = operate::is_paused(agent.store.as_ref(), &subscription.spec.name);
+            if paused {
+                tracing::info!(subscription = %subscription.spec.name, "paused; farshore resume lets it go on");
+            }
             subscriptions.push(SubscriptionAgent {
                 name: subscription.spec.name.clone(),
                 publication: subscription.publication.clone(),
@@ -139,9 +148,11 @@ impl Site {
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),
                 }),
                 failure: Arc::default(),
+                switch: Arc::new(Switch::new(paused)),
             });
         }
-        drop_cursors_of_removed(&publications, &config);
+        let opened = publications.iter().map(|agent| (agent.name.as_str(), agent.store.as_ref()));
+        stores::drop_cursors_of_removed(opened, &config);
         Ok(Site { config, publications, subscriptions, started: Instant::now() })
     }
 
@@ -151,17 +162,32 @@ impl Site {
         let path = control::socket_path(&self.config.data_dir);
         let control = control::listen(&self.config.data_dir)
             .map_err(|error| SiteError::DataDir { action: "listen on", path, error })?;
-        let reporter = self.clone();
-        let control = tokio::spawn(control::serve(control, move || reporter.report()));
+        let site = self.clone();
+        let control = tokio::spawn(control::serve(control, move |request, lines| {
+            operate::answer(site.clone(), request, lines)
+        }));
         let retention = tokio::spawn(self.clone().enforce_retention());
         let mut agents = JoinSet::new();
         for agent in &self.publications {
+            let site = self.clone();
+            let (switch, stop) = (agent.switch.clone(), stop.clone());
             let (capture, failure) = (agent.capture.clone(), agent.failure.clone());
-            agents.spawn(run_capture(self.clone(), capture, failure, stop.clone()));
+            agents.spawn(async move {
+                let run =
+                    |halted| run_capture(site.clone(), capture.clone(), failure.clone(), halted);
+                switch.keep(stop, run).await;
+            });
         }
         for agent in &self.subscriptions {
+            let site = self.clone();
+            let (switch, stop) = (agent.switch.clone(), stop.clone());
             let (subscription, failure) = (agent.subscription.clone(), agent.failure.clone());
-            agents.spawn(run_subscription(self.clone(), subscription, failure, stop.clone()));
+            agents.spawn(async move {
+                let run = |halted| {
+                    run_subscription(site.clone(), subscription.clone(), failure.clone(), halted)
+                };
+                switch.keep(stop, run).await;
+            });
         }
         let mut stopping = stop.clone();
         // An agent that stopped for good must not end the node: the others go on, and `status`
@@ -210,6 +236,16 @@ impl Site {
         }
     }
 
+    pub(crate) fn subscription(&self, name: &str) -> Result<&SubscriptionAgent, String> {
+        let found = self.subscriptions.iter().find(|agent| agent.name == name);
+        found.ok_or_else(|| operate::unknown("subscription", name))
+    }
+
+    pub(crate) fn publication(&self, name: &str) -> Result<&PublicationAgent, String> {
+        let found = self.publications.iter().find(|agent| agent.name == name);
+        found.ok_or_else(|| operate::unknown("publication", name))
+    }
+
     /// The site's state now.
     pub fn report(&self) -> SiteReport {
         SiteReport {
@@ -218,29 +254,6 @@ impl Site {
             uptime_seconds: self.started.elapsed().as_secs(),
             publications: self.publications.iter().map(PublicationAgent::report).collect(),
             subscriptions: self.subscriptions.iter().map(SubscriptionAgent::report).collect(),
-        }
-    }
-}
-
-/// A subscription that left the site file claims its log no longer.
-fn drop_cursors_of_removed(publications: &[PublicationAgent], config: &SiteConfig) {
-    for agent in publications {
-        for cursor in agent.store.cursors() {
-            let configured = config
-                .subscriptions
-                .iter()
-                .any(|s| s.publication == agent.name && s.spec.name == cursor.name);
-            if configured {
-                continue;
-            }
-            tracing::warn!(
-                publication = %agent.name,
-                subscription = %cursor.name,
-                "no longer in the site file: its claim on the log is given up"
-            );
-            if let Err(error) = agent.store.drop_cursor(&cursor.name) {
-                tracing::warn!(publication = %agent.name, "{error}");
-            }
         }
     }
 }
@@ -271,6 +284,7 @@ async fn run_capture(
     stop: watch::Receiver<bool>,
 ) {
     let name = capture.spec.name.clone();
+    lock(&failure).begin();
     let passed = Arc::new(Passed::default());
     let agent = || {
         let (capture, mut stop) = (capture.clone(), stop.clone());
@@ -311,6 +325,7 @@ async fn run_subscription(
     stop: watch::Receiver<bool>,
 ) {
     let name = subscription.spec.name.clone();
+    lock(&failure).begin();
     let passed = Arc::new(Passed::default());
     let agent = || {
         let (subscription, mut stop) = (subscription.clone(), stop.clone());
@@ -389,6 +404,7 @@ impl SubscriptionAgent {
         let failure = lock(&self.failure);
         let live = matches!(status.phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming);
         let (state, error) = match (&failure.stopped, &failure.retrying) {
+            _ if self.switch.is_paused() => ("paused", None),
             (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
             (None, _) => (status.phase.word(), None),

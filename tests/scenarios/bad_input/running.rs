@@ -17,7 +17,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO u VALUES (3)")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and start this node again, or copy anew: empty the target's tables and DROP SCHEMA farshore CASCADE there",
+        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and go on (farshore resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew (farshore resync)",
         then: Then::Stops,
         mend: |pair| {
             // What came before it is there; its transaction and what follows are not.
@@ -32,7 +32,7 @@ const CASES: &[Case] = &[
             pair.publish("DELETE FROM t WHERE id = 42")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply DELETE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and start this node again, or copy anew: empty the target's tables and DROP SCHEMA farshore CASCADE there",
+        run: "subscription \"s\": cannot apply DELETE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and go on (farshore resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew (farshore resync)",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("INSERT INTO t VALUES (42, 'c42', 'put back')"),
     },
@@ -43,7 +43,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (199, 'c199', 'v'), (200, 'c200', 'v')")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply INSERT on public.t (key id=200) of the transaction that committed at LSN (DATE TIME): ERROR 23505: duplicate key value violates unique constraint \"t_pkey\"; detail: Key (id)=(200) already exists. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
+        run: "subscription \"s\": cannot apply INSERT on public.t (key id=200) of the transaction that committed at LSN (DATE TIME): ERROR 23505: duplicate key value violates unique constraint \"t_pkey\"; detail: Key (id)=(200) already exists. Mend the target (the message above names the constraint or type) and go on (farshore resume), leave the transaction out (farshore skip), or set on_conflict",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("DELETE FROM t WHERE id = 200"),
     },
@@ -54,7 +54,7 @@ const CASES: &[Case] = &[
             pair.publish("UPDATE t SET code = 'taken' WHERE id = 2")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=2) of the transaction that committed at LSN (DATE TIME): ERROR 23505: duplicate key value violates unique constraint \"t_code_key\"; detail: Key (code)=(taken) already exists. Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
+        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=2) of the transaction that committed at LSN (DATE TIME): ERROR 23505: duplicate key value violates unique constraint \"t_code_key\"; detail: Key (code)=(taken) already exists. Mend the target (the message above names the constraint or type) and go on (farshore resume), leave the transaction out (farshore skip), or set on_conflict",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("UPDATE t SET code = 'c1' WHERE id = 1"),
     },
@@ -66,7 +66,7 @@ const CASES: &[Case] = &[
             pair.publish("UPDATE t SET v = 'much too long' WHERE id = 3")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=3) of the transaction that committed at LSN (DATE TIME): ERROR 23514: new row for relation \"t\" violates check constraint \"short\"; detail: Failing row contains (3, c3, much too long). Mend the target (the message above names the constraint or type) and start this node again: the subscription goes on with this change",
+        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=3) of the transaction that committed at LSN (DATE TIME): ERROR 23514: new row for relation \"t\" violates check constraint \"short\"; detail: Failing row contains (3, c3, much too long). Mend the target (the message above names the constraint or type) and go on (farshore resume), leave the transaction out (farshore skip), or set on_conflict",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER TABLE t DROP CONSTRAINT short"),
     },

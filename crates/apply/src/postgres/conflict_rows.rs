@@ -71,6 +71,32 @@ impl Writer {
         Ok(self.pipeline.session())
     }
 
+    /// Records in the open target transaction that `header`'s transaction is left out, as it was
+    /// asked for.
+    pub(crate) async fn record_skip(
+        &mut self,
+        header: &Header,
+        changes: &str,
+    ) -> Result<(), ApplyError> {
+        let subscription = self.subscription.clone();
+        let (xid, lsn) = (header.xid.to_string(), header.end_lsn.to_string());
+        let commit_time = header.commit_time.to_string();
+        let reason = format!("skipped on request: {changes}");
+        let session = self.session().await?;
+        session
+            .execute(
+                "INSERT INTO farshore.conflicts \
+                 (subscription, operation, action, reason, source_xid, source_lsn, commit_time) \
+                 VALUES ($1, 'TRANSACTION', 'skipped', $2, $3::text::bigint, $4::text::pg_lsn, \
+                 $5::text::timestamptz)",
+                &[Some(&subscription), Some(&reason), Some(&xid), Some(&lsn), Some(&commit_time)],
+            )
+            .await?;
+        let done =
+            "DELETE FROM farshore.skip_request WHERE subscription = $1 AND lsn = $2::text::pg_lsn";
+        session.execute(done, &[Some(&subscription), Some(&lsn)]).await.map(drop)
+    }
+
     /// What the policy says of the failed change's table.
     pub(crate) fn policy_for(&self, failed: &FailedChange) -> OnConflict {
         let target = self.relations.get(&failed.relation);

@@ -5,6 +5,7 @@
 //! | `subscription` | subscription | with every target transaction |
 //! | `table_copy` | copied table | when its copy starts and ends |
 //! | `range_copy` | copied range of an unfinished table | with the range's rows |
+//! | `skip_request` | transaction to be left out | by `farshore skip`; deleted with that transaction |
 //! | `conflicts` | change that was left out or overwrote rows | with its transaction |
 //! | `after_copy` | index or constraint that a created table still lacks | with the table, and with the index |
 
@@ -13,6 +14,7 @@ use crate::postgres::session::Session;
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::snapshot::BlockRange;
 use farshore_model::Lsn;
+use std::collections::BTreeSet;
 
 /// Held while the schema is made, so that two subscriptions do not make it at once.
 const SCHEMA_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('farshore schema', 0))";
@@ -55,6 +57,12 @@ CREATE TABLE IF NOT EXISTS farshore.range_copy (
   end_block bigint,
   row_count bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name, start_block)
+);
+CREATE TABLE IF NOT EXISTS farshore.skip_request (
+  subscription text NOT NULL REFERENCES farshore.subscription ON DELETE CASCADE,
+  lsn pg_lsn NOT NULL,
+  requested_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+  PRIMARY KEY (subscription, lsn)
 );
 CREATE TABLE IF NOT EXISTS farshore.conflicts (
   id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -243,6 +251,13 @@ impl Session {
         )
         .await
         .map(drop)
+    }
+
+    /// Positions of transactions that are to be left out.
+    pub async fn load_skips(&mut self, name: &str) -> Result<BTreeSet<Lsn>, ApplyError> {
+        let query = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
+        let rows = self.query(query, &[Some(name)]).await?;
+        rows.iter().map(|row| row.parse(0).map_err(|error| self.error(error))).collect()
     }
 
     /// What is on the target of a table whose copy was begun.

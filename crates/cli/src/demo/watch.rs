@@ -79,7 +79,7 @@ impl Watch {
             // Relaxed: the flag guards no other memory.
             while !stopped.load(Ordering::Relaxed) {
                 // A node that was just killed or is starting does not answer: ask again.
-                let report = runtime.block_on(control::ask(&data_dir)).ok().flatten();
+                let report = runtime.block_on(control::status(&data_dir)).ok().flatten();
                 notes.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).note(report);
                 std::thread::park_timeout(ASK_EVERY);
             }

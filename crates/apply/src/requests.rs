@@ -1,0 +1,139 @@
+//! What operators ask of a subscription, written to its target while its agent is halted. The agent
+//! finds it there when it starts again, also after a crash.
+
+use crate::ApplyError;
+use crate::log_feed::{LogFeed, LogItem};
+use crate::postgres::progress::{Progress, TABLE_COPYING, state};
+use crate::postgres::session::Session;
+use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
+use farshore_capture::publication::TableName;
+use farshore_model::Lsn;
+use farshore_store::LogStore;
+use std::sync::Arc;
+
+/// A transaction that will be left out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SkipRequested {
+    /// What the target has applied.
+    pub applied: Lsn,
+    /// It is the next transaction.
+    pub is_next: bool,
+}
+
+/// Notes that the transaction whose commit record ends at `lsn` is to be left out.
+///
+/// # Errors
+/// No such transaction lies ahead of what is applied; the agent is at work; the target.
+pub async fn request_skip(
+    spec: &SubscriptionSpec,
+    store: &Arc<dyn LogStore>,
+    lsn: Lsn,
+) -> Result<SkipRequested, ApplyError> {
+    let name = spec.name.as_str();
+    let refused = |what: String| {
+        ApplyError::Setup(format!("subscription \"{name}\": cannot skip {lsn}: {what}"))
+    };
+    let (mut session, progress) = open(spec).await?;
+    let applied = progress.applied;
+    if lsn <= applied {
+        return Err(refused(format!("everything up to {applied} is applied already")));
+    }
+    let next = next_transaction(store, applied).await?;
+    let found = next_transaction(store, Lsn(lsn.0 - 1)).await?;
+    if found != Some(lsn) {
+        let next = next.map_or_else(String::new, |next| format!("; the next one is {next}"));
+        return Err(refused(format!(
+            "no stored transaction's commit record ends there (see farshore browse){next}"
+        )));
+    }
+    session
+        .execute(
+            "INSERT INTO farshore.skip_request (subscription, lsn) \
+             VALUES ($1, $2::text::pg_lsn) ON CONFLICT DO NOTHING",
+            &[Some(name), Some(&lsn.to_string())],
+        )
+        .await?;
+    session.connection.close().await;
+    Ok(SkipRequested { applied, is_next: next == Some(lsn) })
+}
+
+/// Position of the first stored transaction after `after`.
+async fn next_transaction(
+    store: &Arc<dyn LogStore>,
+    after: Lsn,
+) -> Result<Option<Lsn>, ApplyError> {
+    let mut feed = LogFeed::open(store.clone(), after)?;
+    loop {
+        match feed.next_at_hand().await? {
+            Some(LogItem::Transaction { header, .. }) => return Ok(Some(header.end_lsn)),
+            Some(LogItem::Watermark(_)) => {}
+            Some(LogItem::Halt(_)) | None => return Ok(None),
+        }
+    }
+}
+
+/// Notes that one table, or all, are to be emptied on the target and copied anew. Returns which.
+///
+/// # Errors
+/// The table is not one of the subscription's; its first copy is not over; the agent is at work;
+/// the target.
+pub async fn request_resync(
+    spec: &SubscriptionSpec,
+    table: Option<&TableName>,
+) -> Result<Vec<TableName>, ApplyError> {
+    let name = spec.name.as_str();
+    let refused = |what: String| {
+        ApplyError::Setup(format!("subscription \"{name}\": cannot copy anew: {what}"))
+    };
+    let (mut session, progress) = open(spec).await?;
+    if progress.state == state::COPYING {
+        return Err(refused("its first copy is not over yet".to_owned()));
+    }
+    let known = session.load_tables(name).await?;
+    let mut tables: Vec<TableName> = known.into_iter().map(|progress| progress.table).collect();
+    if let Some(wanted) = table {
+        if !tables.contains(wanted) {
+            let known: Vec<String> = tables.iter().map(ToString::to_string).collect();
+            return Err(refused(format!(
+                "{wanted} is not one of its tables (there are: {})",
+                known.join(", ")
+            )));
+        }
+        tables.retain(|table| table == wanted);
+    }
+    session.simple("BEGIN").await?;
+    for table in &tables {
+        let which = [Some(name), Some(table.schema.as_str()), Some(table.name.as_str())];
+        // No file of the publisher has the number 0: nothing that is on the target is kept.
+        let update = format!(
+            "UPDATE farshore.table_copy SET state = '{TABLE_COPYING}', file_node = 0 \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3"
+        );
+        session.execute(&update, &which).await?;
+        let forget = "DELETE FROM farshore.range_copy \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3";
+        session.execute(forget, &which).await?;
+    }
+    // From here on, and until the stream has passed the new copy, tables stand at different points.
+    session
+        .execute(
+            "UPDATE farshore.subscription SET state = $2 WHERE name = $1",
+            &[Some(name), Some(state::CATCHING_UP)],
+        )
+        .await?;
+    session.simple("COMMIT").await?;
+    session.connection.close().await;
+    Ok(tables)
+}
+
+/// A session that holds the subscription's lock, and what is applied.
+async fn open(spec: &SubscriptionSpec) -> Result<(Session, Progress), ApplyError> {
+    let name = spec.name.as_str();
+    let mut session = Session::connect(&spec.target, &format!("farshore {name}")).await?;
+    session.ensure_schema().await?;
+    session.lock_subscription(name, LOCK_WAIT).await?;
+    let progress = session.load_progress(name).await?.ok_or_else(|| {
+        ApplyError::Setup(format!("subscription \"{name}\": nothing was copied to its target yet"))
+    })?;
+    Ok((session, progress))
+}

@@ -1,0 +1,57 @@
+//! Requests to the node that runs, or done here when none does.
+
+use crate::{load, runtime};
+use farshore_node::control::{Asked, Request, ask};
+use farshore_node::operate::without_node;
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Sends a request and prints the answer: a listing on standard output, and the outcome on standard
+/// output too, or on standard error when there may be a listing.
+pub fn request(site: &Path, request: &Request) -> ExitCode {
+    let config = match load(site) {
+        Ok(config) => config,
+        Err(code) => return code,
+    };
+    let runtime = match runtime() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&format!("cannot start: {error}")),
+    };
+    let mut out = std::io::BufWriter::new(std::io::stdout());
+    let mut reader_gone = false;
+    let outcome = runtime.block_on(async {
+        let mut print = |line: &str| {
+            let printed = writeln!(out, "{line}");
+            reader_gone |= printed.as_ref().is_err_and(|e| e.kind() == ErrorKind::BrokenPipe);
+            printed
+        };
+        match ask(&config.data_dir, request, &mut print).await {
+            Ok(Asked::Done(text)) => Ok(text),
+            Ok(Asked::Refused(why)) => Err(why),
+            Ok(Asked::NotRunning) => without_node(&config, request, &mut print).await,
+            Err(error) => {
+                Err(format!("cannot ask the node in {}: {error}", config.data_dir.display()))
+            }
+        }
+    });
+    let _ = out.flush();
+    match outcome {
+        // Whoever reads our output has seen enough.
+        _ if reader_gone => ExitCode::SUCCESS,
+        Ok(text) if matches!(request, Request::Browse(_)) => {
+            eprintln!("{text}");
+            ExitCode::SUCCESS
+        }
+        Ok(text) => {
+            println!("{text}");
+            ExitCode::SUCCESS
+        }
+        Err(why) => fail(&why),
+    }
+}
+
+fn fail(why: &str) -> ExitCode {
+    eprintln!("farshore: {why}");
+    ExitCode::FAILURE
+}

@@ -1,0 +1,289 @@
+//! What operators ask for, done by the node that runs, or beside it when none does.
+
+use crate::config::{self, SiteConfig};
+use crate::control::{Answer, BrowseRequest, Request};
+use crate::site::Site;
+use crate::stores;
+use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse};
+use farshore_apply::requests::{request_resync, request_skip};
+use farshore_apply::{ApplyError, SubscriptionSpec};
+use farshore_capture::publication::TableName;
+use farshore_model::Lsn;
+use farshore_store::LogStore;
+use std::sync::Arc;
+
+/// The store's note that says that a subscription is paused.
+fn pause_note(subscription: &str) -> String {
+    format!("paused {subscription}")
+}
+
+/// Whether a subscription of this store is paused, durably.
+pub(crate) fn is_paused(store: &dyn LogStore, subscription: &str) -> bool {
+    store.note(&pause_note(subscription)).is_some_and(|note| !note.is_empty())
+}
+
+fn set_paused(store: &dyn LogStore, subscription: &str, paused: bool) -> Result<(), String> {
+    let note = if paused { "paused" } else { "" };
+    if !paused && !is_paused(store, subscription) {
+        return Ok(());
+    }
+    store.set_note(&pause_note(subscription), note).map_err(|error| error.to_string())
+}
+
+/// Answers requests of the control socket.
+pub(crate) async fn answer(
+    site: Arc<Site>,
+    request: Request,
+    mut lines: Answer,
+) -> (Answer, Result<String, String>) {
+    let outcome = match request {
+        Request::Status => serde_json::to_string(&site.report()).map_err(|error| error.to_string()),
+        Request::Pause { subscription } => site.pause(&subscription).await,
+        Request::Resume { subscription, publication } => {
+            site.resume(subscription.as_deref(), publication.as_deref()).await
+        }
+        Request::Skip { subscription, lsn } => site.skip(&subscription, &lsn).await,
+        Request::Resync { subscription, table } => {
+            site.resync(&subscription, table.as_deref()).await
+        }
+        Request::Browse(wanted) => match site.store(&wanted.publication) {
+            Ok(store) => {
+                let mut to_client = ToClient(&mut lines);
+                list(&store, &wanted, &mut to_client).await
+            }
+            Err(error) => Err(error),
+        },
+    };
+    (lines, outcome)
+}
+
+impl Site {
+    async fn pause(&self, subscription: &str) -> Result<String, String> {
+        let agent = self.subscription(subscription)?;
+        // First durably: a crash must not resume what somebody believes paused.
+        set_paused(agent.store.as_ref(), subscription, true)?;
+        agent.switch.pause().await;
+        tracing::info!(%subscription, "paused");
+        Ok(paused_text(subscription))
+    }
+
+    async fn resume(
+        &self,
+        subscription: Option<&str>,
+        publication: Option<&str>,
+    ) -> Result<String, String> {
+        if let Some(subscription) = subscription {
+            let agent = self.subscription(subscription)?;
+            set_paused(agent.store.as_ref(), subscription, false)?;
+            agent.switch.resume().await;
+            tracing::info!(%subscription, "resumed");
+            return Ok(format!("subscription \"{subscription}\" goes on"));
+        }
+        let publication = publication.unwrap_or_default();
+        let agent = self.publication(publication)?;
+        if let Some(failure) = agent.store.failure() {
+            return Err(format!(
+                "publication \"{publication}\": its store takes no more ({failure}). Mend that and \
+                 restart the node"
+            ));
+        }
+        agent.switch.resume().await;
+        tracing::info!(%publication, "resumed");
+        Ok(format!("publication \"{publication}\" goes on"))
+    }
+
+    async fn skip(&self, subscription: &str, lsn: &str) -> Result<String, String> {
+        let agent = self.subscription(subscription)?;
+        let lsn = parse_lsn(lsn)?;
+        // The agent reads what is to be skipped when it starts, and must not pass it meanwhile.
+        let held = agent.switch.hold().await;
+        let store: Arc<dyn LogStore> = agent.store.clone();
+        let text = skip_text(&agent.subscription.spec, &store, lsn).await?;
+        held.go_on();
+        Ok(text)
+    }
+
+    async fn resync(&self, subscription: &str, table: Option<&str>) -> Result<String, String> {
+        let agent = self.subscription(subscription)?;
+        let table = parse_table(table)?;
+        let held = agent.switch.hold().await;
+        let text = resync_text(&agent.subscription.spec, table.as_ref()).await?;
+        held.go_on();
+        Ok(text)
+    }
+
+    fn store(&self, publication: &str) -> Result<Arc<dyn LogStore>, String> {
+        Ok(self.publication(publication)?.store.clone())
+    }
+}
+
+/// The same requests where no node runs. `line` takes the lines of a listing.
+///
+/// # Errors
+/// Why it was refused, for a person.
+pub async fn without_node(
+    site: &SiteConfig,
+    request: &Request,
+    line: impl FnMut(&str) -> std::io::Result<()> + Send,
+) -> Result<String, String> {
+    match request {
+        Request::Status => Err("no node runs here".to_owned()),
+        Request::Pause { subscription } => {
+            let (_, store) = offline(site, subscription)?;
+            set_paused(store.as_ref(), subscription, true)?;
+            Ok(paused_text(subscription))
+        }
+        Request::Resume { subscription: Some(subscription), .. } => {
+            let (_, store) = offline(site, subscription)?;
+            set_paused(store.as_ref(), subscription, false)?;
+            Ok(format!("subscription \"{subscription}\" goes on when the node runs"))
+        }
+        Request::Resume { .. } => {
+            Err("no node runs here; publications are never paused".to_owned())
+        }
+        Request::Skip { subscription, lsn } => {
+            let lsn = parse_lsn(lsn)?;
+            let (spec, store) = offline(site, subscription)?;
+            skip_text(&spec, &store, lsn).await
+        }
+        Request::Resync { subscription, table } => {
+            let spec = configured(site, subscription)?.spec.clone();
+            let table = parse_table(table.as_deref())?;
+            resync_text(&spec, table.as_ref()).await
+        }
+        Request::Browse(wanted) => {
+            let publication = site
+                .publications
+                .iter()
+                .find(|p| p.spec.name == wanted.publication)
+                .ok_or_else(|| unknown("publication", &wanted.publication))?;
+            let store = stores::open_existing(site, publication)?;
+            let store: Arc<dyn LogStore> = store;
+            list(&store, wanted, &mut Here(line)).await
+        }
+    }
+}
+
+fn configured<'a>(
+    site: &'a SiteConfig,
+    subscription: &str,
+) -> Result<&'a config::Subscription, String> {
+    site.subscriptions
+        .iter()
+        .find(|s| s.spec.name == subscription)
+        .ok_or_else(|| unknown("subscription", subscription))
+}
+
+pub(crate) fn unknown(kind: &str, name: &str) -> String {
+    format!("the site file has no {kind} \"{name}\"")
+}
+
+fn offline(
+    site: &SiteConfig,
+    subscription: &str,
+) -> Result<(SubscriptionSpec, Arc<dyn LogStore>), String> {
+    let subscription = configured(site, subscription)?;
+    let publication = site
+        .publications
+        .iter()
+        .find(|p| p.spec.name == subscription.publication)
+        .ok_or_else(|| unknown("publication", &subscription.publication))?;
+    let store = stores::open_existing(site, publication)?;
+    Ok((subscription.spec.clone(), store))
+}
+
+fn paused_text(subscription: &str) -> String {
+    format!(
+        "subscription \"{subscription}\" is paused, also when the node starts again; its changes \
+         are kept for it. To go on: farshore resume"
+    )
+}
+
+fn parse_lsn(text: &str) -> Result<Lsn, String> {
+    let lsn: Lsn = text.parse().map_err(|error| format!("--lsn: {error}"))?;
+    if lsn == Lsn::ZERO { Err("--lsn: 0/0 is no transaction's".to_owned()) } else { Ok(lsn) }
+}
+
+fn parse_table(text: Option<&str>) -> Result<Option<TableName>, String> {
+    text.map(|text| TableName::parse(text).map_err(|what| format!("--table: {what}"))).transpose()
+}
+
+async fn skip_text(
+    spec: &SubscriptionSpec,
+    store: &Arc<dyn LogStore>,
+    lsn: Lsn,
+) -> Result<String, String> {
+    let asked = request_skip(spec, store, lsn).await.map_err(|error| error.to_string())?;
+    let when = if asked.is_next { "next" } else { "when it is reached" };
+    tracing::info!(subscription = %spec.name, position = %lsn, "to be skipped");
+    Ok(format!(
+        "subscription \"{}\" (applied up to {}) will leave out the transaction that committed at \
+         {lsn} {when}, and record that in farshore.conflicts",
+        spec.name, asked.applied
+    ))
+}
+
+async fn resync_text(spec: &SubscriptionSpec, table: Option<&TableName>) -> Result<String, String> {
+    let tables = request_resync(spec, table).await.map_err(|error| error.to_string())?;
+    let names: Vec<String> = tables.iter().map(ToString::to_string).collect();
+    let names = names.join(", ");
+    tracing::info!(subscription = %spec.name, tables = %names, "to be copied anew");
+    Ok(format!("subscription \"{}\" empties and copies anew: {names}", spec.name))
+}
+
+struct ToClient<'a>(&'a mut Answer);
+
+struct Here<F>(F);
+
+/// A listing that ended early.
+struct Ended(String);
+
+impl From<ApplyError> for Ended {
+    fn from(error: ApplyError) -> Ended {
+        Ended(error.to_string())
+    }
+}
+
+impl Lines for ToClient<'_> {
+    type Error = Ended;
+
+    async fn line(&mut self, line: &str) -> Result<(), Ended> {
+        self.0.line(line).await.map_err(|error| Ended(error.to_string()))
+    }
+}
+
+impl<F: FnMut(&str) -> std::io::Result<()> + Send> Lines for Here<F> {
+    type Error = Ended;
+
+    async fn line(&mut self, line: &str) -> Result<(), Ended> {
+        (self.0)(line).map_err(|error| Ended(error.to_string()))
+    }
+}
+
+async fn list<L: Lines<Error = Ended>>(
+    store: &Arc<dyn LogStore>,
+    wanted: &BrowseRequest,
+    lines: &mut L,
+) -> Result<String, String> {
+    let bound = |text: &Option<String>, option: &str| {
+        let parsed = text.as_deref().map(str::parse::<Bound>).transpose();
+        parsed.map_err(|what| format!("{option}: {what}"))
+    };
+    let wanted = Browse {
+        from: bound(&wanted.from, "--from")?,
+        to: bound(&wanted.to, "--to")?,
+        table: parse_table(wanted.table.as_deref())?,
+        limit: wanted.limit,
+        json: wanted.json,
+    };
+    let shown = browse(store, &wanted, lines).await.map_err(|Ended(error)| error)?;
+    let Shown { changes, more_at, log_start } = shown;
+    let mut text = format!("{changes} changes");
+    if let Some(more_at) = more_at {
+        text.push_str(&format!("; there are more, see --limit and --from {more_at}"));
+    }
+    if let Some(start) = log_start {
+        text.push_str(&format!("; the log begins after {start}, what came before is forgotten"));
+    }
+    Ok(text)
+}
