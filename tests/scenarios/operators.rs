@@ -5,5 +5,7 @@
 mod browse;
 #[path = "operators/conflicts.rs"]
 mod conflicts;
+#[path = "operators/trouble.rs"]
+mod trouble;
 #[path = "operators/verbs.rs"]
 mod verbs;

@@ -1,7 +1,8 @@
 //! When the target's rows are not what the publisher's changes expect: what is said, and what is
 //! done about it.
 
-use crate::error::Cause;
+use crate::error::{Cause, is_about_data};
+use crate::remedy::next_step;
 use farshore_capture::publication::TableName;
 use farshore_model::{DictionaryId, Relation};
 use farshore_wire::pgoutput::{OldTuple, Tuple, stored::Stored};
@@ -68,7 +69,8 @@ pub fn remedy(cause: &Cause, is_insert: bool) -> &'static str {
         Cause::Rows(_) if is_insert => NOT_INSERTED,
         Cause::Rows(0) => ROW_MISSING,
         Cause::Rows(_) => SEVERAL_ROWS,
-        Cause::Refused(_) => REFUSED,
+        Cause::Refused(error) if is_about_data(&error.code) => REFUSED,
+        Cause::Refused(error) => next_step(&error.code),
     }
 }
 

@@ -1,4 +1,5 @@
 use crate::conflict;
+use crate::remedy;
 use bytes::Bytes;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::TableName;
@@ -11,7 +12,7 @@ use std::fmt;
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The target or the way to it.
-    #[error("target {server}: {error}")]
+    #[error("target {server}: {error}{}", remedy::sentence(.error))]
     Target {
         /// Redacted address.
         server: String,

@@ -12,6 +12,7 @@
 //! row_by_row    pure: where batches are not tried, because one was refused
 //! careful       the log applied row by row, after something failed
 //! conflict      what is said and done when the target differs
+//! remedy        what to do about what a target says
 //! status        what the agent is doing
 //! ```
 //!
@@ -24,6 +25,7 @@ mod error;
 mod log_feed;
 pub mod netting;
 pub mod postgres;
+mod remedy;
 pub mod requests;
 mod row_by_row;
 pub mod scheduler;

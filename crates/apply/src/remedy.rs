@@ -1,0 +1,68 @@
+//! What to do about what a target says, by SQLSTATE (PostgreSQL docs: appendix A, "PostgreSQL Error
+//! Codes"). What passes by itself is tried again without anybody; the rest waits for a person.
+
+use crate::error::passes_by_itself;
+
+/// The next step, as a sentence without its end.
+pub fn next_step(code: &str) -> &'static str {
+    match code {
+        "42501" => {
+            "The role lacks a privilege on the target: farshore check prints the SQL that grants \
+             it; then go on (farshore resume)"
+        }
+        "25006" => {
+            "The target takes no writes: it is a standby, or read-only by \
+             default_transaction_read_only. Trying again until it does; if its primary has moved, \
+             change target in the site file and restart the node"
+        }
+        "53100" => "The target's disk is full: make room there. Trying again until there is",
+        "55P03" => "Another session on the target holds a lock (see pg_locks). Trying again",
+        "57014" => {
+            "The statement was cancelled on the target (by an administrator, or a time limit). \
+             Trying again"
+        }
+        "40001" | "40P01" => "It clashed with another session on the target. Trying again",
+        _ if code.starts_with("53") => {
+            "The target lacks memory or connections: give it more. Trying again until it has them"
+        }
+        _ if passes_by_itself(code) => "Trying again",
+        "28000" => {
+            "Let the role log in to the target (LOGIN, pg_hba.conf) and go on (farshore resume), or \
+             correct target in the site file and restart the node"
+        }
+        "28P01" => "Then go on (farshore resume)",
+        "3D000" => {
+            "Create the database and go on (farshore resume), or correct target in the site file \
+             and restart the node"
+        }
+        "42P01" | "42703" | "3F000" => {
+            "A table, column or schema has gone from the target: put it back and go on (farshore \
+             resume)"
+        }
+        _ => "Mend that on the target and go on (farshore resume)",
+    }
+}
+
+/// What follows an error of the target in its message: the next step, if the server has spoken.
+pub fn sentence(error: &farshore_pg::Error) -> String {
+    error.sqlstate().map_or_else(String::new, |code| format!(". {}", next_step(code)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::next_step;
+    use crate::error::passes_by_itself;
+
+    #[test]
+    fn what_passes_by_itself_says_so_and_nothing_else_does() {
+        for code in [
+            "25006", "25P04", "40001", "40P01", "53000", "53100", "53200", "53300", "55P03",
+            "57014", "57P01", "57P03", "58030", "08006", "28000", "28P01", "3D000", "42501",
+            "42P01", "42703", "0A000", "42883", "55000", "XX000",
+        ] {
+            let step = next_step(code);
+            assert_eq!(step.contains("Trying again"), passes_by_itself(code), "{code}: {step}");
+            assert!(passes_by_itself(code) || step.contains("farshore resume"), "{code}: {step}");
+        }
+    }
+}
