@@ -214,6 +214,7 @@ mod tests {
             name: "t".into(),
             identity: ReplicaIdentity::Default,
             columns: vec![column("id", 23, true), column("v", 25, false)],
+            types: vec![],
         }
     }
 

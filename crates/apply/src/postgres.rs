@@ -14,4 +14,5 @@ pub mod schema;
 pub(crate) mod sequences;
 pub mod session;
 pub mod statements;
+pub mod value_plan;
 pub mod writer;

@@ -7,6 +7,7 @@
 //! memory is bounded by the batch size, the bounds below and the largest single row.
 
 use crate::CaptureError;
+use crate::types::TypeCatalog;
 use farshore_fault as fault;
 use farshore_model::transaction::{HEADER_LEN_MIN, Header, SUBTRANSACTION_MARK, push_command};
 use farshore_model::{DictionaryId, Lsn, PgTime, Xid};
@@ -38,6 +39,7 @@ pub struct Assembler {
     batch: Batch,
     batch_definitions: BTreeSet<DictionaryId>,
     relations: HashMap<u32, Told>,
+    types: TypeCatalog,
     /// Relation messages so far: which of two definitions is the newer.
     told: u64,
     open: Option<OpenTransaction>,
@@ -94,6 +96,7 @@ impl Assembler {
             batch: Batch::default(),
             batch_definitions: BTreeSet::new(),
             relations: HashMap::new(),
+            types: TypeCatalog::default(),
             told: 0,
             open: None,
             streams: HashMap::new(),
@@ -126,6 +129,24 @@ impl Assembler {
     /// Row changes taken so far on this connection.
     pub fn changes_assembled(&self) -> u64 {
         self.changes_assembled
+    }
+
+    /// What definitions say of user-defined types comes from here.
+    pub fn types(&mut self) -> &mut TypeCatalog {
+        &mut self.types
+    }
+
+    /// The types of the columns that a Relation message defines; nothing for other messages.
+    pub fn column_types(&self, data: &[u8]) -> Result<Vec<u32>, AssembleError> {
+        if data.first() != Some(&b'R') {
+            return Ok(Vec::new());
+        }
+        match pgoutput::decode(data, &self.context)?.message {
+            Message::Relation(relation) => {
+                Ok(relation.columns.iter().map(|column| column.type_oid).collect())
+            }
+            _ => Ok(Vec::new()),
+        }
     }
 
     /// Takes one message. Blocks on the disk when a spill is written.
@@ -260,7 +281,9 @@ impl Assembler {
                 });
             }
             Message::Commit(commit) => self.commit(commit.commit_lsn, commit.end_lsn)?,
-            Message::Relation(relation) => {
+            Message::Relation(mut relation) => {
+                let types = relation.columns.iter().map(|column| column.type_oid);
+                relation.types = self.types.closure(types);
                 let definition = self.store.define(&stored::encode_definition(&relation));
                 self.told += 1;
                 let id = Told { definition, message: self.told };
@@ -273,10 +296,10 @@ impl Assembler {
                     }
                 };
             }
-            // Type names matter where OIDs differ; definitions carry the OIDs. Origins matter to
-            // loops between publishers. Logical messages are not asked for, and are no row's
-            // history.
-            Message::Type { .. } | Message::Origin { .. } | Message::Message { .. } => {}
+            Message::Type { oid, schema, name } => self.types.name(oid, schema, name),
+            // Origins matter to loops between publishers. Logical messages are not asked for, and
+            // are no row's history.
+            Message::Origin { .. } | Message::Message { .. } => {}
             Message::StreamStart { xid, first } => self.stream_start(xid, first)?,
             Message::StreamStop => {
                 let Some(top) = self.current_stream.take() else {

@@ -35,6 +35,9 @@ pub enum CaptureError {
     /// Something about the set-up that a person has to change.
     #[error("{0}")]
     Setup(String),
+    /// The stream must be asked for again, with values as text.
+    #[error("the publisher's values must be asked for as text; asking again")]
+    TurnToText,
     /// Changes have been lost to this store, or might have been.
     #[error("{0}")]
     Gap(String),
@@ -62,7 +65,7 @@ impl CaptureError {
         match self {
             CaptureError::Publisher { error, .. } => error.is_transient(),
             // A full disk may get room again; a log that failed stays closed and says so itself.
-            CaptureError::Store(StoreError::Io { .. }) => true,
+            CaptureError::Store(StoreError::Io { .. }) | CaptureError::TurnToText => true,
             CaptureError::Store(_)
             | CaptureError::Decode { .. }
             | CaptureError::Protocol(_)

@@ -5,6 +5,7 @@
 //! publication   which tables, columns and rows: the PostgreSQL publication, created or adopted
 //! slot          the replication slot: created, adopted, checked against the store, kept moving
 //! assembler     pgoutput messages → batches and spills (no network, no clock)
+//! types         what user-defined types are made of, and whether their values may travel in binary
 //! reader        the loop: slot → assembler → store → acknowledgement
 //! schema        definitions of the published tables, and the SQL that makes them elsewhere
 //! snapshot      a consistent point, tables cut into ranges, rows out in COPY format
@@ -19,6 +20,7 @@ mod reader;
 pub mod schema;
 pub mod slot;
 pub mod snapshot;
+pub mod types;
 
 pub use error::CaptureError;
 pub use reader::{Capture, CaptureStatus};

@@ -6,7 +6,8 @@ mod preflight;
 pub use members::Wanted;
 
 use crate::CaptureError;
-use farshore_model::quote_identifier;
+use crate::types::TypeCatalog;
+use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Config, Connection, quote_literal};
 use std::collections::BTreeMap;
 
@@ -140,8 +141,10 @@ pub struct PublishedTable {
     pub oid: u32,
     /// Its name.
     pub table: TableName,
-    /// Published columns in table order, with type OIDs.
-    pub columns: Vec<(String, u32)>,
+    /// Published columns in table order.
+    pub columns: Vec<PublishedColumn>,
+    /// What their types are made of, where those are not PostgreSQL's own; sorted by OID.
+    pub types: Vec<UserType>,
     /// Row filter as SQL, if any.
     pub row_filter: Option<String>,
     /// Names this membership in the publication: another number after the table has left and come
@@ -157,10 +160,23 @@ pub struct PublishedTable {
     pub blocks: u64,
     /// Bytes with TOAST and without indexes.
     pub bytes: u64,
-    /// Every published column travels in binary and means the same on every server.
+    /// No binary value of a published column names something of this server by its OID.
     pub binary_safe: bool,
+    /// Every published column has a binary form.
+    pub binary_copy: bool,
     /// The table is partitioned itself (published through its root).
     pub partitioned: bool,
+}
+
+/// A published column as the publisher describes it now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedColumn {
+    /// Name.
+    pub name: String,
+    /// Type OID on the publisher.
+    pub type_oid: u32,
+    /// `atttypmod`, -1 when the type has none.
+    pub type_modifier: i32,
 }
 
 impl PublicationSpec {
@@ -350,8 +366,8 @@ impl PublicationSpec {
         let text = format!(
             "SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
                pg_relation_size(c.oid) / current_setting('block_size')::int, \
-               pg_table_size(c.oid), a.attname, a.atttypid, \
-               {BINARY_SAFE}, coalesce(pg_relation_filenode(c.oid), 0), \
+               pg_table_size(c.oid), a.attname, a.atttypid, a.atttypmod, \
+               coalesce(pg_relation_filenode(c.oid), 0), \
                coalesce(m.oid, 0), \
                CASE WHEN c.relispartition THEN \
                  (SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) \
@@ -366,8 +382,6 @@ impl PublicationSpec {
              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
                AND NOT a.attisdropped AND a.attgenerated = '' \
                AND ({columns} IS NULL OR a.attname = ANY ({columns})) \
-             LEFT JOIN pg_type t ON t.oid = a.atttypid \
-             LEFT JOIN pg_type b ON b.oid = t.typbasetype \
              WHERE p.pubname = $1 \
              ORDER BY p.schemaname, p.tablename, a.attnum"
         );
@@ -402,14 +416,29 @@ impl PublicationSpec {
                     memberships_above,
                     blocks: row.parse(5).map_err(parse)?,
                     bytes: row.parse(6).map_err(parse)?,
+                    types: Vec::new(),
                     binary_safe: true,
+                    binary_copy: true,
                 });
             }
             let Some(table) = tables.last_mut() else { continue };
             if let Some(column) = row.get(7) {
-                table.columns.push((column.to_owned(), row.parse(8).map_err(parse)?));
-                table.binary_safe &= row.get(9) == Some("t");
+                table.columns.push(PublishedColumn {
+                    name: column.to_owned(),
+                    type_oid: row.parse(8).map_err(parse)?,
+                    type_modifier: row.parse(9).map_err(parse)?,
+                });
             }
+        }
+        let mut catalog = TypeCatalog::default();
+        let types = tables.iter().flat_map(|table| &table.columns).map(|column| column.type_oid);
+        let described = catalog.describe(sql, types).await;
+        described.map_err(|error| self.publisher_error(error))?;
+        for table in &mut tables {
+            let types = || table.columns.iter().map(|column| column.type_oid);
+            table.binary_safe = types().all(|oid| catalog.travels_in_binary(oid));
+            table.binary_copy = types().all(|oid| catalog.has_binary_form(oid));
+            table.types = catalog.closure(types());
         }
         Ok(tables)
     }
@@ -427,14 +456,6 @@ fn create_statement(quoted_name: &str, members: &str, via_root: bool) -> String 
          publish_via_partition_root = {via_root})"
     )
 }
-
-/// True for types whose binary form carries no OID, so that it means the same on every server:
-/// PostgreSQL's own types but for the OID aliases (`regclass` …), composites and pseudo-types,
-/// their arrays, domains over them, and enums (which travel as labels).
-const BINARY_SAFE: &str = "(CASE WHEN t.typtype = 'd' THEN b.oid ELSE t.oid END < 10000 \
-    AND t.typtype IN ('b', 'r', 'm', 'd') AND coalesce(b.typtype, 'b') IN ('b', 'r', 'm') \
-    AND coalesce(b.typname, t.typname)::text !~ '^_?(reg|aclitem|pg_node_tree|gtsvector)') \
-    OR t.typtype = 'e'";
 
 struct TablePatternDisplay<'a>(&'a TablePattern);
 

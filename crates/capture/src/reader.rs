@@ -10,6 +10,7 @@ use farshore_pg::replication::{ReplicationStream, StreamMessage};
 use farshore_store::{Batch, LogStore, StoreError};
 use farshore_wire::pgoutput::Context;
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -68,12 +69,24 @@ pub struct Capture {
     /// Counts the connections on which the publication was as configured, the slot was there and
     /// the store covered its start. From the first on, snapshots may begin.
     pub ready: watch::Sender<u64>,
+    /// The log holds values that have no binary form, or one that means something else elsewhere:
+    /// all values are asked for as text. Found out on the way; false at first.
+    pub text_only: AtomicBool,
 }
 
 impl Capture {
     /// Runs until `stop` turns true (then everything received is made durable and acknowledged)
     /// or something fails.
-    pub async fn run(&self, mut stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
+    pub async fn run(&self, stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
+        loop {
+            match self.run_connection(stop.clone()).await {
+                Err(CaptureError::TurnToText) => {}
+                ended => return ended,
+            }
+        }
+    }
+
+    async fn run_connection(&self, mut stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
         // What an earlier connection handed over must be durable before another one goes on: the
         // stream is asked for from the durable end.
         let accepted = self.store.accepted_end();
@@ -84,7 +97,8 @@ impl Capture {
         check_wal_level(&self.spec, &mut sql).await?;
         self.spec.ensure_publication(&mut sql).await?;
         let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref()).await?;
-        let binary = self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
+        let binary = !self.text_only.load(Ordering::Relaxed)
+            && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
         let context = Context {
             protocol: match sql.server_version() {
                 ..150_000 => 2,
@@ -104,6 +118,8 @@ impl Capture {
             acknowledged_at: Instant::now(),
             watermark_at: Instant::now(),
             quiet_at: None,
+            binary,
+            catalog: None,
             pace: Pace { since: Instant::now(), messages: 0, flood: false },
             nudge: Nudge::start(self.spec.clone(), sql, start),
             wire_bytes: 0,
@@ -231,6 +247,10 @@ struct Session<'a> {
     watermark_at: Instant,
     /// Where the publisher said that everything before has been sent, when nothing came after.
     quiet_at: Option<Lsn>,
+    /// Values come in binary where their types have a binary form.
+    binary: bool,
+    /// For questions about types, once there was one.
+    catalog: Option<farshore_pg::Connection>,
     nudge: Nudge,
     pace: Pace,
     wire_bytes: u64,
@@ -346,6 +366,10 @@ impl Session<'_> {
         if let Some(batch) = self.assembler.take_batch() {
             append_owned(self.capture.store.clone(), batch).await?;
         }
+        // "no binary output function available for type …", of a part of a value.
+        if self.binary && error.sqlstate() == Some("42883") {
+            return Err(self.turn_to_text(&error));
+        }
         if error.sqlstate() == Some("42704") {
             return Err(slot::publication_gone(&self.capture.spec, &error));
         }
@@ -357,6 +381,9 @@ impl Session<'_> {
             StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
                 self.quiet_at = None;
                 self.wire_bytes += data.len() as u64;
+                if data.first() == Some(&b'R') {
+                    self.describe_types(&data, wal_start).await?;
+                }
                 // The end of a transaction or of a stream block may sync a spill.
                 let taken = match data.first() {
                     Some(b'C' | b'E' | b'c') => {
@@ -383,6 +410,36 @@ impl Session<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Learns what the column types of a Relation message are made of, before changes that hold
+    /// values of theirs are taken.
+    async fn describe_types(&mut self, data: &[u8], near: Lsn) -> Result<(), CaptureError> {
+        let spec = &self.capture.spec;
+        let types = self.assembler.column_types(data);
+        let types = types.map_err(|error| error.at(spec.source.redacted(), near))?;
+        let catalog = self.assembler.types();
+        if !catalog.missing(types.iter().copied()).is_empty() {
+            if self.catalog.is_none() {
+                self.catalog = Some(spec.connect(Mode::Sql).await?);
+            }
+            let Some(sql) = &mut self.catalog else { return Ok(()) };
+            let described = catalog.describe(sql, types.iter().copied()).await;
+            described.map_err(|error| spec.publisher_error(error))?;
+        }
+        if self.binary && !types.iter().all(|oid| catalog.travels_in_binary(*oid)) {
+            return Err(self.turn_to_text(&"a column's values name things by OID"));
+        }
+        Ok(())
+    }
+
+    fn turn_to_text(&self, why: &dyn std::fmt::Display) -> CaptureError {
+        tracing::info!(
+            publication = %self.capture.spec.name, %why,
+            "values are asked for as text from here on"
+        );
+        self.capture.text_only.store(true, Ordering::Relaxed);
+        CaptureError::TurnToText
     }
 
     /// Everything before the last keepalive's position has been sent to us, so when nothing of it

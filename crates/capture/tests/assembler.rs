@@ -43,6 +43,7 @@ impl Bench {
             name: "t".into(),
             identity: ReplicaIdentity::Default,
             columns: vec![Column { key: true, name: "v".into(), type_oid: 25, type_modifier: -1 }],
+            types: vec![],
         };
         self.raw(&encode::relation(&relation, xid));
     }

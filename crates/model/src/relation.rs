@@ -1,3 +1,5 @@
+use crate::UserType;
+
 /// A published table as one version of its definition, from pgoutput's Relation message
 /// (PostgreSQL docs: "55.9. Logical Replication Message Formats").
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -12,6 +14,9 @@ pub struct Relation {
     pub identity: ReplicaIdentity,
     /// Published columns, in the order in which tuples carry them.
     pub columns: Vec<Column>,
+    /// What the publisher said of those types of its columns that are not PostgreSQL's own, and of
+    /// the types that they are made of; sorted by OID. Not part of the message itself.
+    pub types: Vec<UserType>,
 }
 
 /// A published column.
@@ -41,6 +46,11 @@ pub enum ReplicaIdentity {
 }
 
 impl Relation {
+    /// What is known of a user-defined type of its columns.
+    pub fn user_type(&self, oid: u32) -> Option<&UserType> {
+        self.types.binary_search_by_key(&oid, |known| known.oid).ok().map(|at| &self.types[at])
+    }
+
     /// `schema.name`, each quoted where SQL needs it.
     pub fn qualified_name(&self) -> String {
         let schema = if self.schema.is_empty() { "pg_catalog" } else { &self.schema };

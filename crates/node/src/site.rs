@@ -116,6 +116,7 @@ impl Site {
                 store: store.clone(),
                 status: Arc::new(Mutex::new(CaptureStatus::default())),
                 ready,
+                text_only: AtomicBool::new(false),
             };
             publications.push(PublicationAgent {
                 name,

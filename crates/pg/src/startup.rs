@@ -181,7 +181,13 @@ async fn start_session(
     ];
     match mode {
         Mode::Sql => {}
-        Mode::LogicalReplication => parameters.push(("replication", "database")),
+        // Values that come as text must not depend on the role's or the database's settings: names
+        // within them are qualified, and money is as in the C locale.
+        Mode::LogicalReplication => parameters.extend([
+            ("replication", "database"),
+            ("search_path", ""),
+            ("lc_monetary", "C"),
+        ]),
         Mode::PhysicalReplication => parameters.push(("replication", "true")),
     }
     if let Some(options) = &config.options {

@@ -8,6 +8,7 @@
 //! [`stored`] holds the form in which changes are kept in the log, and [`encode`] builds messages.
 
 mod decode;
+mod definition;
 pub mod encode;
 mod error;
 mod reader;

@@ -114,6 +114,7 @@ fn definitions() {
                 Column { key: true, name: "id".into(), type_oid: 23, type_modifier: -1 },
                 Column { key: false, name: "name".into(), type_oid: 1043, type_modifier: 104 },
             ],
+            types: vec![],
         }),
     );
     for (letter, identity) in [
@@ -122,8 +123,14 @@ fn definitions() {
         (b'f', ReplicaIdentity::Full),
         (b'i', ReplicaIdentity::Index),
     ] {
-        let relation =
-            Relation { oid: 1, schema: "".into(), name: "t".into(), identity, columns: vec![] };
+        let relation = Relation {
+            oid: 1,
+            schema: "".into(),
+            name: "t".into(),
+            identity,
+            columns: vec![],
+            types: vec![],
+        };
         let data = bytes![b"R", u32(1), b"\0t\0", [letter], u16(0)];
         assert_eq!(stored::encode_definition(&relation), data);
         assert_eq!(stored::decode_definition(&data).unwrap(), relation);

@@ -67,7 +67,14 @@ fn definition() -> impl Strategy<Value = Relation> {
         |(key, name, type_oid, type_modifier)| Column { key, name, type_oid, type_modifier },
     );
     (any::<u32>(), name(), name(), identity, prop::collection::vec(column, 0..5)).prop_map(
-        |(oid, schema, name, identity, columns)| Relation { oid, schema, name, identity, columns },
+        |(oid, schema, name, identity, columns)| Relation {
+            oid,
+            schema,
+            name,
+            identity,
+            columns,
+            types: vec![],
+        },
     )
 }
 

@@ -12,7 +12,7 @@ const TWO_TABLES: &str = "CREATE TABLE t (id integer PRIMARY KEY, v text); \
     CREATE TABLE u (id integer PRIMARY KEY, v text)";
 
 #[test]
-fn a_composite_column_makes_the_stream_textual() -> Result<()> {
+fn a_column_of_names_makes_the_stream_textual() -> Result<()> {
     both_ways(|direction| {
         let schema = "
             CREATE TYPE pair AS (x integer, y text);

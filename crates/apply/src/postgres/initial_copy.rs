@@ -12,12 +12,14 @@ use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
-use crate::postgres::statements::{FIRST_USER_OID, check_columns, target_table};
+use crate::postgres::statements::{TargetTable, check_columns, target_table};
+use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
 use farshore_capture::slot;
 use farshore_capture::snapshot::{
-    BlockRange, CopyFormat, ExportedSnapshot, SnapshotConnection, cut_into_ranges, ranges_left,
+    BlockRange, CopyFormat, CopyPlan, ExportedSnapshot, SnapshotConnection, cut_into_ranges,
+    ranges_left,
 };
 use farshore_fault as fault;
 use farshore_model::{Lsn, quote_identifier};
@@ -86,7 +88,7 @@ struct Work {
     table: PublishedTable,
     /// Its name on the target.
     target: TableName,
-    format: CopyFormat,
+    plan: CopyPlan,
     ranges: Vec<BlockRange>,
     /// Every range is on the target already.
     finished: bool,
@@ -313,7 +315,7 @@ impl InitialCopy<'_> {
         begun: bool,
         point: Lsn,
     ) -> Result<Work, ApplyError> {
-        let format = self.check_target(session, &table).await?;
+        let (_, plan) = self.check_target(session, &table).await?;
         let name = &table.table;
         let target = self.schema.names.table(name);
         let only = if table.partitioned { "" } else { "ONLY " };
@@ -357,7 +359,7 @@ impl InitialCopy<'_> {
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
-        Ok(Work { table, target, format, ranges, finished: false })
+        Ok(Work { table, target, plan, ranges, finished: false })
     }
 
     /// A table whose copy was begun at an earlier point: what is on the target stays.
@@ -378,11 +380,19 @@ impl InitialCopy<'_> {
             );
             return self.start(session, table, true, point).await;
         }
-        let format = self.check_target(session, &table).await?;
+        let (there, plan) = self.check_target(session, &table).await?;
         let (spec, subscription) = (self.spec, self.subscription);
         let into = self.schema.names.table(&table.table);
-        let resume =
-            Resume { spec, subscription, table: &table, target: &into, format, done, point };
+        let resume = Resume {
+            spec,
+            subscription,
+            table: &table,
+            target: &into,
+            there,
+            plan: &plan,
+            done,
+            point,
+        };
         let rows = resume.bring_forward(source, session, touched).await?;
         let ranges = ranges_left(done, table.blocks, self.settings.range_blocks);
         tracing::info!(
@@ -394,7 +404,7 @@ impl InitialCopy<'_> {
             "the copy of this table goes on where it stopped"
         );
         let finished = ranges.is_empty();
-        Ok(Work { table, target: into, format, ranges, finished })
+        Ok(Work { table, target: into, plan, ranges, finished })
     }
 
     /// Checks that the target's table can take the rows, and says how they travel.
@@ -402,19 +412,27 @@ impl InitialCopy<'_> {
         &self,
         session: &mut Session,
         table: &PublishedTable,
-    ) -> Result<CopyFormat, ApplyError> {
+    ) -> Result<(TargetTable, CopyPlan), ApplyError> {
         let name = self.schema.names.table(&table.table);
         let target = target_table(session, &name).await?;
-        let names = table.columns.iter().map(|(name, _)| name.as_str());
+        let names = table.columns.iter().map(|column| column.name.as_str());
         check_columns(self.subscription, &name, names, target.as_ref())?;
-        let columns = target.unwrap_or_default().columns;
-        // OIDs of user types differ between servers; those that are binary-safe are enums.
-        let same_types = table.columns.iter().all(|(name, type_oid)| {
-            let fits = |oid: u32| oid == *type_oid || *type_oid >= FIRST_USER_OID;
-            columns.iter().any(|column| column.name == *name && fits(column.type_oid))
-        });
-        let binary = table.binary_safe && same_types;
-        Ok(if binary { CopyFormat::Binary } else { CopyFormat::Text })
+        let target = target.unwrap_or_default();
+        let mut casts = Vec::new();
+        for column in &table.columns {
+            let publisher = ColumnType {
+                oid: column.type_oid,
+                modifier: column.type_modifier,
+                types: &table.types,
+            };
+            let (there, plan) = target
+                .plan(&column.name, publisher)
+                .map_err(|misfit| misfit.error(self.subscription, &name))?;
+            casts.push((!plan.is_verbatim()).then(|| there.base_name.clone()));
+        }
+        let binary = table.binary_safe && table.binary_copy;
+        let format = if binary { CopyFormat::Binary } else { CopyFormat::Text };
+        Ok((target, CopyPlan { format, casts }))
     }
 
     async fn empty_table(
@@ -517,15 +535,16 @@ impl InitialCopy<'_> {
     ) -> Result<(u64, u64), ApplyError> {
         let table = &work.table;
         let columns: Vec<String> =
-            table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
+            table.columns.iter().map(|column| quote_identifier(&column.name)).collect();
         let list =
             if columns.is_empty() { String::new() } else { format!(" ({})", columns.join(", ")) };
-        let into = format!("COPY {}{list} FROM STDIN (FORMAT {})", work.target, work.format.sql());
+        let into =
+            format!("COPY {}{list} FROM STDIN (FORMAT {})", work.target, work.plan.format.sql());
         // Never wait behind somebody who waits for us.
         if !source.hold_still(self.spec, std::slice::from_ref(table)).await? {
             return Err(self.gives_way());
         }
-        let mut rows_out = source.copy_range(self.spec, table, range, work.format).await?;
+        let mut rows_out = source.copy_range(self.spec, table, range, &work.plan).await?;
         let server = self.target.redacted();
         let target_error = |error| ApplyError::Target { server: server.clone(), error };
         let source_error = |error| {

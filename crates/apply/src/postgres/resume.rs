@@ -18,12 +18,12 @@ use crate::ApplyError;
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::answers::answers;
 use crate::postgres::session::Session;
-use crate::postgres::statements::FIRST_USER_OID;
+use crate::postgres::statements::{Shape, TargetRelation, TargetTable};
 use bytes::{Buf, Bytes};
 use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
-use farshore_capture::snapshot::{BlockRange, CopyFormat, SnapshotConnection};
+use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, SnapshotConnection};
 use farshore_model::transaction::{Header, commands};
-use farshore_model::{Lsn, Relation, ReplicaIdentity, Xid, quote_identifier};
+use farshore_model::{Lsn, Relation, ReplicaIdentity, TypeKind, Xid, quote_identifier};
 use farshore_pg::Connection;
 use farshore_store::LogStore;
 use farshore_wire::frontend::{self, Format};
@@ -236,8 +236,10 @@ pub struct Resume<'a> {
     pub table: &'a PublishedTable,
     /// Its name on the target.
     pub target: &'a TableName,
+    /// The table on the target.
+    pub there: TargetTable,
     /// How its rows travel.
-    pub format: CopyFormat,
+    pub plan: &'a CopyPlan,
     /// Ranges that are on the target.
     pub done: &'a [BlockRange],
     /// The new snapshot's point.
@@ -295,13 +297,10 @@ impl Resume<'_> {
         relation: &Arc<Relation>,
         keys: &[&Vec<u8>],
     ) -> Result<(), ApplyError> {
-        let mut types = Vec::new();
-        let mut terms: Vec<String> = Vec::new();
-        for column in relation.columns.iter().filter(|column| column.key) {
-            types.push(if column.type_oid < FIRST_USER_OID { column.type_oid } else { 0 });
-            terms.push(format!("{} = ${}", quote_identifier(&column.name), types.len()));
-        }
-        let sql = format!("DELETE FROM {} WHERE {}", self.target, terms.join(" AND "));
+        let (table, there) = (self.target.clone(), self.there.clone());
+        let relation = TargetRelation::new(relation.clone(), table, self.point, there)
+            .map_err(|misfit| misfit.error(self.subscription, self.target))?;
+        let (sql, types) = relation.sql(&Shape::Delete);
         for some in keys.chunks(DELETES_IN_FLIGHT) {
             let deleted = run_for_keys(&mut target.connection, &sql, &types, some, Format::Text);
             deleted.await.map_err(|error| target.error(error))?;
@@ -316,13 +315,12 @@ impl Resume<'_> {
         relation: &Relation,
         keys: &[&Vec<u8>],
     ) -> Result<Vec<Vec<Option<Bytes>>>, farshore_pg::Error> {
-        let columns: Vec<String> =
-            self.table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
         let mut types = Vec::new();
         let mut terms: Vec<String> = Vec::new();
         for column in relation.columns.iter().filter(|column| column.key) {
             types.push(column.type_oid);
-            terms.push(format!("{} = ${}", quote_identifier(&column.name), types.len()));
+            let equals = self.equals(column.type_oid);
+            terms.push(format!("{} {equals} ${}", quote_identifier(&column.name), types.len()));
         }
         if let Some(filter) = &self.table.row_filter {
             terms.push(format!("({filter})"));
@@ -331,11 +329,11 @@ impl Resume<'_> {
         let sql = format!(
             "SELECT int8send(split_part(trim(both '()' from ctid::text), ',', 1)::int8), {} \
              FROM ONLY {} WHERE {}",
-            columns.join(", "),
+            self.plan.select_list(self.table),
             self.table.table,
             terms.join(" AND ")
         );
-        let format = match self.format {
+        let format = match self.plan.format {
             CopyFormat::Binary => Format::Binary,
             CopyFormat::Text => Format::Text,
         };
@@ -357,6 +355,20 @@ impl Resume<'_> {
         Ok(found)
     }
 
+    /// The equality operator of a type on the publisher, where our `search_path` is empty too.
+    fn equals(&self, mut oid: u32) -> String {
+        let known = |oid: u32| self.table.types.iter().find(|known| known.oid == oid);
+        while let Some(TypeKind::Domain { base }) = known(oid).map(|known| &known.kind) {
+            oid = *base;
+        }
+        match known(oid) {
+            Some(known) if known.kind == TypeKind::Base => {
+                format!("OPERATOR({}.=)", quote_identifier(&known.schema))
+            }
+            Some(_) | None => "=".to_owned(),
+        }
+    }
+
     async fn insert(
         &self,
         target: &mut Connection,
@@ -366,7 +378,7 @@ impl Resume<'_> {
             return Ok(());
         }
         let names: Vec<String> =
-            self.table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
+            self.table.columns.iter().map(|column| quote_identifier(&column.name)).collect();
         let values: Vec<String> = (1..=names.len()).map(|n| format!("${n}")).collect();
         let sql = format!(
             "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE VALUES ({})",
@@ -374,7 +386,7 @@ impl Resume<'_> {
             names.join(", "),
             values.join(", ")
         );
-        let format = match self.format {
+        let format = match self.plan.format {
             CopyFormat::Binary => Format::Binary,
             CopyFormat::Text => Format::Text,
         };

@@ -27,7 +27,7 @@ impl Session {
         session
             .simple(&format!(
                 "{}; SET synchronous_commit = on; SET row_security = off; \
-                     SET search_path = ''; SET xmloption = content",
+                     SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'",
                 farshore_pg::no_timeouts(version)
             ))
             .await?;

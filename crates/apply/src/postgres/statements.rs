@@ -2,13 +2,12 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
+use crate::postgres::value_plan::{ColumnType, ValuePlan, value_plan};
 use farshore_capture::publication::TableName;
-use farshore_model::{Lsn, Relation, ReplicaIdentity, quote_identifier};
+use farshore_capture::types::TypeCatalog;
+use farshore_model::{Lsn, Relation, ReplicaIdentity, UserType, quote_identifier};
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// OIDs below this are PostgreSQL's own and the same on every server (`FirstNormalObjectId`).
-pub const FIRST_USER_OID: u32 = 16_384;
 
 /// A table on the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +16,8 @@ pub struct TargetTable {
     pub partitioned: bool,
     /// Its columns.
     pub columns: Vec<TargetColumn>,
+    /// What the columns' types are made of, where those are not PostgreSQL's own; sorted by OID.
+    pub types: Vec<UserType>,
 }
 
 /// A column of a target table.
@@ -26,8 +27,13 @@ pub struct TargetColumn {
     pub name: String,
     /// Type OID on the target.
     pub type_oid: u32,
-    /// The type as SQL names it, without a modifier.
+    /// `atttypmod`.
+    pub type_modifier: i32,
+    /// The type as SQL names it, without a modifier. (What `regtype` prints would not do:
+    /// `character` and `bit` mean a length of one.)
     pub type_name: String,
+    /// The type below all domains, as SQL names it.
+    pub base_name: String,
     /// The type's equality operator as SQL names it: extensions keep theirs in their own schema,
     /// and our `search_path` is empty.
     pub equals: String,
@@ -46,17 +52,21 @@ pub async fn target_table(
 ) -> Result<Option<TargetTable>, ApplyError> {
     let rows = session
         .query(
-            "SELECT a.attname, a.atttypid, a.atttypid::regtype, a.attgenerated <> '', \
+            "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
                a.attidentity = 'a', coalesce(a.attnum = ANY (i.indkey), false), \
                c.relkind = 'p', \
                CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
-                 THEN n.nspname END \
+                 THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1) \
              FROM pg_catalog.pg_class c \
              LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
              LEFT JOIN pg_catalog.pg_type b \
-               ON b.oid = CASE WHEN t.typtype = 'd' THEN t.typbasetype ELSE t.oid END \
+               ON b.oid = (WITH RECURSIVE chain AS ( \
+                 SELECT t.oid, t.typtype, t.typbasetype UNION ALL \
+                 SELECT d.oid, d.typtype, d.typbasetype FROM chain \
+                 JOIN pg_catalog.pg_type d ON d.oid = chain.typbasetype \
+                 WHERE chain.typtype = 'd') SELECT oid FROM chain WHERE typtype <> 'd') \
              LEFT JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace \
              LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
              WHERE c.oid = pg_catalog.to_regclass($1) ORDER BY a.attnum",
@@ -64,12 +74,15 @@ pub async fn target_table(
         )
         .await?;
     let Some(first) = rows.first() else { return Ok(None) };
-    let mut target = TargetTable { partitioned: first.get(6) == Some("t"), columns: Vec::new() };
+    let partitioned = first.get(6) == Some("t");
+    let mut target = TargetTable { partitioned, ..TargetTable::default() };
     for row in rows.iter().filter(|row| row.get(0).is_some()) {
         target.columns.push(TargetColumn {
             name: row.get(0).unwrap_or_default().to_owned(),
             type_oid: row.parse(1).map_err(|error| session.error(error))?,
             type_name: row.get(2).unwrap_or_default().to_owned(),
+            type_modifier: row.parse(8).map_err(|error| session.error(error))?,
+            base_name: row.get(9).unwrap_or_default().to_owned(),
             generated: row.get(3) == Some("t"),
             identity_always: row.get(4) == Some("t"),
             primary_key: row.get(5) == Some("t"),
@@ -79,6 +92,11 @@ pub async fn target_table(
             ),
         });
     }
+    let mut catalog = TypeCatalog::default();
+    let types = || target.columns.iter().map(|column| column.type_oid);
+    let described = catalog.describe(&mut session.connection, types()).await;
+    described.map_err(|error| session.error(error))?;
+    target.types = catalog.closure(types());
     Ok(Some(target))
 }
 
@@ -111,6 +129,61 @@ pub fn check_columns<'a>(
     )))
 }
 
+/// Why a column of the publisher cannot be written on the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// There is no such column that takes values.
+    Missing(String),
+    /// Values of the publisher's type could be changed or misread as the target's type.
+    Type {
+        /// The column.
+        column: String,
+        /// The target's type, as SQL names it.
+        target: String,
+    },
+}
+
+impl TargetTable {
+    /// The column of this name, and how values of the publisher's type get into it.
+    pub fn plan(
+        &self,
+        name: &str,
+        publisher: ColumnType<'_>,
+    ) -> Result<(&TargetColumn, ValuePlan), Misfit> {
+        let column = self.columns.iter().find(|column| column.name == name && !column.generated);
+        let column = column.ok_or_else(|| Misfit::Missing(name.to_owned()))?;
+        let target =
+            ColumnType { oid: column.type_oid, modifier: column.type_modifier, types: &self.types };
+        let plan = value_plan(publisher, target).ok_or_else(|| Misfit::Type {
+            column: name.to_owned(),
+            target: column.type_name.clone(),
+        })?;
+        Ok((column, plan))
+    }
+}
+
+impl Misfit {
+    /// Says it of a table, with what to do.
+    pub fn error(&self, subscription: &str, table: &TableName) -> ApplyError {
+        ApplyError::Setup(match self {
+            Misfit::Missing(column) => format!(
+                "subscription \"{subscription}\": table {table} on the target has no writable \
+                 column {}. Add it there, or publish the table without it",
+                quote_identifier(column)
+            ),
+            Misfit::Type { column, target } => {
+                let column = quote_identifier(column);
+                format!(
+                    "subscription \"{subscription}\": column {column} of {table} is {target} on the \
+                     target, which cannot hold every value of the publisher's type as it is. Give it \
+                     the publisher's type (ALTER TABLE {table} ALTER COLUMN {column} TYPE …), or \
+                     publish the table without it"
+                )
+            }
+        })
+    }
+}
+
 /// A statement by its shape: which columns an update sets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Shape {
@@ -141,6 +214,8 @@ pub struct TargetRelation {
     pub cascaded: bool,
     /// The target's columns, by the publisher's column numbers.
     pub columns: Vec<TargetColumn>,
+    /// How values get into them, by the publisher's column numbers.
+    plans: Vec<ValuePlan>,
     /// Prepared statements by shape.
     pub prepared: HashMap<Shape, Prepared>,
 }
@@ -157,6 +232,67 @@ pub struct Prepared {
 }
 
 impl TargetRelation {
+    /// A relation version whose table on the target is as `target` says.
+    ///
+    /// # Errors
+    /// A column that the target has not got, or whose type there cannot take the publisher's
+    /// values as they are: what is wrong, for a message that names the table.
+    pub fn new(
+        relation: Arc<Relation>,
+        table: TableName,
+        copied_at: Lsn,
+        target: TargetTable,
+    ) -> Result<TargetRelation, Misfit> {
+        let (mut columns, mut plans) = (Vec::new(), Vec::new());
+        for column in &relation.columns {
+            let publisher = ColumnType {
+                oid: column.type_oid,
+                modifier: column.type_modifier,
+                types: &relation.types,
+            };
+            let (found, plan) = target.plan(&column.name, publisher)?;
+            columns.push(found.clone());
+            plans.push(plan);
+        }
+        let prepared = HashMap::new();
+        let partitioned = target.partitioned;
+        Ok(TargetRelation {
+            relation,
+            table,
+            copied_at,
+            partitioned,
+            cascaded: false,
+            columns,
+            plans,
+            prepared,
+        })
+    }
+
+    /// A relation whose changes are passed over, because its table is not copied.
+    pub fn passed_over(relation: Arc<Relation>, table: TableName) -> TargetRelation {
+        TargetRelation {
+            relation,
+            table,
+            copied_at: Lsn::MAX,
+            partitioned: false,
+            cascaded: false,
+            columns: Vec::new(),
+            plans: Vec::new(),
+            prepared: HashMap::new(),
+        }
+    }
+
+    /// How values of a column of the publisher get into the target's.
+    ///
+    /// It was decided when the relation was looked up. A prepared statement stays right when
+    /// somebody changes the column's type on the target later, because its parameters keep their
+    /// types; whoever writes binary values as the column's own type (a binary COPY) must make sure
+    /// within the same transaction, behind a lock on the table, that the type is still that of
+    /// [`TargetRelation::columns`].
+    pub fn value_plan(&self, column: usize) -> ValuePlan {
+        self.plans.get(column).copied().unwrap_or(ValuePlan::Verbatim { from: 0 })
+    }
+
     /// The SQL of a shape and its parameters' type OIDs (0 where the target must decide). The
     /// parameters' order: see [`TargetRelation::parameters`].
     pub fn sql(&self, shape: &Shape) -> (String, Vec<u32>) {
@@ -210,8 +346,7 @@ impl TargetRelation {
 
     /// The type OID that a column's value is sent with, 0 where the target must decide.
     pub fn parameter_type(&self, column: usize) -> u32 {
-        let oid = self.relation.columns[column].type_oid;
-        if oid < FIRST_USER_OID { oid } else { 0 }
+        self.value_plan(column).parameter_type()
     }
 
     /// The condition that finds the row by its identifying values, and their type OIDs.
@@ -253,10 +388,15 @@ impl TargetRelation {
     fn condition(&self, find: &[usize], parameter: &mut impl FnMut(usize) -> String) -> String {
         let name = |column: usize| quote_identifier(&self.relation.columns[column].name);
         if self.relation.identity != ReplicaIdentity::Full {
-            let terms: Vec<String> = find
-                .iter()
-                .map(|c| format!("{} {} {}", name(*c), self.columns[*c].equals, parameter(*c)))
-                .collect();
+            let mut terms = Vec::new();
+            for column in find {
+                let TargetColumn { equals, type_name, .. } = &self.columns[*column];
+                let value = match self.value_plan(*column) {
+                    ValuePlan::Verbatim { .. } => parameter(*column),
+                    ValuePlan::Cast { .. } => format!("{}::{type_name}", parameter(*column)),
+                };
+                terms.push(format!("{} {equals} {value}", name(*column)));
+            }
             return terms.join(" AND ");
         }
         // The whole old row. Compared by image (`*=`), so that 1.0 is not 1.00, NULL is NULL, and
@@ -327,27 +467,26 @@ mod tests {
         let target = |n: usize| TargetColumn {
             name: format!("c{n}"),
             type_oid: 23,
+            type_modifier: -1,
             type_name: "integer".into(),
+            base_name: "integer".into(),
             equals: "=".into(),
             generated: false,
             identity_always: false,
             primary_key: false,
         };
-        TargetRelation {
-            partitioned: false,
-            cascaded: false,
-            columns: (0..keys.len()).map(target).collect(),
-            relation: Arc::new(Relation {
-                oid: 1,
-                schema: "s".into(),
-                name: "order".into(),
-                identity,
-                columns,
-            }),
-            table: TableName { schema: "s".into(), name: "order".into() },
-            copied_at: Lsn::ZERO,
-            prepared: HashMap::new(),
-        }
+        let columns_there = (0..keys.len()).map(target).collect();
+        let relation = Relation {
+            oid: 1,
+            schema: "s".into(),
+            name: "order".into(),
+            identity,
+            columns,
+            types: vec![],
+        };
+        let table = TableName { schema: "s".into(), name: "order".into() };
+        let there = TargetTable { columns: columns_there, ..TargetTable::default() };
+        TargetRelation::new(Arc::new(relation), table, Lsn::ZERO, there).unwrap()
     }
 
     fn update(old_given: bool, unchanged: u64) -> Shape {

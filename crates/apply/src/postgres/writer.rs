@@ -8,9 +8,7 @@ use crate::postgres::explain::explain;
 use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
-use crate::postgres::statements::{
-    Prepared, Shape, TargetRelation, TargetTable, check_columns, target_table,
-};
+use crate::postgres::statements::{Prepared, Shape, TargetRelation, check_columns, target_table};
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
@@ -402,16 +400,7 @@ impl Writer {
             // Whatever copy is made of it later stands at a point after everything in the log now,
             // so its changes can be passed over until then.
             self.uncopied.insert(table.clone());
-            let columns = Vec::new();
-            let skipped = TargetRelation {
-                relation,
-                table,
-                copied_at: Lsn::MAX,
-                partitioned: false,
-                cascaded: false,
-                columns,
-                prepared: HashMap::new(),
-            };
+            let skipped = TargetRelation::passed_over(relation, table);
             self.relations.insert(id, skipped);
             return Ok(());
         };
@@ -425,19 +414,13 @@ impl Writer {
         };
         let names = relation.columns.iter().map(|column| column.name.as_str());
         check_columns(&self.subscription, &table, names, on_target.as_ref())?;
-        let TargetTable { partitioned, columns } = on_target.unwrap_or_default();
-        let columns = relation
-            .columns
-            .iter()
-            .filter_map(|column| columns.iter().find(|c| c.name == column.name).cloned())
-            .collect();
-        let prepared = HashMap::new();
-        let cascaded = self
+        let on_target = on_target.unwrap_or_default();
+        let mut target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
+            .map_err(|misfit| misfit.error(&self.subscription, &table))?;
+        target.cascaded = self
             .cascades
             .as_ref()
             .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
-        let target =
-            TargetRelation { relation, table, copied_at, partitioned, cascaded, columns, prepared };
         self.relations.insert(id, target);
         Ok(())
     }

@@ -60,9 +60,12 @@ impl ExportedSnapshot {
     /// Opens a connection that reads this snapshot.
     pub async fn open(&self, spec: &PublicationSpec) -> Result<SnapshotConnection, CaptureError> {
         let mut connection = spec.connect(Mode::Sql).await?;
+        // As on a replication connection: names within values and filters come out qualified, and
+        // money does not depend on the server's locale.
         let begin = format!(
             // A policy that would hide rows must be an error, never rows left out.
-            "{}; SET row_security = off; BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
+            "{}; SET row_security = off; SET search_path = ''; SET lc_monetary = 'C'; \
+             BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
             farshore_pg::no_timeouts(connection.server_version()),
             quote_literal(&self.name)
         );
@@ -87,6 +90,31 @@ impl CopyFormat {
             CopyFormat::Binary => "binary",
             CopyFormat::Text => "text",
         }
+    }
+}
+
+/// How the rows of one table travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CopyPlan {
+    /// The format of the values.
+    pub format: CopyFormat,
+    /// For each published column the SQL type that the publisher casts it to, if any: then it
+    /// travels as the target's type.
+    pub casts: Vec<Option<String>>,
+}
+
+impl CopyPlan {
+    /// The published columns as a SELECT list.
+    pub fn select_list(&self, table: &PublishedTable) -> String {
+        let mut list = Vec::new();
+        for (number, column) in table.columns.iter().enumerate() {
+            let name = quote_identifier(&column.name);
+            list.push(match self.casts.get(number) {
+                Some(Some(cast)) => format!("{name}::{cast}"),
+                Some(None) | None => name,
+            });
+        }
+        list.join(", ")
     }
 }
 
@@ -153,16 +181,14 @@ impl SnapshotConnection {
         spec: &PublicationSpec,
         table: &PublishedTable,
         range: BlockRange,
-        format: CopyFormat,
+        plan: &CopyPlan,
     ) -> Result<CopyOut<'_>, CaptureError> {
-        let sql = copy_statement(table, range, format);
+        let sql = copy_statement(table, range, plan);
         self.connection.copy_out(&sql).await.map_err(|error| spec.publisher_error(error))
     }
 }
 
-fn copy_statement(table: &PublishedTable, range: BlockRange, format: CopyFormat) -> String {
-    let columns: Vec<String> =
-        table.columns.iter().map(|(name, _)| quote_identifier(name)).collect();
+fn copy_statement(table: &PublishedTable, range: BlockRange, plan: &CopyPlan) -> String {
     let mut conditions = Vec::new();
     if let Some(filter) = &table.row_filter {
         conditions.push(format!("({filter})"));
@@ -181,23 +207,28 @@ fn copy_statement(table: &PublishedTable, range: BlockRange, format: CopyFormat)
     };
     format!(
         "COPY (SELECT {} FROM {only}{}{filter}) TO STDOUT (FORMAT {})",
-        columns.join(", "),
+        plan.select_list(table),
         table.table,
-        format.sql()
+        plan.format.sql()
     )
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::publication::TableName;
+    use crate::publication::{PublishedColumn, TableName};
+
+    fn column(name: &str, type_oid: u32) -> PublishedColumn {
+        PublishedColumn { name: name.into(), type_oid, type_modifier: -1 }
+    }
 
     #[test]
     fn a_copy_reads_just_the_published_rows_of_its_range() {
         let mut table = PublishedTable {
             oid: 1,
             table: TableName { schema: "public".into(), name: "Odd\"name".into() },
-            columns: vec![("id".into(), 23), ("order".into(), 25)],
+            columns: vec![column("id", 23), column("order", 25)],
+            types: vec![],
             row_filter: Some("region = 'EU' OR x".into()),
             membership: 1,
             memberships_above: Vec::new(),
@@ -205,20 +236,23 @@ mod tests {
             blocks: 100,
             bytes: 819_200,
             binary_safe: true,
+            binary_copy: true,
             partitioned: false,
         };
+        let mut plan = CopyPlan { format: CopyFormat::Binary, casts: vec![None, None] };
         let range = BlockRange { start: 10, end: Some(20) };
         assert_eq!(
-            copy_statement(&table, range, CopyFormat::Binary),
+            copy_statement(&table, range, &plan),
             "COPY (SELECT id, \"order\" FROM ONLY public.\"Odd\"\"name\" WHERE (region = 'EU' OR x) \
              AND ctid >= '(10,0)'::tid AND ctid < '(20,0)'::tid) TO STDOUT (FORMAT binary)"
         );
         table.row_filter = None;
+        plan = CopyPlan { format: CopyFormat::Text, casts: vec![Some("bigint".into()), None] };
         table.partitioned = true;
         let all = BlockRange { start: 0, end: None };
         assert_eq!(
-            copy_statement(&table, all, CopyFormat::Text),
-            "COPY (SELECT id, \"order\" FROM public.\"Odd\"\"name\") TO STDOUT (FORMAT text)"
+            copy_statement(&table, all, &plan),
+            "COPY (SELECT id::bigint, \"order\" FROM public.\"Odd\"\"name\") TO STDOUT (FORMAT text)"
         );
     }
 }

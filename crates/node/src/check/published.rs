@@ -40,7 +40,7 @@ pub async fn expand(
         return Ok(tables
             .into_iter()
             .map(|table| {
-                let columns = table.columns.into_iter().map(|(name, _)| name).collect();
+                let columns = table.columns.into_iter().map(|column| column.name).collect();
                 (table.table, Some(columns))
             })
             .collect());

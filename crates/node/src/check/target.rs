@@ -295,6 +295,7 @@ fn check_table(
                 ..TargetColumn::default()
             })
             .collect(),
+        ..TargetTable::default()
     };
     if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known)) {
         findings.agent_error(&error, false);

@@ -244,7 +244,8 @@ fn prepared<'a>(r: &mut Reader<'a>) -> Result<Prepared<'a>, DecodeError> {
     })
 }
 
-fn relation(r: &mut Reader<'_>) -> Result<Relation, DecodeError> {
+/// The Relation message behind its tag.
+pub(super) fn relation(r: &mut Reader<'_>) -> Result<Relation, DecodeError> {
     const IDENTITY: &str = "a replica identity of 'd', 'n', 'f' or 'i'";
     let oid = r.u32("the OID of a relation")?;
     let schema = r.string("the schema of a relation")?.to_owned();
@@ -269,5 +270,5 @@ fn relation(r: &mut Reader<'_>) -> Result<Relation, DecodeError> {
             type_modifier: r.i32("the type modifier of a column")?,
         });
     }
-    Ok(Relation { oid, schema, name, identity, columns })
+    Ok(Relation { oid, schema, name, identity, columns, types: Vec::new() })
 }

@@ -166,7 +166,7 @@ pub fn truncate(
 
 const COLUMNS_MAX: usize = i16::MAX as usize;
 
-struct Builder(Vec<u8>);
+pub(super) struct Builder(pub(super) Vec<u8>);
 
 fn start(tag: u8, xid: Option<Xid>) -> Builder {
     let built = Builder(vec![tag]);
@@ -182,11 +182,11 @@ impl Builder {
         self
     }
 
-    fn byte(self, byte: u8) -> Builder {
+    pub(super) fn byte(self, byte: u8) -> Builder {
         self.bytes(&[byte])
     }
 
-    fn u32(self, number: u32) -> Builder {
+    pub(super) fn u32(self, number: u32) -> Builder {
         self.bytes(&number.to_be_bytes())
     }
 
@@ -198,7 +198,7 @@ impl Builder {
         self.bytes(&time.0.to_be_bytes())
     }
 
-    fn string(self, text: &str) -> Builder {
+    pub(super) fn string(self, text: &str) -> Builder {
         let text = text.split('\0').next().unwrap_or_default();
         self.bytes(text.as_bytes()).byte(0)
     }
@@ -238,7 +238,7 @@ impl Builder {
             .string(transaction.gid)
     }
 
-    fn done(self) -> Vec<u8> {
+    pub(super) fn done(self) -> Vec<u8> {
         self.0
     }
 }

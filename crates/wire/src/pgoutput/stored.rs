@@ -2,20 +2,18 @@
 //!
 //! A stored command is the protocol-1 form of an Insert, Update, Delete, Truncate or Message whose
 //! relation numbers are [`DictionaryId`]s, or a mark that says which sub-transaction the commands
-//! after it belong to (see [`farshore_model::transaction`]). A definition in the log's dictionary
-//! is the protocol-1 form of the Relation message.
+//! after it belong to (see [`farshore_model::transaction`]). Definitions in the log's dictionary:
+//! [`encode_definition`].
 
 use super::decode::{
     LogicalMessage, RELATION_OID, Truncate, check_place, delete_rows, insert_rows, logical_message,
     streamed_xid, truncate, update_rows,
 };
+pub use super::definition::{decode_definition, encode_definition};
 use super::reader::Reader;
-use super::{Context, DecodeError, Message, OldTuple, Problem, Relations, Tuple, decode, encode};
+use super::{Context, DecodeError, OldTuple, Problem, Relations, Tuple};
 use farshore_model::transaction::SUBTRANSACTION_MARK;
-use farshore_model::{DictionaryId, Lsn, Relation, Xid};
-
-/// Definitions are stored as a server would send them in this context.
-const DEFINITION: Context = Context { protocol: 1, in_stream: false, parallel_streaming: false };
+use farshore_model::{DictionaryId, Lsn, Xid};
 
 /// A stored command.
 #[derive(Clone, Debug, PartialEq)]
@@ -276,25 +274,4 @@ pub fn push_subtransaction_mark(out: &mut Vec<u8>, xid: Xid) {
     let mut mark = [SUBTRANSACTION_MARK; 5];
     mark[1..].copy_from_slice(&xid.to_be_bytes());
     farshore_model::transaction::push_command(out, &mark);
-}
-
-/// A relation's definition as the log's dictionary holds it: the protocol-1 Relation message.
-/// Equal definitions give equal bytes.
-pub fn encode_definition(relation: &Relation) -> Vec<u8> {
-    encode::message(&Message::Relation(relation.clone()), None)
-}
-
-/// Reads what [`encode_definition`] has written.
-///
-/// # Errors
-/// Whatever is not a well-formed Relation message.
-pub fn decode_definition(definition: &[u8]) -> Result<Relation, DecodeError> {
-    match decode(definition, &DEFINITION)?.message {
-        Message::Relation(relation) => Ok(relation),
-        _ => {
-            let found = definition.first().copied().unwrap_or_default();
-            let problem = Problem::Unexpected { what: "'R', a Relation message", found };
-            Err(DecodeError { tag: Some(found), offset: 0, problem })
-        }
-    }
 }

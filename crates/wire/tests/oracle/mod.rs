@@ -70,6 +70,7 @@ pub fn with_ours(theirs: &Theirs, check: impl FnOnce(Message<'_>)) {
                     other => panic!("identity {other}"),
                 },
                 columns: columns.iter().map(column).collect(),
+                types: vec![],
             }));
         }
         Theirs::Insert { relation_id, tuple: new } => {

@@ -2,7 +2,7 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
-use crate::postgres::statements::{FIRST_USER_OID, TargetRelation};
+use crate::postgres::statements::TargetRelation;
 use farshore_model::{ReplicaIdentity, quote_identifier};
 
 /// A relation version whose changes may be written in bulk.
@@ -36,10 +36,8 @@ pub async fn plan(
         matches!(target.relation.identity, ReplicaIdentity::Default | ReplicaIdentity::Index)
             && columns.iter().any(|column| column.key);
     let verbatim = columns.len() == target.columns.len()
-        && columns.iter().zip(&target.columns).all(|(column, on_target)| {
-            column.type_oid == on_target.type_oid
-                && column.type_oid < FIRST_USER_OID
-                && (column.key || !on_target.identity_always)
+        && columns.iter().zip(&target.columns).enumerate().all(|(number, (column, on_target))| {
+            target.value_plan(number).is_verbatim() && (column.key || !on_target.identity_always)
         });
     if !verbatim || columns.is_empty() {
         return Ok(None);

@@ -1,0 +1,51 @@
+//! Types that are not PostgreSQL's own: their OIDs differ from server to server.
+
+/// OIDs below this were assigned by hand in PostgreSQL's sources and mean the same type on every
+/// server of every version (`FirstGenbkiObjectId`).
+pub const FIRST_UNSTABLE_OID: u32 = 10_000;
+
+/// A type as one server knows it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct UserType {
+    /// Its OID on that server.
+    pub oid: u32,
+    /// Schema name.
+    pub schema: String,
+    /// Type name.
+    pub name: String,
+    /// What it is made of.
+    pub kind: TypeKind,
+}
+
+/// What a type is made of; OIDs are those of the same server.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TypeKind {
+    /// A type with functions of its own (extensions have them).
+    Base,
+    /// `CREATE TYPE … AS ENUM`. Its binary form is the label.
+    Enum,
+    /// `CREATE DOMAIN`. Its values travel as those of its base type.
+    Domain {
+        /// The type it restricts.
+        base: u32,
+    },
+    /// An array.
+    Array {
+        /// Type of the elements.
+        element: u32,
+    },
+    /// A range.
+    Range {
+        /// Type of the bounds.
+        subtype: u32,
+    },
+    /// A multirange.
+    Multirange {
+        /// Type of the bounds of its ranges.
+        subtype: u32,
+    },
+    /// A composite type or the row type of a table.
+    Composite,
+    /// Nothing is known but the name: the type was gone when the server was asked.
+    Unknown,
+}
