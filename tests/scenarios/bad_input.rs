@@ -10,7 +10,19 @@
 mod case;
 #[path = "bad_input/config.rs"]
 mod config;
+#[path = "bad_input/damage.rs"]
+mod damage;
+#[path = "bad_input/names.rs"]
+mod names;
 #[path = "bad_input/running.rs"]
 mod running;
+#[path = "bad_input/schemas.rs"]
+mod schemas;
+#[path = "bad_input/servers.rs"]
+mod servers;
 #[path = "bad_input/starting.rs"]
 mod starting;
+#[path = "bad_input/usage.rs"]
+mod usage;
+#[path = "bad_input/warnings.rs"]
+mod warnings;

@@ -233,6 +233,13 @@ pub async fn ensure_slot(
         check_history(spec, sql, store, known).await?;
         return Ok(known);
     }
+    if durable > Lsn::ZERO {
+        return Err(CaptureError::Gap(format!(
+            "publication \"{name}\": the store holds the log up to {durable}, but its file `notes`, \
+             which tells the slot that fed it, is gone. Put that file back. {}",
+            copy_anew(name)
+        )));
+    }
     let start = match (row, &spec.adopt_slot) {
         // What the slot holds from before our publication was made cannot be decoded for it, and
         // nothing has been copied yet: begin at the log's end.

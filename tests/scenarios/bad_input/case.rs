@@ -1,7 +1,7 @@
 //! What the tables of wrong inputs are made of.
 
 use anyhow::{Context, Result, ensure};
-use farshore_tests::{DATABASE, Direction, Pair};
+use farshore_tests::{DATABASE, Direction, Pair, Verb};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(30);
@@ -128,9 +128,8 @@ pub fn compare(what: &str, said: &[String], wanted: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// What `farshore check` finds wrong, with remedies; its exit code must agree.
-pub fn findings(pair: &Pair) -> Result<Vec<String>> {
-    let check = pair.site.verb("check", &["--json"])?;
+/// Findings of one severity, as `farshore check --json` prints them.
+pub fn said(check: &Verb, severity: &str) -> Result<Vec<String>> {
     let findings: Vec<serde_json::Value> = check
         .stdout
         .lines()
@@ -138,16 +137,21 @@ pub fn findings(pair: &Pair) -> Result<Vec<String>> {
         .collect::<Result<_, _>>()
         .with_context(|| format!("{check:?}"))?;
     let text = |value: &serde_json::Value| value.as_str().unwrap_or_default().to_owned();
-    let errors: Vec<String> = findings
+    Ok(findings
         .iter()
-        .filter(|finding| finding["severity"] == "error")
+        .filter(|finding| finding["severity"] == severity)
         .map(|finding| {
             let remedy = text(&finding["remedy"]);
-            let what =
-                format!("{}: {} → {remedy}", text(&finding["object"]), text(&finding["what"]));
-            normal(pair, &what)
+            format!("{}: {} → {remedy}", text(&finding["object"]), text(&finding["what"]))
         })
-        .collect();
+        .collect())
+}
+
+/// What `farshore check` finds wrong, with remedies; its exit code must agree.
+pub fn findings(pair: &Pair) -> Result<Vec<String>> {
+    let check = pair.site.verb("check", &["--json"])?;
+    let errors: Vec<String> =
+        said(&check, "error")?.iter().map(|text| normal(pair, text)).collect();
     let wanted = if errors.is_empty() { Some(0) } else { Some(1) };
     ensure!(check.code == wanted, "exit code of check: {check:?}");
     let readable = pair.site.verb("check", &[])?;
@@ -219,6 +223,13 @@ pub fn turn_into(case: &Case, mut pair: Pair) -> Result<()> {
     pair.assert_equal(&["public"])?;
     (case.spoil)(&mut pair).context("spoil")?;
     meet_trouble(&mut pair, case)
+}
+
+/// Connects to one of the servers as a role without rights.
+pub fn as_plain(pair: &mut Pair, publisher: bool) -> Result<()> {
+    let cluster = if publisher { &pair.publisher } else { &pair.subscriber };
+    let url = cluster.url(DATABASE);
+    pair.site.replace(&url, &url.replace("postgres@", "plain@"))
 }
 
 /// Runs a table of cases, and tells of all that fail.

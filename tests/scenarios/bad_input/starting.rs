@@ -1,6 +1,6 @@
 //! Input that is wrong before the node starts.
 
-use crate::case::{AS_CHECKED, Case, Then, pair, run_all, start_with};
+use crate::case::{AS_CHECKED, Case, Then, as_plain, pair, run_all, start_with};
 use anyhow::Result;
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_tests::{DATABASE, Pair, subscriber_cluster};
@@ -345,13 +345,6 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
         mend: |pair| pair.site.replace("name = \"t2\"", "name = \"t1\""),
     },
 ];
-
-/// Connects to one of the servers as a role without rights.
-fn as_plain(pair: &mut Pair, publisher: bool) -> Result<()> {
-    let cluster = if publisher { &pair.publisher } else { &pair.subscriber };
-    let url = cluster.url(DATABASE);
-    pair.site.replace(&url, &url.replace("postgres@", "plain@"))
-}
 
 #[test]
 fn wrong_at_the_publisher() -> Result<()> {

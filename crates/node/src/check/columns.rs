@@ -99,8 +99,9 @@ fn takes(source: &str, target: &str) -> bool {
     if source == target {
         return true;
     }
-    let (source, source_length) = split_modifier(source);
-    let (target, target_length) = split_modifier(target);
+    let ((source, source_length), (target, target_length)) =
+        (split_modifier(source), split_modifier(target));
+    let (source, target) = (source.as_str(), target.as_str());
     const NUMBERS: [&str; 4] = ["smallint", "integer", "bigint", "numeric"];
     const FLOATS: [&str; 2] = ["real", "double precision"];
     const TEXTS: [&str; 2] = ["character varying", "text"];
@@ -113,23 +114,26 @@ fn takes(source: &str, target: &str) -> bool {
     if source == "character" && target == "text" {
         return true;
     }
-    if rank(&TEXTS, source).is_some() && rank(&TEXTS, target).is_some() {
-        return match (source_length, target_length) {
-            (_, None) => true,
-            (None, Some(_)) => false,
-            (Some(from), Some(to)) => {
-                matches!((from.parse::<u32>(), to.parse::<u32>()), (Ok(from), Ok(to)) if from <= to)
-            }
-        };
+    let same = source == target && source != "bit";
+    if !same && (rank(&TEXTS, source).is_none() || rank(&TEXTS, target).is_none()) {
+        return false;
     }
-    source == target && target_length.is_none()
+    match (source_length, target_length) {
+        (_, None) => true,
+        (None, Some(_)) => false,
+        (Some(from), Some(to)) => {
+            matches!((from.parse::<u32>(), to.parse::<u32>()), (Ok(from), Ok(to)) if from <= to)
+        }
+    }
 }
 
-/// `character varying(10)` → the name and what stands in parentheses.
-fn split_modifier(name: &str) -> (&str, Option<&str>) {
-    match name.strip_suffix(')').and_then(|name| name.split_once('(')) {
-        Some((name, modifier)) => (name.trim_end(), Some(modifier)),
-        None => (name, None),
+/// `timestamp(3) without time zone` → the first word or words, and what stands in parentheses.
+fn split_modifier(name: &str) -> (String, Option<&str>) {
+    let parts =
+        name.split_once('(').and_then(|(before, rest)| Some((before, rest.split_once(')')?)));
+    match parts {
+        Some((before, (modifier, after))) => (format!("{before}{after}"), Some(modifier)),
+        None => (name.to_owned(), None),
     }
 }
 
@@ -150,6 +154,10 @@ mod tests {
             ("text", "character varying"),
             ("character(3)", "text"),
             ("timestamp(3) without time zone", "timestamp(3) without time zone"),
+            ("timestamp(3) without time zone", "timestamp(6) without time zone"),
+            ("timestamp(3) without time zone", "timestamp without time zone"),
+            ("character(3)", "character(5)"),
+            ("bit(3)", "bit(3)"),
             ("public.mood", "public.mood"),
         ] {
             assert!(takes(source, target), "{source} → {target}");
@@ -161,6 +169,9 @@ mod tests {
             ("text", "character varying(10)"),
             ("character varying(20)", "character varying(10)"),
             ("text", "integer"),
+            ("bit(3)", "bit(5)"),
+            ("timestamp(3) without time zone", "timestamp(3) with time zone"),
+            ("time(6) without time zone", "time(0) without time zone"),
             ("public.mood", "public.temper"),
             ("integer", "text[]"),
         ] {

@@ -138,8 +138,10 @@ fn check_table(
     }
     if table.row_security {
         findings.error(
-            format!("row-level security hides rows of {name} from role {role}: the copy would lack them"),
-            format!("ALTER ROLE {role} BYPASSRLS (as a superuser), or give it a policy-free owner's rights: ALTER TABLE {name} OWNER TO {role}"),
+            format!(
+                "row-level security hides rows of {name} from role {role}: the copy would lack them"
+            ),
+            format!("ALTER ROLE {role} BYPASSRLS (as a superuser)"),
         );
     }
 }

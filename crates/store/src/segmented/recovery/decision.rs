@@ -128,8 +128,8 @@ pub(crate) fn remedy(case: Case) -> &'static str {
              register anew and continue from what their targets have applied"
         }
         Case::NotesDamaged => {
-            "Nothing was changed. Restore the file from a copy, or remove it: what it noted (such \
-             as the publisher's identity) is then no longer checked"
+            "Nothing was changed. Restore the file from a copy. Without it this log cannot be \
+             continued: everything has to be copied anew into an empty data_dir"
         }
         Case::OtherStore => {
             "Nothing was changed. Move the file back to the store it came from, or give this site \

@@ -1,0 +1,78 @@
+//! The command line: wrong arguments, and site files whose names look like options.
+
+use anyhow::{Result, ensure};
+use farshore_testkit::process::faults_binary;
+use std::process::{Command, Stdio};
+
+/// Arguments, and what the first line of the answer and the tip say.
+const CASES: &[(&[&str], &str)] = &[
+    (
+        &["rnu", "site.toml"],
+        "error: unrecognized subcommand 'rnu'\n\n  tip: a similar subcommand exists: 'run'\n",
+    ),
+    (
+        &["chekc"],
+        "error: unrecognized subcommand 'chekc'\n\n  tip: a similar subcommand exists: 'check'\n",
+    ),
+    (&["frobnicate"], "error: unrecognized subcommand 'frobnicate'\n\nUsage:"),
+    (&["check"], "error: the following required arguments were not provided:\n  <SITE>\n"),
+    (
+        &["check", "site.toml", "--jsn"],
+        "error: unexpected argument '--jsn' found\n\n  tip: a similar argument exists: '--json'\n",
+    ),
+    (&["run", "a.toml", "b.toml"], "error: unexpected argument 'b.toml' found\n"),
+    (
+        &["run", "-x.toml"],
+        "error: unexpected argument '-x' found\n\n  tip: to pass '-x' as a value, use '-- -x'\n",
+    ),
+    (
+        &["status", "--watch=often", "site.toml"],
+        "error: unexpected value 'often' for '--watch' found; no more were expected\n",
+    ),
+    (&[], "Carries PostgreSQL databases to far sites\n\nUsage: "),
+];
+
+fn farshore(arguments: &[&str]) -> Result<(Option<i32>, String, String)> {
+    let output = Command::new(faults_binary()?).args(arguments).stdin(Stdio::null()).output()?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Ok((output.status.code(), text(&output.stdout), text(&output.stderr)))
+}
+
+#[test]
+fn wrong_arguments() -> Result<()> {
+    for (arguments, wanted) in CASES {
+        let (code, _, said) = farshore(arguments)?;
+        ensure!(code == Some(2), "{arguments:?}: exit code {code:?}");
+        ensure!(said.starts_with(wanted), "{arguments:?}:\n{said}\nnot:\n{wanted}");
+    }
+    Ok(())
+}
+
+#[test]
+fn help_names_verbs_and_exit_codes() -> Result<()> {
+    let (code, help, _) = farshore(&["--help"])?;
+    ensure!(code == Some(0), "{code:?}");
+    for word in ["run", "check", "status", "demo", "Exit status", "farshore check site.toml"] {
+        ensure!(help.contains(word), "{word} is not in\n{help}");
+    }
+    for verb in ["run", "check", "status"] {
+        let (code, help, _) = farshore(&["help", verb])?;
+        ensure!(code == Some(0) && help.contains("with 2 when"), "{verb}: {code:?}\n{help}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_site_file_may_be_called_anything() -> Result<()> {
+    let folder = tempfile::Builder::new().prefix("far shore'\"%s").tempdir()?;
+    let name = "-x \"site\" 100%\n.toml";
+    std::fs::write(folder.path().join(name), "[site]\nname = \"x\"\ndata_dir = \"d\"\n")?;
+    let output = Command::new(faults_binary()?)
+        .args(["check", "--", name])
+        .current_dir(folder.path())
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let wanted = format!("farshore: site file {name}, [site]: no publication is configured");
+    ensure!(output.status.code() == Some(2) && said.starts_with(&wanted), "{said}");
+    Ok(())
+}
