@@ -153,6 +153,8 @@ impl ApplyError {
             ApplyError::NotYet(_) | ApplyError::GaveWay(_) | ApplyError::BatchRefused { .. } => {
                 true
             }
+            // The distributor's disk is full.
+            ApplyError::Store(error) if error.is_out_of_room() => true,
             ApplyError::Store(_)
             | ApplyError::Setup(_)
             | ApplyError::Gap(_)

@@ -376,6 +376,7 @@ impl PublicationAgent {
         let failure = lock(&self.failure);
         let (state, error) = match (&failure.stopped, capture.streaming) {
             (Some(error), _) => ("stopped", Some(error.clone())),
+            (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
             (None, true) => ("streaming", None),
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", None),

@@ -125,13 +125,16 @@ pub struct StoreStatus {
     pub stored_bytes_appended: u64,
     /// fdatasync calls since the store was opened.
     pub syncs: u64,
+    /// The disk is full: what the writer waits with, and what the operating system says. It goes
+    /// on by itself when there is room.
+    pub waiting_for_room: Option<String>,
 }
 
 /// Why the store could not do what it was asked. Each message names the file.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The operating system refused.
-    #[error("cannot {action} {path}: {error}")]
+    #[error("cannot {action} {path}: {error}{}", make_room(error))]
     Io {
         /// Verb phrase.
         action: &'static str,
@@ -194,6 +197,35 @@ pub enum StoreError {
     /// A name that no cursor or spill has.
     #[error("the store has no {0}")]
     Unknown(String),
+}
+
+impl StoreError {
+    /// Whether room on the disk is all that was missing.
+    pub fn is_out_of_room(&self) -> bool {
+        match self {
+            StoreError::Io { error, .. } => is_out_of_room(error),
+            StoreError::Damaged { .. }
+            | StoreError::Newer { .. }
+            | StoreError::Locked { .. }
+            | StoreError::Dropped { .. }
+            | StoreError::OutOfOrder { .. }
+            | StoreError::Failed(_)
+            | StoreError::Unknown(_) => false,
+        }
+    }
+}
+
+/// What to do when the disk is full.
+fn make_room(error: &std::io::Error) -> &'static str {
+    if is_out_of_room(error) {
+        ". Free space on that disk: it goes on by itself, and nothing is lost meanwhile"
+    } else {
+        ""
+    }
+}
+
+fn is_out_of_room(error: &std::io::Error) -> bool {
+    matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
 /// A future that the caller boxes nothing for.

@@ -137,7 +137,7 @@ struct Log {
     spills: Mutex<Spills>,
     cursors: Cursors,
     notes: Notes,
-    queue: Queue,
+    queue: Arc<Queue>,
     counters: Counters,
     /// The last position that an fsync has covered.
     synced_end: AtomicU64,
@@ -234,7 +234,7 @@ impl SegmentedStore {
             spills: Mutex::new(spills),
             cursors,
             notes: Notes::new(dir.join("notes"), recovered.notes),
-            queue: Queue::new(options.queue_bytes_max, end),
+            queue: Arc::new(Queue::new(options.queue_bytes_max, end)),
             options,
             counters: Counters::default(),
             synced_end: AtomicU64::new(end.0),
@@ -313,7 +313,7 @@ impl Log {
             synced: end,
             allocate_step: self.options.allocate_step(),
         };
-        let sink = sink::BlockSink::new(tail.file, &segment.path, start);
+        let sink = sink::BlockSink::new(tail.file, &segment.path, start).waiting_with(&self.queue);
         #[cfg(test)]
         let sink = sink.failing_with(&self.fail_sync);
         let held: HashSet<DictionaryId> = tail.held.into_iter().collect();
@@ -544,6 +544,7 @@ impl LogStore for SegmentedStore {
             payload_bytes_appended: count(&self.log.counters.payload_bytes),
             stored_bytes_appended: count(&self.log.counters.stored_bytes),
             syncs: count(&self.log.counters.syncs),
+            waiting_for_room: self.log.queue.waiting_for_room(),
         }
     }
 }

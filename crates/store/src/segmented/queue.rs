@@ -5,6 +5,7 @@ use crate::{Batch, StoreError};
 use farshore_model::Lsn;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// A batch on its way to disk.
@@ -26,7 +27,12 @@ struct State {
     ended: bool,
     rolls_wanted: u64,
     rolls_done: u64,
+    /// Set while the writer waits for room on the disk: with what.
+    waiting_for_room: Option<String>,
 }
+
+/// How often a writer that waits for room on the disk tries again.
+const TRY_AGAIN_EVERY: Duration = Duration::from_millis(500);
 
 /// Bound on bytes: `permits`. Producers wait for it asynchronously, in order; the writer waits on
 /// `work`; those who asked for a roll wait on `rolled`.
@@ -61,6 +67,7 @@ impl Queue {
                 ended: false,
                 rolls_wanted: 0,
                 rolls_done: 0,
+                waiting_for_room: None,
             }),
             work: Condvar::new(),
             rolled: Condvar::new(),
@@ -115,17 +122,46 @@ impl Queue {
         }
     }
 
-    /// Asks the writer to begin a new segment and waits until it has, or has ended.
+    /// Asks the writer to begin a new segment and waits until it has, has ended, or cannot for want
+    /// of room: whoever asks may be about to make some.
     pub fn roll(&self) {
         let mut state = lock(&self.state);
-        if state.ended || state.closing {
+        if state.ended || state.closing || state.waiting_for_room.is_some() {
             return;
         }
         state.rolls_wanted += 1;
         let wanted = state.rolls_wanted;
         self.work.notify_one();
-        while state.rolls_done < wanted && !state.ended {
+        while state.rolls_done < wanted && !state.ended && state.waiting_for_room.is_none() {
             state = self.rolled.wait(state).unwrap_or_else(|e| e.into_inner());
+        }
+    }
+
+    /// The disk is full: waits a moment. False when the store is being closed, and the writer must
+    /// give up. Called by the writer alone.
+    pub fn wait_for_room(&self, refused: &StoreError) -> bool {
+        let mut state = lock(&self.state);
+        if state.waiting_for_room.is_none() {
+            tracing::error!("the log takes no more: {refused}");
+            state.waiting_for_room = Some(refused.to_string());
+            self.rolled.notify_all();
+        }
+        if !state.closing {
+            let waited = self.work.wait_timeout(state, TRY_AGAIN_EVERY);
+            state = waited.unwrap_or_else(|e| e.into_inner()).0;
+        }
+        !state.closing
+    }
+
+    /// What the writer waits for room with, if it does.
+    pub fn waiting_for_room(&self) -> Option<String> {
+        lock(&self.state).waiting_for_room.clone()
+    }
+
+    /// There was room.
+    pub fn found_room(&self) {
+        if lock(&self.state).waiting_for_room.take().is_some() {
+            tracing::info!("there is room on the disk again: the log goes on");
         }
     }
 

@@ -2,12 +2,14 @@
 
 use super::block::{Container, Content, HEADER_LEN, Header};
 use super::io_error;
+use super::queue::Queue;
 use crate::StoreError;
 use farshore_fault::unsynced::Tracked;
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use zstd::zstd_safe::{self, CCtx, CParameter, InBuffer, OutBuffer, ResetDirective};
 
 /// Staged bytes are written out when they exceed this.
@@ -52,6 +54,8 @@ pub(crate) struct BlockSink {
     allocated: u64,
     /// Bytes by which the file is lengthened; zero: not ahead.
     allocate_step: u64,
+    /// Waits when the disk is full; without it that is an error.
+    room: Option<Arc<Queue>>,
     /// `None` only while the sink is dropped.
     tracked: Option<Tracked>,
     #[cfg(test)]
@@ -82,9 +86,16 @@ impl BlockSink {
             synced: start.synced,
             allocated: start.end,
             allocate_step: start.allocate_step,
+            room: None,
             #[cfg(test)]
             fail_sync: std::sync::Arc::default(),
         }
+    }
+
+    /// Makes the sink wait for room when the disk is full.
+    pub fn waiting_with(mut self, queue: &Arc<Queue>) -> Self {
+        self.room = Some(queue.clone());
+        self
     }
 
     /// Lets a test make every sync fail.
@@ -210,14 +221,7 @@ impl BlockSink {
                 let piece = &buffer[..len];
                 crc = crc32c::crc32c_append(crc, piece);
                 stored_len += len;
-                write_piece(
-                    &self.file,
-                    &self.path,
-                    &mut self.allocated,
-                    self.allocate_step,
-                    piece,
-                    at,
-                )?;
+                self.write_at(piece, at)?;
                 let part_done = match end {
                     ZSTD_e_end => left == 0,
                     _ => input.pos() == part.len(),
@@ -230,8 +234,33 @@ impl BlockSink {
         Ok(Some((stored_len, crc)))
     }
 
+    /// Waits for room where the sink may. What is not synced can be written again at its place.
     fn write_at(&mut self, bytes: &[u8], at: u64) -> Result<(), StoreError> {
-        write_piece(&self.file, &self.path, &mut self.allocated, self.allocate_step, bytes, at)
+        let mut waited = false;
+        loop {
+            let step = self.allocate_step;
+            let written = write_piece(&self.file, &self.path, &mut self.allocated, step, bytes, at);
+            match (written, &self.room) {
+                (Err(error), Some(queue)) if error.is_out_of_room() => {
+                    if at + bytes.len() as u64 > self.allocated {
+                        // What was reserved and is not enough may help others: the cursors, whose
+                        // saving lets retention make room.
+                        self.allocated = at.min(self.allocated);
+                        let shorter = self.file.set_len(self.allocated);
+                        shorter.map_err(io_error("shorten", &self.path))?;
+                    }
+                    if !queue.wait_for_room(&error) {
+                        return Err(error);
+                    }
+                    waited = true;
+                }
+                (Ok(()), Some(queue)) if waited => {
+                    queue.found_room();
+                    return Ok(());
+                }
+                (written, _) => return written,
+            }
+        }
     }
 
     /// Hands what is staged to the operating system.

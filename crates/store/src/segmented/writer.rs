@@ -308,7 +308,7 @@ impl Writer {
         self.active.sink.seal()?;
         let old = self.active.segment.clone();
         self.save_index(&old);
-        let next = create_segment(&self.log, old.sequence + 1, self.active.last)?;
+        let next = self.create_when_there_is_room(old.sequence + 1)?;
         lock(&self.log.segments.segments).push_back(next.segment.clone());
         {
             // Only now: a reader that sees `sealed` goes on to the next segment in the list.
@@ -319,6 +319,23 @@ impl Writer {
         self.active = next;
         fault::point("store.after-roll");
         Ok(())
+    }
+
+    fn create_when_there_is_room(&self, sequence: u64) -> Result<Active, StoreError> {
+        let mut waited = false;
+        loop {
+            match create_segment(&self.log, sequence, self.active.last) {
+                Err(error) if error.is_out_of_room() && self.log.queue.wait_for_room(&error) => {
+                    waited = true;
+                }
+                created => {
+                    if waited {
+                        self.log.queue.found_room();
+                    }
+                    return created;
+                }
+            }
+        }
     }
 
     fn save_index(&self, segment: &Segment) {
@@ -359,8 +376,15 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
         next_dictionary_id: lock(&log.dictionary).next(),
         next_spill_id: lock(&log.spills).next,
     };
-    file.write_all_at(&header.encode(SEGMENT_MAGIC), 0).map_err(io_error("write", &path))?;
-    file.sync_all().map_err(io_error("sync", &path))?;
+    let headed = file
+        .write_all_at(&header.encode(SEGMENT_MAGIC), 0)
+        .map_err(io_error("write", &path))
+        .and_then(|()| file.sync_all().map_err(io_error("sync", &path)));
+    if let Err(error) = headed {
+        // So that it can be tried again under this name.
+        let _ = std::fs::remove_file(&path);
+        return Err(error);
+    }
     sync_dir(&log.dir)?;
     let end = FILE_HEADER_LEN as u64;
     let segment = Arc::new(Segment {
@@ -383,7 +407,7 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
         synced: end,
         allocate_step: log.options.allocate_step(),
     };
-    let sink = BlockSink::new(file, &path, sink_start);
+    let sink = BlockSink::new(file, &path, sink_start).waiting_with(&log.queue);
     #[cfg(test)]
     let sink = sink.failing_with(&log.fail_sync);
     Ok(Active { segment, sink, held: HashSet::new(), blocks: 0, last: start })
