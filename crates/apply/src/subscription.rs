@@ -213,7 +213,7 @@ impl Subscription {
         let mut tables = session.load_tables(name).await?;
         let asked = *self.capture_ready.borrow();
         let half_copied = tables.iter().any(|table| !table.copied);
-        if unfinished || half_copied || (asked > 0 && self.has_new_tables(&tables).await) {
+        if unfinished || half_copied || self.has_new_tables(&tables).await {
             session.wait_for_copiers(name).await?;
             tables = session.load_tables(name).await?;
             self.copy(&mut session, progress.as_ref(), cursor.applied, &tables).await?;
@@ -249,6 +249,13 @@ impl Subscription {
                  holds only up to {durable}: the store or the publisher was replaced or set back. \
                  Empty the target's tables and drop its farshore schema to copy anew"
             )));
+        }
+        if applied < cursor.applied.0 && cursor.expired.is_none() {
+            tracing::warn!(
+                subscription = %name, from = %cursor.applied, to = %applied,
+                "the target has gone back (restored from a backup, or failed over): what it lacks \
+                 is applied again from the log"
+            );
         }
         match self.store.move_cursor(name, Applied(applied)) {
             Ok(()) => {}

@@ -6,7 +6,7 @@ use farshore_wire::pgoutput::DecodeError;
 #[derive(Debug, thiserror::Error)]
 pub enum CaptureError {
     /// The publisher or the way to it.
-    #[error("publisher {server}: {error}")]
+    #[error("publisher {server}: {error}{}", next_step(error))]
     Publisher {
         /// Redacted address.
         server: String,
@@ -38,6 +38,9 @@ pub enum CaptureError {
     /// The stream must be asked for again, with values as text.
     #[error("the publisher's values must be asked for as text; asking again")]
     TurnToText,
+    /// Capture was given up so that it begins again.
+    #[error("{0}")]
+    Interrupted(String),
     /// Changes have been lost to this store, or might have been.
     #[error("{0}")]
     Gap(String),
@@ -65,7 +68,9 @@ impl CaptureError {
         match self {
             CaptureError::Publisher { error, .. } => error.is_transient(),
             // A full disk may get room again; a log that failed stays closed and says so itself.
-            CaptureError::Store(StoreError::Io { .. }) | CaptureError::TurnToText => true,
+            CaptureError::Store(StoreError::Io { .. })
+            | CaptureError::TurnToText
+            | CaptureError::Interrupted(_) => true,
             CaptureError::Store(_)
             | CaptureError::Decode { .. }
             | CaptureError::Protocol(_)
@@ -74,5 +79,17 @@ impl CaptureError {
             | CaptureError::Malformed { .. }
             | CaptureError::UnknownDefinition { .. } => false,
         }
+    }
+}
+
+/// What helps against a server's refusal that does not say it.
+fn next_step(error: &farshore_pg::Error) -> &'static str {
+    let said = error.server_error().map_or("", |said| said.message.as_str());
+    match error.sqlstate() {
+        Some("53300") if said.contains("max_wal_senders") => {
+            ". Raise max_wal_senders on that server (needs a restart of it), or end another \
+             replication connection: this one is tried again"
+        }
+        _ => "",
     }
 }

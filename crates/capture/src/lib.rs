@@ -3,17 +3,21 @@
 //!
 //! ```text
 //! publication   which tables, columns and rows: the PostgreSQL publication, created or adopted
+//! alterations   whether something else altered it
 //! slot          the replication slot: created, adopted, checked against the store, kept moving
 //! assembler     pgoutput messages → batches and spills (no network, no clock)
 //! types         what user-defined types are made of, and whether their values may travel in binary
 //! reader        the loop: slot → assembler → store → acknowledgement
 //! schema        definitions of the published tables, and the SQL that makes them elsewhere
+//! attendant     what a session does beside the stream
 //! snapshot      a consistent point, tables cut into ranges, rows out in COPY format
 //! ```
 //!
 //! A slot is only ever told positions that are durable in the store.
 
+mod alterations;
 pub mod assembler;
+mod attendant;
 mod error;
 pub mod publication;
 mod reader;

@@ -1,10 +1,11 @@
 //! The capture loop of one publication.
 
 use crate::assembler::Assembler;
+use crate::attendant::Attendant;
 use crate::publication::PublicationSpec;
-use crate::{CaptureError, slot};
+use crate::{CaptureError, alterations, slot};
 use farshore_fault as fault;
-use farshore_model::{Durable, Lsn, PgTime, Received};
+use farshore_model::{Durable, Lsn, Received};
 use farshore_pg::Mode;
 use farshore_pg::replication::{ReplicationStream, StreamMessage};
 use farshore_store::{Batch, LogStore, StoreError};
@@ -38,8 +39,12 @@ const FLOOD_MESSAGES_PER_SECOND: f64 = 30_000.0;
 /// For how long.
 const FLOOD_PAUSE: Duration = Duration::from_millis(1);
 
-/// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
-const NUDGE_BYTES: u64 = 8 << 20;
+/// A stream that is silent for this long is taken for dead, where the publisher sets no
+/// `wal_sender_timeout` that says otherwise.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+
+/// While something is waited for, a stop is looked for this often.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// What a publication's capture is doing.
 #[derive(Clone, Debug, Default)]
@@ -89,13 +94,16 @@ impl Capture {
     async fn run_connection(&self, mut stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
         // What an earlier connection handed over must be durable before another one goes on: the
         // stream is asked for from the durable end.
-        let accepted = self.store.accepted_end();
-        if self.store.durable().wait_for(|durable| durable.0 >= accepted).await.is_err() {
-            return Err(store_failure(self.store.as_ref()));
+        let (accepted, mut durable) = (self.store.accepted_end(), self.store.durable());
+        tokio::select! {
+            reached = durable.wait_for(|durable| durable.0 >= accepted) => if reached.is_err() {
+                return Err(store_failure(self.store.as_ref()));
+            },
+            _ = stop.wait_for(|stop| *stop) => return Ok(()),
         }
         let mut sql = self.spec.connect(Mode::Sql).await?;
-        check_wal_level(&self.spec, &mut sql).await?;
-        self.spec.ensure_publication(&mut sql).await?;
+        let silence_max = check_settings(&self.spec, &mut sql).await?;
+        alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
         let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref()).await?;
         let binary = !self.text_only.load(Ordering::Relaxed)
             && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
@@ -121,8 +129,16 @@ impl Capture {
             binary,
             catalog: None,
             pace: Pace { since: Instant::now(), messages: 0, flood: false },
-            nudge: Nudge::start(self.spec.clone(), sql, start),
+            attendant: Attendant::start(
+                self.spec.clone(),
+                sql,
+                start,
+                alterations::Watch::new(self.store.as_ref()),
+            ),
             wire_bytes: 0,
+            stop: stop.clone(),
+            silence_max,
+            heard_at: Instant::now(),
         };
         // An empty store covers nothing; this entry says where its log begins.
         session.assembler.watermark(start);
@@ -218,15 +234,20 @@ impl Capture {
     }
 }
 
-async fn check_wal_level(
+/// Refuses a publisher that writes no logical information; returns how long its stream may be
+/// silent.
+async fn check_settings(
     spec: &PublicationSpec,
     sql: &mut farshore_pg::Connection,
-) -> Result<(), CaptureError> {
-    let rows =
-        sql.query("SHOW wal_level", &[]).await.map_err(|error| spec.publisher_error(error))?;
-    let level = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
+) -> Result<Duration, CaptureError> {
+    let query = "SELECT current_setting('wal_level'), setting FROM pg_settings \
+                 WHERE name = 'wal_sender_timeout'";
+    let rows = sql.query(query, &[]).await.map_err(|error| spec.publisher_error(error))?;
+    let row = rows.first();
+    let level = row.and_then(|row| row.get(0)).unwrap_or_default();
     if level == "logical" {
-        return Ok(());
+        let timeout = row.and_then(|row| row.get(1)?.parse().ok()).filter(|ms| *ms > 0);
+        return Ok(timeout.map_or(SILENCE_MAX, Duration::from_millis));
     }
     Err(CaptureError::Setup(format!(
         "publication \"{}\": {} has wal_level = {level}. Set wal_level = logical and restart that \
@@ -251,9 +272,13 @@ struct Session<'a> {
     binary: bool,
     /// For questions about types, once there was one.
     catalog: Option<farshore_pg::Connection>,
-    nudge: Nudge,
+    attendant: Attendant,
     pace: Pace,
     wire_bytes: u64,
+    stop: watch::Receiver<bool>,
+    silence_max: Duration,
+    /// When the publisher last said something, or we last had no ear for it.
+    heard_at: Instant,
 }
 
 /// How fast messages come.
@@ -285,6 +310,7 @@ enum Event {
     Lost(farshore_pg::Error),
     Durable,
     StoreClosed,
+    Found(CaptureError),
     Tick,
     Stop,
 }
@@ -308,6 +334,7 @@ impl Session<'_> {
                     Ok(message) => Event::Message(message),
                     Err(error) => Event::Lost(error),
                 },
+                found = self.attendant.finds() => Event::Found(found),
                 _ = tick.tick() => Event::Tick,
             };
             match event {
@@ -315,7 +342,9 @@ impl Session<'_> {
                 Event::Lost(error) => return self.lost(error).await,
                 Event::Durable => self.acknowledge().await?,
                 Event::StoreClosed => return Err(self.store_failure()),
+                Event::Found(found) => return Err(found),
                 Event::Tick => {
+                    self.break_silence().await?;
                     if self.capture.store.failure().is_some() {
                         return Err(self.store_failure());
                     }
@@ -361,6 +390,23 @@ impl Session<'_> {
         }
     }
 
+    /// A link that was cut says nothing, and the stream of an idle database says little: the
+    /// publisher is asked for a word in time, and without an answer the stream is given up.
+    async fn break_silence(&mut self) -> Result<(), CaptureError> {
+        let silent = self.heard_at.elapsed();
+        if silent >= self.silence_max {
+            let what = format!("waiting for any word from {}", self.stream.server());
+            let after = self.silence_max;
+            return Err(self.publisher_error(farshore_pg::Error::Timeout { what, after }));
+        }
+        if silent >= self.silence_max / 2 {
+            let durable = self.acknowledged;
+            let asked = self.stream.send_status(durable.0, durable.0, durable.0, true).await;
+            asked.map_err(|error| self.publisher_error(error))?;
+        }
+        Ok(())
+    }
+
     /// The connection is gone: what was complete before is kept.
     async fn lost(&mut self, error: farshore_pg::Error) -> Result<(), CaptureError> {
         if let Some(batch) = self.assembler.take_batch() {
@@ -377,6 +423,7 @@ impl Session<'_> {
     }
 
     async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
+        self.heard_at = Instant::now();
         match message {
             StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
                 self.quiet_at = None;
@@ -392,10 +439,10 @@ impl Session<'_> {
                     Some(_) | None => self.assembler.message(&data),
                 };
                 taken.map_err(|error| error.at(self.capture.spec.source.redacted(), wal_start))?;
-                self.nudge.reached(wal_end.max(wal_start));
+                self.attendant.reached(wal_end.max(wal_start));
             }
             StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
-                self.nudge.reached(wal_end);
+                self.attendant.reached(wal_end);
                 self.capture.set_status(|status| {
                     status.publisher_end = status.publisher_end.max(wal_end);
                 });
@@ -470,16 +517,43 @@ impl Session<'_> {
         let mut appended = std::pin::pin!(append_owned(store, batch));
         loop {
             tokio::select! {
-                result = &mut appended => return result,
-                () = tokio::time::sleep(STATUS_EVERY) => self.acknowledge().await?,
+                result = &mut appended => {
+                    self.heard_at = Instant::now();
+                    return result;
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => self.meanwhile().await?,
             }
         }
     }
 
     async fn wait_durable(&mut self, position: Lsn) -> Result<(), CaptureError> {
         let mut durable = self.durable.clone();
-        let reached = durable.wait_for(|durable| durable.0 >= position).await.is_ok();
-        if reached { Ok(()) } else { Err(self.store_failure()) }
+        let reached = async { durable.wait_for(|durable| durable.0 >= position).await.is_ok() };
+        let mut reached = std::pin::pin!(reached);
+        loop {
+            tokio::select! {
+                reached = &mut reached => {
+                    self.heard_at = Instant::now();
+                    return if reached { Ok(()) } else { Err(self.store_failure()) };
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => self.meanwhile().await?,
+            }
+        }
+    }
+
+    /// While the disk is waited for, the publisher hears from us, and a stop does not wait for a
+    /// disk that is full.
+    async fn meanwhile(&mut self) -> Result<(), CaptureError> {
+        let stopping = *self.stop.borrow();
+        if stopping && self.capture.store.status().waiting_for_room.is_some() {
+            return Err(CaptureError::Interrupted(
+                "the disk is full, so what was received last is left to be sent again".to_owned(),
+            ));
+        }
+        if self.acknowledged_at.elapsed() >= STATUS_EVERY {
+            self.acknowledge().await?;
+        }
+        Ok(())
     }
 
     async fn acknowledge_if_moved(&mut self) -> Result<(), CaptureError> {
@@ -526,65 +600,4 @@ fn store_failure(store: &dyn LogStore) -> CaptureError {
 
 async fn append_owned(store: Arc<dyn LogStore>, batch: Batch) -> Result<(), CaptureError> {
     store.append(batch).await.map_err(CaptureError::Store)
-}
-
-/// Keeps the slot's `restart_lsn` moving from a connection of its own; ends with the session.
-struct Nudge {
-    reached: watch::Sender<Lsn>,
-    task: tokio::task::JoinHandle<()>,
-}
-
-impl Nudge {
-    fn start(spec: PublicationSpec, mut sql: farshore_pg::Connection, start: Lsn) -> Nudge {
-        let (reached, mut watched) = watch::channel(start);
-        let task = tokio::spawn(async move {
-            let (mut nudged_at, mut written_at) = (start, Lsn::ZERO);
-            let mut complained: Option<PgTime> = None;
-            while let Ok(at) =
-                watched.wait_for(|at| at.bytes_since(nudged_at) >= NUDGE_BYTES).await.map(|at| *at)
-            {
-                nudged_at = at;
-                let error = match slot::nudge(&spec, &mut sql, written_at, NUDGE_BYTES).await {
-                    Ok(written) => {
-                        written_at = written.unwrap_or(written_at);
-                        continue;
-                    }
-                    Err(error) => error,
-                };
-                // Not fatal: PostgreSQL writes such a record every 15 s by itself.
-                if complained.is_none() {
-                    tracing::warn!(
-                        publication = %spec.name, %error,
-                        "cannot ask the publisher for a running-transactions record; the slot \
-                         will hold back more log under load"
-                    );
-                    complained = Some(PgTime::now());
-                }
-                if matches!(error, farshore_pg::Error::Server(_)) {
-                    continue;
-                }
-                match spec.connect(Mode::Sql).await {
-                    Ok(fresh) => sql = fresh,
-                    Err(_) => return,
-                }
-            }
-        });
-        Nudge { reached, task }
-    }
-
-    fn reached(&self, position: Lsn) {
-        self.reached.send_if_modified(|at| {
-            let far = position.bytes_since(*at) >= NUDGE_BYTES / 8;
-            if far {
-                *at = position;
-            }
-            far
-        });
-    }
-}
-
-impl Drop for Nudge {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
 }

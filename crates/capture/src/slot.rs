@@ -19,7 +19,7 @@ const NOTE_CREATING: &str = "slot.creating";
 const NOTE_START: &str = "slot.start";
 
 /// What to do when changes are missing.
-fn copy_anew(publication: &str) -> String {
+pub(crate) fn copy_anew(publication: &str) -> String {
     format!(
         "To copy everything anew: stop this node, drop the slot, remove \
          data_dir/publications/{publication}, empty the target's tables, DROP SCHEMA farshore \

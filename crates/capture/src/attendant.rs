@@ -1,0 +1,130 @@
+//! What a session does beside the stream, on a connection of its own: keep the slot's
+//! `restart_lsn` moving, and see whether the publication was altered.
+
+use crate::alterations::Watch;
+use crate::publication::PublicationSpec;
+use crate::{CaptureError, slot};
+use farshore_model::Lsn;
+use farshore_pg::{Connection, Mode};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
+const NUDGE_BYTES: u64 = 8 << 20;
+/// How often the publication is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// Ends with the session.
+pub(crate) struct Attendant {
+    reached: watch::Sender<Lsn>,
+    found: mpsc::Receiver<CaptureError>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Attendant {
+    /// Begins at `start`, on `sql`.
+    pub fn start(spec: PublicationSpec, sql: Connection, start: Lsn, watch: Watch) -> Attendant {
+        let (reached, watched) = watch::channel(start);
+        let (report, found) = mpsc::channel(1);
+        let work =
+            Work { spec, sql, watch, nudged_at: start, written_at: Lsn::ZERO, complained: false };
+        let task = tokio::spawn(work.run(watched, report));
+        Attendant { reached, found, task }
+    }
+
+    /// The stream has come to `position`.
+    pub fn reached(&self, position: Lsn) {
+        self.reached.send_if_modified(|at| {
+            let far = position.bytes_since(*at) >= NUDGE_BYTES / 8;
+            if far {
+                *at = position;
+            }
+            far
+        });
+    }
+
+    /// Waits for something that capture must not go on with. Cancel-safe.
+    pub async fn finds(&mut self) -> CaptureError {
+        match self.found.recv().await {
+            Some(found) => found,
+            // Its connection is gone; the stream will notice too.
+            None => std::future::pending().await,
+        }
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Work {
+    spec: PublicationSpec,
+    sql: Connection,
+    watch: Watch,
+    nudged_at: Lsn,
+    written_at: Lsn,
+    complained: bool,
+}
+
+impl Work {
+    async fn run(mut self, mut reached: watch::Receiver<Lsn>, report: mpsc::Sender<CaptureError>) {
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let nudged_at = self.nudged_at;
+            let far = async {
+                let far = reached.wait_for(|at| at.bytes_since(nudged_at) >= NUDGE_BYTES).await;
+                far.ok().map(|at| *at)
+            };
+            let done = tokio::select! {
+                far = far => {
+                    let Some(at) = far else { return };
+                    self.nudged_at = at;
+                    self.nudge().await
+                }
+                _ = look.tick() => match self.watch.look(&self.spec, &mut self.sql).await {
+                    Ok(()) => Ok(()),
+                    Err(CaptureError::Publisher { error, .. }) => Err(error),
+                    Err(found) => {
+                        // The session may be gone already.
+                        let _ = report.send(found).await;
+                        return;
+                    }
+                },
+            };
+            match done {
+                Ok(()) | Err(farshore_pg::Error::Server(_)) => {}
+                Err(_connection_lost) => match self.spec.connect(Mode::Sql).await {
+                    Ok(fresh) => self.sql = fresh,
+                    // The next look tries again.
+                    Err(error) => {
+                        tracing::debug!(publication = %self.spec.name, %error, "attendant")
+                    }
+                },
+            }
+        }
+    }
+
+    async fn nudge(&mut self) -> Result<(), farshore_pg::Error> {
+        let nudged = slot::nudge(&self.spec, &mut self.sql, self.written_at, NUDGE_BYTES).await;
+        match nudged {
+            Ok(written) => {
+                self.written_at = written.unwrap_or(self.written_at);
+                Ok(())
+            }
+            Err(error) => {
+                // Not fatal: PostgreSQL writes such a record every 15 s by itself.
+                if !std::mem::replace(&mut self.complained, true) {
+                    tracing::warn!(
+                        publication = %self.spec.name, %error,
+                        "cannot ask the publisher for a running-transactions record; the slot \
+                         will hold back more log under load"
+                    );
+                }
+                Err(error)
+            }
+        }
+    }
+}
