@@ -10,6 +10,8 @@ use tempfile::TempDir;
 
 /// SIGTERM must end a node within this time, whatever it is doing.
 const STOP_MAX: Duration = Duration::from_secs(5);
+/// Trouble must be told of within this time.
+const TROUBLE_MAX: Duration = Duration::from_secs(60);
 /// The log is searched for agents that gave up this often.
 const LOOK_EVERY: Duration = Duration::from_millis(300);
 
@@ -162,6 +164,24 @@ impl Site {
     pub fn kill9(&mut self) -> Result<()> {
         let Some(mut farshore) = self.farshore.take() else { bail!("farshore was not started") };
         farshore.kill9().map(drop)
+    }
+
+    /// Waits until `farshore status` tells of an error of this publication or subscription that
+    /// contains `text`, and returns its state and the error.
+    ///
+    /// # Errors
+    /// On timeout, with the end of the log.
+    pub fn await_trouble(&self, agent: &str, text: &str) -> Result<(String, String)> {
+        let builder = self.builder();
+        let what = format!("{agent} to say \"{text}\"");
+        wait_until(&what, TROUBLE_MAX, &[builder.log_path()], || {
+            let status = self.status()?;
+            let agents = ["publications", "subscriptions"].map(|kind| status[kind].as_array());
+            let agent = agents.into_iter().flatten().flatten().find(|a| a["name"] == agent);
+            let text_of = |key: &str| agent.and_then(|agent| agent[key].as_str()).unwrap_or("");
+            let error = text_of("error");
+            Ok(error.contains(text).then(|| (text_of("state").to_owned(), error.to_owned())))
+        })
     }
 
     /// Waits for a node that ends by itself; returns its exit code.

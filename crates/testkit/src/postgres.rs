@@ -12,9 +12,11 @@
 //! ```
 
 mod cluster;
+mod copies;
 mod installation;
 mod template;
 
 pub use cluster::{Cluster, ClusterBuilder, StopMode};
+pub use copies::Backup;
 pub use installation::{Installation, cache_dir};
 pub use template::copy_tree;

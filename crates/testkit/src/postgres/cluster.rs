@@ -74,23 +74,7 @@ impl ClusterBuilder {
     /// # Errors
     /// When a directory, a port or the server cannot be had; the message shows the server's log.
     pub fn start(self) -> Result<Cluster> {
-        let root = tempfile::Builder::new()
-            .prefix("farshore-pg")
-            .tempdir()
-            .context("create a temporary directory")?;
-        template::open_to_all(root.path())?;
-        self.installation.hand_over(root.path())?;
-        let mut cluster = Cluster {
-            installation: self.installation,
-            server: None,
-            port: ReservedPort::new()?,
-            password: None,
-            spent_cpu: Duration::ZERO,
-            peak_rss_bytes: 0,
-            left_shared_memory: BTreeSet::new(),
-            left_segments: BTreeSet::new(),
-            root,
-        };
+        let mut cluster = Cluster::without_data(self.installation)?;
         template::create_data_dir(&cluster.installation, &cluster.data_dir())?;
         cluster.write_configuration(&self.settings)?;
         cluster.start()?;
@@ -106,6 +90,43 @@ impl Cluster {
     /// what tests are about.
     pub fn builder(installation: &Installation) -> ClusterBuilder {
         ClusterBuilder { installation: installation.clone(), settings: Vec::new(), password: None }
+    }
+
+    fn without_data(installation: Installation) -> Result<Cluster> {
+        let root = tempfile::Builder::new()
+            .prefix("farshore-pg")
+            .tempdir()
+            .context("create a temporary directory")?;
+        template::open_to_all(root.path())?;
+        installation.hand_over(root.path())?;
+        Ok(Cluster {
+            installation,
+            server: None,
+            port: ReservedPort::new()?,
+            password: None,
+            spent_cpu: Duration::ZERO,
+            peak_rss_bytes: 0,
+            left_shared_memory: BTreeSet::new(),
+            left_segments: BTreeSet::new(),
+            root,
+        })
+    }
+
+    /// A copy of this stopped server, not started, on a port of its own and with these settings.
+    pub(super) fn stopped_copy(&self, settings: &[(&str, &str)]) -> Result<Cluster> {
+        let mut copy = Cluster::without_data(self.installation.clone())?;
+        template::copy_tree(&self.data_dir(), &copy.data_dir())?;
+        let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+        copy.write_configuration(&settings.iter().map(owned).collect::<Vec<_>>())?;
+        copy.password.clone_from(&self.password);
+        Ok(copy)
+    }
+
+    /// Writes a file into the data directory that belongs to the server's user.
+    pub(super) fn write_as_server(&mut self, name: &Path, text: &str) -> Result<()> {
+        let path = self.data_dir().join(name);
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        self.installation.hand_over(&path)
     }
 
     fn write_configuration(&self, settings: &[(String, String)]) -> Result<()> {

@@ -1,0 +1,81 @@
+//! No room where the log is kept, and no room at the target.
+
+use anyhow::{Context, Result, ensure};
+use farshore_tests::{Checked, SmallDisk, publisher_cluster, subscriber_cluster};
+use std::process::Command;
+
+#[test]
+fn the_distributors_disk_is_full() -> Result<()> {
+    let mut checked =
+        Checked::start(publisher_cluster(15)?.start()?, subscriber_cluster(18)?.start()?, &[], "")?;
+    // The store moves to a small disk.
+    let data = checked.pair.site.directory().join("data");
+    checked.pair.site.stop()?;
+    let aside = data.with_extension("aside");
+    std::fs::rename(&data, &aside)?;
+    let Some(disk) = SmallDisk::mount(&data, 16)? else { return Ok(()) };
+    let copied = Command::new("cp").arg("-a").arg(aside.join(".")).arg(&data).status()?;
+    ensure!(copied.success(), "cp: {copied}");
+    checked.pair.site.start()?;
+    checked.pair.await_arrival()?;
+
+    for _ in 0..2 {
+        disk.fill()?;
+        let (state, error) = checked.pair.site.await_trouble("p", "No space left on device")?;
+        ensure!(state == "retrying", "{state}");
+        ensure!(error.contains("Free space on that disk"), "{error}");
+        checked.await_commits(100)?;
+        // What is durable has been applied, and the publisher hears from us.
+        let slot = "SELECT active FROM pg_replication_slots WHERE slot_name = 'farshore_p'";
+        println!("slot active while full: {}", checked.pair.publisher_says(slot)?);
+        disk.free()?;
+        checked.pair.await_arrival()?;
+    }
+
+    // A stop does not wait for room, nor does a kill lose anything.
+    disk.fill()?;
+    checked.pair.site.await_trouble("p", "No space left on device")?;
+    checked.pair.site.stop().context("stop on a full disk")?;
+    checked.pair.site.start().context("start on a full disk")?;
+    checked.pair.site.await_trouble("p", "No space left on device")?;
+    checked.pair.site.kill9()?;
+    disk.free()?;
+    checked.pair.site.start()?;
+    checked.pair.await_arrival()?;
+    let _servers = checked.finish()?;
+    drop(disk);
+    Ok(())
+}
+
+#[test]
+fn the_targets_disk_is_full() -> Result<()> {
+    let mut checked =
+        Checked::start(publisher_cluster(18)?.start()?, subscriber_cluster(15)?.start()?, &[], "")?;
+    let place = checked.pair.subscriber.data_dir().with_file_name("small");
+    std::fs::create_dir(&place)?;
+    let own = Command::new("chown")
+        .arg("--reference")
+        .arg(checked.pair.subscriber.data_dir())
+        .arg(&place)
+        .status()?;
+    ensure!(own.success(), "chown: {own}");
+    let Some(disk) = SmallDisk::mount(&place, 24)? else { return Ok(()) };
+    checked.pair.site.stop()?;
+    let mut target = checked.pair.subscriber.connect()?;
+    target.batch_execute(&format!("CREATE TABLESPACE small LOCATION '{}'", place.display()))?;
+    target.batch_execute("ALTER DATABASE postgres SET deadlock_timeout = '10s'")?;
+    for table in farshore_testkit::prefix::table_names() {
+        target.batch_execute(&format!("ALTER TABLE {table} SET TABLESPACE small"))?;
+    }
+    checked.pair.site.start()?;
+    checked.pair.await_arrival()?;
+
+    disk.fill()?;
+    let (state, error) = checked.pair.site.await_trouble("s", "No space left on device")?;
+    ensure!(state == "retrying", "{state}: {error}");
+    disk.free()?;
+    checked.pair.await_arrival()?;
+    let _servers = checked.finish()?;
+    drop(disk);
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! Servers and stores that were put back to an earlier time, or replaced.
+
+use anyhow::{Result, ensure};
+use farshore_tests::{Direction, Pair};
+
+const SCHEMA: &str = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+
+fn streaming(more: &str) -> Result<Pair> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(SCHEMA)?;
+    pair.add_publication("p", &["public.*"], more)?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100) AS i")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    Ok(pair)
+}
+
+fn change(pair: &mut Pair, from: u32) -> Result<()> {
+    pair.publish(&format!(
+        "INSERT INTO t SELECT i, repeat('w', 100) FROM generate_series({from}, {from} + 99) AS i; \
+         UPDATE t SET v = v || '!' WHERE id % 3 = 0; DELETE FROM t WHERE id = {from} - 50"
+    ))?;
+    pair.assert_equal(&["public"])
+}
+
+#[test]
+fn the_target_from_a_backup_gets_again_what_the_log_still_has() -> Result<()> {
+    let mut pair = streaming("")?;
+    change(&mut pair, 1_000)?;
+    let backup = pair.subscriber.back_up()?;
+    for round in 1..=3 {
+        change(&mut pair, 1_000 + round * 1_000)?;
+        pair.subscriber.restore(&backup)?;
+        pair.site.await_log("gone back", std::time::Duration::from_secs(60))?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_target_from_a_backup_that_is_too_old_is_refused() -> Result<()> {
+    // Small segments: what was applied soon leaves the log.
+    let mut pair = streaming("segment_size = \"64KB\"")?;
+    let backup = pair.subscriber.back_up()?;
+    let at_first = pair.site.status()?["publications"][0]["store_start"].to_string();
+    let mut from = 1_000;
+    while pair.site.status()?["publications"][0]["store_start"] == at_first.trim_matches('"') {
+        let incompressible = "UPDATE t SET v = (SELECT string_agg(md5(random()::text), '') FROM generate_series(1, 30))";
+        pair.publish(incompressible)?;
+        change(&mut pair, from)?;
+        from += 200;
+    }
+    pair.subscriber.restore(&backup)?;
+    let (state, error) = pair.site.await_trouble("s", "no longer has changes")?;
+    ensure!(state == "stopped" && error.contains("To copy anew"), "{state}: {error}");
+    Ok(())
+}
+
+#[test]
+fn the_publisher_from_a_backup_is_noticed() -> Result<()> {
+    let mut pair = streaming("")?;
+    let backup = pair.publisher.back_up()?;
+    change(&mut pair, 1_000)?;
+    pair.publisher.restore(&backup)?;
+    let (state, error) = pair.site.await_trouble("p", "was set back")?;
+    ensure!(state == "stopped" && error.contains("To copy everything anew"), "{state}: {error}");
+    Ok(())
+}
+
+#[test]
+fn a_store_that_was_replaced_is_noticed() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    std::fs::remove_dir_all(pair.site.directory().join("data"))?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "was not made for this store")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    // And with a new slot, where the new store begins too late for the target.
+    pair.site.stop()?;
+    pair.publish("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.publish("INSERT INTO t VALUES (-1, 'between')")?;
+    std::fs::remove_dir_all(pair.site.directory().join("data"))?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "no longer has changes")?;
+    ensure!(state == "stopped" && error.contains("To copy anew"), "{state}: {error}");
+    Ok(())
+}

@@ -1,0 +1,148 @@
+//! A target that refuses, is in the way, or waits for others.
+
+use anyhow::{Result, ensure};
+use farshore_tests::{Checked, Pair, publisher_cluster, subscriber_cluster};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+const TABLES: &str = "CREATE TABLE a (id integer PRIMARY KEY, n integer); \
+    CREATE TABLE b (id integer PRIMARY KEY, n integer)";
+const BOTH: &str = "BEGIN; UPDATE a SET n = n + 1; UPDATE b SET n = n + 1; COMMIT";
+
+fn checked() -> Result<Checked> {
+    let (publisher, subscriber) =
+        (publisher_cluster(15)?.start()?, subscriber_cluster(18)?.start()?);
+    let checked = Checked::start(publisher, subscriber, &[], "")?;
+    Ok(checked)
+}
+
+/// Makes the target's sessions of farshore begin anew.
+fn end_sessions(pair: &Pair) -> Result<()> {
+    pair.subscriber.execute_script(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+         WHERE application_name LIKE 'farshore %'",
+    )
+}
+
+/// Waits until apply has waited this long for a lock.
+fn await_apply_waits(pair: &mut Pair, long: &str) -> Result<()> {
+    let mut watch = pair.subscriber.connect()?;
+    pair.site.wait_for("apply to wait for a lock", SOON, || {
+        let waiting = format!(
+            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
+             AND application_name LIKE 'farshore %' \
+             AND clock_timestamp() - query_start > interval '{long}'"
+        );
+        Ok(watch.query_opt(&waiting, &[])?.map(drop))
+    })
+}
+
+#[test]
+fn a_target_that_is_read_only_for_a_while() -> Result<()> {
+    let mut checked = checked()?;
+    let target = &checked.pair.subscriber;
+    target.execute_script("ALTER DATABASE postgres SET default_transaction_read_only = on")?;
+    end_sessions(&checked.pair)?;
+    let (state, error) = checked.pair.site.await_trouble("s", "25006")?;
+    ensure!(state == "retrying", "{state}: {error}");
+    checked.await_commits(50)?;
+    let target = &checked.pair.subscriber;
+    target.execute_script(
+        "BEGIN READ WRITE; ALTER DATABASE postgres RESET default_transaction_read_only; COMMIT",
+    )?;
+    checked.pair.await_arrival()?;
+    checked.finish().map(drop)
+}
+
+#[test]
+fn a_role_loses_a_privilege_and_gets_it_back() -> Result<()> {
+    let mut checked = checked()?;
+    let port = checked.pair.subscriber.port();
+    checked.pair.subscriber.execute_script(
+        "CREATE ROLE applier LOGIN; GRANT USAGE ON SCHEMA prefix, farshore_marks TO applier; \
+         GRANT CREATE ON DATABASE postgres TO applier; \
+         GRANT ALL ON ALL TABLES IN SCHEMA prefix, farshore_marks TO applier; \
+         GRANT USAGE ON SCHEMA farshore TO applier; ALTER SCHEMA farshore OWNER TO applier; \
+         DO $$ DECLARE t text; BEGIN FOR t IN SELECT quote_ident(tablename) FROM pg_tables \
+         WHERE schemaname = 'farshore' LOOP EXECUTE 'ALTER TABLE farshore.' || t || \
+         ' OWNER TO applier'; END LOOP; END $$",
+    )?;
+    let target = format!("target = \"postgres://postgres@127.0.0.1:{port}/");
+    let target_as = format!("target = \"postgres://applier@127.0.0.1:{port}/");
+    checked.pair.site.replace(&target, &target_as)?;
+    checked.pair.site.restart()?;
+    checked.pair.await_arrival()?;
+    checked.pair.subscriber.execute_script("REVOKE INSERT ON prefix.ledger FROM applier")?;
+    let (state, error) = checked.pair.site.await_trouble("s", "42501")?;
+    ensure!(error.contains("ledger"), "{error}");
+    checked.await_commits(20)?;
+    checked.pair.subscriber.execute_script("GRANT INSERT ON prefix.ledger TO applier")?;
+    if state == "stopped" {
+        checked.pair.site.restart()?;
+    }
+    checked.pair.await_arrival()?;
+    checked.finish().map(drop)
+}
+
+#[test]
+fn others_hold_locks_and_statements_time_out() -> Result<()> {
+    let mut checked = checked()?;
+    let mut other = checked.pair.subscriber.connect()?;
+    // Without a time limit: it waits, and goes on.
+    other.batch_execute("BEGIN; LOCK TABLE prefix.ledger IN SHARE MODE")?;
+    checked.await_commits(50)?;
+    other.batch_execute("COMMIT")?;
+    checked.pair.await_arrival()?;
+    // Time limits that the target sets for others are not for us.
+    other.batch_execute(
+        "ALTER DATABASE postgres SET statement_timeout = '1s'; \
+         ALTER DATABASE postgres SET lock_timeout = '1s'",
+    )?;
+    end_sessions(&checked.pair)?;
+    other.batch_execute("BEGIN; LOCK TABLE prefix.ledger IN SHARE MODE")?;
+    await_apply_waits(&mut checked.pair, "2 s")?;
+    checked.await_commits(50)?;
+    // What somebody cancels is tried again.
+    other.batch_execute(
+        "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
+         WHERE application_name LIKE 'farshore %' AND wait_event_type = 'Lock'",
+    )?;
+    let (state, error) = checked.pair.site.await_trouble("s", "57014")?;
+    ensure!(state == "retrying", "{state}: {error}");
+    other.batch_execute(
+        "COMMIT; ALTER DATABASE postgres RESET statement_timeout; \
+         ALTER DATABASE postgres RESET lock_timeout",
+    )?;
+    checked.pair.await_arrival()?;
+    checked.finish().map(drop)
+}
+
+#[test]
+fn a_deadlock_with_an_outside_session() -> Result<()> {
+    let (publisher, subscriber) =
+        (publisher_cluster(18)?.start()?, subscriber_cluster(15)?.start()?);
+    let mut checked = Checked::start(publisher, subscriber, &["public.*"], TABLES)?;
+    let pair = &mut checked.pair;
+    pair.publish("INSERT INTO a VALUES (1, 0); INSERT INTO b VALUES (1, 0)")?;
+    pair.await_arrival()?;
+    let mut other = pair.subscriber.connect()?;
+    for round in 1..=3 {
+        // Whoever waits longest for the other gives way: never the outside session.
+        other.batch_execute(
+            "SET deadlock_timeout = '60s'; BEGIN; UPDATE b SET n = n WHERE id = 1",
+        )?;
+        pair.publish(BOTH)?;
+        await_apply_waits(pair, "0 s")?;
+        // Fails for apply, or apply would have it.
+        other.batch_execute("UPDATE a SET n = n WHERE id = 1; COMMIT")?;
+        pair.await_arrival()?;
+        let both = "SELECT a.n || ',' || b.n FROM a, b";
+        let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = 'postgres'";
+        pair.site.wait_for("the deadlock to be counted", SOON, || {
+            let count: i64 = other.query_one(deadlocks, &[])?.get(0);
+            Ok((count >= round).then_some(()))
+        })?;
+        ensure!(pair.subscriber_says(both)? == format!("{round},{round}"), "not exactly once");
+    }
+    checked.finish().map(drop)
+}
