@@ -70,7 +70,11 @@ impl Many {
         let mut server = self.subscriber.connect()?;
         for publication in 0..self.publications {
             let schema: String = (0..per_publication)
-                .map(|table| format!("CREATE TABLE p{publication}.t{table} (id integer PRIMARY KEY, n bigint);"))
+                .map(|table| {
+                    format!(
+                        "CREATE TABLE p{publication}.t{table} (id integer PRIMARY KEY, n bigint);"
+                    )
+                })
                 .collect();
             let schema = format!(
                 "CREATE SCHEMA p{publication}; \
