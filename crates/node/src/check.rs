@@ -6,6 +6,7 @@
 //! target      its rights, and what earlier subscriptions left there
 //! tables      what a server's catalogue says of its tables; read in one go, however many there are
 //! columns     a table on both sides: columns, types, keys
+//! creation    tables that are to be created, and their names
 //! firing      whether triggers and foreign keys of the target fire for replicated rows
 //! both        two servers side by side: the same database, encodings, clocks
 //! site        the data folder
@@ -17,6 +18,7 @@
 
 mod both;
 mod columns;
+mod creation;
 mod firing;
 pub mod gate;
 mod published;

@@ -2,7 +2,7 @@
 
 use crate::definitions::assert_same;
 use anyhow::{Result, ensure};
-use farshore_tests::{DATABASE, Pair, both_ways};
+use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -18,7 +18,7 @@ const SCHEMA: &str = "
     INSERT INTO a (v, w) SELECT 'v' || i, i FROM generate_series(1, 2000) i;
     INSERT INTO b SELECT i, i, 'v' FROM generate_series(1, 2000) i;";
 
-fn pair(direction: farshore_tests::Direction, tables: &[&str], more: &str) -> Result<Pair> {
+fn pair(direction: Direction, tables: &[&str], more: &str) -> Result<Pair> {
     let mut pair = Pair::bare(direction)?;
     pair.publish(SCHEMA)?;
     pair.add_publication("p", tables, "")?;
@@ -63,6 +63,80 @@ fn the_dry_run_prints_what_is_run() -> Result<()> {
         ensure!(again.stdout == "-- subscription s: the target lacks nothing\n", "{again:?}");
         pair.site.start()?;
         pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn what_the_role_may_not_create_is_found_beforehand() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.publish(&format!("{SCHEMA} CREATE SCHEMA other; CREATE TABLE other.t (id integer)"))?;
+    pair.subscriber.execute_script(
+        "CREATE ROLE applier LOGIN; CREATE SCHEMA farshore AUTHORIZATION applier; \
+         GRANT SET ON PARAMETER session_replication_role TO applier; \
+         GRANT USAGE ON SCHEMA farshore_marks TO applier; \
+         GRANT ALL ON farshore_marks.mark TO applier",
+    )?;
+    pair.add_publication("p", &["*.*"], "")?;
+    let target = pair.subscriber.url(DATABASE).replace("postgres@", "applier@");
+    pair.add_subscription("s", "p", &target)?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(1), "{check:?}");
+    for said in [
+        "role applier may not create tables in schema public of the target, and the target lacks \
+         tables there\n         → GRANT CREATE ON SCHEMA public TO applier",
+        "role applier may not create schema other on the target",
+        "→ GRANT CREATE ON DATABASE postgres TO applier",
+    ] {
+        ensure!(check.stdout.contains(said), "{said}: {check:?}");
+    }
+    pair.subscriber.execute_script(
+        "GRANT CREATE ON SCHEMA public TO applier; GRANT CREATE ON DATABASE postgres TO applier",
+    )?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0), "{check:?}");
+    pair.site.start()?;
+    pair.assert_equal(&["public", "other"])?;
+    await_all_created(&mut pair)?;
+    assert_same(&pair.publisher, &pair.subscriber, &[])
+}
+
+/// What the target cannot have is said, and the rows come all the same.
+#[test]
+fn a_refused_index_or_key_is_recorded_and_holds_nothing_up() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publish(
+            "CREATE TABLE parent (id integer PRIMARY KEY); \
+             CREATE TABLE child (id integer PRIMARY KEY, p integer REFERENCES parent, v text); \
+             CREATE FUNCTION calls(text) RETURNS text IMMUTABLE LANGUAGE plpgsql AS \
+               $$ BEGIN RETURN public.not_carried($1); END $$; \
+             CREATE FUNCTION not_carried(text) RETURNS text IMMUTABLE LANGUAGE sql AS 'SELECT $1'; \
+             CREATE INDEX by_call ON child (calls(v)); CREATE INDEX plain ON child (v); \
+             INSERT INTO parent VALUES (1), (2); INSERT INTO child VALUES (1, 1, 'a'), (2, 2, 'b')",
+        )?;
+        pair.add_publication(
+            "p",
+            &["public.*"],
+            "[publication.p.article.\"public.parent\"]\nwhere = \"id > 1\"",
+        )?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.site.await_log("the target refuses index public.by_call", SOON)?;
+        pair.site.await_log("the target refuses constraint child_p_fkey of public.child", SOON)?;
+        let refused = "SELECT string_agg(object, ', ' ORDER BY stage) FROM farshore.after_copy \
+                       WHERE refusal IS NOT NULL AND statement <> ''";
+        let refused = pair.subscriber_says(refused)?;
+        ensure!(
+            refused == "index public.by_call, constraint child_p_fkey of public.child",
+            "{refused}"
+        );
+        pair.publish("UPDATE child SET v = 'c'")?;
+        pair.assert_equal(&["farshore_marks"])?;
+        ensure!(pair.subscriber_says("SELECT string_agg(v, '') FROM child")? == "cc");
+        ensure!(pair.subscriber_says("SELECT to_regclass('plain') IS NOT NULL")? == "t");
+        Ok(())
     })
 }
 

@@ -34,6 +34,9 @@ ALTER TABLE refers ADD CONSTRAINT not_zero CHECK (n <> 0) NOT VALID;
 CREATE TABLE by_index (a integer NOT NULL, b text NOT NULL, c text);
 CREATE UNIQUE INDEX by_index_key ON by_index (b, a);
 ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_index_key;
+CREATE TABLE zz_row (x integer PRIMARY KEY, y text);
+CREATE TABLE aa_of_rows (id integer PRIMARY KEY, r zz_row, rs zz_row[]);
+INSERT INTO aa_of_rows VALUES (1, ROW(1, 'a')::zz_row, ARRAY[ROW(2, 'b,"')::zz_row, NULL]);
 CREATE TABLE nothing_at_all ();
 CREATE TABLE empty_ones (id integer PRIMARY KEY);
 INSERT INTO "select" ("dot.ted", pts, r, rs, f, fs, n) SELECT

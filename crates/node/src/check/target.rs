@@ -4,7 +4,7 @@ use super::firing::{self, Sides};
 use super::published::Published;
 use super::server::Server;
 use super::tables::{self, Table};
-use super::{Findings, both, columns, publisher, some_of};
+use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::ApplyError;
 use farshore_apply::postgres::session::Session;
@@ -196,12 +196,12 @@ async fn check_tables(
             "Give one of them another name in the subscription's mapping",
         );
     }
-    let (mut to_be_empty, mut to_be_created) = (Vec::new(), 0);
+    let (mut to_be_empty, mut to_be_created) = (Vec::new(), Vec::new());
     for (name, source) in &on_target {
         let Some(table) = catalogue.get(name) else {
             // What was copied and is gone is not made anew.
             if subscription.spec.schema.create_tables && !known.contains(name) {
-                to_be_created += 1;
+                to_be_created.push(name);
             } else {
                 missing_table(subscription, name, findings);
             }
@@ -223,12 +223,8 @@ async fn check_tables(
         }
     }
     check_empty(&to_be_empty, session, findings).await?;
-    if to_be_created > 0 {
-        findings.note(format!(
-            "{to_be_created} tables are not on the target and will be created there; `farshore \
-             schema` shows the SQL"
-        ));
-    }
+    creation::check(&to_be_created, server, session, findings).await?;
+    creation::check_names(names, published.tables.iter().map(|(name, _)| name), findings);
     let publisher_keys = published.foreign_keys.clone().map(|mut there| {
         for key in &mut there.keys {
             key.child = names.table(&key.child);

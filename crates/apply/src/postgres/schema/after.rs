@@ -1,11 +1,12 @@
 //! What follows the copy: indexes, constraints, comments.
 
-use super::create::{literal, stage_number};
+use super::create::stage_number;
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use farshore_capture::schema::Stage;
 use farshore_fault as fault;
+use farshore_pg::quote_literal;
 
 /// A recorded statement.
 struct Waiting {
@@ -81,19 +82,20 @@ impl Session {
     ) -> Result<(), ApplyError> {
         for waiting in self.waiting(subscription, compare, stage).await? {
             let Waiting { ordinal, object, statement } = waiting;
-            let this = format!("subscription = {} AND ordinal = {ordinal}", literal(subscription));
-            self.simple("BEGIN").await?;
-            let error = match self.connection.simple_query(&statement).await {
-                Ok(_) => {
-                    self.simple(&format!("DELETE FROM farshore.after_copy WHERE {this}")).await?;
-                    fault::point("snapshot.before-finish");
-                    self.simple("COMMIT").await?;
-                    fault::point("snapshot.after-finish");
-                    tracing::info!(%subscription, "created {object}");
-                    continue;
-                }
-                Err(error) => error,
-            };
+            let this =
+                format!("subscription = {} AND ordinal = {ordinal}", quote_literal(subscription));
+            let done = format!("DELETE FROM farshore.after_copy WHERE {this}");
+            let error =
+                match self.connection.simple_query(&format!("BEGIN; {statement}; {done}")).await {
+                    Ok(_) => {
+                        fault::point("snapshot.before-finish");
+                        self.simple("COMMIT").await?;
+                        fault::point("snapshot.after-finish");
+                        tracing::info!(%subscription, "created {object}");
+                        continue;
+                    }
+                    Err(error) => error,
+                };
             if error.sqlstate().is_none_or(passes_by_itself) {
                 return Err(self.error(error));
             }

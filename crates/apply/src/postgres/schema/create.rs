@@ -74,30 +74,25 @@ async fn run_step(
     step: &Step,
     unavailable: &[String],
 ) -> Result<(), ApplyError> {
-    session.simple("BEGIN").await?;
-    for statement in &step.sql {
-        if let Err(error) = session.connection.simple_query(statement).await {
-            return Err(refused(session, subscription, step, statement, unavailable, error).await);
-        }
-    }
+    // In one go: the target may be far, and there may be thousands of tables.
+    let mut script = format!("BEGIN; {}", step.sql.join("; "));
     if let Some(table) = &step.table {
         for after in &step.after {
-            let stage = stage_number(after.stage).to_string();
-            session
-                .execute(
-                    "INSERT INTO farshore.after_copy (subscription, schema_name, table_name, \
-                       stage, object, statement) VALUES ($1, $2, $3, $4::text::smallint, $5, $6)",
-                    &[
-                        Some(subscription),
-                        Some(&table.schema),
-                        Some(&table.name),
-                        Some(&stage),
-                        Some(&after.object),
-                        Some(&after.sql),
-                    ],
-                )
-                .await?;
+            script.push_str(&format!(
+                "; INSERT INTO farshore.after_copy \
+                 (subscription, schema_name, table_name, stage, object, statement) \
+                 VALUES ({}, {}, {}, {}, {}, {})",
+                quote_literal(subscription),
+                quote_literal(&table.schema),
+                quote_literal(&table.name),
+                stage_number(after.stage),
+                quote_literal(&after.object),
+                quote_literal(&after.sql)
+            ));
         }
+    }
+    if let Err(error) = session.connection.simple_query(&script).await {
+        return Err(refused(session, subscription, step, unavailable, error));
     }
     fault::point("snapshot.before-state");
     session.simple("COMMIT").await?;
@@ -115,11 +110,10 @@ pub(super) fn stage_number(stage: Stage) -> u8 {
     }
 }
 
-async fn refused(
-    session: &mut Session,
+fn refused(
+    session: &Session,
     subscription: &str,
     step: &Step,
-    statement: &str,
     unavailable: &[String],
     error: farshore_pg::Error,
 ) -> ApplyError {
@@ -141,13 +135,9 @@ async fn refused(
     let message = error.to_string();
     ApplyError::Setup(format!(
         "subscription \"{subscription}\": cannot create {} on the target: {}. {remedy}, or set \
-         create_tables = false, and start this node again. The statement was: {statement}",
+         create_tables = false, and start this node again. The SQL was: {}",
         step.object,
-        message.trim_end_matches('.')
+        message.trim_end_matches('.'),
+        step.sql.join("; ")
     ))
-}
-
-/// The subscription as SQL text, for statements that take no parameters.
-pub(super) fn literal(subscription: &str) -> String {
-    quote_literal(subscription)
 }

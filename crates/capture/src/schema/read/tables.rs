@@ -67,6 +67,15 @@ pub(super) async fn tables(
         }
         parents.entry(child).or_default().push(parent);
     }
+    // A column may be of another table's row type.
+    let row_types = "SELECT a.attrelid, t.typrelid FROM pg_catalog.pg_attribute a \
+        JOIN pg_catalog.pg_type c ON c.oid = a.atttypid \
+        JOIN pg_catalog.pg_type t ON t.oid IN (c.oid, c.typelem) \
+        WHERE a.attrelid = ANY ($1::text::oid[]) AND a.attnum > 0 AND NOT a.attisdropped \
+          AND t.typrelid = ANY ($1::text::oid[])";
+    for row in sql.query(row_types, &[Some(&oids)]).await? {
+        parents.entry(row.parse(0)?).or_default().push(row.parse(1)?);
+    }
     Ok(parents_first(tables, &parents))
 }
 
@@ -310,7 +319,7 @@ fn parents_first(mut tables: HashMap<u32, Table>, parents: &HashMap<u32, Vec<u32
             parents.get(oid).is_some_and(|parents| parents.iter().any(|p| left.contains(p)))
         };
         let (waiting, ready): (Vec<u32>, Vec<u32>) = left.iter().copied().partition(waits);
-        // PostgreSQL knows no cycles here.
+        // PostgreSQL makes no cycles here.
         if ready.is_empty() {
             break;
         }
