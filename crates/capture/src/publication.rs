@@ -288,13 +288,22 @@ impl PublicationSpec {
         let quoted = quote_identifier(&name);
         let statement = match existing {
             Some(Some(existing)) if existing == comment => return Ok(()),
-            Some(_) => format!(
-                "BEGIN; ALTER PUBLICATION {quoted} SET TABLE {members}; \
-                 ALTER PUBLICATION {quoted} SET (publish_via_partition_root = {via_root}); COMMIT"
-            ),
+            Some(_) => {
+                let set = format!("ALTER PUBLICATION {quoted} SET TABLE {members}");
+                // Nothing is set that is so already: it would look like somebody else's doing.
+                if self.is_via_root(sql).await? == via_root {
+                    set
+                } else {
+                    format!(
+                        "BEGIN; {set}; ALTER PUBLICATION {quoted} \
+                         SET (publish_via_partition_root = {via_root}); COMMIT"
+                    )
+                }
+            }
             None => create_statement(&quoted, &members, via_root),
         };
         if let Err(error) = sql.simple_query(&statement).await {
+            // Outside of a transaction this does nothing.
             sql.simple_query("ROLLBACK").await.map_err(|error| self.publisher_error(error))?;
             return Err(self.refused(&members, &error));
         }
@@ -317,6 +326,16 @@ impl PublicationSpec {
             .await
             .map_err(|error| self.publisher_error(error))?;
         Ok(rows.first().map(|row| row.get(0).map(str::to_owned)))
+    }
+
+    /// While capture is at work: takes tables that match the patterns into our publication, and
+    /// tables that do not any more out of it. One that is not there is left to be missed.
+    pub(crate) async fn follow_tables(&self, sql: &mut Connection) -> Result<(), CaptureError> {
+        let ours = self.adopt_publication.is_none();
+        if ours && matches!(self.existing_comment(sql).await?, Some(Some(_))) {
+            return self.ensure_publication(sql).await;
+        }
+        Ok(())
     }
 
     /// What the publication lists: each table with its columns and filter, as SQL.

@@ -202,7 +202,7 @@ impl Capture {
                 sql.insert(fresh)
             }
         };
-        self.spec.ensure_publication(connection).await?;
+        self.spec.follow_tables(connection).await?;
         self.spec.membership_signature(connection).await
     }
 

@@ -4,16 +4,21 @@ use crate::definitions::assert_same;
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::checksum;
 use farshore_testkit::postgres::Installation;
-use farshore_tests::{DATABASE, Direction, Pair, publisher_cluster, subscriber_cluster};
+use farshore_tests::{DATABASE, Direction, Pair, both_ways, publisher_cluster, subscriber_cluster};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
+
+/// Loads a file of ours.
+fn load(pair: &Pair, file: &str) -> Result<()> {
+    psql(pair, &Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/whole_schema").join(file))
+}
 
 /// Loads a file as an operator would.
-fn psql(pair: &Pair, file: &str) -> Result<()> {
-    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/whole_schema").join(file);
+fn psql(pair: &Pair, file: &Path) -> Result<()> {
     let output = Command::new(Installation::find(15)?.bin().join("psql"))
         .args(["-X", "-q", "-v", "ON_ERROR_STOP=1", "-f"])
-        .arg(&file)
+        .arg(file)
         .arg(pair.publisher.url(DATABASE))
         .output()
         .context("run psql")?;
@@ -75,7 +80,7 @@ fn carried_whole(direction: Direction) -> Result<()> {
         subscriber_cluster(direction.subscriber)?.start()?,
     )?;
     for file in ["rental.sql", "orders.sql", "oddities.sql"] {
-        psql(&pair, file)?;
+        load(&pair, file)?;
     }
     let check_before = {
         pair.add_publication("p", &["*.*"], "")?;
@@ -110,4 +115,37 @@ fn three_samples_are_carried_to_an_empty_newer_server() -> Result<()> {
 #[test]
 fn three_samples_are_carried_to_an_empty_older_server() -> Result<()> {
     carried_whole(Direction::DOWN)
+}
+
+/// Samples of one's own: files that psql loads, separated by colons, in `FARSHORE_SAMPLE`. What
+/// `FARSHORE_SAMPLE_LACKS` lists (separated by commas) is passed over when definitions are
+/// compared.
+#[test]
+fn a_sample_of_ones_own_is_carried_whole() -> Result<()> {
+    let Ok(files) = std::env::var("FARSHORE_SAMPLE") else {
+        println!("skipped: a_sample_of_ones_own_is_carried_whole: FARSHORE_SAMPLE is not set");
+        return Ok(());
+    };
+    let lacks = std::env::var("FARSHORE_SAMPLE_LACKS").unwrap_or_default();
+    let lacks: Vec<&str> = lacks.split(',').filter(|text| !text.is_empty()).collect();
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        for file in files.split(':') {
+            psql(&pair, Path::new(file))?;
+        }
+        pair.add_publication("p", &["*.*"], "")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        let schemas = "SELECT string_agg(DISTINCT schemaname, E'\\n') FROM pg_publication_tables";
+        pair.await_arrival()?;
+        let schemas = pair.publisher_says(schemas)?;
+        pair.assert_equal(&schemas.split('\n').collect::<Vec<_>>())?;
+        let mut target = pair.subscriber.connect()?;
+        pair.site.wait_for("indexes and keys", Duration::from_secs(60), || {
+            let query = "SELECT FROM farshore.after_copy WHERE refusal IS NULL LIMIT 1";
+            Ok(target.query_opt(query, &[])?.map_or(Some(()), |_| None))
+        })?;
+        assert_same(&pair.publisher, &pair.subscriber, &lacks)
+    })
 }

@@ -56,6 +56,18 @@ impl PublicationSpec {
         rows.iter().map(|row| row.parse(0).map_err(|error| self.publisher_error(error))).collect()
     }
 
+    /// Whether the publication publishes changes of partitions as their root's.
+    pub(super) async fn is_via_root(&self, sql: &mut Connection) -> Result<bool, CaptureError> {
+        let rows = sql
+            .query(
+                "SELECT pubviaroot FROM pg_publication WHERE pubname = $1",
+                &[Some(&self.publication_name())],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
+    }
+
     /// A text that is another one when tables join or leave the publication, or a partition is
     /// attached or detached.
     pub async fn membership_signature(&self, sql: &mut Connection) -> Result<String, CaptureError> {

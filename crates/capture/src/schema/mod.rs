@@ -17,7 +17,7 @@ mod sequences;
 
 pub use names::NameMap;
 pub use read::read_definitions;
-pub use render::{AfterStatement, Creation, ObjectId, Plan, Stage, TablePlan};
+pub use render::{AfterStatement, Creation, ObjectId, Plan, Stage, TablePlan, TargetServer};
 pub use sequences::SequencePosition;
 pub(crate) use sequences::read_positions;
 

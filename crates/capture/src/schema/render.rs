@@ -109,27 +109,40 @@ pub struct AfterStatement {
     pub from_parent: bool,
 }
 
-/// What the SQL is written for.
+/// The server that SQL is written for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetServer {
+    /// `server_version_num`.
+    pub version: u32,
+    /// Extensions that it cannot have: they are not created, and defaults that call their
+    /// functions are left out.
+    pub no_extensions: BTreeSet<String>,
+    /// Functions of PostgreSQL that it does not know: defaults that call them are left out.
+    pub no_functions: BTreeSet<String>,
+}
+
 struct Renderer<'a> {
     definitions: &'a Definitions,
     names: &'a NameMap,
-    /// `server_version_num` of the target.
-    target_version: u32,
-    /// Extensions that the target cannot have.
-    unavailable: &'a BTreeSet<String>,
+    target: &'a TargetServer,
 }
 
 impl Definitions {
-    /// The SQL that creates all of this on a server of `target_version` (`server_version_num`)
-    /// under the names of `names`. Extensions in `unavailable` are not created, and defaults that
-    /// call their functions are left out.
-    pub fn plan(
-        &self,
-        names: &NameMap,
-        target_version: u32,
-        unavailable: &BTreeSet<String>,
-    ) -> Plan {
-        let renderer = Renderer { definitions: self, names, target_version, unavailable };
+    /// Functions of PostgreSQL, or types written like one, that defaults call.
+    pub fn functions_in_defaults(&self) -> BTreeSet<String> {
+        let columns = self.tables.iter().flat_map(|table| &table.columns);
+        columns
+            .filter_map(|column| match &column.fill {
+                ColumnFill::Default { expression, .. } => Some(called(expression)),
+                _ => None,
+            })
+            .flatten()
+            .collect()
+    }
+
+    /// The SQL that creates all of this on `target` under the names of `names`.
+    pub fn plan(&self, names: &NameMap, target: &TargetServer) -> Plan {
+        let renderer = Renderer { definitions: self, names, target };
         Plan {
             objects: renderer.objects(),
             tables: self.tables.iter().map(|table| renderer.table(table)).collect(),
@@ -139,8 +152,12 @@ impl Definitions {
 
 impl Renderer<'_> {
     fn objects(&self) -> Vec<Creation> {
-        let extensions =
-            || self.definitions.extensions.iter().filter(|e| !self.unavailable.contains(&e.name));
+        let extensions = || {
+            self.definitions
+                .extensions
+                .iter()
+                .filter(|e| !self.target.no_extensions.contains(&e.name))
+        };
         let sequences = || {
             self.definitions.sequences.iter().map(|sequence| {
                 let owner = sequence.owner.as_ref().map(|(table, _)| table);
@@ -239,10 +256,12 @@ impl Renderer<'_> {
         match &column.fill {
             ColumnFill::None => {}
             ColumnFill::Default { expression, extensions, foreign_functions } => {
+                let called = called(expression);
                 let missing: Vec<&str> = extensions
                     .iter()
-                    .filter(|extension| self.unavailable.contains(*extension))
+                    .filter(|extension| self.target.no_extensions.contains(*extension))
                     .chain(foreign_functions)
+                    .chain(called.intersection(&self.target.no_functions))
                     .map(String::as_str)
                     .collect();
                 if missing.is_empty() {
@@ -258,7 +277,7 @@ impl Renderer<'_> {
             ColumnFill::Generated { expression, virtual_ } => {
                 // Virtual columns came with 18; to a reader a stored one is the same.
                 let kept =
-                    if *virtual_ && self.target_version >= 180_000 { "VIRTUAL" } else { "STORED" };
+                    if *virtual_ && self.target.version >= 180_000 { "VIRTUAL" } else { "STORED" };
                 line.push_str(&format!(" GENERATED ALWAYS AS ({expression}) {kept}"));
             }
             ColumnFill::Identity { always, sequence, options } => {
@@ -367,7 +386,7 @@ impl Renderer<'_> {
         }
         let only_from_18 = definition.ends_with(" NOT ENFORCED")
             || constraint.kind == ConstraintKind::ForeignKey && definition.contains(", PERIOD ");
-        if only_from_18 && self.target_version < 180_000 {
+        if only_from_18 && self.target.version < 180_000 {
             left_out.push(format!("constraint {name}, which the target's version does not know"));
             return None;
         }
@@ -377,10 +396,10 @@ impl Renderer<'_> {
     /// Clauses that came with later versions and without which the definition still holds.
     fn for_older_targets(&self, definition: &str) -> String {
         let mut definition = definition.to_owned();
-        if self.target_version < 180_000 {
+        if self.target.version < 180_000 {
             definition = definition.replace(" WITHOUT OVERLAPS)", ")");
         }
-        if self.target_version < 150_000 {
+        if self.target.version < 150_000 {
             definition = definition.replace(" NULLS NOT DISTINCT", "");
         }
         definition
@@ -390,6 +409,39 @@ impl Renderer<'_> {
 /// Keys that rows are found by: these are there before the copy.
 fn is_key(constraint: &Constraint) -> bool {
     constraint.kind == ConstraintKind::PrimaryKey || constraint.identifies
+}
+
+/// Names before a parenthesis in an expression as PostgreSQL prints it with an empty search_path:
+/// those without a schema are PostgreSQL's own. (Keywords that take a parenthesis are printed in
+/// capitals.)
+fn called(expression: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut quote = None;
+    let (mut word, mut qualified) = (String::new(), false);
+    for c in expression.chars() {
+        match quote {
+            Some(open) => {
+                if c == open {
+                    quote = None;
+                }
+                continue;
+            }
+            None if c == '\'' || c == '"' => quote = Some(c),
+            None if c == '_' || c.is_ascii_lowercase() || c.is_ascii_digit() => {
+                word.push(c);
+                continue;
+            }
+            // As in `character varying(20)`.
+            None if c == '(' && !qualified && word != "varying" && !word.is_empty() => {
+                names.insert(word.clone());
+            }
+            None => {}
+        }
+        qualified = c == '.' || c == '"';
+        word.clear();
+    }
+    names.retain(|name| !name.starts_with(|c: char| c.is_ascii_digit()));
+    names
 }
 
 fn object(object: &Object) -> Creation {
@@ -440,4 +492,23 @@ fn object(object: &Object) -> Creation {
         }
     };
     Creation { object: id, sql }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::called;
+
+    #[test]
+    fn functions_of_postgresql_are_found_in_expressions() {
+        for (expression, names) in [
+            ("uuidv7()", vec!["uuidv7"]),
+            ("nextval('public.f(x)'::regclass)", vec!["nextval"]),
+            ("COALESCE(lower('it''s g('::text), public.own(now()))", vec!["lower", "now"]),
+            ("('x'::character varying(20))::numeric(3,1)", vec!["numeric"]),
+            ("\"Odd\".f(1) + \"x y\"(2)", vec![]),
+            ("(-1)", vec![]),
+        ] {
+            assert_eq!(called(expression).into_iter().collect::<Vec<_>>(), names, "{expression}");
+        }
+    }
 }

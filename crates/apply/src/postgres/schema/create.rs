@@ -5,10 +5,10 @@ use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use farshore_capture::publication::TableName;
-use farshore_capture::schema::{Definitions, Stage};
+use farshore_capture::schema::{Definitions, Stage, TargetServer};
 use farshore_fault as fault;
 use farshore_pg::quote_literal;
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Held while tables are made, so that two subscriptions do not make the same at once.
 const LOCK: &str = "SELECT pg_advisory_lock(hashtextextended('farshore tables', 0))";
@@ -25,12 +25,33 @@ pub async fn outline_of(
 ) -> Result<Outline, ApplyError> {
     let present = Present::read(session).await?;
     let extensions = definitions.extensions.iter().map(|extension| extension.name.as_str());
-    let unavailable = present.unavailable(extensions);
-    let version = session.connection.server_version();
-    let plan = definitions.plan(&settings.names, version, &unavailable);
+    let target = TargetServer {
+        version: session.connection.server_version(),
+        no_extensions: present.unavailable(extensions),
+        no_functions: unknown_functions(session, &definitions.functions_in_defaults()).await?,
+    };
+    let plan = definitions.plan(&settings.names, &target);
     let mut outline = Outline::new(plan, &present, published, copied);
-    outline.unavailable = unavailable.into_iter().collect();
+    outline.unavailable = target.no_extensions.into_iter().collect();
     Ok(outline)
+}
+
+/// Of names that are plain identifiers, those that the target has no function and no type for.
+async fn unknown_functions(
+    session: &mut Session,
+    names: &BTreeSet<String>,
+) -> Result<BTreeSet<String>, ApplyError> {
+    let list: Vec<&str> = names.iter().map(String::as_str).collect();
+    let rows = session
+        .query(
+            "SELECT u.name FROM pg_catalog.unnest($1::text::text[]) u (name) WHERE NOT EXISTS ( \
+               SELECT 1 FROM pg_catalog.pg_proc p WHERE p.proname = u.name \
+               AND p.pronamespace = 'pg_catalog'::regnamespace) \
+             AND pg_catalog.to_regtype(u.name) IS NULL",
+            &[Some(&format!("{{{}}}", list.join(",")))],
+        )
+        .await?;
+    Ok(rows.iter().filter_map(|row| row.get(0)).map(str::to_owned).collect())
 }
 
 /// Whether the target lacks one of `tables` (by the publisher's names).
