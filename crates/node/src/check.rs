@@ -108,6 +108,14 @@ impl Findings {
         }
     }
 
+    /// A server that answered, but not to the end.
+    fn cannot_look(&mut self, kind: &str, error: &dyn std::fmt::Display, passes: bool) {
+        self.error(format!("cannot look at the {kind}: {error}"), "Look into that server's log");
+        if let Some(last) = self.all.last_mut() {
+            last.passes = passes;
+        }
+    }
+
     /// An agent's own words: its message names the object first and ends with the remedy.
     fn agent_error(&mut self, error: &dyn std::fmt::Display, passes: bool) {
         let text = error.to_string();

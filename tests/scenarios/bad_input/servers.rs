@@ -97,6 +97,32 @@ const CASES: &[Case] = &[
         },
     },
     Case {
+        name: "missing tables may not be created",
+        spoil: |pair| {
+            pair.subscriber.execute_script(
+                "DROP TABLE t; CREATE ROLE plain LOGIN; CREATE SCHEMA farshore AUTHORIZATION plain; \
+                 GRANT ALL ON SCHEMA farshore_marks TO plain; GRANT ALL ON u, farshore_marks.mark TO plain; \
+                 REVOKE CREATE ON SCHEMA public FROM public",
+            )?;
+            pair.publish(
+                "CREATE SCHEMA elsewhere; CREATE TABLE elsewhere.x (id integer PRIMARY KEY)",
+            )?;
+            pair.site.replace("'public.*'", "'public.*', 'elsewhere.x'")?;
+            as_plain(pair, false)
+        },
+        check: &[
+            "subscription \"s\": not on the target, and role plain may not create them in schema elsewhere: elsewhere.x → GRANT CREATE ON DATABASE postgres TO plain; or create them, and set create_tables = false",
+            "subscription \"s\": not on the target, and role plain may not create them in schema public: public.t → GRANT USAGE, CREATE ON SCHEMA public TO plain; or create them, and set create_tables = false",
+        ],
+        run: AS_CHECKED,
+        then: Then::Stops,
+        mend: |pair| {
+            pair.subscriber.execute_script(
+                "GRANT CREATE ON DATABASE postgres TO plain; GRANT USAGE, CREATE ON SCHEMA public TO plain",
+            )
+        },
+    },
+    Case {
         name: "the target's sessions are read-only",
         spoil: |pair| {
             pair.subscriber
@@ -120,7 +146,7 @@ const CASES: &[Case] = &[
             pair.site.replace(&target, &source)
         },
         check: &[
-            "subscription \"s\": `source` and `target` are the same database (postgres): every change would be published again → Correct one of the two",
+            "subscription \"s\": `source` and `target` are the same database (postgres): every change of farshore_marks.mark would be published again → Correct one of the two, or map the tables to a schema that is not published",
             "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns) → Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
         ],
         run: AS_CHECKED,

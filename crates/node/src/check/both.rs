@@ -2,17 +2,27 @@
 
 use super::Findings;
 use super::server::Server;
+use farshore_capture::publication::TableName;
 
-/// Looks at what holds only of a pair.
-pub fn check(publisher: &Server, target: &Server, findings: &mut Findings) {
-    if publisher.started == target.started && publisher.database == target.database {
+/// Looks at what holds only of a pair. `onto_itself` is a published table that would be written, if
+/// the two are the same database.
+pub fn check(
+    publisher: &Server,
+    target: &Server,
+    onto_itself: Option<&TableName>,
+    findings: &mut Findings,
+) {
+    if publisher.started == target.started
+        && publisher.database == target.database
+        && let Some(table) = onto_itself
+    {
         findings.error(
             format!(
-                "`source` and `target` are the same database ({}): every change would be \
-                 published again",
+                "`source` and `target` are the same database ({}): every change of {table} would \
+                 be published again",
                 target.database_sql()
             ),
-            "Correct one of the two",
+            "Correct one of the two, or map the tables to a schema that is not published",
         );
     }
     if publisher.encoding == target.encoding {

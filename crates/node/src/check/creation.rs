@@ -7,7 +7,7 @@ use farshore_apply::postgres::session::Session;
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
 use farshore_model::quote_identifier;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Whether the role may create `missing` tables (by their names on the target).
 pub async fn check(
@@ -20,40 +20,40 @@ pub async fn check(
         return Ok(());
     }
     let rows = session
-        .query("SELECT nspname, has_schema_privilege(oid, 'CREATE') FROM pg_namespace", &[])
+        .query(
+            "SELECT nspname, has_schema_privilege(oid, 'CREATE') \
+               AND has_schema_privilege(oid, 'USAGE') FROM pg_namespace",
+            &[],
+        )
         .await?;
     let schemas: BTreeMap<&str, bool> =
         rows.iter().filter_map(|row| Some((row.get(0)?, row.get(1) == Some("t")))).collect();
-    let (role, database) = (server.role_sql(), server.database_sql());
-    let wanted: BTreeSet<&str> = missing.iter().map(|table| table.schema.as_str()).collect();
-    let mut may = true;
-    for schema in wanted {
-        let quoted = quote_identifier(schema);
-        let (what, grant) = match schemas.get(schema) {
-            Some(true) => continue,
-            None if server.may_create => continue,
-            Some(false) => (
-                format!("tables in schema {quoted} of the target"),
-                format!("GRANT CREATE ON SCHEMA {quoted} TO {role}"),
-            ),
-            None => (
-                format!("schema {quoted} on the target"),
-                format!("GRANT CREATE ON DATABASE {database} TO {role}"),
-            ),
-        };
-        may = false;
-        findings.error(
-            format!("role {role} may not create {what}, and the target lacks tables there"),
-            format!("{grant}; or create them by hand (`farshore schema` prints the SQL)"),
-        );
+    let role = server.role_sql();
+    let mut by_schema: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for table in missing {
+        by_schema.entry(&table.schema).or_default().push(table.to_string());
     }
-    if may {
-        let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
-        findings.note(format!(
-            "these are not on the target and will be created there (`farshore schema` prints the \
-             SQL): {}",
-            some_of(&names)
-        ));
+    for (schema, tables) in by_schema {
+        let quoted = quote_identifier(schema);
+        let grant = match schemas.get(schema) {
+            Some(true) => None,
+            None if server.may_create => None,
+            Some(false) => Some(format!("GRANT USAGE, CREATE ON SCHEMA {quoted} TO {role}")),
+            None => Some(format!("GRANT CREATE ON DATABASE {} TO {role}", server.database_sql())),
+        };
+        match grant {
+            None => findings.note(format!(
+                "not on the target, and will be created there (`farshore schema` shows the SQL): {}",
+                some_of(&tables)
+            )),
+            Some(grant) => findings.error(
+                format!(
+                    "not on the target, and role {role} may not create them in schema {quoted}: {}",
+                    some_of(&tables)
+                ),
+                format!("{grant}; or create them, and set create_tables = false"),
+            ),
+        }
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ pub async fn check(
     match look(publication, started, &mut sql, findings).await {
         Ok(published) => published,
         Err(error) => {
-            findings.error(format!("cannot look at the publisher: {error}"), "See the message");
+            findings.cannot_look("publisher", &error, error.is_transient());
             None
         }
     }
@@ -58,7 +58,7 @@ async fn look(
     let wanted = match published::expand(spec, sql).await {
         Ok(wanted) => wanted,
         Err(error) => {
-            findings.agent_error(&error, false);
+            findings.agent_error(&error, error.is_transient());
             return Ok(None);
         }
     };

@@ -45,7 +45,7 @@ pub async fn check(
         session.connection.server_version() / 10_000
     ));
     if let Err(error) = look(config, subscription, published, &mut session, findings).await {
-        findings.error(format!("cannot look at the target: {error}"), "See the message");
+        findings.cannot_look("target", &error, error.is_transient());
     }
 }
 
@@ -61,7 +61,13 @@ async fn look(
     server.check("target", "target", findings);
     server.check_connections("target", subscription.spec.copy.workers + 1, findings);
     if let Some(published) = published {
-        both::check(&published.server, &server, findings);
+        let names = &subscription.spec.schema.names;
+        let onto_itself = published.tables.iter().find(|(name, _)| {
+            let target = names.table(name);
+            published.tables.iter().any(|(published, _)| *published == target)
+        });
+        let onto_itself = onto_itself.map(|(name, _)| names.table(name));
+        both::check(&published.server, &server, onto_itself.as_ref(), findings);
     }
     let known = match check_schema(&server, session, findings).await? {
         true => check_progress(subscription, session, findings).await?,
