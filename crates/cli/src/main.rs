@@ -189,19 +189,17 @@ fn main() -> ExitCode {
     }
 }
 
-/// Names the verb that was probably meant, where clap sees none near.
+/// Names the verb that was probably meant: clap sees fewer, and sometimes several.
 fn suggest_verb(mut error: clap::Error) -> clap::Error {
     use clap::error::{ContextKind, ContextValue};
     let Some(ContextValue::String(typed)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;
     };
-    if error.get(ContextKind::SuggestedSubcommand).is_none() {
-        let command = Arguments::command();
-        let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
-        if let Some(near) = nearest(typed, verbs.map(clap::Command::get_name)) {
-            let near = ContextValue::Strings(vec![near.to_owned()]);
-            error.insert(ContextKind::SuggestedSubcommand, near);
-        }
+    let command = Arguments::command();
+    let verbs = command.get_subcommands().filter(|verb| !verb.is_hide_set());
+    if let Some(near) = nearest(typed, verbs.map(clap::Command::get_name)) {
+        let near = ContextValue::Strings(vec![near.to_owned()]);
+        error.insert(ContextKind::SuggestedSubcommand, near);
     }
     error
 }
