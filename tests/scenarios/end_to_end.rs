@@ -4,6 +4,8 @@
 
 #[path = "end_to_end/changes.rs"]
 mod changes;
+#[path = "end_to_end/ddl.rs"]
+mod ddl;
 #[path = "end_to_end/identities.rs"]
 mod identities;
 #[path = "end_to_end/operation.rs"]

@@ -216,6 +216,7 @@ impl Careful<'_> {
     }
 
     async fn run_of_changes(&mut self, run: &[Bytes], header: &Header) -> Result<(), ApplyError> {
+        self.writer.prepare(run, header, self.feed.definitions()).await?;
         self.writer.begin_changes()?;
         for command in run {
             self.writer.one(command, header, self.feed.definitions()).await?;

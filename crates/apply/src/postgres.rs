@@ -5,6 +5,7 @@ pub mod batch;
 mod conflict_rows;
 mod copy_order;
 mod explain;
+pub mod follow_ddl;
 pub mod foreign_keys;
 pub mod initial_copy;
 pub mod pipeline;

@@ -4,13 +4,14 @@ use crate::ApplyError;
 use crate::careful::{Careful, Failure};
 use crate::conflict::ConflictPolicy;
 use crate::log_feed::LogFeed;
+use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::schema::{SchemaSettings, create_missing};
 use crate::postgres::sequences::Sequences;
 use crate::postgres::session::Session;
-use crate::postgres::writer::Writer;
+use crate::postgres::writer::{Following, Writer};
 use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
@@ -54,6 +55,8 @@ pub struct SubscriptionSpec {
     pub limits: GroupLimits,
     /// What is done about changes that are at odds with the target.
     pub on_conflict: ConflictPolicy,
+    /// What is done about columns that the publisher's tables gain.
+    pub follow_ddl: FollowDdl,
 }
 
 /// Carries one subscription from the store to its target until told to stop.
@@ -461,7 +464,9 @@ impl Subscription {
         let names = self.spec.schema.names.clone();
         let Attempt { careful_from, row_by_row } = attempt;
         let pipeline = Pipeline::new(session);
-        let mut writer = Writer::new(pipeline, name, policy, copied, row_by_row, names).await?;
+        let following = Following { policy: self.spec.follow_ddl, source: self.source.clone() };
+        let mut writer =
+            Writer::new(pipeline, name, policy, copied, row_by_row, names, following).await?;
         if let Some(from) = careful_from {
             let (feed, writer) = (&mut feed, &mut writer);
             Careful { agent: self, feed, writer, start: &mut start, from }.run(stop).await?;

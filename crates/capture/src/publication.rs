@@ -382,6 +382,13 @@ impl PublicationSpec {
         } else {
             ("NULL::name[]", "NULL::text")
         };
+        // Generated columns can be published since 18: all stored ones, or those of a column list.
+        let plain = if sql.server_version() >= 180_000 {
+            "AND (a.attgenerated = '' OR a.attnum = ANY (m.prattrs) \
+               OR a.attgenerated = 's' AND pub.pubgencols = 's')"
+        } else {
+            "AND a.attgenerated = ''"
+        };
         let text = format!(
             "SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
                pg_relation_size(c.oid) / current_setting('block_size')::int, \
@@ -399,7 +406,7 @@ impl PublicationSpec {
              JOIN pg_publication pub ON pub.pubname = $1 \
              LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid AND m.prpubid = pub.oid \
              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
-               AND NOT a.attisdropped AND a.attgenerated = '' \
+               AND NOT a.attisdropped {plain} \
                AND ({columns} IS NULL OR a.attname = ANY ({columns})) \
              WHERE p.pubname = $1 \
              ORDER BY p.schemaname, p.tablename, a.attnum"

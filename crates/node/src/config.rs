@@ -2,6 +2,7 @@
 
 pub mod typed;
 
+use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::initial_copy::CopySettings;
 use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::scheduler::{Batches, GroupLimits};
@@ -327,6 +328,10 @@ fn resolve_subscription(
             sequence_interval,
             limits,
             on_conflict,
+            follow_ddl: match typed.follow_ddl {
+                typed::FollowDdl::Add => FollowDdl::Add,
+                typed::FollowDdl::Stop => FollowDdl::Stop,
+            },
         },
     })
 }

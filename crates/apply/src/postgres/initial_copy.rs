@@ -7,6 +7,7 @@
 
 use crate::ApplyError;
 use crate::postgres::copy_order::{CopyOrder, Standing};
+use crate::postgres::follow_ddl::{definition_of, note_definition};
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
@@ -355,6 +356,7 @@ impl InitialCopy<'_> {
                 ],
             )
             .await?;
+        note_definition(session, self.subscription, name, &definition_of(&table)).await?;
         fault::point("snapshot.after-state");
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };

@@ -47,6 +47,9 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
   membership bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name)
 );
+ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea;
+COMMENT ON COLUMN farshore.table_copy.definition IS
+  'The publisher''s columns that the target''s table follows; see docs/formats/transaction.md';
 COMMENT ON COLUMN farshore.table_copy.copied_at IS
   'Consistent point of the copy: transactions that committed before it are in the copied rows';
 CREATE TABLE IF NOT EXISTS farshore.range_copy (
@@ -104,6 +107,11 @@ COMMENT ON TABLE farshore.after_copy IS
 COMMENT ON COLUMN farshore.after_copy.refusal IS
   'Why the target refused the statement; it is not tried again';
 ";
+
+/// Whether the newest part of the schema is there.
+const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'definition' \
+    AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Adds to progress and fences: exactly one row must change, or another writer was here.
 pub const ADVANCE: &str = "UPDATE farshore.subscription SET applied = $3, state = $4, \
@@ -175,8 +183,7 @@ impl TableProgress {
 impl Session {
     /// Makes the `farshore` schema where it is missing.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
-        let present =
-            self.query("SELECT to_regclass('farshore.after_copy') IS NOT NULL", &[]).await?;
+        let present = self.query(LATEST, &[]).await?;
         if present.first().and_then(|row| row.get(0)) == Some("t") {
             return Ok(());
         }

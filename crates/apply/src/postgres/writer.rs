@@ -5,13 +5,16 @@ use crate::conflict::{self, ConflictPolicy};
 use crate::log_feed::Definitions;
 use crate::postgres::batch::{self, Batches, Offered, StatementNames};
 use crate::postgres::explain::explain;
+use crate::postgres::follow_ddl::{Follow, FollowDdl};
 use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
-use crate::postgres::statements::{Prepared, Shape, TargetRelation, check_columns, target_table};
+use crate::postgres::statements::{
+    Prepared, Shape, TargetRelation, TargetTable, check_columns, target_table,
+};
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
-use farshore_capture::publication::TableName;
+use farshore_capture::publication::{PublicationSpec, TableName};
 use farshore_capture::schema::NameMap;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
@@ -32,6 +35,7 @@ pub struct Writer {
     /// Copied tables and the consistent points of their copies.
     copied: HashMap<TableName, Lsn>,
     /// What tables are called on the target.
+    following: Following,
     target_names: NameMap,
     /// Tables met in the log that are not copied.
     uncopied: BTreeSet<TableName>,
@@ -53,6 +57,15 @@ pub struct Writer {
     batches: Batches,
     /// The target's foreign keys, where they fire for what we write.
     cascades: Option<ForeignKeys>,
+}
+
+/// What the target's columns follow.
+#[derive(Clone, Debug)]
+pub struct Following {
+    /// What is done about new columns.
+    pub policy: FollowDdl,
+    /// Where the publisher is.
+    pub source: PublicationSpec,
 }
 
 /// Where the commands of one transaction stand.
@@ -102,6 +115,7 @@ impl Writer {
         copied: HashMap<TableName, Lsn>,
         row_by_row: RowByRow,
         target_names: NameMap,
+        following: Following,
     ) -> Result<Writer, ApplyError> {
         let cascades = match pipeline.idle_session().await {
             Ok(session) if !session.replica_role => {
@@ -126,6 +140,7 @@ impl Writer {
             relations: HashMap::new(),
             copied,
             target_names,
+            following,
             uncopied: BTreeSet::new(),
             on_conflict,
             names: StatementNames::default(),
@@ -222,7 +237,7 @@ impl Writer {
             }
             Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(false),
         };
-        self.learn(relation, at.header.end_lsn, definitions).await?;
+        self.learn(relation, at.header, definitions).await?;
         let Some(target) = self.relations.get(&relation) else { return Ok(false) };
         if at.header.commit_lsn < target.copied_at {
             return Ok(false);
@@ -301,7 +316,7 @@ impl Writer {
             }
             Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(()),
         };
-        self.learn(relation, position, definitions).await?;
+        self.learn(relation, header, definitions).await?;
         let Some(target) = self.relations.get_mut(&relation) else { return Ok(()) };
         if header.commit_lsn < target.copied_at {
             return Ok(());
@@ -330,8 +345,11 @@ impl Writer {
         let (mut tables, mut names) = (Vec::new(), Vec::new());
         let (mut first, mut passed_over) = (None, false);
         for relation in relations.clone() {
-            self.learn(relation, header.end_lsn, definitions).await?;
-            let Some(target) = self.relations.get(&relation) else { continue };
+            self.learn(relation, header, definitions).await?;
+            let Some(target) = self.relations.get(&relation) else {
+                passed_over = true;
+                continue;
+            };
             if header.commit_lsn >= target.copied_at {
                 tables.push(target.rows_of_its_own());
                 names.push(target.table.to_string());
@@ -375,18 +393,19 @@ impl Writer {
             .map_err(|error| self.explain(error))
     }
 
-    /// Looks a relation version up on the target when it is first met.
+    /// Looks a relation version up on the target when it is first met in a transaction that is not
+    /// passed over, and lets the target's columns follow.
     async fn learn(
         &mut self,
         id: DictionaryId,
-        position: Lsn,
+        header: &Header,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
         if self.relations.contains_key(&id) {
             return Ok(());
         }
         let relation = definitions.get(&id).cloned().ok_or_else(|| ApplyError::Stored {
-            position,
+            position: header.end_lsn,
             what: format!("refers to definition {}, which was not read before it", id.0),
         })?;
         let schema = if relation.schema.is_empty() {
@@ -407,11 +426,29 @@ impl Writer {
         if fault::defect("snapshot-row-also-streamed") {
             copied_at = Lsn::ZERO;
         }
+        if header.commit_lsn < copied_at {
+            // The copy may be of a later version, and the target's table with it.
+            return Ok(());
+        }
         let table = self.target_names.table(&table);
-        let on_target = match self.pipeline.idle_session().await {
-            Ok(session) => target_table(session, &table).await?,
-            Err(error) => return Err(self.explain(error)),
-        };
+        let mut on_target = self.look_up(&table).await?;
+        if let Some(there) = &on_target {
+            // In the open transaction, behind what came before.
+            self.send_batches().await?;
+            self.ensure_begun().await?;
+            let (subscription, policy) = (self.subscription.clone(), self.following.policy);
+            let source = self.following.source.clone();
+            let follow = Follow {
+                subscription: &subscription,
+                policy,
+                source: &source,
+                table: &table,
+                relation: &relation,
+            };
+            if follow.follow(self.session().await?, there).await? {
+                on_target = self.look_up(&table).await?;
+            }
+        }
         let names = relation.columns.iter().map(|column| column.name.as_str());
         check_columns(&self.subscription, &table, names, on_target.as_ref())?;
         let on_target = on_target.unwrap_or_default();
@@ -422,6 +459,39 @@ impl Writer {
             .as_ref()
             .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
         self.relations.insert(id, target);
+        Ok(())
+    }
+
+    async fn look_up(&mut self, table: &TableName) -> Result<Option<TargetTable>, ApplyError> {
+        target_table(self.session().await?, table).await
+    }
+
+    /// Looks up what these changes refer to before they are applied under a savepoint: what
+    /// following the publisher's columns does to the target must not be undone with them.
+    pub(crate) async fn prepare(
+        &mut self,
+        commands: &[Bytes],
+        header: &Header,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let position = header.end_lsn;
+        for command in commands {
+            let change = decode_stored(command)
+                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+            match change {
+                Stored::Insert { relation, .. }
+                | Stored::Update { relation, .. }
+                | Stored::Delete { relation, .. } => {
+                    self.learn(relation, header, definitions).await?;
+                }
+                Stored::Truncate { relations, .. } => {
+                    for relation in relations {
+                        self.learn(relation, header, definitions).await?;
+                    }
+                }
+                Stored::Message { .. } | Stored::SubtransactionMark(_) => {}
+            }
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use super::tables::{self, Table};
 use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::ApplyError;
+use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::postgres::statements::{TargetColumn, TargetTable, check_columns};
 use farshore_capture::publication::TableName;
@@ -213,8 +214,8 @@ async fn check_tables(
             }
             continue;
         };
-        if check_table(subscription, name, source, table, server, findings) && !known.contains(name)
-        {
+        let copied = known.contains(name);
+        if check_table(subscription, name, source, table, copied, server, findings) && !copied {
             match owners.get(name) {
                 Some(other) => findings.error(
                     format!("table {name} on the target is filled by subscription \"{other}\""),
@@ -266,6 +267,7 @@ fn check_table(
     name: &TableName,
     source: &Table,
     table: &Table,
+    copied: bool,
     server: &Server,
     findings: &mut Findings,
 ) -> bool {
@@ -285,7 +287,11 @@ fn check_table(
         );
         return false;
     }
+    // What a copied table lacks is added when its first change comes.
+    let follows = copied && subscription.spec.follow_ddl == FollowDdl::Add;
+    let is_there = |name: &str| table.columns.iter().any(|column| column.name == name);
     let names = source.columns.iter().map(|column| column.name.as_str());
+    let names = names.filter(|name| !follows || is_there(name));
     let known = TargetTable {
         partitioned: table.kind == 'p',
         columns: table

@@ -89,6 +89,9 @@ pub struct Subscription {
     /// The same for single tables, by the publisher's names.
     #[serde(default)]
     pub on_conflict_tables: BTreeMap<String, OnConflict>,
+    /// `add` or `stop`.
+    #[serde(default)]
+    pub follow_ddl: FollowDdl,
     /// How often sequences follow; `off` for never.
     pub sequences_every: Option<String>,
     /// Whether tables that the target lacks are created there.
@@ -99,6 +102,17 @@ pub struct Subscription {
     /// `[subscription.NAME.schemas]`: publisher's schema = target's schema.
     #[serde(default)]
     pub schemas: BTreeMap<String, String>,
+}
+
+/// `follow_ddl = "…"`
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FollowDdl {
+    /// Columns that the publisher's tables gain are added on the target.
+    #[default]
+    Add,
+    /// The subscription stops.
+    Stop,
 }
 
 /// `batches = "…"`

@@ -1,0 +1,485 @@
+//! The target's columns follow the publisher's.
+//!
+//! `farshore.table_copy.definition` keeps the definition that a table on the target follows: that
+//! of its copy, and then of the newest relation version that was applied. When a change refers to
+//! another one, the two say what happened in between:
+//!
+//! | columns of the new version | what is done |
+//! | --- | --- |
+//! | some more, none gone | those that the target lacks are added |
+//! | some gone, none more | left on the target, if they can be left empty |
+//! | some more and some gone | renamed, or dropped and others added: nobody can tell, it stops |
+//! | one of another type | it stops, unless the target's column has that type already |
+//!
+//! All of it happens in the target transaction of the change, so it is there exactly once.
+//!
+//! Rows that were there when a column was added have a value that is not in the log:
+//! `attmissingval` on the publisher, or NULL, or, where the table was rewritten, anything.
+
+use crate::ApplyError;
+use crate::postgres::session::Session;
+use crate::postgres::statements::TargetTable;
+use crate::postgres::value_plan::ColumnType;
+use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
+use farshore_pg::{Connection, Mode, quote_literal};
+use farshore_wire::pgoutput::stored;
+
+/// What is done about columns that the publisher's table gained or lost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FollowDdl {
+    /// New columns are added on the target; dropped ones are left.
+    #[default]
+    Add,
+    /// Where the target lacks a column, the subscription stops.
+    Stop,
+}
+
+/// Follows one table.
+pub struct Follow<'a> {
+    /// Subscription name.
+    pub subscription: &'a str,
+    /// What is done.
+    pub policy: FollowDdl,
+    /// Where the publisher is.
+    pub source: &'a PublicationSpec,
+    /// The table on the target.
+    pub table: &'a TableName,
+    /// Its definition from now on.
+    pub relation: &'a Relation,
+}
+
+impl Follow<'_> {
+    /// Brings the target's table to the new version, inside the open transaction. True if its shape
+    /// was changed.
+    pub async fn follow(
+        &self,
+        session: &mut Session,
+        on_target: &TargetTable,
+    ) -> Result<bool, ApplyError> {
+        let before = self.load_definition(session).await?;
+        let columns = &self.relation.columns;
+        if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
+            return Ok(false);
+        }
+        let had = |name: &str| match &before {
+            Some(before) => before.columns.iter().any(|column| column.name == name),
+            // Nothing is known from before: whatever the target has may be what was published.
+            None => on_target.columns.iter().any(|column| column.name == name),
+        };
+        let missing: Vec<&Column> = columns
+            .iter()
+            .filter(|column| !on_target.columns.iter().any(|there| there.name == column.name))
+            .collect();
+        let gone: Vec<&str> = on_target
+            .columns
+            .iter()
+            .filter(|there| !there.generated && had(&there.name))
+            .map(|there| there.name.as_str())
+            .filter(|name| !columns.iter().any(|column| column.name == *name))
+            .collect();
+        if let Some(before) = &before {
+            self.check_types(session, before, on_target).await?;
+        }
+        if let Some(first) = missing.first() {
+            let definition = self.type_on_target(session, first).await?;
+            let add = self.alter(&format!("ADD COLUMN {} {definition}", quoted(first)));
+            if let Some(old) = gone.first() {
+                return Err(self.stops(&format!(
+                    "column {0} is new and {1} is gone. If the publisher renamed it: {2}. If it \
+                     dropped the one and added the other: {add}; and {3}, or make the old one \
+                     nullable under another name",
+                    quoted(first),
+                    quote_identifier(old),
+                    self.alter(&format!(
+                        "RENAME COLUMN {} TO {}",
+                        quote_identifier(old),
+                        quoted(first)
+                    )),
+                    self.alter(&format!("DROP COLUMN {}", quote_identifier(old))),
+                )));
+            }
+            if self.policy == FollowDdl::Stop {
+                return Err(self.stops(&format!("column {} is new: {add}", quoted(first))));
+            }
+        }
+        if !gone.is_empty() {
+            self.check_left(session, &gone).await?;
+        }
+        if !missing.is_empty() {
+            self.add(session, &missing).await?;
+        }
+        note_definition(session, self.subscription, &published_name(self.relation), self.relation)
+            .await?;
+        Ok(!missing.is_empty())
+    }
+
+    async fn load_definition(&self, session: &mut Session) -> Result<Option<Relation>, ApplyError> {
+        let published = published_name(self.relation);
+        let rows = session
+            .query(
+                "SELECT definition FROM farshore.table_copy \
+                 WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+                &[Some(self.subscription), Some(&published.schema), Some(&published.name)],
+            )
+            .await?;
+        let Some(text) = rows.first().and_then(|row| row.get(0)) else { return Ok(None) };
+        let decoded = from_hex(text).and_then(|bytes| stored::decode_definition(&bytes).ok());
+        decoded.map(Some).ok_or_else(|| {
+            self.stops("its definition in farshore.table_copy is damaged: set it to NULL there")
+        })
+    }
+
+    /// A column that the publisher gave another type must have got it on the target too.
+    async fn check_types(
+        &self,
+        session: &mut Session,
+        before: &Relation,
+        on_target: &TargetTable,
+    ) -> Result<(), ApplyError> {
+        for column in &self.relation.columns {
+            let old = before.columns.iter().find(|old| old.name == column.name);
+            let Some(old) = old.filter(|old| !same_type(old, column)) else { continue };
+            let plan = |of: &Column, types| {
+                let (oid, modifier) = (of.type_oid, of.type_modifier);
+                on_target.plan(&of.name, ColumnType { oid, modifier, types }).map(|(_, plan)| plan)
+            };
+            let Ok(now) = plan(column, &self.relation.types) else {
+                return Err(self.retyped(session, column).await?);
+            };
+            let was_cast = plan(old, &before.types).is_ok_and(|plan| !plan.is_verbatim());
+            if !now.is_verbatim() && !was_cast {
+                return Err(self.retyped(session, column).await?);
+            }
+        }
+        Ok(())
+    }
+
+    async fn retyped(
+        &self,
+        session: &mut Session,
+        column: &Column,
+    ) -> Result<ApplyError, ApplyError> {
+        let definition = self.type_on_target(session, column).await?;
+        let alter = self.alter(&format!("ALTER COLUMN {} TYPE {definition}", quoted(column)));
+        Ok(self.stops(&format!(
+            "column {} has another type: {alter} (with the USING clause of the publisher, if it had \
+             one)",
+            quoted(column)
+        )))
+    }
+
+    /// Columns that are left must be able to stay empty.
+    async fn check_left(&self, session: &mut Session, gone: &[&str]) -> Result<(), ApplyError> {
+        let rows = session
+            .query(
+                "SELECT attname FROM pg_catalog.pg_attribute \
+                 WHERE attrelid = pg_catalog.to_regclass($1) AND attnum > 0 \
+                 AND NOT attisdropped AND attnotnull AND NOT atthasdef AND attidentity = ''",
+                &[Some(&self.table.to_string())],
+            )
+            .await?;
+        let demanding = |name: &&&str| rows.iter().any(|row| row.get(0) == Some(**name));
+        let Some(name) = gone.iter().find(demanding) else { return Ok(()) };
+        let name = quote_identifier(name);
+        Err(self.stops(&format!(
+            "column {name} is gone, and on the target it takes no NULL and has no default: {}, or {}",
+            self.alter(&format!("DROP COLUMN {name}")),
+            self.alter(&format!("ALTER COLUMN {name} DROP NOT NULL"))
+        )))
+    }
+
+    async fn add(&self, session: &mut Session, missing: &[&Column]) -> Result<(), ApplyError> {
+        let spec = self.source;
+        let mut publisher = spec.connect(Mode::Sql).await?;
+        let asked = self.old_values(&mut publisher, missing).await;
+        let old_values = asked.map_err(|error| farshore_capture::CaptureError::Publisher {
+            server: spec.source.redacted(),
+            error,
+        })?;
+        publisher.close().await;
+        let file_node = self.file_node_of_copy(session).await?;
+        let root = session
+            .query(
+                "SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c WHERE c.oid = \
+                 coalesce(pg_catalog.pg_partition_root(pg_catalog.to_regclass($1)), \
+                 pg_catalog.to_regclass($1))",
+                &[Some(&self.table.to_string())],
+            )
+            .await?;
+        let root = root.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+        for (column, old) in missing.iter().zip(old_values) {
+            let definition = self.type_on_target(session, column).await?;
+            let mut add = format!("ADD COLUMN {} {definition}", quoted(column));
+            match old {
+                OldValue::Missing(text) => {
+                    add.push_str(&format!(" DEFAULT {}::{definition}", quote_literal(&text)));
+                }
+                OldValue::Filled { file_node: now } if Some(now) != file_node => {
+                    self.check_empty(session, column).await?;
+                }
+                OldValue::Filled { .. } | OldValue::Null => {}
+            }
+            session.simple(&format!("ALTER TABLE {root} {add}")).await.map_err(|error| {
+                match &error {
+                    ApplyError::Target { error: refused, .. } if refused.sqlstate().is_some() => {
+                        self.stops(&format!(
+                            "column {} is new, and the target refused to add it ({refused}). As the \
+                             table's owner: {}",
+                            quoted(column),
+                            self.alter(&add)
+                        ))
+                    }
+                    _ => error,
+                }
+            })?;
+            tracing::info!(
+                subscription = %self.subscription,
+                table = %self.table,
+                column = %column.name,
+                "column added on the target, as on the publisher"
+            );
+        }
+        Ok(())
+    }
+
+    /// Values that the publisher's rows got by a rewrite cannot be had from the log.
+    async fn check_empty(&self, session: &mut Session, column: &Column) -> Result<(), ApplyError> {
+        let filled = session.query(&format!("SELECT 1 FROM {} LIMIT 1", self.table), &[]).await?;
+        if filled.is_empty() {
+            return Ok(());
+        }
+        let definition = self.type_on_target(session, column).await?;
+        Err(self.stops(&format!(
+            "column {} is new, and its values in the rows that were there (a default that is \
+             computed for each row) are not in the log. Add it ({}) and fill it as on the publisher, \
+             or copy the table anew",
+            quoted(column),
+            self.alter(&format!("ADD COLUMN {} {definition}", quoted(column)))
+        )))
+    }
+
+    async fn file_node_of_copy(&self, session: &mut Session) -> Result<Option<u32>, ApplyError> {
+        let published = published_name(self.relation);
+        let rows = session
+            .query(
+                "SELECT file_node FROM farshore.table_copy \
+                 WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+                &[Some(self.subscription), Some(&published.schema), Some(&published.name)],
+            )
+            .await?;
+        Ok(rows.first().and_then(|row| row.parse(0).ok()))
+    }
+
+    /// What the publisher's rows had in these columns when they were added.
+    async fn old_values(
+        &self,
+        publisher: &mut Connection,
+        columns: &[&Column],
+    ) -> Result<Vec<OldValue>, farshore_pg::Error> {
+        publisher.simple_query("SET search_path = ''; SET lc_monetary = 'C'").await?;
+        let published = published_name(self.relation);
+        let mut values = Vec::new();
+        for column in columns {
+            // A partitioned table has no rows of its own: its partitions know.
+            let rows = publisher
+                .query(
+                    "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '', \
+                       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0) \
+                     FROM pg_catalog.pg_class o \
+                     JOIN pg_catalog.pg_namespace n ON n.oid = o.relnamespace \
+                     JOIN pg_catalog.pg_class c ON c.oid = o.oid OR o.relkind = 'p' AND c.oid IN \
+                       (SELECT relid FROM pg_catalog.pg_partition_tree(o.oid) WHERE isleaf) \
+                     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
+                     WHERE n.nspname = $1 AND o.relname = $2 AND a.attname = $3 \
+                       AND NOT a.attisdropped AND a.atttypid = $4::text::oid \
+                     ORDER BY a.atthasmissing DESC LIMIT 1",
+                    &[
+                        Some(&published.schema),
+                        Some(&published.name),
+                        Some(&column.name),
+                        Some(&column.type_oid.to_string()),
+                    ],
+                )
+                .await?;
+            values.push(match rows.first() {
+                // The column has gone again, and with it whatever it held.
+                None => OldValue::Null,
+                Some(row) => match (row.get(0).and_then(only_element), row.get(1)) {
+                    (Some(text), _) => OldValue::Missing(text),
+                    (None, Some("t")) => OldValue::Filled { file_node: row.parse(2)? },
+                    (None, _) => OldValue::Null,
+                },
+            });
+        }
+        Ok(values)
+    }
+
+    /// The column's type, as the target names it.
+    async fn type_on_target(
+        &self,
+        session: &mut Session,
+        column: &Column,
+    ) -> Result<String, ApplyError> {
+        let modifier = column.type_modifier.to_string();
+        let rows = if column.type_oid < FIRST_UNSTABLE_OID {
+            session
+                .query(
+                    "SELECT pg_catalog.format_type($1::text::oid, $2::text::int4)",
+                    &[Some(&column.type_oid.to_string()), Some(&modifier)],
+                )
+                .await?
+        } else {
+            let known = self.relation.user_type(column.type_oid);
+            let (schema, name) = known.map_or(("", "?"), |known| (&known.schema, &known.name));
+            session
+                .query(
+                    "SELECT pg_catalog.format_type(t.oid, $3::text::int4) FROM pg_catalog.pg_type t \
+                     JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace WHERE t.typname = $2 \
+                     ORDER BY n.nspname <> $1 LIMIT 1",
+                    &[Some(schema), Some(name), Some(&modifier)],
+                )
+                .await?
+        };
+        match rows.first().and_then(|row| row.get(0)).filter(|name| *name != "???") {
+            Some(name) => Ok(name.to_owned()),
+            None => Err(self.stops(&format!(
+                "column {} is of a type that the target does not have. Create it there",
+                quoted(column)
+            ))),
+        }
+    }
+
+    fn alter(&self, what: &str) -> String {
+        format!("ALTER TABLE {} {what}", self.table)
+    }
+
+    fn stops(&self, what: &str) -> ApplyError {
+        ApplyError::Setup(format!(
+            "subscription \"{}\": the publisher's table {} was altered: {what}. Then start this node \
+             again",
+            self.subscription,
+            published_name(self.relation)
+        ))
+    }
+}
+
+/// What rows had in a column when it was added.
+enum OldValue {
+    /// NULL.
+    Null,
+    /// This text.
+    Missing(String),
+    /// NULL if the table is still in the file that it was copied from; else each its own.
+    Filled {
+        /// The file it is in now.
+        file_node: u32,
+    },
+}
+
+fn quoted(column: &Column) -> String {
+    quote_identifier(&column.name)
+}
+
+fn published_name(relation: &Relation) -> TableName {
+    TableName { schema: relation.schema.clone(), name: relation.name.clone() }
+}
+
+fn same_type(a: &Column, b: &Column) -> bool {
+    a.type_oid == b.type_oid && a.type_modifier == b.type_modifier
+}
+
+fn same_columns(a: &Relation, b: &Relation) -> bool {
+    a.columns.len() == b.columns.len()
+        && a.columns.iter().zip(&b.columns).all(|(a, b)| a.name == b.name && same_type(a, b))
+}
+
+/// Keeps the definition that a copied table follows from now on.
+pub async fn note_definition(
+    session: &mut Session,
+    subscription: &str,
+    table: &TableName,
+    relation: &Relation,
+) -> Result<(), ApplyError> {
+    let definition = stored::encode_definition(relation);
+    let hex: String = definition.iter().map(|byte| format!("{byte:02x}")).collect();
+    session
+        .execute(
+            "UPDATE farshore.table_copy SET definition = pg_catalog.decode($4, 'hex') \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+            &[Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)],
+        )
+        .await
+        .map(drop)
+}
+
+/// The definition of a table that is copied.
+pub fn definition_of(table: &PublishedTable) -> Relation {
+    let columns = table.columns.iter().map(|column| Column {
+        key: false,
+        name: column.name.clone(),
+        type_oid: column.type_oid,
+        type_modifier: column.type_modifier,
+    });
+    Relation {
+        oid: table.oid,
+        schema: table.table.schema.clone(),
+        name: table.table.name.clone(),
+        identity: ReplicaIdentity::Default,
+        columns: columns.collect(),
+        types: table.types.clone(),
+    }
+}
+
+/// The element of an array with one element, from the array's text.
+fn only_element(array: &str) -> Option<String> {
+    let inner = array.strip_prefix('{')?.strip_suffix('}')?;
+    let Some(quoted) = inner.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else {
+        return (inner != "NULL").then(|| inner.to_owned());
+    };
+    let mut element = String::new();
+    let mut chars = quoted.chars();
+    while let Some(char) = chars.next() {
+        element.push(if char == '\\' { chars.next()? } else { char });
+    }
+    Some(element)
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.strip_prefix("\\x")?.as_bytes();
+    let (pairs, rest) = digits.as_chunks::<2>();
+    if !rest.is_empty() {
+        return None;
+    }
+    let byte = |pair: &[u8; 2]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    pairs.iter().map(byte).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_values_are_read_from_their_array() {
+        for (array, element) in [
+            ("{7}", Some("7")),
+            ("{\"a, \\\"b\\\" \\\\ {}\"}", Some("a, \"b\" \\ {}")),
+            ("{\"\"}", Some("")),
+            ("{\"{1,2}\"}", Some("{1,2}")),
+            ("{\"NULL\"}", Some("NULL")),
+            ("{NULL}", None),
+            ("7", None),
+        ] {
+            assert_eq!(only_element(array).as_deref(), element, "{array}");
+        }
+    }
+
+    #[test]
+    fn hexadecimal_digits_are_read() {
+        assert_eq!(from_hex("\\x00ff5c"), Some(vec![0, 255, 92]));
+        assert_eq!(from_hex("\\x"), Some(vec![]));
+        for damaged in ["00", "\\x0", "\\x0g", "\\xé"] {
+            assert_eq!(from_hex(damaged), None, "{damaged}");
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! The publisher's tables are altered while their changes are carried.
+
+use anyhow::{Result, ensure};
+use farshore_tests::{Pair, both_ways};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// The subscription stops with `what` in its reason; the statement for the target is given back.
+fn stops_with(pair: &Pair, what: &str) -> Result<()> {
+    let line = pair.site.await_log(" stopped: ", SOON)?;
+    ensure!(line.contains(what), "expected \"{what}\" in: {line}");
+    Ok(())
+}
+
+fn mended(pair: &mut Pair, sql: &str) -> Result<()> {
+    pair.site.stop()?;
+    pair.subscriber.execute_script(sql)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])
+}
+
+#[test]
+fn added_columns_follow_with_what_old_rows_have_in_them() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TYPE mood AS ENUM ('sad', 'it''s \"ok\"'); \
+             CREATE TABLE t (id integer PRIMARY KEY, a text); \
+             CREATE TABLE bag (a integer); ALTER TABLE bag REPLICA IDENTITY FULL; \
+             CREATE TABLE rests (id integer PRIMARY KEY); \
+             CREATE TABLE m (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100); \
+             CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish(
+            "INSERT INTO t SELECT i, 'a' FROM generate_series(1, 100) AS i; \
+             INSERT INTO bag VALUES (1), (1), (NULL); INSERT INTO rests VALUES (1); \
+             INSERT INTO m SELECT generate_series(0, 199, 10)",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("INSERT INTO t VALUES (101, 'before')")?;
+        pair.publish(
+            "BEGIN; INSERT INTO t VALUES (102, 'in between'); \
+             ALTER TABLE t ADD COLUMN b integer NOT NULL DEFAULT 7; \
+             ALTER TABLE t ALTER COLUMN b SET DEFAULT 8; INSERT INTO t VALUES (103, 'b'); \
+             ALTER TABLE t ADD COLUMN \"C c\" mood[] DEFAULT '{sad,\"it''s \\\"ok\\\"\"}'; \
+             UPDATE t SET b = 9 WHERE id < 50; INSERT INTO t VALUES (104, 'c', 10, '{}'); COMMIT",
+        )?;
+        pair.publish(
+            "ALTER TABLE t ADD COLUMN d numeric(10,2) DEFAULT 1.50, ADD COLUMN e timestamptz \
+             DEFAULT '2024-02-29 12:00+00', ADD COLUMN f text DEFAULT E'\\\\,\"{}''', ADD COLUMN g \
+             integer; ALTER TABLE t ALTER COLUMN g SET DEFAULT 5; \
+             INSERT INTO t (id) VALUES (105); UPDATE t SET e = NULL WHERE id = 1; \
+             ALTER TABLE bag ADD COLUMN b text DEFAULT 'x'; DELETE FROM bag WHERE a IS NULL; \
+             UPDATE bag SET b = 'y' WHERE ctid = (SELECT min(ctid) FROM bag)",
+        )?;
+        pair.assert_equal(&["public"])?;
+        pair.publish(
+            "ALTER TABLE m ADD COLUMN v integer DEFAULT 3; INSERT INTO m VALUES (5, 4), (105, 5); \
+             UPDATE m SET v = 6 WHERE id % 20 = 0",
+        )?;
+        pair.assert_equal(&["public"])?;
+        // Streamed before its commit, with a column that an aborted sub-transaction added; and the
+        // node dies on the way.
+        pair.publish(
+            "BEGIN; INSERT INTO t SELECT i, repeat('s', 50) FROM generate_series(1000, 3000) AS i; \
+             SAVEPOINT a; ALTER TABLE t ADD COLUMN nope integer; \
+             INSERT INTO t (id, nope) SELECT i, i FROM generate_series(3001, 5000) AS i; \
+             ROLLBACK TO a; ALTER TABLE t ADD COLUMN h text DEFAULT 'h'; \
+             INSERT INTO t (id, h) SELECT i, repeat('d', 50) FROM generate_series(5001, 8000) AS i; \
+             COMMIT; UPDATE t SET h = 'later' WHERE id < 10",
+        )?;
+        pair.site.kill9()?;
+        pair.publish(
+            "ALTER TABLE t ADD COLUMN i integer DEFAULT 1; UPDATE t SET i = 2 WHERE id < 9",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        // A column that is added where nothing changes does not get in the way.
+        pair.publish("ALTER TABLE rests ADD COLUMN v integer")?;
+        pair.await_arrival()?;
+        pair.publish("INSERT INTO rests VALUES (2, 3)")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
+    both_ways(|direction| {
+        let schema =
+            "CREATE TABLE t (id integer PRIMARY KEY, a text, b integer NOT NULL, c integer)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, 'a', i, i FROM generate_series(1, 100) AS i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+
+        pair.publish("ALTER TABLE t RENAME COLUMN c TO z; UPDATE t SET z = -z WHERE id < 10")?;
+        stops_with(&pair, "ALTER TABLE public.t RENAME COLUMN c TO z")?;
+        mended(&mut pair, "ALTER TABLE t RENAME COLUMN c TO z")?;
+
+        pair.publish(
+            "ALTER TABLE t ALTER COLUMN z TYPE numeric(12,2); UPDATE t SET z = 1.25 WHERE id < 5",
+        )?;
+        stops_with(&pair, "ALTER TABLE public.t ALTER COLUMN z TYPE numeric(12,2)")?;
+        mended(&mut pair, "ALTER TABLE t ALTER COLUMN z TYPE numeric(12,2)")?;
+
+        pair.publish("ALTER TABLE t DROP COLUMN b; INSERT INTO t VALUES (1000, 'new', 5)")?;
+        stops_with(&pair, "ALTER TABLE public.t ALTER COLUMN b DROP NOT NULL")?;
+        pair.site.stop()?;
+        pair.subscriber.execute_script("ALTER TABLE t ALTER COLUMN b DROP NOT NULL")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        // What was dropped is left, and is nobody's any more: the next column is simply added.
+        pair.publish("ALTER TABLE t ADD COLUMN d integer DEFAULT 4; UPDATE t SET a = 'd'")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says("SELECT count(b) FROM t")? == "100");
+        pair.subscriber.execute_script("ALTER TABLE t DROP COLUMN b")?;
+        pair.assert_equal(&["public"])?;
+
+        // Each row has a value of its own, and none is in the log.
+        pair.publish(
+            "ALTER TABLE t ADD COLUMN r double precision DEFAULT random(); \
+             UPDATE t SET a = 'r' WHERE id = 1",
+        )?;
+        stops_with(&pair, "are not in the log")?;
+        let columns =
+            "SELECT count(*) FROM pg_attribute WHERE attrelid = 't'::regclass AND attname = 'r'";
+        ensure!(pair.subscriber_says(columns)? == "0", "nothing of it is there");
+        Ok(())
+    })
+}
+
+#[test]
+fn columns_are_not_followed_where_that_is_not_wanted() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.site.add("follow_ddl = \"stop\"")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("ALTER TABLE t ADD COLUMN b varchar(20); INSERT INTO t VALUES (1, 'a', 'b')")?;
+        stops_with(&pair, "ALTER TABLE public.t ADD COLUMN b character varying(20)")?;
+        mended(&mut pair, "ALTER TABLE t ADD COLUMN b varchar(20)")
+    })
+}
