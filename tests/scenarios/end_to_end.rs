@@ -2,6 +2,8 @@
 //! ends with a comparison of both sides by checksum, taken when the subscriber shows the
 //! publisher's last commit.
 
+#[path = "end_to_end/batches.rs"]
+mod batches;
 #[path = "end_to_end/changes.rs"]
 mod changes;
 #[path = "end_to_end/ddl.rs"]

@@ -19,6 +19,9 @@ use farshore_wire::pgoutput::{DecodeError, OldTuple, Tuple, Value, encode};
 use hashbrown::HashTable;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+/// Keys that a netting keeps memory for when it is empty.
+const KEPT_MAX: usize = 256;
+
 /// What a key's changes come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
@@ -116,10 +119,15 @@ impl Netting {
         &self.nets
     }
 
-    /// Forgets everything, and keeps the memory for the next batch.
+    /// Forgets everything, and keeps a little memory for the next batch: there may be thousands
+    /// of tables.
     pub fn clear(&mut self) {
         self.nets.clear();
+        self.nets.shrink_to(KEPT_MAX);
         self.index.clear();
+        if self.index.capacity() > 2 * KEPT_MAX {
+            self.index = HashTable::new();
+        }
     }
 
     /// Takes in an insert; `new` lies in `body`.

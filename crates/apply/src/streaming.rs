@@ -58,6 +58,8 @@ pub(crate) struct Streaming<'a> {
     /// Groups closed but not confirmed: their last positions and their transactions' commit times.
     awaiting: VecDeque<(Lsn, Vec<PgTime>)>,
     progress_at: Instant,
+    /// Row changes that the status counts already.
+    changes_announced: u64,
     /// Only used by the defect that swaps transactions.
     held_back: Option<(Header, Body)>,
 }
@@ -88,6 +90,7 @@ impl<'a> Streaming<'a> {
             batch: false,
             awaiting: VecDeque::new(),
             progress_at: Instant::now(),
+            changes_announced: 0,
             held_back: None,
         }
     }
@@ -295,18 +298,20 @@ impl<'a> Streaming<'a> {
 
     fn announce(&mut self) {
         let now = PgTime::now();
-        let mut confirmed = Vec::new();
+        let (mut confirmed, mut groups) = (Vec::new(), 0);
         while let Some((_, times)) = self.awaiting.pop_front_if(|(to, _)| *to <= self.applied) {
+            groups += u64::from(!times.is_empty());
             confirmed.extend(times);
         }
         let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
-        let changes = self.writer.changes();
+        let changes = self.writer.changes() - self.changes_announced;
+        self.changes_announced += changes;
         self.agent.set_status(|status| {
             status.phase = if consistent { Phase::Streaming } else { Phase::CatchingUp };
             status.applied = Applied(applied);
             status.transactions += confirmed.len() as u64;
-            status.target_commits += u64::from(!confirmed.is_empty());
-            status.changes = changes;
+            status.target_commits += groups;
+            status.changes += changes;
             status.error = None;
             for commit_time in &confirmed {
                 status.lag.record(u64::try_from(now.micros_since(*commit_time)).unwrap_or(0));

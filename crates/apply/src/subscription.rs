@@ -177,6 +177,14 @@ impl Subscription {
                         "a batch was refused; its changes are applied row by row"
                     );
                     row_by_row.note(table, position);
+                    // What was sent behind it would keep the connection, and with it the lock.
+                    let token =
+                        cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+                    if let Some(token) = token
+                        && let Err(error) = token.cancel().await
+                    {
+                        tracing::debug!(subscription = %self.spec.name, %error, "not cancelled");
+                    }
                 }
                 // A check violation: the row may be for a partition that is not here yet.
                 Err(Failure { error: ApplyError::Change(failed), careful_from: from })

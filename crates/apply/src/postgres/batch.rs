@@ -15,7 +15,7 @@ mod pending;
 mod plan;
 
 pub use pending::{Batches, Offered};
-pub use plan::{BatchPlan, plan};
+pub use plan::{BatchPlan, Planned, plan};
 
 use crate::netting::{Effect, NetTable, Netting};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
@@ -38,10 +38,17 @@ pub struct Batch {
     plan: BatchPlan,
     /// What the changes come to so far.
     pub netting: Netting,
-    copy: Option<String>,
+    copy: Option<CopyStatements>,
     delete: Option<String>,
     updates: HashMap<UpdateShape, String>,
     arrays: encode::Arrays,
+}
+
+/// The statements of a COPY.
+struct CopyStatements {
+    rows: String,
+    /// Finds the table's columns to be of the types that the rows were written for.
+    types: String,
 }
 
 /// An UPDATE statement by what tells it apart.
@@ -101,6 +108,7 @@ impl Batch {
         self.send_updates(pipeline, target, names).await?;
         self.send_inserts(pipeline, target, names).await?;
         self.netting.clear();
+        self.arrays.release();
         Ok(())
     }
 
@@ -228,24 +236,29 @@ impl Batch {
         if !left.iter().any(|net| net.effect.inserted().is_some()) {
             return Ok(());
         }
-        let name = match &self.copy {
-            Some(name) => name,
+        let copy = match &self.copy {
+            Some(copy) => copy,
             None => {
-                let name = names.unused();
-                let sql = self.plan.copy_sql(target);
-                pipeline.parse_for_batch(&name, &sql, &[], self.relation)?;
-                self.copy.insert(name)
+                let copy = CopyStatements { rows: names.unused(), types: names.unused() };
+                let (rows, types) = (self.plan.copy_sql(target), self.plan.types_sql(target));
+                pipeline.parse_for_batch(&copy.rows, &rows, &[], self.relation)?;
+                pipeline.parse_for_batch(&copy.types, &types, &[], self.relation)?;
+                self.copy.insert(copy)
             }
         };
         let mut rows = 0;
-        pipeline.begin_copy(name)?;
+        pipeline.begin_copy(&copy.rows)?;
         encode::copy_header(pipeline.out());
         while !left.is_empty() {
             rows += encode::copy_rows(pipeline.out(), &mut left)?;
             pipeline.write_if_large().await?;
         }
         encode::copy_trailer(pipeline.out());
-        pipeline.end_copy(Expect::Counted { relation: self.relation, rows });
+        let relation = self.relation;
+        pipeline.end_copy(Expect::Counted { relation, rows });
+        // A COPY takes values as of the types that the columns have now, and holds a lock from now
+        // on: what these are must be what they were.
+        pipeline.run(&copy.types, 0, Expect::Counted { relation, rows: 1 }, |_| Ok(()))?;
         Ok(())
     }
 }

@@ -352,6 +352,8 @@ impl Pipeline {
         match (message, expect) {
             (Message::BindComplete, _) => return Ok(()),
             (Message::CopyInResponse(_), Expect::Counted { .. }) => return Ok(()),
+            // Rows without columns, of statements that only count them.
+            (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_)) => return Ok(()),
             (Message::ParseComplete, Expect::BatchParsed(_)) => {}
             (Message::CloseComplete, Expect::Closed) => {}
             (Message::CommandComplete(tag), Expect::Counted { relation, rows }) => {

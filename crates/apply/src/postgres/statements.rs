@@ -293,6 +293,11 @@ impl TargetRelation {
         self.plans.get(column).copied().unwrap_or(ValuePlan::Verbatim { from: 0 })
     }
 
+    /// A column that an UPDATE may set to what it is.
+    pub fn touchable(&self) -> Option<usize> {
+        self.columns.iter().position(|column| !column.identity_always)
+    }
+
     /// The SQL of a shape and its parameters' type OIDs (0 where the target must decide). The
     /// parameters' order: see [`TargetRelation::parameters`].
     pub fn sql(&self, shape: &Shape) -> (String, Vec<u32>) {
@@ -326,14 +331,18 @@ impl TargetRelation {
                         .zip(&values)
                         .map(|(c, v)| format!("{} = {v}", name(*c)))
                         .collect();
+                    // Nothing but the key has a value, and it is the same: touch the row, so that
+                    // a missing one is noticed.
                     if assignments.is_empty() {
-                        // Nothing but the key has a value, and it is the same: touch the row, so
-                        // that a missing one is noticed.
-                        let column = find.first().copied().unwrap_or_default();
-                        assignments.push(format!("{0} = {0}", name(column)));
+                        let touched = self.touchable();
+                        assignments.extend(touched.map(|c| format!("{0} = {0}", name(c))));
                     }
-                    let set = assignments.join(", ");
-                    format!("UPDATE {} SET {set} WHERE {condition}", self.rows_of_its_own())
+                    let (rows, set) = (self.rows_of_its_own(), assignments.join(", "));
+                    if set.is_empty() {
+                        format!("SELECT FROM {rows} WHERE {condition} FOR UPDATE")
+                    } else {
+                        format!("UPDATE {rows} SET {set} WHERE {condition}")
+                    }
                 }
             }
             Shape::Delete => {

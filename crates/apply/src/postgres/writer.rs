@@ -50,6 +50,8 @@ pub struct Writer {
     closing: Option<Lsn>,
     /// The open or closing target transaction has statements of batches.
     has_batches: bool,
+    /// Batches hold parts of the body at hand.
+    holds_body: bool,
     /// Bytes of changes since the last look at what a closing group waits for.
     unpolled: usize,
     /// Newest position applied.
@@ -149,6 +151,7 @@ impl Writer {
             begun: false,
             closing: None,
             has_batches: false,
+            holds_body: false,
             unpolled: 0,
             newest: Lsn::ZERO,
             batches: Batches::new(row_by_row),
@@ -209,6 +212,9 @@ impl Writer {
             self.change(&change, body.slice_ref(command), at.header, definitions).await?;
             self.pipeline.pace().await.map_err(|error| self.explain(error))?;
         }
+        if std::mem::take(&mut self.holds_body) && self.batches.holds(body) {
+            self.send_batches().await?;
+        }
         self.unpolled += body.len();
         if self.unpolled >= POLL_EVERY_BYTES {
             self.unpolled = 0;
@@ -235,12 +241,13 @@ impl Writer {
                 self.send_batches().await?;
                 return Ok(false);
             }
-            Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(false),
+            Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(true),
         };
         self.learn(relation, at.header, definitions).await?;
-        let Some(target) = self.relations.get(&relation) else { return Ok(false) };
+        // What is passed over is done with.
+        let Some(target) = self.relations.get(&relation) else { return Ok(true) };
         if at.header.commit_lsn < target.copied_at {
-            return Ok(false);
+            return Ok(true);
         }
         if !self.batches.is_known(relation) {
             let planned = match self.pipeline.idle_session().await {
@@ -250,7 +257,10 @@ impl Writer {
             self.batches.learn(relation, target, planned);
         }
         match self.batches.offer(change, relation, at.header.end_lsn, bytes, body) {
-            Offered::Taken => return Ok(true),
+            Offered::Taken => {
+                self.holds_body = true;
+                return Ok(true);
+            }
             Offered::Full => {
                 self.send_batches().await?;
                 return Ok(true);
@@ -261,6 +271,7 @@ impl Writer {
         }
         // What stood in the way has been sent. What it is still too much for goes by itself.
         let again = self.batches.offer(change, relation, at.header.end_lsn, bytes, body);
+        self.holds_body |= again == Offered::Taken;
         Ok(matches!(again, Offered::Taken | Offered::Full))
     }
 

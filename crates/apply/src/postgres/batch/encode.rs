@@ -12,6 +12,9 @@ use farshore_wire::pgoutput::{Tuple, Value};
 /// One CopyData message ends when it has this many bytes.
 const COPY_DATA_BYTES: usize = 64 << 10;
 
+/// Bytes that an empty array keeps memory for.
+const KEPT_BYTES_MAX: usize = 1 << 10;
+
 /// A tuple that was walked over when it was read.
 pub fn parse(row: &Bytes) -> Result<Tuple<'_>, PipelineError> {
     Tuple::parse(row).map_err(|error| PipelineError::Stored(error.to_string()))
@@ -68,6 +71,14 @@ impl Arrays {
             }
         }
         Ok(self.rows)
+    }
+
+    /// Gives the memory of large arrays back.
+    pub fn release(&mut self) {
+        for array in &mut self.columns {
+            array.elements.clear();
+            array.elements.shrink_to(KEPT_BYTES_MAX);
+        }
     }
 
     /// Writes the arrays as parameters.

@@ -1,6 +1,6 @@
 //! The batches of all tables, between two times that they are sent.
 
-use super::{Batch, BatchPlan};
+use super::{Batch, Planned};
 use crate::netting::Taken;
 use crate::postgres::statements::TargetRelation;
 use crate::row_by_row::RowByRow;
@@ -12,6 +12,9 @@ use std::collections::HashMap;
 
 /// Bytes of changes that are held before they are sent.
 const PENDING_BYTES_MAX: usize = 4 << 20;
+
+/// Bytes of bodies that may be kept in memory for what is held of them.
+const HELD_BYTES_MAX: usize = 16 << 20;
 
 /// A change larger than this is not held: it goes by itself.
 const CHANGE_BYTES_MAX: usize = 256 << 10;
@@ -41,6 +44,8 @@ pub struct Batches {
     /// Relations with changes, in the order of their first.
     pending: Vec<(u32, DictionaryId)>,
     bytes: usize,
+    /// Bytes of the bodies that what is pending is a part of, and keeps in memory.
+    held: usize,
 }
 
 struct Known {
@@ -48,6 +53,8 @@ struct Known {
     row_by_row_until: Lsn,
     /// `None` where every change is a statement of its own.
     batch: Option<Batch>,
+    /// Changes come after everything before them.
+    in_order: bool,
 }
 
 impl Batches {
@@ -59,6 +66,7 @@ impl Batches {
             tables: HashMap::new(),
             pending: Vec::new(),
             bytes: 0,
+            held: 0,
         }
     }
 
@@ -68,13 +76,17 @@ impl Batches {
     }
 
     /// Makes a relation known.
-    pub fn learn(&mut self, id: DictionaryId, target: &TargetRelation, plan: Option<BatchPlan>) {
+    pub fn learn(&mut self, id: DictionaryId, target: &TargetRelation, planned: Planned) {
         let next = self.tables.len() as u32;
         let table = *self.tables.entry(target.table.clone()).or_insert(next);
         let known = Known {
             table,
             row_by_row_until: self.row_by_row.until(&target.table),
-            batch: plan.map(|plan| Batch::new(id, target, plan)),
+            in_order: planned == Planned::InOrder,
+            batch: match planned {
+                Planned::Batch(plan) => Some(Batch::new(id, target, plan)),
+                Planned::Alone | Planned::InOrder => None,
+            },
         };
         self.relations.insert(id, known);
     }
@@ -86,8 +98,15 @@ impl Batches {
 
     /// Relations with changes; the caller sends them.
     pub fn take_pending(&mut self) -> Vec<DictionaryId> {
-        self.bytes = 0;
+        (self.bytes, self.held) = (0, 0);
         self.pending.drain(..).map(|(_, relation)| relation).collect()
+    }
+
+    /// Parts of a body have been taken; true when so much is kept in memory that what is pending
+    /// is to be sent now.
+    pub fn holds(&mut self, body: &Bytes) -> bool {
+        self.held += body.len();
+        self.held >= HELD_BYTES_MAX
     }
 
     /// Offers a row change of a known relation. The changes of one table are applied in their
@@ -108,6 +127,7 @@ impl Batches {
             Some(batch) if position > known.row_by_row_until => batch,
             // Another version of the table may have changes here.
             _ if is_pending(&self.pending) => return Offered::SendAll,
+            _ if known.in_order && !self.pending.is_empty() => return Offered::SendAll,
             _ => return Offered::RowByRow,
         };
         let first = batch.netting.is_empty();

@@ -4,6 +4,7 @@ use crate::ApplyError;
 use crate::postgres::session::Session;
 use crate::postgres::statements::TargetRelation;
 use farshore_model::{ReplicaIdentity, quote_identifier};
+use farshore_pg::quote_literal;
 
 /// A relation version whose changes may be written in bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,58 +22,70 @@ struct ColumnTypes {
     array: u32,
 }
 
-/// How changes of `target` may be written in bulk. `None` where each must be a statement of its
-/// own:
-///
-/// - triggers or rules of the target's table fire for what we do, and would see other changes;
-/// - a value cannot pass as it is, because the types differ;
-/// - an update would set a `GENERATED ALWAYS AS IDENTITY` column outside the key.
-pub async fn plan(
-    session: &mut Session,
-    target: &TargetRelation,
-) -> Result<Option<BatchPlan>, ApplyError> {
+/// How changes of a relation version are to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Planned {
+    /// In bulk.
+    Batch(BatchPlan),
+    /// Each by a statement of its own, in their order: a value cannot pass as it is because the
+    /// types differ, or an update would set a `GENERATED ALWAYS AS IDENTITY` column outside the
+    /// key.
+    Alone,
+    /// As [`Planned::Alone`], and after everything before it in whatever table: triggers or rules
+    /// of the target's table fire for what we do, and look at other tables.
+    InOrder,
+}
+
+/// How changes of `target` are to be written. Holds until the table's triggers change.
+pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Planned, ApplyError> {
     let columns = &target.relation.columns;
     let keyed =
         matches!(target.relation.identity, ReplicaIdentity::Default | ReplicaIdentity::Index)
             && columns.iter().any(|column| column.key);
     let verbatim = columns.len() == target.columns.len()
+        && target.touchable().is_some()
         && columns.iter().zip(&target.columns).enumerate().all(|(number, (column, on_target))| {
             target.value_plan(number).is_verbatim() && (column.key || !on_target.identity_always)
         });
-    if !verbatim || columns.is_empty() {
-        return Ok(None);
-    }
     let rows = session
         .query(
             "WITH own AS (SELECT pg_catalog.to_regclass($1) AS oid), \
              tables AS (SELECT oid FROM own UNION \
                SELECT relid FROM own, pg_catalog.pg_partition_tree(own.oid::pg_catalog.oid)) \
-             SELECT a.attname, t.typarray, \
+             SELECT a.attname, \
+               CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
                EXISTS (SELECT FROM pg_catalog.pg_trigger g JOIN tables ON g.tgrelid = tables.oid \
                  WHERE g.tgenabled = 'A' OR g.tgenabled = CASE pg_catalog.current_setting( \
                    'session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END) \
                OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r JOIN tables ON r.ev_class = tables.oid \
                  WHERE r.ev_type <> '1'), \
-               a.attgenerated <> '' \
+               a.attgenerated <> '', t.typreceive <> 0 \
              FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
-             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid",
+             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype",
             &[Some(&target.table.to_string())],
         )
         .await?;
     if rows.iter().any(|row| row.get(2) != Some("f")) {
-        return Ok(None);
+        return Ok(Planned::InOrder);
+    }
+    if !verbatim || columns.is_empty() {
+        return Ok(Planned::Alone);
     }
     let mut types = Vec::new();
     for on_target in &target.columns {
         let row = rows.iter().find(|row| row.get(0) == Some(on_target.name.as_str()));
+        if row.is_none_or(|row| row.get(4) != Some("t")) {
+            return Ok(Planned::Alone);
+        }
         let array = row.and_then(|row| row.parse(1).ok()).unwrap_or(0);
         types.push(ColumnTypes { element: on_target.type_oid, array });
     }
     // Keys travel as arrays.
     let keys_have_arrays = columns.iter().zip(&types).all(|(c, types)| !c.key || types.array != 0);
     let writable = rows.iter().filter(|row| row.get(3) != Some("t")).count();
-    Ok(Some(BatchPlan {
+    Ok(Planned::Batch(BatchPlan {
         keyed: keyed && keys_have_arrays,
         own_columns_on_target: writable > target.columns.len(),
         columns: types,
@@ -86,7 +99,8 @@ impl BatchPlan {
     }
 
     /// Whether many values of each of these columns fit into one parameter. Not so for columns that
-    /// are arrays themselves: an array of arrays would come apart into its innermost elements.
+    /// are arrays themselves, or composites: an array of them would come apart into elements or
+    /// fields.
     pub fn have_arrays(&self, columns: &[usize]) -> bool {
         columns.iter().all(|column| self.columns.get(*column).is_some_and(|t| t.array != 0))
     }
@@ -101,6 +115,23 @@ impl BatchPlan {
         let names: Vec<String> =
             target.relation.columns.iter().map(|column| quote_identifier(&column.name)).collect();
         format!("COPY {} ({}) FROM STDIN (FORMAT binary)", target.table, names.join(", "))
+    }
+
+    /// Gives one row without columns when the table's columns are of the types they were.
+    pub fn types_sql(&self, target: &TargetRelation) -> String {
+        let columns: Vec<String> = target
+            .columns
+            .iter()
+            .map(|column| format!("({}, {})", quote_literal(&column.name), column.type_oid))
+            .collect();
+        format!(
+            "SELECT WHERE {} = (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute a \
+             JOIN (VALUES {}) AS w (name, type) ON a.attname = w.name AND a.atttypid = w.type \
+             WHERE a.attrelid = {}::pg_catalog.regclass AND a.attnum > 0)",
+            columns.len(),
+            columns.join(", "),
+            quote_literal(&target.table.to_string())
+        )
     }
 
     /// DELETE by arrays of the key's columns.
@@ -129,7 +160,7 @@ impl BatchPlan {
         let name = |column: &usize| quote_identifier(&target.relation.columns[*column].name);
         let assignments: Vec<String> = if set.is_empty() {
             // Nothing has a new value: touch the row, so that a missing one is noticed.
-            key.iter().take(1).map(|c| format!("{} = s.v{c}", name(c))).collect()
+            target.touchable().map(|c| format!("{0} = t.{0}", name(&c))).into_iter().collect()
         } else {
             set.iter().map(|c| format!("{} = s.v{c}", name(c))).collect()
         };
