@@ -24,12 +24,14 @@ const DEFINITIONS: &str = "WITH t AS ( \
       FROM t JOIN pg_constraint k ON conrelid = t.oid WHERE contype <> 'n' AND conparentid = 0 \
     UNION ALL SELECT concat_ws(' ', 'index', pg_get_indexdef(indexrelid), indisreplident) \
       FROM t JOIN pg_index ON indrelid = t.oid \
-    UNION ALL SELECT concat_ws(' ', 'comment', name, objsubid, description) \
+    UNION ALL SELECT concat_ws(' ', 'comment', name, \
+        (SELECT attname FROM pg_attribute WHERE attrelid = t.oid AND attnum = objsubid), description) \
       FROM t JOIN pg_description ON objoid = t.oid AND classoid = 'pg_class'::regclass \
     UNION ALL SELECT concat_ws(' ', 'child', i.inhrelid::regclass, i.inhparent::regclass) \
       FROM t JOIN pg_inherits i ON inhrelid = t.oid \
     UNION ALL SELECT concat_ws(' ', 'sequence', s.seqrelid::regclass, s.seqstart, s.seqincrement, s.seqmin, \
-        s.seqmax, s.seqcache, s.seqcycle, d.refobjid::regclass, d.refobjsubid, d.deptype) \
+        s.seqmax, s.seqcache, s.seqcycle, d.refobjid::regclass, \
+        (SELECT attname FROM pg_attribute WHERE attrelid = t.oid AND attnum = d.refobjsubid), d.deptype) \
       FROM pg_sequence s JOIN pg_depend d ON d.objid = s.seqrelid AND d.deptype IN ('a', 'i') \
         AND d.refobjsubid > 0 JOIN t ON t.oid = d.refobjid";
 
