@@ -3,6 +3,7 @@
 
 use crate::ApplyError;
 use crate::log_feed::{LogFeed, LogItem};
+use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::progress::{Progress, TABLE_COPYING, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
@@ -99,7 +100,19 @@ pub async fn request_resync(
                 known.join(", ")
             )));
         }
+    }
+    let all = tables.clone();
+    if let Some(wanted) = table {
         tables.retain(|table| table == wanted);
+    }
+    let bound = bound_by(spec, &mut session, &all, &tables).await?;
+    if !bound.is_empty() {
+        return Err(refused(format!(
+            "foreign keys are checked for this role, and would be in the way: {}. Copy all tables \
+             anew (without --table), drop the keys of tables that are not published, or let the \
+             role set session_replication_role",
+            bound.join(", ")
+        )));
     }
     session.simple("BEGIN").await?;
     for table in &tables {
@@ -124,6 +137,34 @@ pub async fn request_resync(
     session.simple("COMMIT").await?;
     session.connection.close().await;
     Ok(tables)
+}
+
+/// Foreign keys of the target that tie `tables` to others and are checked for what we write: rows
+/// of the others would be deleted with theirs, or refer to rows that are not there.
+async fn bound_by(
+    spec: &SubscriptionSpec,
+    session: &mut Session,
+    all: &[TableName],
+    tables: &[TableName],
+) -> Result<Vec<String>, ApplyError> {
+    if session.replica_role {
+        return Ok(Vec::new());
+    }
+    let loaded = ForeignKeys::load(&mut session.connection).await;
+    let keys = loaded.map_err(|error| session.error(error))?;
+    let on_target = |tables: &[TableName]| -> Vec<TableName> {
+        tables.iter().map(|table| spec.schema.names.table(table)).collect()
+    };
+    let (all, tables) = (on_target(all), on_target(tables));
+    Ok(keys
+        .keys
+        .iter()
+        .filter(|key| {
+            let (child, parent) = (tables.contains(&key.child), tables.contains(&key.parent));
+            parent && !child || child && !parent && all.contains(&key.parent)
+        })
+        .map(|key| key.on_table())
+        .collect())
 }
 
 /// A session that holds the subscription's lock, and what is applied.

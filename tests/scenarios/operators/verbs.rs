@@ -290,3 +290,40 @@ fn resync_copies_a_table_anew_under_load() -> Result<()> {
         pair.assert_equal(&["public"])
     })
 }
+
+#[test]
+fn resync_minds_foreign_keys_that_are_checked() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(
+        "CREATE TABLE parent (id integer PRIMARY KEY, v text); CREATE TABLE child \
+         (id integer PRIMARY KEY, parent integer REFERENCES parent ON DELETE CASCADE); \
+         CREATE TABLE apart (id integer PRIMARY KEY)",
+    )?;
+    pair.publish(
+        "INSERT INTO parent SELECT i, 'v' FROM generate_series(1, 100) AS i; \
+         INSERT INTO child SELECT i, i FROM generate_series(1, 100) AS i; \
+         INSERT INTO apart SELECT i FROM generate_series(1, 100) AS i",
+    )?;
+    pair.subscriber.execute_script(
+        "CREATE ROLE apply LOGIN; GRANT CREATE ON DATABASE postgres TO apply; \
+         GRANT USAGE ON SCHEMA public, farshore_marks TO apply; \
+         GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON parent, child, apart, \
+         farshore_marks.mark TO apply",
+    )?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target =
+        pair.subscriber.url("postgres").replace("postgres://postgres@", "postgres://apply@");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    for table in ["public.parent", "public.child"] {
+        let said = refused(&pair, "resync", &["--table", table])?;
+        ensure!(said.contains("child_parent_fkey of public.child"), "{table}: {said}");
+    }
+    ensure!(pair.subscriber_says("SELECT count(*) FROM child")? == "100");
+    pair.subscriber.execute_script("DELETE FROM apart; UPDATE parent SET v = 'wrong'")?;
+    verb(&pair, "resync", &["--table", "public.apart"])?;
+    verb(&pair, "resync", &[])?;
+    pair.publish("DELETE FROM parent WHERE id = 7; INSERT INTO parent VALUES (101, 'new')")?;
+    pair.assert_equal(&["public"])
+}
