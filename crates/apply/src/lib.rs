@@ -5,6 +5,7 @@
 //! streaming     the log applied: groups begun, filled, committed, acknowledged
 //! scheduler     pure: how many source transactions make one target transaction
 //! netting       pure: what consecutive changes of one table come to
+//! copy_beside   tables copied anew while the others stream on
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! requests      what operators ask for: transactions to skip, tables to copy anew
 //! browse        the stored log, readable
@@ -21,6 +22,7 @@
 pub mod browse;
 mod careful;
 pub mod conflict;
+mod copy_beside;
 mod error;
 mod log_feed;
 pub mod netting;
@@ -34,6 +36,7 @@ mod streaming;
 mod subscription;
 
 pub use conflict::{ConflictPolicy, OnConflict};
+pub use copy_beside::cursor_owner;
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
 pub use status::{LagHistogram, Phase, SubscriptionStatus, TableCopy};
 pub use subscription::{Subscription, SubscriptionSpec};

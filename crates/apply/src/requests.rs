@@ -92,14 +92,12 @@ pub async fn request_resync(
     }
     let known = session.load_tables(name).await?;
     let mut tables: Vec<TableName> = known.into_iter().map(|progress| progress.table).collect();
-    if let Some(wanted) = table {
-        if !tables.contains(wanted) {
-            let known: Vec<String> = tables.iter().map(ToString::to_string).collect();
-            return Err(refused(format!(
-                "{wanted} is not one of its tables (there are: {})",
-                known.join(", ")
-            )));
-        }
+    if let Some(wanted) = table.filter(|table| !tables.contains(table)) {
+        let known: Vec<String> = tables.iter().map(ToString::to_string).collect();
+        return Err(refused(format!(
+            "{wanted} is not one of its tables (there are: {})",
+            known.join(", ")
+        )));
     }
     let all = tables.clone();
     if let Some(wanted) = table {

@@ -23,6 +23,8 @@ pub(crate) enum StreamEnd {
     StartAgain,
     /// The next transaction, at this position, is one to be applied carefully.
     Halted(Lsn),
+    /// Rows of tables that are copied beside the stream are all on the target.
+    CopiedBeside,
 }
 
 /// With nothing to apply, progress on the target follows the log this often.

@@ -80,6 +80,8 @@ pub(crate) struct Start {
     pub applied: Lsn,
     /// Copied tables.
     pub tables: Vec<TableProgress>,
+    /// Tables that are copied while the others stream.
+    pub beside: Vec<TableProgress>,
     /// Every state is a prefix from here on.
     pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
@@ -98,7 +100,7 @@ impl Start {
 }
 
 /// How what failed before is applied this time.
-struct Attempt {
+pub(crate) struct Attempt {
     /// From this position on, each transaction by itself.
     careful_from: Option<Lsn>,
     /// Where batches are not tried.
@@ -142,12 +144,13 @@ impl Subscription {
         let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
         let mut without_partition = None;
+        let mut copied_beside = false;
         loop {
             let mut stop_early = stop.clone();
             let started = tokio::select! {
                 biased;
                 _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-                started = self.start() => started,
+                started = self.start(copied_beside) => started,
             };
             let (session, start) = match started {
                 Err(ApplyError::GaveWay(why)) => {
@@ -161,7 +164,14 @@ impl Subscription {
                 Some(session.connection.cancel_token());
             let attempt =
                 Attempt { careful_from: careful_from.take(), row_by_row: row_by_row.clone() };
-            match self.stream(session, start, attempt, &mut stop).await {
+            copied_beside = false;
+            let ended = if start.beside.is_empty() {
+                self.stream(session, start, attempt, &mut stop).await
+            } else {
+                self.stream_beside_copy(session, start, attempt, &stop).await
+            };
+            match ended {
+                Ok(StreamEnd::CopiedBeside) => copied_beside = true,
                 Ok(StreamEnd::Stopped) => return Ok(()),
                 Ok(StreamEnd::StartAgain) => {}
                 Ok(StreamEnd::Halted(position)) => careful_from = Some(position),
@@ -204,8 +214,9 @@ impl Subscription {
         }
     }
 
-    /// Connects, copies what is missing, and says where streaming starts.
-    async fn start(&self) -> Result<(Session, Start), ApplyError> {
+    /// Connects, copies what is missing, and says where streaming starts. Tables that are copied
+    /// anew are left to be copied beside the stream, unless that was done.
+    async fn start(&self, copied_beside: bool) -> Result<(Session, Start), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Starting);
         let application = format!("farshore {name}");
@@ -224,7 +235,18 @@ impl Subscription {
         let mut tables = session.load_tables(name).await?;
         let asked = *self.capture_ready.borrow();
         let half_copied = tables.iter().any(|table| !table.copied);
-        if unfinished || half_copied || self.has_new_tables(&tables).await {
+        // Where foreign keys fire, tables that stand at different points are in each other's way.
+        let mut beside = Vec::new();
+        if half_copied && !unfinished && !copied_beside && session.replica_role {
+            self.keep_log_for_copy()?;
+            beside = tables.iter().filter(|table| !table.copied).cloned().collect();
+            for table in &mut tables {
+                table.copied = true;
+            }
+        }
+        let waits = half_copied && beside.is_empty();
+        if unfinished || waits || self.has_new_tables(&tables).await {
+            beside.clear();
             session.wait_for_copiers(name).await?;
             tables = session.load_tables(name).await?;
             self.copy(&mut session, progress.as_ref(), cursor.applied, &tables).await?;
@@ -236,8 +258,13 @@ impl Subscription {
         let progress = session.load_progress(name).await?.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
         })?;
-        tables.retain(|table| table.copied);
-        let consistent_at = tables.iter().map(|t| t.copied_at).max().unwrap_or(Lsn::ZERO);
+        tables.retain(|table| table.copied && !beside.iter().any(|b| b.table == table.table));
+        let consistent_at = if beside.is_empty() {
+            self.release_log_of_copy()?;
+            tables.iter().map(|t| t.copied_at).max().unwrap_or(Lsn::ZERO)
+        } else {
+            Lsn::MAX
+        };
         let applied = progress.applied;
         // A store that was replaced begins later than what the target has.
         let mut ready = self.capture_ready.clone();
@@ -279,7 +306,9 @@ impl Subscription {
         }
         let foreign_keys_wait = !consistent && session.foreign_keys_wait(name).await?;
         let skips = session.load_skips(name).await?;
-        Ok((session, Start { applied, tables, consistent_at, asked, foreign_keys_wait, skips }))
+        let start =
+            Start { applied, tables, beside, consistent_at, asked, foreign_keys_wait, skips };
+        Ok((session, start))
     }
 
     fn gap(&self, start: Lsn) -> ApplyError {
@@ -414,6 +443,7 @@ impl Subscription {
             target: &self.spec.target,
             store: &self.store,
             settings: self.spec.copy,
+            ends: true,
             streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
             schema: &self.spec.schema,
             status: &self.status,
@@ -449,7 +479,7 @@ impl Subscription {
         Ok(())
     }
 
-    async fn stream(
+    pub(crate) async fn stream(
         &self,
         session: Session,
         mut start: Start,
@@ -481,6 +511,9 @@ impl Subscription {
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();
+        // Their changes do not make us look for new tables.
+        let beside = start.beside.drain(..);
+        start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");

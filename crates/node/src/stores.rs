@@ -2,6 +2,7 @@
 
 use crate::config::{self, SiteConfig};
 use crate::site::SiteError;
+use farshore_apply::cursor_owner;
 use farshore_store::LogStore;
 use farshore_store::segmented::{Options, SegmentedStore};
 use std::path::PathBuf;
@@ -55,7 +56,7 @@ pub(crate) fn drop_cursors_of_removed<'a>(
             let configured = config
                 .subscriptions
                 .iter()
-                .any(|s| s.publication == publication && s.spec.name == cursor.name);
+                .any(|s| s.publication == publication && s.spec.name == cursor_owner(&cursor.name));
             if configured {
                 continue;
             }

@@ -292,6 +292,42 @@ fn resync_copies_a_table_anew_under_load() -> Result<()> {
 }
 
 #[test]
+fn the_rest_streams_while_a_table_is_copied_anew() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = pair(direction)?;
+        pair.subscriber.execute_script("UPDATE t SET v = 'wrong'")?;
+        // A reader that the copy has to wait for.
+        let mut reader = pair.subscriber.connect()?;
+        reader.batch_execute("BEGIN; SELECT count(*) FROM t")?;
+        verb(&pair, "resync", &["--table", "public.t"])?;
+        let mut target = pair.subscriber.connect()?;
+        wait_until("the copy to wait", SOON, &[], || {
+            let waiting = "SELECT FROM pg_locks WHERE relation = 't'::regclass AND NOT granted";
+            Ok(target.query_opt(waiting, &[])?.map(drop))
+        })?;
+        for round in 1..=3 {
+            pair.publish(&format!(
+                "BEGIN; UPDATE t SET v = 'round {round}' WHERE id <= {round}; \
+                 DELETE FROM t WHERE id = 10 + {round}; INSERT INTO t VALUES (1000 + {round}, 'new'); \
+                 UPDATE u SET v = 'round {round}' WHERE id = 1; COMMIT"
+            ))?;
+            pair.site.wait_for("the other table to follow", SOON, || {
+                let query = "SELECT FROM u WHERE id = 1 AND v = 'round ' || $1";
+                Ok(target.query_opt(query, &[&round.to_string()])?.map(drop))
+            })?;
+            let said = pair.subscriber_says("SELECT state FROM farshore.subscription")?;
+            ensure!(said == "catching-up", "{said}");
+        }
+        reader.batch_execute("COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        let cursors = pair.site.directory().join("data/publications/p/cursors");
+        wait_until("the claim on the log to end", SOON, &[], || {
+            Ok((!std::fs::read_to_string(&cursors)?.contains("s/copy")).then_some(()))
+        })
+    })
+}
+
+#[test]
 fn resync_minds_foreign_keys_that_are_checked() -> Result<()> {
     let mut pair = Pair::bare(Direction::UP)?;
     pair.on_both(

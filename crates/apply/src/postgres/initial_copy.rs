@@ -63,6 +63,9 @@ pub struct InitialCopy<'a> {
     pub streaming: bool,
     /// What tables are called on the target, and whether missing ones are made.
     pub schema: &'a SchemaSettings,
+    /// Tables whose rows are all on the target are done; otherwise they wait for another run, at a
+    /// point that follows everything the stream has passed over.
+    pub ends: bool,
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
@@ -156,7 +159,7 @@ impl InitialCopy<'_> {
             work.push(item);
         }
         self.set_copies(&work);
-        for work in work.iter().filter(|work| work.finished) {
+        for work in work.iter().filter(|work| work.finished && self.ends) {
             self.finish_table(session, work).await?;
         }
         for unit in stages.iter().flatten() {
@@ -486,7 +489,7 @@ impl InitialCopy<'_> {
                     shared.left[index] -= 1;
                     shared.left[index] == 0
                 };
-                if finished {
+                if finished && self.ends {
                     self.finish_table(&mut target, &work[index]).await?;
                 }
             }

@@ -25,7 +25,7 @@ use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, SnapshotConne
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{Lsn, Relation, ReplicaIdentity, TypeKind, Xid, quote_identifier};
 use farshore_pg::Connection;
-use farshore_store::LogStore;
+use farshore_store::{LogStore, StoreError};
 use farshore_wire::frontend::{self, Format};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
@@ -67,7 +67,14 @@ pub async fn touched_between(
         key_bytes: 0,
     };
     let Some(oldest) = tables.values().min() else { return Ok(reading.touched) };
-    let mut feed = LogFeed::open(store.clone(), *oldest)?;
+    let mut feed = match LogFeed::open(store.clone(), *oldest) {
+        Ok(feed) => feed,
+        Err(StoreError::Dropped { .. }) => {
+            let forgotten = || Touched::Unknown("retention limits dropped the log");
+            return Ok(tables.keys().map(|table| (table.clone(), forgotten())).collect());
+        }
+        Err(error) => return Err(error.into()),
+    };
     while let Some(item) = feed.next_at_hand().await? {
         let LogItem::Transaction { header, body } = item else { continue };
         if header.commit_lsn >= until {

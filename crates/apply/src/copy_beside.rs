@@ -1,0 +1,116 @@
+//! Tables copied anew while the others stream on.
+//!
+//! The copy has its own connections and snapshot; the stream passes over changes of its tables.
+//! When all their rows are on the target the stream halts, and the copy goes on like one that was
+//! interrupted ([`crate::postgres::resume`]): it takes another snapshot, brings the tables forward
+//! to it by what the log says was touched meanwhile, and ends. The tables then stand ahead of the
+//! others, and the stream goes on from where it was. A cursor of its own keeps the log for that.
+
+use crate::careful::Failure;
+use crate::postgres::initial_copy::{GIVE_WAY_FOR, InitialCopy};
+use crate::postgres::session::Session;
+use crate::streaming::StreamEnd;
+use crate::subscription::{Attempt, Start, Subscription};
+use crate::{ApplyError, TableCopy};
+use farshore_store::StoreError;
+use tokio::sync::watch;
+
+/// Between a subscription's name and what its cursor for a copy is called; in no name.
+const COPY_CURSOR: &str = "/copy";
+
+/// The subscription that a cursor of a store belongs to.
+pub fn cursor_owner(cursor: &str) -> &str {
+    cursor.strip_suffix(COPY_CURSOR).unwrap_or(cursor)
+}
+
+impl Subscription {
+    /// Streams while the tables in `start.beside` are copied.
+    pub(crate) async fn stream_beside_copy(
+        &self,
+        session: Session,
+        start: Start,
+        attempt: Attempt,
+        stop: &watch::Receiver<bool>,
+    ) -> Result<StreamEnd, Failure> {
+        let (halt, mut halted) = watch::channel(false);
+        let mut stopping = stop.clone();
+        let stopped = async {
+            // The site's end is a stop, too.
+            let _ = stopping.wait_for(|stop| *stop).await;
+        };
+        let mut copying = Box::pin(self.copy_beside());
+        let mut streaming = Box::pin(self.stream(session, start, attempt, &mut halted));
+        tokio::select! {
+            end = &mut streaming => end,
+            copied = &mut copying => {
+                halt.send_replace(true);
+                let end = streaming.await?;
+                copied?;
+                let only_halted = matches!(end, StreamEnd::Stopped) && !*stop.borrow();
+                Ok(if only_halted { StreamEnd::CopiedBeside } else { end })
+            }
+            () = stopped => {
+                halt.send_replace(true);
+                streaming.await
+            }
+        }
+    }
+
+    /// Copies all rows of what is not copied, but ends no table's copy.
+    async fn copy_beside(&self) -> Result<(), ApplyError> {
+        let name = self.spec.name.as_str();
+        let mut ready = self.capture_ready.clone();
+        if ready.wait_for(|sessions| *sessions > 0).await.is_err() {
+            return Err(ApplyError::NotYet(format!(
+                "subscription \"{name}\": waiting for its publication's capture"
+            )));
+        }
+        loop {
+            let application = format!("farshore {name} copy");
+            let mut session = Session::connect(&self.spec.target, &application).await?;
+            session.wait_for_copiers(name).await?;
+            // What this session has begun when we go away must be waited for, too.
+            session.join_copy(name).await?;
+            let known = session.load_tables(name).await?;
+            let copy = InitialCopy {
+                subscription: name,
+                spec: &self.source,
+                target: &self.spec.target,
+                store: &self.store,
+                settings: self.spec.copy,
+                streaming: true,
+                ends: false,
+                schema: &self.spec.schema,
+                status: &self.status,
+            };
+            match copy.run(&mut session, &known).await {
+                Ok(_point) => return Ok(()),
+                Err(ApplyError::GaveWay(why)) => {
+                    tracing::info!("{why}");
+                    session.connection.close().await;
+                    tokio::time::sleep(GIVE_WAY_FOR).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Keeps the log from here on for a copy that streaming does not wait for.
+    pub(crate) fn keep_log_for_copy(&self) -> Result<(), StoreError> {
+        self.store.register_cursor(&self.copy_cursor()).map(drop)
+    }
+
+    /// Ends that claim on the log, if there is one.
+    pub(crate) fn release_log_of_copy(&self) -> Result<(), StoreError> {
+        let cursor = self.copy_cursor();
+        if self.store.cursors().iter().any(|known| known.name == cursor) {
+            self.store.drop_cursor(&cursor)?;
+            self.set_status(|status| status.copies = Vec::<TableCopy>::new());
+        }
+        Ok(())
+    }
+
+    fn copy_cursor(&self) -> String {
+        format!("{}{COPY_CURSOR}", self.spec.name)
+    }
+}
