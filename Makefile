@@ -47,6 +47,7 @@ test-versions:
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup
 	FARSHORE_KILLS=$${FARSHORE_KILLS:-500} $(CARGO) test -p farshore-tests --test prefix -- --nocapture
+	FARSHORE_ROUNDS=$${FARSHORE_ROUNDS:-100} $(CARGO) test -p farshore-tests --test types_round_trip -- --nocapture
 	$(MAKE) fuzz FUZZ_SECONDS=$${FUZZ_SECONDS:-600}
 
 FUZZ_SECONDS ?= 20

@@ -7,5 +7,7 @@
 
 #[path = "types_round_trip/kinds.rs"]
 mod kinds;
+#[path = "types_round_trip/shapes.rs"]
+mod shapes;
 #[path = "types_round_trip/values.rs"]
 mod values;

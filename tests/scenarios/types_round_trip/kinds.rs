@@ -288,3 +288,26 @@ pub const NAMED: &[Kind] = &[
     ordered("bytea", &["\\x00ff5c"]),
     ordered("text", &["é\\N\t"]),
 ];
+/// A random identifier, unique by `number`.
+pub fn odd_name(rng: &mut StdRng, number: usize) -> String {
+    const NAMES: [&str; 17] = [
+        "plain",
+        "UPPER",
+        "with space",
+        "quo\"te",
+        "se;mi",
+        "día",
+        "漢字",
+        "dot.ted",
+        "select",
+        "back\\slash",
+        "per%cent",
+        "$dollar",
+        "a'b",
+        "\u{1F980}",
+        "-",
+        "1digit",
+        "tab\tname",
+    ];
+    format!("{}{number}", NAMES.choose(rng).expect("names"))
+}
