@@ -80,6 +80,16 @@ fn copy_stream_and_restart(
         }
     }
     pair.assert_equal(&["public"])?;
+    // A table that joins later and refers to one that streams.
+    pair.on_both(
+        "CREATE TABLE late (id integer PRIMARY KEY, region integer REFERENCES region); \
+         ALTER TABLE late OWNER TO app; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON late TO farshore",
+    )?;
+    pair.publish("INSERT INTO late SELECT i, i FROM generate_series(1, 20) AS i")?;
+    pair.site.restart()?;
+    pair.await_copy("late")?;
+    pair.publish("DELETE FROM late WHERE id > 10; INSERT INTO late VALUES (30, 1000)")?;
+    pair.assert_equal(&["public"])?;
     let seen = pair.subscriber_says("SELECT count(*) FROM unpublished.seen")?;
     let wanted = if triggers == Triggers::Firing { "21" } else { "0" };
     ensure!(seen == wanted, "the trigger of the target has fired {seen} times, not {wanted}");

@@ -6,6 +6,7 @@ use farshore_apply::postgres::foreign_keys::{ForeignKey, ForeignKeys};
 use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Row};
+use std::collections::HashSet;
 
 /// The two sides of the tables that are looked at.
 pub struct Sides<'a> {
@@ -53,8 +54,7 @@ pub async fn check(
         "On PostgreSQL 14 only a superuser can keep them quiet".to_owned()
     };
     let keys = ForeignKeys::load(sql).await?;
-    let bound: Vec<&ForeignKey> =
-        keys.keys.iter().filter(|key| is_bound(&keys, key, sides.tables)).collect();
+    let bound = bound_keys(&keys, sides.tables);
     if triggers.is_empty() && bound.is_empty() {
         findings.note(format!(
             "role {} may not set session_replication_role; the tables have no triggers or foreign \
@@ -155,9 +155,20 @@ fn check_keys(
     }
 }
 
-fn is_bound(keys: &ForeignKeys, key: &ForeignKey, tables: &[(TableName, Table)]) -> bool {
-    tables.iter().any(|(name, _)| keys.of_child(name).any(|other| other == key))
-        || tables.iter().any(|(name, _)| *name == key.parent)
+/// Keys that refer from or to one of the tables.
+fn bound_keys<'a>(keys: &'a ForeignKeys, tables: &[(TableName, Table)]) -> Vec<&'a ForeignKey> {
+    let names: HashSet<&TableName> = tables.iter().map(|(name, _)| name).collect();
+    let refer: HashSet<(&TableName, &str)> = names
+        .iter()
+        .flat_map(|name| keys.of_child(name))
+        .map(|key| (&key.child, key.name.as_str()))
+        .collect();
+    keys.keys
+        .iter()
+        .filter(|key| {
+            names.contains(&key.parent) || refer.contains(&(&key.child, key.name.as_str()))
+        })
+        .collect()
 }
 
 /// A trigger or rule, and its table.

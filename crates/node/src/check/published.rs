@@ -9,7 +9,7 @@ use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublicationSpec, TableName};
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What a publisher would publish.
 pub struct Published {
@@ -197,10 +197,11 @@ fn not_published(
     findings: &mut Findings,
 ) {
     let matches = |name: &TableName| spec.tables.iter().any(|pattern| pattern.matches(name));
+    let wanted: HashSet<&TableName> = wanted.iter().map(|(name, _)| name).collect();
     let mut unlogged = Vec::new();
     let mut others = Vec::new();
     for (name, table) in catalogue {
-        if !matches(name) || wanted.iter().any(|(wanted, _)| wanted == name) {
+        if !matches(name) || wanted.contains(name) {
             continue;
         }
         match table.not_a_table() {
