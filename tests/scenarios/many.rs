@@ -114,10 +114,10 @@ impl Many {
         subscription % self.publications
     }
 
-    /// The second half of those of each publication.
+    /// Every other one of each publication.
     fn is_stalled(&self, subscription: usize) -> bool {
-        let per_publication = self.subscriptions.div_ceil(self.publications);
-        subscription / self.publications >= per_publication.div_ceil(2)
+        let nth_of_publication = subscription / self.publications;
+        !(nth_of_publication + self.publication_of(subscription)).is_multiple_of(2)
     }
 
     /// A transaction on each publication that touches all of its tables, and many small ones.
