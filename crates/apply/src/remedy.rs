@@ -3,6 +3,10 @@
 
 use crate::error::passes_by_itself;
 
+/// The next step where progress is not kept any more.
+const PROGRESS_GONE: &str = "Farshore keeps its progress there: restore it; or empty the target's \
+     tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and start this node again to copy anew";
+
 /// The next step, as a sentence without its end.
 pub fn next_step(code: &str) -> &'static str {
     match code {
@@ -45,7 +49,10 @@ pub fn next_step(code: &str) -> &'static str {
 
 /// What follows an error of the target in its message: the next step, if the server has spoken.
 pub fn sentence(error: &farshore_pg::Error) -> String {
-    error.sqlstate().map_or_else(String::new, |code| format!(". {}", next_step(code)))
+    let Some(code) = error.sqlstate() else { return String::new() };
+    // PostgreSQL names what is not there as it was asked for.
+    let ours = matches!(code, "42P01" | "3F000") && error.to_string().contains("\"farshore.");
+    format!(". {}", if ours { PROGRESS_GONE } else { next_step(code) })
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ fn chains_of_changes_come_to_the_same() -> Result<()> {
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish(
-            "INSERT INTO t SELECT i, 'a', i / 7.0, ARRAY['x', NULL, i::text], (i, 'p'), \
+            "INSERT INTO t SELECT i, 'a', i / 7.0, ARRAY['x', NULL, i::text], ROW(i, 'p')::pair, \
                (SELECT string_agg(md5(i || ' ' || n), '') FROM generate_series(1, 120) n) \
              FROM generate_series(1, 50) i; \
              INSERT INTO u SELECT i, i, 'u' FROM generate_series(1, 50) i; \
@@ -37,7 +37,7 @@ fn chains_of_changes_come_to_the_same() -> Result<()> {
         for round in 0..6 {
             pair.publish(&format!(
                 "BEGIN; UPDATE t SET v = v + 1 WHERE id % 2 = 0; \
-                 UPDATE t SET tags = tags || 'r{round}'::text, p = (id, 'r{round}') WHERE id % 3 = 0; \
+                 UPDATE t SET tags = tags || 'r{round}'::text, p = ROW(id, 'r{round}')::pair WHERE id % 3 = 0; \
                  UPDATE t SET part = 'b' WHERE id % 5 = 0 AND part = 'a'; \
                  UPDATE t SET v = NULL WHERE id % 7 = 0; \
                  UPDATE t SET part = 'a' WHERE id % 10 = 0; \
@@ -94,7 +94,7 @@ fn a_trigger_that_always_fires_sees_the_rows_before_its_own() -> Result<()> {
          ALTER TABLE b ENABLE ALWAYS TRIGGER count_b",
     )?;
     pair.site.start()?;
-    pair.await_copy("public.b")?;
+    pair.await_arrival()?;
     for i in 0..20 {
         pair.publish(&format!(
             "BEGIN; INSERT INTO a VALUES ({i}); INSERT INTO b VALUES ({i}, {i}); COMMIT"
