@@ -124,7 +124,7 @@ async fn a_logical_stream_moves_its_slot() {
     let options =
         SlotOptions { temporary: true, snapshot: SlotSnapshot::Use, ..SlotOptions::default() };
     connection.create_logical_slot("temporary", options).await.unwrap();
-    let results = connection.simple_query("SELECT count(*) FROM t; COMMIT").await.unwrap();
+    let results = connection.simple_query("SELECT count(*) FROM public.t; COMMIT").await.unwrap();
     assert_eq!(results[0].rows[0].get(0), Some("3"));
 
     let wrong = connection.start_replication("temporary", Lsn::ZERO, &[("it's", "a'b")]).await;
