@@ -10,6 +10,16 @@ use std::time::Duration;
 
 const CHILD: &str = "FARSHORE_STORE_TEST_FULL_DISK";
 
+/// What waits for room must stay less than the room that there will be.
+async fn durable_or_no_room(store: &dyn LogStore, position: u64) {
+    while store.status().waiting_for_room.is_none() {
+        let durable = wait_durable(store, Lsn(position));
+        if tokio::time::timeout(Duration::from_millis(50), durable).await.is_ok() {
+            break;
+        }
+    }
+}
+
 /// Runs in a process of its own when the environment names a small disk.
 #[test]
 fn child() {
@@ -32,6 +42,7 @@ fn child() {
                 Err(_elapsed) => continue,
             }
             position += 1;
+            durable_or_no_room(&*store, position).await;
         }
     });
     let waits = store.status().waiting_for_room.unwrap();
@@ -69,6 +80,7 @@ fn child() {
             if let Ok(appended) = appended.await {
                 appended.unwrap();
                 position += 1;
+                durable_or_no_room(&*store, position).await;
             }
         }
         std::fs::remove_file(&filler).unwrap();
