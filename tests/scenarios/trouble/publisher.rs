@@ -37,7 +37,7 @@ fn no_walsender_is_left() -> Result<()> {
     checked.pair.site.stop()?;
     let another = take_walsender(port)?;
     checked.pair.site.start()?;
-    let (state, error) = checked.pair.site.await_trouble("p", "Raise max_wal_senders")?;
+    let (state, error) = checked.pair.site.await_trouble("p", "max_wal_senders")?;
     ensure!(state == "retrying", "{state}: {error}");
     drop((other, another));
     checked.pair.await_arrival()?;
