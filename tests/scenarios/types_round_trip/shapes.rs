@@ -38,6 +38,8 @@ struct Shape {
     columns: Vec<Column>,
     next_n: u32,
     columns_made: usize,
+    /// Truncated now and then; then columns are added without defaults.
+    is_truncated: bool,
 }
 
 fn quote(name: &str) -> String {
@@ -61,6 +63,7 @@ impl Shape {
             columns: Vec::new(),
             next_n: 0,
             columns_made: 0,
+            is_truncated: rng.random(),
         };
         for _ in 0..count {
             let kind = BUILT_IN.choose(rng).expect("kinds");
@@ -80,6 +83,7 @@ impl Shape {
             columns: Vec::new(),
             next_n: 0,
             columns_made: 0,
+            is_truncated: rng.random(),
         };
         for _ in 0..1_598 {
             let kind = small.choose(rng).expect("small kinds");
@@ -196,8 +200,11 @@ impl Shape {
         let kind = BUILT_IN.choose(rng).expect("kinds");
         self.new_column(kind, rng);
         let column = &self.columns[self.columns.len() - 1];
-        let default =
-            if rng.random() { format!(" DEFAULT {}", kind.value(rng)) } else { String::new() };
+        let default = if !self.is_truncated && rng.random() {
+            format!(" DEFAULT {}", kind.value(rng))
+        } else {
+            String::new()
+        };
         let add = format!("ALTER TABLE {table} ADD COLUMN {} {}{default};", column.name, kind.sql);
         format!("{add}{}", self.insert(rng))
     }
@@ -210,7 +217,11 @@ impl Shape {
             8 if !only_inserts => {
                 format!("DELETE FROM {} WHERE {};", self.table(), self.some_rows(rng))
             }
-            9 if rng.random_ratio(1, 4) => format!("TRUNCATE {};", self.table()),
+            // After a TRUNCATE the publisher cannot tell any more what the rows before it had in a
+            // new column, and farshore stops where the log is that far behind.
+            9 if self.is_truncated && rng.random_ratio(1, 4) => {
+                format!("TRUNCATE {};", self.table())
+            }
             10 => self.ddl(rng),
             _ => self.insert(rng),
         }
