@@ -1,17 +1,23 @@
 //! Stored changes → statements on the target.
+//!
+//! ```text
+//! batching  changes held until they are written in bulk
+//! learning  what a relation version is on the target, when it is first met
+//! ```
+
+mod batching;
+mod learning;
 
 use crate::ApplyError;
 use crate::conflict::{self, ConflictPolicy};
 use crate::log_feed::Definitions;
-use crate::postgres::batch::{self, Batches, Offered, StatementNames};
+use crate::postgres::batch::{Batches, StatementNames};
 use crate::postgres::explain::explain;
-use crate::postgres::follow_ddl::{Follow, FollowDdl};
+use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
-use crate::postgres::statements::{
-    Prepared, Shape, TargetRelation, TargetTable, check_columns, target_table,
-};
+use crate::postgres::statements::{Prepared, Shape, TargetRelation};
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
 use farshore_capture::publication::{PublicationSpec, TableName};
@@ -223,78 +229,6 @@ impl Writer {
         Ok(())
     }
 
-    /// Takes a row change into its table's batch. False when it is to be applied by itself; what
-    /// must come before it has been sent then.
-    async fn take_in(
-        &mut self,
-        change: &Stored<'_>,
-        bytes: usize,
-        body: &Bytes,
-        at: &InTransaction<'_>,
-        definitions: &Definitions,
-    ) -> Result<bool, ApplyError> {
-        let relation = match change {
-            Stored::Insert { relation, .. }
-            | Stored::Update { relation, .. }
-            | Stored::Delete { relation, .. } => *relation,
-            Stored::Truncate { .. } => {
-                self.send_batches().await?;
-                return Ok(false);
-            }
-            Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(true),
-        };
-        self.learn(relation, at.header, definitions).await?;
-        // What is passed over is done with.
-        let Some(target) = self.relations.get(&relation) else { return Ok(true) };
-        if at.header.commit_lsn < target.copied_at {
-            return Ok(true);
-        }
-        if !self.batches.is_known(relation) {
-            let planned = match self.pipeline.idle_session().await {
-                Ok(session) => batch::plan(session, target).await?,
-                Err(error) => return Err(self.explain(error)),
-            };
-            self.batches.learn(relation, target, planned);
-        }
-        match self.batches.offer(change, relation, at.header.end_lsn, bytes, body) {
-            Offered::Taken => {
-                self.holds_body = true;
-                return Ok(true);
-            }
-            Offered::Full => {
-                self.send_batches().await?;
-                return Ok(true);
-            }
-            Offered::RowByRow => return Ok(false),
-            Offered::SendTable => self.send_batch(relation).await?,
-            Offered::SendAll => self.send_batches().await?,
-        }
-        // What stood in the way has been sent. What it is still too much for goes by itself.
-        let again = self.batches.offer(change, relation, at.header.end_lsn, bytes, body);
-        self.holds_body |= again == Offered::Taken;
-        Ok(matches!(again, Offered::Taken | Offered::Full))
-    }
-
-    /// Sends everything that has been taken in.
-    async fn send_batches(&mut self) -> Result<(), ApplyError> {
-        for relation in self.batches.take_pending() {
-            self.send_batch(relation).await?;
-        }
-        Ok(())
-    }
-
-    async fn send_batch(&mut self, relation: DictionaryId) -> Result<(), ApplyError> {
-        self.ensure_begun().await?;
-        let (Some(batch), Some(target)) =
-            (self.batches.get_mut(relation), self.relations.get(&relation))
-        else {
-            return Ok(());
-        };
-        self.has_batches = true;
-        let sent = batch.send(&mut self.pipeline, target, &mut self.names).await;
-        sent.map_err(|error| self.explain(error))
-    }
-
     /// Sends one stored change that was not rolled back on the publisher.
     pub(crate) async fn one(
         &mut self,
@@ -402,108 +336,6 @@ impl Writer {
         self.pipeline
             .run_sql(&sql, Expect::Truncated(reference))
             .map_err(|error| self.explain(error))
-    }
-
-    /// Looks a relation version up on the target when it is first met in a transaction that is not
-    /// passed over, and lets the target's columns follow.
-    async fn learn(
-        &mut self,
-        id: DictionaryId,
-        header: &Header,
-        definitions: &Definitions,
-    ) -> Result<(), ApplyError> {
-        if self.relations.contains_key(&id) {
-            return Ok(());
-        }
-        let relation = definitions.get(&id).cloned().ok_or_else(|| ApplyError::Stored {
-            position: header.end_lsn,
-            what: format!("refers to definition {}, which was not read before it", id.0),
-        })?;
-        let schema = if relation.schema.is_empty() {
-            "pg_catalog".to_owned()
-        } else {
-            relation.schema.clone()
-        };
-        let table = TableName { schema, name: relation.name.clone() };
-        let known = self.copied.get(&table).copied();
-        let Some(mut copied_at) = known else {
-            // Whatever copy is made of it later stands at a point after everything in the log now,
-            // so its changes can be passed over until then.
-            self.uncopied.insert(table.clone());
-            let skipped = TargetRelation::passed_over(relation, table);
-            self.relations.insert(id, skipped);
-            return Ok(());
-        };
-        if fault::defect("snapshot-row-also-streamed") {
-            copied_at = Lsn::ZERO;
-        }
-        if header.commit_lsn < copied_at {
-            // The copy may be of a later version, and the target's table with it.
-            return Ok(());
-        }
-        let table = self.target_names.table(&table);
-        let mut on_target = self.look_up(&table).await?;
-        if let Some(there) = &on_target {
-            // In the open transaction, behind what came before.
-            self.send_batches().await?;
-            self.ensure_begun().await?;
-            let (subscription, policy) = (self.subscription.clone(), self.following.policy);
-            let source = self.following.source.clone();
-            let follow = Follow {
-                subscription: &subscription,
-                policy,
-                source: &source,
-                table: &table,
-                relation: &relation,
-            };
-            if follow.follow(self.session().await?, there).await? {
-                on_target = self.look_up(&table).await?;
-            }
-        }
-        let names = relation.columns.iter().map(|column| column.name.as_str());
-        check_columns(&self.subscription, &table, names, on_target.as_ref())?;
-        let on_target = on_target.unwrap_or_default();
-        let mut target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
-            .map_err(|misfit| misfit.error(&self.subscription, &table))?;
-        target.cascaded = self
-            .cascades
-            .as_ref()
-            .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
-        self.relations.insert(id, target);
-        Ok(())
-    }
-
-    async fn look_up(&mut self, table: &TableName) -> Result<Option<TargetTable>, ApplyError> {
-        target_table(self.session().await?, table).await
-    }
-
-    /// Looks up what these changes refer to before they are applied under a savepoint: what
-    /// following the publisher's columns does to the target must not be undone with them.
-    pub(crate) async fn prepare(
-        &mut self,
-        commands: &[Bytes],
-        header: &Header,
-        definitions: &Definitions,
-    ) -> Result<(), ApplyError> {
-        let position = header.end_lsn;
-        for command in commands {
-            let change = decode_stored(command)
-                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
-            match change {
-                Stored::Insert { relation, .. }
-                | Stored::Update { relation, .. }
-                | Stored::Delete { relation, .. } => {
-                    self.learn(relation, header, definitions).await?;
-                }
-                Stored::Truncate { relations, .. } => {
-                    for relation in relations {
-                        self.learn(relation, header, definitions).await?;
-                    }
-                }
-                Stored::Message { .. } | Stored::SubtransactionMark(_) => {}
-            }
-        }
-        Ok(())
     }
 
     /// Tables whose changes were passed over since the last call, because they are not copied.

@@ -1,0 +1,83 @@
+//! Changes held until they are written in bulk.
+
+use super::{InTransaction, Writer};
+use crate::ApplyError;
+use crate::log_feed::Definitions;
+use crate::postgres::batch::{self, Offered};
+use bytes::Bytes;
+use farshore_model::DictionaryId;
+use farshore_wire::pgoutput::stored::Stored;
+
+impl Writer {
+    /// Takes a row change into its table's batch. False when it is to be applied by itself; what
+    /// must come before it has been sent then.
+    pub(super) async fn take_in(
+        &mut self,
+        change: &Stored<'_>,
+        bytes: usize,
+        body: &Bytes,
+        at: &InTransaction<'_>,
+        definitions: &Definitions,
+    ) -> Result<bool, ApplyError> {
+        let relation = match change {
+            Stored::Insert { relation, .. }
+            | Stored::Update { relation, .. }
+            | Stored::Delete { relation, .. } => *relation,
+            Stored::Truncate { .. } => {
+                self.send_batches().await?;
+                return Ok(false);
+            }
+            Stored::Message { .. } | Stored::SubtransactionMark(_) => return Ok(true),
+        };
+        self.learn(relation, at.header, definitions).await?;
+        // What is passed over is done with.
+        let Some(target) = self.relations.get(&relation) else { return Ok(true) };
+        if at.header.commit_lsn < target.copied_at {
+            return Ok(true);
+        }
+        if !self.batches.is_known(relation) {
+            let planned = match self.pipeline.idle_session().await {
+                Ok(session) => batch::plan(session, target).await?,
+                Err(error) => return Err(self.explain(error)),
+            };
+            self.batches.learn(relation, target, planned);
+        }
+        match self.batches.offer(change, relation, at.header.end_lsn, bytes, body) {
+            Offered::Taken => {
+                self.holds_body = true;
+                return Ok(true);
+            }
+            Offered::Full => {
+                self.send_batches().await?;
+                return Ok(true);
+            }
+            Offered::RowByRow => return Ok(false),
+            Offered::SendTable => self.send_batch(relation).await?,
+            Offered::SendAll => self.send_batches().await?,
+        }
+        // What stood in the way has been sent. What it is still too much for goes by itself.
+        let again = self.batches.offer(change, relation, at.header.end_lsn, bytes, body);
+        self.holds_body |= again == Offered::Taken;
+        Ok(matches!(again, Offered::Taken | Offered::Full))
+    }
+
+    /// Sends everything that has been taken in.
+    pub(super) async fn send_batches(&mut self) -> Result<(), ApplyError> {
+        for relation in self.batches.take_pending() {
+            self.send_batch(relation).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_batch(&mut self, relation: DictionaryId) -> Result<(), ApplyError> {
+        self.ensure_begun().await?;
+        let (Some(batch), Some(target)) =
+            (self.batches.get_mut(relation), self.relations.get(&relation))
+        else {
+            return Ok(());
+        };
+        self.has_batches = true;
+        let sent = batch.send(&mut self.pipeline, target, &mut self.names).await;
+        sent.map_err(|error| self.explain(error))
+    }
+}

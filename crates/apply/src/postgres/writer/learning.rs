@@ -1,0 +1,117 @@
+//! What a relation version is on the target, when it is first met.
+
+use super::Writer;
+use crate::ApplyError;
+use crate::log_feed::Definitions;
+use crate::postgres::follow_ddl::Follow;
+use crate::postgres::statements::{TargetRelation, TargetTable, check_columns, target_table};
+use bytes::Bytes;
+use farshore_capture::publication::TableName;
+use farshore_fault as fault;
+use farshore_model::transaction::Header;
+use farshore_model::{DictionaryId, Lsn};
+use farshore_wire::pgoutput::stored::{Stored, decode_stored};
+
+impl Writer {
+    /// Looks a relation version up on the target when it is first met in a transaction that is not
+    /// passed over, and lets the target's columns follow.
+    pub(super) async fn learn(
+        &mut self,
+        id: DictionaryId,
+        header: &Header,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        if self.relations.contains_key(&id) {
+            return Ok(());
+        }
+        let relation = definitions.get(&id).cloned().ok_or_else(|| ApplyError::Stored {
+            position: header.end_lsn,
+            what: format!("refers to definition {}, which was not read before it", id.0),
+        })?;
+        let schema = if relation.schema.is_empty() {
+            "pg_catalog".to_owned()
+        } else {
+            relation.schema.clone()
+        };
+        let table = TableName { schema, name: relation.name.clone() };
+        let known = self.copied.get(&table).copied();
+        let Some(mut copied_at) = known else {
+            // Whatever copy is made of it later stands at a point after everything in the log now,
+            // so its changes can be passed over until then.
+            self.uncopied.insert(table.clone());
+            let skipped = TargetRelation::passed_over(relation, table);
+            self.relations.insert(id, skipped);
+            return Ok(());
+        };
+        if fault::defect("snapshot-row-also-streamed") {
+            copied_at = Lsn::ZERO;
+        }
+        if header.commit_lsn < copied_at {
+            // The copy may be of a later version, and the target's table with it.
+            return Ok(());
+        }
+        let table = self.target_names.table(&table);
+        let mut on_target = self.look_up(&table).await?;
+        if let Some(there) = &on_target {
+            // In the open transaction, behind what came before.
+            self.send_batches().await?;
+            self.ensure_begun().await?;
+            let (subscription, policy) = (self.subscription.clone(), self.following.policy);
+            let source = self.following.source.clone();
+            let follow = Follow {
+                subscription: &subscription,
+                policy,
+                source: &source,
+                table: &table,
+                relation: &relation,
+            };
+            if follow.follow(self.session().await?, there).await? {
+                on_target = self.look_up(&table).await?;
+            }
+        }
+        let names = relation.columns.iter().map(|column| column.name.as_str());
+        check_columns(&self.subscription, &table, names, on_target.as_ref())?;
+        let on_target = on_target.unwrap_or_default();
+        let mut target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
+            .map_err(|misfit| misfit.error(&self.subscription, &table))?;
+        target.cascaded = self
+            .cascades
+            .as_ref()
+            .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
+        self.relations.insert(id, target);
+        Ok(())
+    }
+
+    async fn look_up(&mut self, table: &TableName) -> Result<Option<TargetTable>, ApplyError> {
+        target_table(self.session().await?, table).await
+    }
+
+    /// Looks up what these changes refer to before they are applied under a savepoint: what
+    /// following the publisher's columns does to the target must not be undone with them.
+    pub(crate) async fn prepare(
+        &mut self,
+        commands: &[Bytes],
+        header: &Header,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let position = header.end_lsn;
+        for command in commands {
+            let change = decode_stored(command)
+                .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
+            match change {
+                Stored::Insert { relation, .. }
+                | Stored::Update { relation, .. }
+                | Stored::Delete { relation, .. } => {
+                    self.learn(relation, header, definitions).await?;
+                }
+                Stored::Truncate { relations, .. } => {
+                    for relation in relations {
+                        self.learn(relation, header, definitions).await?;
+                    }
+                }
+                Stored::Message { .. } | Stored::SubtransactionMark(_) => {}
+            }
+        }
+        Ok(())
+    }
+}
