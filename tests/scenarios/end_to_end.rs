@@ -4,6 +4,8 @@
 
 #[path = "end_to_end/batches.rs"]
 mod batches;
+#[path = "end_to_end/catch_up.rs"]
+mod catch_up;
 #[path = "end_to_end/changes.rs"]
 mod changes;
 #[path = "end_to_end/ddl.rs"]

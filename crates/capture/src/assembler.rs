@@ -106,6 +106,34 @@ impl Assembler {
         }
     }
 
+    /// What the messages are read by.
+    pub fn context(&self) -> Context {
+        self.context
+    }
+
+    /// Messages begin anew, as on another connection: what had not come to its commit is dropped.
+    pub fn begin_again(&mut self) {
+        if let Some(open) = self.open.take() {
+            self.batch.payload.truncate(open.payload_start);
+        }
+        self.relations.clear();
+        self.streams.clear();
+        self.current_stream = None;
+        self.held_elsewhere = 0;
+        self.context.in_stream = false;
+    }
+
+    /// Whether there are transactions that are streamed before their commit.
+    pub fn is_streaming(&self) -> bool {
+        !self.streams.is_empty()
+    }
+
+    /// Whether taking a message may write to a spill.
+    pub fn has_spills(&self) -> bool {
+        let open = self.open.as_ref().is_some_and(|open| open.spill.is_some());
+        open || !self.streams.is_empty()
+    }
+
     /// Position of the last entry that was built.
     pub fn last_position(&self) -> Lsn {
         self.last_position

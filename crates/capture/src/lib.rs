@@ -7,7 +7,8 @@
 //! slot          the replication slot: created, adopted, checked against the store, kept moving
 //! assembler     pgoutput messages → batches and spills (no network, no clock)
 //! types         what user-defined types are made of, and whether their values may travel in binary
-//! reader        the loop: slot → assembler → store → acknowledgement
+//! reader        the loop: slot → assembler → store → acknowledgement; far behind by SQL function,
+//!               else by stream
 //! schema        definitions of the published tables, and the SQL that makes them elsewhere
 //! attendant     what a session does beside the stream
 //! snapshot      a consistent point, tables cut into ranges, rows out in COPY format

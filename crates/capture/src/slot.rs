@@ -222,14 +222,7 @@ pub async fn ensure_slot(
         };
         let confirmed = check_slot(spec, &slot, &row)?;
         let known = durable.max(start);
-        if confirmed > known {
-            return Err(CaptureError::Gap(format!(
-                "publication \"{name}\": slot \"{slot}\" stands at {confirmed}, but the store \
-                 holds the log only up to {known}: something else moved the slot, or the store \
-                 was replaced. The changes between are not in the store. {}",
-                copy_anew(name)
-            )));
-        }
+        check_not_ahead(spec, confirmed, known)?;
         check_history(spec, sql, store, known).await?;
         return Ok(known);
     }
@@ -268,6 +261,58 @@ pub async fn ensure_slot(
     store.set_note(NOTE_START, &start.to_string())?;
     tracing::info!(publication = %name, %slot, %start, "replication slot ready");
     Ok(start)
+}
+
+/// Refuses a slot that was confirmed beyond what the store knows.
+pub(crate) fn check_not_ahead(
+    spec: &PublicationSpec,
+    confirmed: Lsn,
+    known: Lsn,
+) -> Result<(), CaptureError> {
+    if confirmed <= known {
+        return Ok(());
+    }
+    let (name, slot) = (&spec.name, spec.slot_name());
+    Err(CaptureError::Gap(format!(
+        "publication \"{name}\": slot \"{slot}\" stands at {confirmed}, but the store holds the log \
+         only up to {known}: something else moved the slot, or the store was replaced. The changes \
+         between are not in the store. {}",
+        copy_anew(name)
+    )))
+}
+
+/// Where the slot and the publisher's log stand.
+pub(crate) struct Place {
+    /// Decoding begins here.
+    pub restart: Lsn,
+    /// What the slot was told last.
+    pub confirmed: Lsn,
+    /// End of the log that is safe on the publisher's disk.
+    pub end: Lsn,
+}
+
+/// Asks where the slot and the publisher's log stand; `None` if the slot is gone or lost.
+pub(crate) async fn place(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+) -> Result<Option<Place>, CaptureError> {
+    let slot = spec.slot_name();
+    let rows = sql
+        .query(
+            "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn() \
+             FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL \
+             AND restart_lsn IS NOT NULL",
+            &[Some(&slot)],
+        )
+        .await
+        .map_err(|error| spec.publisher_error(error))?;
+    let Some(row) = rows.first() else { return Ok(None) };
+    let parse = |error| spec.publisher_error(error);
+    Ok(Some(Place {
+        restart: row.parse(0).map_err(parse)?,
+        confirmed: row.parse(1).map_err(parse)?,
+        end: row.parse(2).map_err(parse)?,
+    }))
 }
 
 /// The cluster's system identifier (`pg_control_system` may be closed to us; the replication

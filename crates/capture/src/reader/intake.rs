@@ -1,0 +1,190 @@
+//! What both gears of capture share: messages in, batches to the store.
+
+use super::{Capture, LOOK_EVERY};
+use crate::CaptureError;
+use crate::assembler::Assembler;
+use farshore_model::{Durable, Lsn, Received};
+use farshore_pg::{Connection, Mode};
+use farshore_store::{Batch, LogStore, StoreError};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+/// A batch is handed over at this size even if more is waiting, in bytes.
+pub(super) const BATCH_BYTES: usize = 256 << 10;
+
+/// From pgoutput messages to the store.
+pub(super) struct Intake<'a> {
+    pub capture: &'a Capture,
+    pub assembler: Assembler,
+    pub durable: watch::Receiver<Durable>,
+    /// Values come in binary where their types have a binary form.
+    pub binary: bool,
+    /// Bytes of messages taken on this connection.
+    pub wire_bytes: u64,
+    /// When something was last handed to the store.
+    pub handed_over_at: Instant,
+    /// For questions about types, once there was one.
+    catalog: Option<Connection>,
+    pub stop: watch::Receiver<bool>,
+}
+
+impl<'a> Intake<'a> {
+    pub fn new(
+        capture: &'a Capture,
+        assembler: Assembler,
+        binary: bool,
+        stop: watch::Receiver<bool>,
+    ) -> Intake<'a> {
+        let durable = capture.store.durable();
+        let handed_over_at = Instant::now();
+        Intake {
+            capture,
+            assembler,
+            durable,
+            binary,
+            wire_bytes: 0,
+            handed_over_at,
+            catalog: None,
+            stop,
+        }
+    }
+
+    /// Takes one message of pgoutput; `near` is where it stands in the log, for errors.
+    pub async fn message(&mut self, data: &[u8], near: Lsn) -> Result<(), CaptureError> {
+        self.wire_bytes += data.len() as u64;
+        let tag = data.first();
+        if tag == Some(&b'R') {
+            self.describe_types(data, near).await?;
+        }
+        // The end of a transaction or of a stream block may sync a spill.
+        let taken = match tag {
+            Some(b'C' | b'E' | b'c') if self.assembler.has_spills() => {
+                tokio::task::block_in_place(|| self.assembler.message(data))
+            }
+            Some(_) | None => self.assembler.message(data),
+        };
+        taken.map_err(|error| error.at(self.capture.spec.source.redacted(), near))
+    }
+
+    /// Learns what the column types of a Relation message are made of, before changes that hold
+    /// values of theirs are taken.
+    async fn describe_types(&mut self, data: &[u8], near: Lsn) -> Result<(), CaptureError> {
+        let spec = &self.capture.spec;
+        let types = self.assembler.column_types(data);
+        let types = types.map_err(|error| error.at(spec.source.redacted(), near))?;
+        let catalog = self.assembler.types();
+        if !catalog.missing(types.iter().copied()).is_empty() {
+            if self.catalog.is_none() {
+                self.catalog = Some(spec.connect(Mode::Sql).await?);
+            }
+            let Some(sql) = &mut self.catalog else { return Ok(()) };
+            let described = catalog.describe(sql, types.iter().copied()).await;
+            described.map_err(|error| spec.publisher_error(error))?;
+        }
+        if self.binary && !types.iter().all(|oid| catalog.travels_in_binary(*oid)) {
+            return Err(self.turn_to_text(&"a column's values name things by OID"));
+        }
+        Ok(())
+    }
+
+    pub fn turn_to_text(&self, why: &dyn std::fmt::Display) -> CaptureError {
+        tracing::info!(
+            publication = %self.capture.spec.name, %why,
+            "values are asked for as text from here on"
+        );
+        self.capture.text_only.store(true, Ordering::Relaxed);
+        CaptureError::TurnToText
+    }
+
+    /// The waiting entries, to be handed to the store now.
+    pub fn take_batch(&mut self) -> Option<Batch> {
+        let batch = self.assembler.take_batch()?;
+        let received = Received(self.assembler.last_position());
+        let (changes, wire_bytes) = (self.assembler.changes_assembled(), self.wire_bytes);
+        self.capture.set_status(|status| {
+            status.received = received;
+            status.publisher_end = status.publisher_end.max(received.0);
+            status.changes = changes;
+            status.wire_bytes = wire_bytes;
+        });
+        self.handed_over_at = Instant::now();
+        Some(batch)
+    }
+
+    /// A stop does not wait for a disk that is full.
+    pub fn check_stop(&self) -> Result<(), CaptureError> {
+        let stopping = *self.stop.borrow();
+        if stopping && self.capture.store.status().waiting_for_room.is_some() {
+            return Err(CaptureError::Interrupted(
+                "the disk is full, so what was received last is left to be sent again".to_owned(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Hands the waiting entries to the store.
+    pub async fn hand_over(&mut self) -> Result<(), CaptureError> {
+        let Some(batch) = self.take_batch() else { return Ok(()) };
+        let mut appended = std::pin::pin!(append_owned(self.capture.store.clone(), batch));
+        loop {
+            tokio::select! {
+                result = &mut appended => return result,
+                () = tokio::time::sleep(LOOK_EVERY) => self.check_stop()?,
+            }
+        }
+    }
+
+    /// Waits until all that was handed over is durable.
+    pub async fn until_durable(&mut self) -> Result<(), CaptureError> {
+        let (mut durable, position) = (self.durable.clone(), self.assembler.last_position());
+        let mut reached = std::pin::pin!(durable.wait_for(|durable| durable.0 >= position));
+        loop {
+            tokio::select! {
+                reached = &mut reached => {
+                    return if reached.is_ok() { Ok(()) } else { Err(self.store_failure()) };
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => self.check_stop()?,
+            }
+        }
+    }
+
+    /// What is asked of pgoutput, by stream or by function.
+    pub fn options(&self) -> Vec<(&'static str, String)> {
+        let protocol = self.assembler.context().protocol;
+        let publication = farshore_model::quote_identifier(&self.capture.spec.publication_name());
+        let mut options = vec![
+            ("proto_version", protocol.to_string()),
+            ("publication_names", publication),
+            ("streaming", "on".to_owned()),
+        ];
+        if self.binary {
+            options.push(("binary", "true".to_owned()));
+        }
+        options
+    }
+
+    pub fn store_failure(&self) -> CaptureError {
+        store_failure(self.capture.store.as_ref())
+    }
+
+    pub fn publisher_error(&self, error: farshore_pg::Error) -> CaptureError {
+        self.capture.spec.publisher_error(error)
+    }
+}
+
+pub(super) fn store_failure(store: &dyn LogStore) -> CaptureError {
+    match store.failure() {
+        Some(error @ StoreError::Failed(_)) => CaptureError::Store(error),
+        Some(error) => CaptureError::Store(StoreError::Failed(Arc::new(error))),
+        None => CaptureError::Protocol("the store closed".to_owned()),
+    }
+}
+
+pub(super) async fn append_owned(
+    store: Arc<dyn LogStore>,
+    batch: Batch,
+) -> Result<(), CaptureError> {
+    store.append(batch).await.map_err(CaptureError::Store)
+}

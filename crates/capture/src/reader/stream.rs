@@ -1,0 +1,312 @@
+//! The near gear: the walsender's stream, message by message as the publisher commits.
+
+use super::intake::{BATCH_BYTES, Intake, append_owned};
+use super::{LOOK_EVERY, STATUS_EVERY};
+use crate::attendant::Attendant;
+use crate::{CaptureError, slot};
+use farshore_fault as fault;
+use farshore_model::{Durable, Lsn};
+use farshore_pg::replication::{ReplicationStream, StreamMessage};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// Acknowledgements are at least this far apart while the log moves.
+const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(20);
+
+/// On an idle database the slot follows the log after this long.
+const WATERMARK_EVERY: Duration = Duration::from_secs(2);
+
+/// How long messages are counted to tell a flood.
+const PACE_WINDOW: Duration = Duration::from_millis(5);
+/// From this rate on, messages are left to gather.
+const FLOOD_MESSAGES_PER_SECOND: f64 = 30_000.0;
+/// For how long.
+const FLOOD_PAUSE: Duration = Duration::from_millis(1);
+
+/// One replication connection at work.
+pub(super) struct Session<'a> {
+    intake: Intake<'a>,
+    stream: ReplicationStream,
+    attendant: &'a mut Attendant,
+    acknowledged: Durable,
+    acknowledged_at: Instant,
+    /// Where the publisher said that everything before has been sent, when nothing came after.
+    quiet_at: Option<Lsn>,
+    pace: Pace,
+    silence_max: Duration,
+    /// When the publisher last said something, or we last had no ear for it.
+    heard_at: Instant,
+}
+
+/// How fast messages come.
+///
+/// A walsender sends each message by itself. When they come in a flood, to be woken for every few
+/// of them costs more than to handle them, on both sides: then capture lets them gather in the
+/// socket for a moment.
+struct Pace {
+    since: Instant,
+    messages: u64,
+    flood: bool,
+}
+
+impl Pace {
+    fn is_flood(&mut self) -> bool {
+        let elapsed = self.since.elapsed();
+        if elapsed >= PACE_WINDOW {
+            let per_second = self.messages as f64 / elapsed.as_secs_f64();
+            self.flood = per_second >= FLOOD_MESSAGES_PER_SECOND;
+            (self.since, self.messages) = (Instant::now(), 0);
+        }
+        self.flood
+    }
+}
+
+/// What woke the loop up.
+enum Event {
+    Message(Option<StreamMessage>),
+    Lost(farshore_pg::Error),
+    Durable,
+    StoreClosed,
+    Found(CaptureError),
+    Tick,
+    Stop,
+}
+
+impl<'a> Session<'a> {
+    /// Goes on from what `intake` has taken so far; a stream that is silent for `silence_max` is
+    /// taken for dead.
+    pub fn new(
+        intake: Intake<'a>,
+        stream: ReplicationStream,
+        attendant: &'a mut Attendant,
+        silence_max: Duration,
+    ) -> Session<'a> {
+        Session {
+            intake,
+            stream,
+            attendant,
+            acknowledged: Durable(Lsn::ZERO),
+            acknowledged_at: Instant::now(),
+            quiet_at: None,
+            pace: Pace { since: Instant::now(), messages: 0, flood: false },
+            silence_max,
+            heard_at: Instant::now(),
+        }
+    }
+
+    /// Until `stop` turns true, then everything received is made durable and acknowledged.
+    pub async fn run(&mut self) -> Result<(), CaptureError> {
+        let mut stop = self.intake.stop.clone();
+        let mut tick = tokio::time::interval(Duration::from_millis(500));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            let unacknowledged = *self.intake.durable.borrow() > self.acknowledged;
+            let acknowledge_at = self.acknowledged_at + ACKNOWLEDGE_EVERY;
+            let event = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => Event::Stop,
+                () = tokio::time::sleep_until(acknowledge_at), if unacknowledged => Event::Durable,
+                changed = self.intake.durable.changed(), if !unacknowledged => match changed {
+                    Ok(()) => continue,
+                    Err(_) => Event::StoreClosed,
+                },
+                message = self.stream.next() => match message {
+                    Ok(message) => Event::Message(message),
+                    Err(error) => Event::Lost(error),
+                },
+                found = self.attendant.finds() => Event::Found(found),
+                _ = tick.tick() => Event::Tick,
+            };
+            match event {
+                Event::Stop => return self.stop().await,
+                Event::Lost(error) => return self.lost(error).await,
+                Event::Durable => self.acknowledge().await?,
+                Event::StoreClosed => return Err(self.intake.store_failure()),
+                Event::Found(found) => return Err(found),
+                Event::Tick => {
+                    self.break_silence().await?;
+                    if self.intake.capture.store.failure().is_some() {
+                        return Err(self.intake.store_failure());
+                    }
+                    if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
+                        self.follow_quiet_log().await?;
+                    }
+                    if self.acknowledged_at.elapsed() >= STATUS_EVERY {
+                        self.acknowledge().await?;
+                    }
+                }
+                Event::Message(None) => {
+                    let server = self.stream.server().to_owned();
+                    return Err(self.intake.publisher_error(farshore_pg::Error::Closed { server }));
+                }
+                Event::Message(Some(first)) => {
+                    if self.pace.is_flood() {
+                        tokio::time::sleep(FLOOD_PAUSE).await;
+                    }
+                    let mut next = Some(first);
+                    while let Some(message) = next {
+                        self.message(message).await?;
+                        self.pace.messages += 1;
+                        if self.intake.assembler.bytes_waiting() >= BATCH_BYTES {
+                            self.append().await?;
+                        }
+                        next = match self.stream.try_next() {
+                            Ok(next) => next,
+                            Err(error) => return self.lost(error).await,
+                        };
+                        // A stream that never pauses must keep nothing back.
+                        if self.acknowledged_at.elapsed() >= ACKNOWLEDGE_EVERY {
+                            self.append().await?;
+                            self.acknowledge_if_moved().await?;
+                            let stopping = *stop.borrow();
+                            if stopping {
+                                break;
+                            }
+                        }
+                    }
+                    self.append().await?;
+                }
+            }
+        }
+    }
+
+    /// A link that was cut says nothing, and the stream of an idle database says little: the
+    /// publisher is asked for a word in time, and without an answer the stream is given up.
+    async fn break_silence(&mut self) -> Result<(), CaptureError> {
+        let silent = self.heard_at.elapsed();
+        if silent >= self.silence_max {
+            let what = format!("waiting for any word from {}", self.stream.server());
+            let after = self.silence_max;
+            return Err(self.intake.publisher_error(farshore_pg::Error::Timeout { what, after }));
+        }
+        if silent >= self.silence_max / 2 {
+            let durable = self.acknowledged;
+            let asked = self.stream.send_status(durable.0, durable.0, durable.0, true).await;
+            asked.map_err(|error| self.intake.publisher_error(error))?;
+        }
+        Ok(())
+    }
+
+    /// The connection is gone: what was complete before is kept.
+    async fn lost(&mut self, error: farshore_pg::Error) -> Result<(), CaptureError> {
+        if let Some(batch) = self.intake.assembler.take_batch() {
+            append_owned(self.intake.capture.store.clone(), batch).await?;
+        }
+        // "no binary output function available for type …", of a part of a value.
+        if self.intake.binary && error.sqlstate() == Some("42883") {
+            return Err(self.intake.turn_to_text(&error));
+        }
+        if error.sqlstate() == Some("42704") {
+            return Err(slot::publication_gone(&self.intake.capture.spec, &error));
+        }
+        Err(self.intake.publisher_error(error))
+    }
+
+    async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
+        self.heard_at = Instant::now();
+        match message {
+            StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
+                self.quiet_at = None;
+                self.intake.message(&data, wal_start).await?;
+                self.attendant.reached(wal_end.max(wal_start));
+            }
+            StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
+                self.attendant.reached(wal_end);
+                self.intake.capture.set_status(|status| {
+                    status.publisher_end = status.publisher_end.max(wal_end);
+                });
+                self.quiet_at = (!self.intake.assembler.in_transaction()).then_some(wal_end);
+                if reply_requested {
+                    self.follow_quiet_log().await?;
+                    self.wait_durable(self.intake.assembler.last_position()).await?;
+                    self.acknowledge().await?;
+                } else if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
+                    self.follow_quiet_log().await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything before the last keepalive's position has been sent to us, so when nothing of it
+    /// waits here the store, and with it the slot, may follow: an idle database must not hold its
+    /// log back.
+    async fn follow_quiet_log(&mut self) -> Result<(), CaptureError> {
+        if let Some(position) = self.quiet_at.take() {
+            self.intake.assembler.watermark(position);
+            self.append().await?;
+        }
+        Ok(())
+    }
+
+    /// Hands the waiting entries to the store. A slow disk must not cost us the connection, so the
+    /// publisher keeps hearing from us meanwhile.
+    async fn append(&mut self) -> Result<(), CaptureError> {
+        let Some(batch) = self.intake.take_batch() else { return Ok(()) };
+        let store = self.intake.capture.store.clone();
+        let mut appended = std::pin::pin!(append_owned(store, batch));
+        loop {
+            tokio::select! {
+                result = &mut appended => {
+                    self.heard_at = Instant::now();
+                    return result;
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => self.meanwhile().await?,
+            }
+        }
+    }
+
+    async fn wait_durable(&mut self, position: Lsn) -> Result<(), CaptureError> {
+        let mut durable = self.intake.durable.clone();
+        let reached = async { durable.wait_for(|durable| durable.0 >= position).await.is_ok() };
+        let mut reached = std::pin::pin!(reached);
+        loop {
+            tokio::select! {
+                reached = &mut reached => {
+                    self.heard_at = Instant::now();
+                    return if reached { Ok(()) } else { Err(self.intake.store_failure()) };
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => self.meanwhile().await?,
+            }
+        }
+    }
+
+    /// While the disk is waited for, the publisher hears from us, and a stop does not wait for a
+    /// disk that is full.
+    async fn meanwhile(&mut self) -> Result<(), CaptureError> {
+        self.intake.check_stop()?;
+        if self.acknowledged_at.elapsed() >= STATUS_EVERY {
+            self.acknowledge().await?;
+        }
+        Ok(())
+    }
+
+    async fn acknowledge_if_moved(&mut self) -> Result<(), CaptureError> {
+        if *self.intake.durable.borrow() > self.acknowledged {
+            self.acknowledge().await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Tells the slot what is durable in the store, and nothing beyond.
+    async fn acknowledge(&mut self) -> Result<(), CaptureError> {
+        let durable = *self.intake.durable.borrow_and_update();
+        fault::point("capture.before-acknowledge");
+        self.stream
+            .send_status(durable.0, durable.0, durable.0, false)
+            .await
+            .map_err(|error| self.intake.publisher_error(error))?;
+        fault::point("capture.after-acknowledge");
+        self.acknowledged = durable;
+        self.acknowledged_at = Instant::now();
+        self.intake.capture.set_status(|status| status.acknowledged = durable);
+        Ok(())
+    }
+
+    async fn stop(&mut self) -> Result<(), CaptureError> {
+        self.append().await?;
+        self.wait_durable(self.intake.assembler.last_position()).await?;
+        self.acknowledge().await
+    }
+}

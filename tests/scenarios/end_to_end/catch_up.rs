@@ -1,0 +1,93 @@
+//! Backlogs that capture takes by SQL function, in batches, before it streams.
+
+use anyhow::{Result, ensure};
+use farshore_tests::{Pair, both_ways};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+const BY_FUNCTION: &str = "far behind: taken by function";
+const SCHEMA: &str = "
+    CREATE TYPE mood AS ENUM ('calm', 'stormy');
+    CREATE TABLE t (id bigint PRIMARY KEY, v text, m mood DEFAULT 'calm');
+    CREATE TABLE other (id bigint PRIMARY KEY, v text);
+    CREATE PROCEDURE commit_each(first bigint, last bigint) LANGUAGE plpgsql AS $$
+    BEGIN
+      FOR step IN first..last LOOP
+        INSERT INTO t (id, v) VALUES (step, repeat(md5(step::text), 4));
+        IF step % 7 = 0 THEN ROLLBACK; ELSE COMMIT; END IF;
+        UPDATE t SET v = 'changed', id = CASE WHEN step % 11 = 0 THEN -id ELSE id END
+          WHERE id = step - 3;
+        DELETE FROM t WHERE step % 13 = 0 AND id = step - 5;
+        COMMIT;
+      END LOOP;
+    END $$;";
+
+/// Since the node was started.
+fn batches(pair: &Pair) -> usize {
+    pair.site.log().matches(BY_FUNCTION).count()
+}
+
+#[test]
+fn a_backlog_of_small_transactions_and_what_altered_its_tables() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish("CALL commit_each(1, 2000)")?;
+        pair.publish("ALTER TABLE t ADD COLUMN w integer")?;
+        pair.publish("UPDATE t SET w = id, m = 'stormy' WHERE id % 2 = 0")?;
+        pair.publish("INSERT INTO other SELECT i, 'o' FROM generate_series(1, 500) AS i")?;
+        pair.publish("CALL commit_each(2001, 4000)")?;
+        pair.publish("TRUNCATE other; INSERT INTO other VALUES (1, 'again')")?;
+        pair.publish("CALL commit_each(4001, 6000)")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        let taken = batches(&pair);
+        ensure!(taken > 1, "taken in {taken} batches");
+        // The stream goes on where the batches ended.
+        pair.publish("CALL commit_each(6001, 6100)")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn transactions_in_progress_at_the_end_of_a_batch_come_whole() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        // One that fits the publisher's memory, and one that is sent before its commit.
+        let (mut small, mut large) = (pair.publisher.connect()?, pair.publisher.connect()?);
+        small.batch_execute("BEGIN; INSERT INTO other VALUES (1, 'small')")?;
+        pair.publish("CALL commit_each(1, 3000)")?;
+        large.batch_execute(
+            "BEGIN; INSERT INTO other SELECT i, repeat(md5(i::text), 4) \
+             FROM generate_series(1000, 3000) AS i",
+        )?;
+        pair.publish("CALL commit_each(3001, 5000)")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.site.await_log(BY_FUNCTION, SOON)?;
+        small.batch_execute("INSERT INTO other VALUES (2, 'small'); COMMIT")?;
+        large.batch_execute("INSERT INTO other VALUES (5000, 'large'); COMMIT")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn a_stop_in_the_middle_of_a_backlog_loses_nothing() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish("CALL commit_each(1, 10000)")?;
+        pair.site.start()?;
+        pair.site.await_log(BY_FUNCTION, SOON)?;
+        pair.site.stop()?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])
+    })
+}
