@@ -10,8 +10,13 @@ use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
 
-/// A physical replication connection that does nothing but take a walsender.
+/// A physical replication connection that does nothing but take a walsender, once there is one:
+/// one that ends gives its place back a little later.
 fn take_walsender(port: u16) -> Result<TcpStream> {
+    wait_until("a free walsender", SOON, &[], || try_to_take_walsender(port))
+}
+
+fn try_to_take_walsender(port: u16) -> Result<Option<TcpStream>> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
     let parameters = b"user\0postgres\0replication\0true\0\0";
     let length = u32::try_from(8 + parameters.len())?;
@@ -19,12 +24,15 @@ fn take_walsender(port: u16) -> Result<TcpStream> {
     // AuthenticationOk: from then on the walsender is ours.
     let mut answer = [0; 9];
     stream.read_exact(&mut answer)?;
+    if answer[0] == b'E' {
+        return Ok(None);
+    }
     ensure!(answer[0] == b'R', "{answer:?}");
     let mut ready = [0];
     while ready != [b'Z'] {
         stream.read_exact(&mut ready)?;
     }
-    Ok(stream)
+    Ok(Some(stream))
 }
 
 #[test]
