@@ -12,6 +12,8 @@ mod changes;
 mod ddl;
 #[path = "end_to_end/identities.rs"]
 mod identities;
+#[path = "end_to_end/lanes.rs"]
+mod lanes;
 #[path = "end_to_end/operation.rs"]
 mod operation;
 #[path = "end_to_end/publications.rs"]

@@ -3,7 +3,7 @@
 //! named defect switched on in the product, it fails.
 //!
 //! - `FARSHORE_KILLS`: how many crashes (default 30), in rounds of at most 50 on fresh servers;
-//!   every other round applies everything in batches.
+//!   rounds differ in how changes are applied ([`APPLY`]).
 //! - `FARSHORE_SEED`: replays the choices of a run; each run prints its seed.
 //! - `FARSHORE_KEEP`: keeps the directories of servers and site.
 
@@ -37,6 +37,15 @@ fn take_turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
+/// How changes are applied, round by round: change by change or in batches, one group after the
+/// other or several side by side. Groups are small, so that there are many.
+const APPLY: [&str; 4] = [
+    "batches = \"auto\"\nstreams = 1",
+    "batches = \"always\"\nstreams = 4\ngroup_transactions = 4",
+    "batches = \"always\"\nstreams = 1",
+    "batches = \"auto\"\nstreams = 4\ngroup_transactions = 20",
+];
+
 /// One round on fresh servers.
 struct Plan {
     seed: u64,
@@ -45,7 +54,8 @@ struct Plan {
     /// Crashes from then on, with samplers watching.
     schedule: Schedule,
     /// The subscription's setting.
-    batches: &'static str,
+    /// The subscription's settings for applying.
+    apply: &'static str,
     /// The defect that is switched on in the product.
     defect: Option<&'static str>,
     /// Commits that the publisher makes after the last crash, at least.
@@ -85,7 +95,7 @@ fn write_site(
     dir: &Path,
     publisher: &Cluster,
     subscriber: &Cluster,
-    batches: &str,
+    apply: &str,
 ) -> Result<std::path::PathBuf> {
     let site = dir.join("site.toml");
     let text = format!(
@@ -93,7 +103,7 @@ fn write_site(
          [publication.p]\nsource = \"{}\"\ntables = [\"prefix.*\"]\n\
          segment_size = \"64KB\"\n\n\
          [subscription.{SUBSCRIPTION}]\npublication = \"p\"\ntarget = \"{}\"\n\
-         copy_range = \"64KB\"\nbatches = \"{batches}\"\n",
+         copy_range = \"64KB\"\n{apply}\n",
         dir.join("data").display(),
         publisher.url(DATABASE),
         subscriber.url(DATABASE),
@@ -220,7 +230,7 @@ fn run(plan: &Plan) -> Result<Outcome> {
 
     let mut site_dir = tempfile::Builder::new().prefix("farshore-site").tempdir()?;
     site_dir.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
-    let site = write_site(site_dir.path(), &publisher, &subscriber, plan.batches)?;
+    let site = write_site(site_dir.path(), &publisher, &subscriber, plan.apply)?;
     let mut builder = Farshore::builder(&binary, &site);
     if let Some(defect) = plan.defect {
         builder = builder.env("FARSHORE_DEFECT", defect);
@@ -360,8 +370,8 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
             .map(|(index, name)| startup_point(seed, index, name))
             .collect();
         let schedule = Schedule::draw(seed, in_this_round - startup.len(), &streaming);
-        let batches = if round % 2 == 0 { "auto" } else { "always" };
-        let plan = Plan { seed, startup, schedule, batches, defect: None, calm_commits: 100 };
+        let apply = APPLY[round % APPLY.len()];
+        let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
         let outcome = run(&plan).with_context(|| format!("round {} of {rounds}", round + 1))?;
         killed += outcome.kills;
         let missed: BTreeSet<String> = outcome.points_not_reached.into_iter().collect();
@@ -380,9 +390,8 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
             never_reached.iter().map(first).partition(|p| CrashPoint::is_before_streaming(&p.name));
         let victims = after.into_iter().map(Victim::FarshoreAt).collect();
         let schedule = Schedule::of_victims(seed, victims);
-        let batches = "auto";
-        let plan =
-            Plan { seed, startup: before, schedule, batches, defect: None, calm_commits: 100 };
+        let apply = APPLY[0];
+        let plan = Plan { seed, startup: before, schedule, apply, defect: None, calm_commits: 100 };
         let outcome = run(&plan).context("the round for points not reached")?;
         killed += outcome.kills;
         never_reached = outcome.points_not_reached.into_iter().collect();
@@ -407,12 +416,12 @@ fn at_points(names: &[&str], times: u32, cut: bool) -> Vec<Victim> {
 
 /// The same scenario with a defect in the product must fail, by the product's fault.
 fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
-    assert_caught_with("auto", defect, victims)
+    assert_caught_with(APPLY[0], defect, victims)
 }
 
 /// As [`assert_caught`], with the subscription's setting.
 fn assert_caught_with(
-    batches: &'static str,
+    apply: &'static str,
     defect: &'static str,
     victims: Vec<Victim>,
 ) -> Result<()> {
@@ -420,7 +429,7 @@ fn assert_caught_with(
     let seed = seed();
     let schedule = Schedule::of_victims(seed, victims);
     let (startup, defect_on) = (Vec::new(), Some(defect));
-    let plan = Plan { seed, startup, schedule, batches, defect: defect_on, calm_commits: 1_000 };
+    let plan = Plan { seed, startup, schedule, apply, defect: defect_on, calm_commits: 1_000 };
     let Err(error) = run(&plan) else {
         anyhow::bail!("defect {defect} was not noticed (FARSHORE_SEED={seed})");
     };
@@ -468,10 +477,10 @@ fn mutant_snapshot_row_also_streamed() -> Result<()> {
 
 #[test]
 fn mutant_dropped_change_in_batches() -> Result<()> {
-    assert_caught_with("always", "dropped-change", Vec::new())
+    assert_caught_with(APPLY[1], "dropped-change", Vec::new())
 }
 
 #[test]
 fn mutant_lost_unchanged_value() -> Result<()> {
-    assert_caught_with("always", "lost-unchanged-value", vec![Victim::Farshore, Victim::Subscriber])
+    assert_caught_with(APPLY[1], "lost-unchanged-value", vec![Victim::Farshore, Victim::Subscriber])
 }

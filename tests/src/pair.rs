@@ -133,9 +133,12 @@ impl Pair {
     pub fn add_subscription(&mut self, name: &str, publication: &str, target: &str) -> Result<()> {
         // FARSHORE_BATCHES=always runs every scenario with changes applied in bulk.
         let batches = std::env::var("FARSHORE_BATCHES").unwrap_or_else(|_| "auto".to_owned());
+        // FARSHORE_STREAMS=4 runs it with that many connections side by side.
+        let streams = std::env::var("FARSHORE_STREAMS").map(|n| format!("streams = {n}\n"));
+        let streams = streams.unwrap_or_default();
         self.site.add(&format!(
             "[subscription.{name}]\npublication = \"{publication}\"\ntarget = \"{target}\"\n\
-             batches = \"{batches}\"\n"
+             batches = \"{batches}\"\n{streams}"
         ))
     }
 

@@ -56,6 +56,15 @@ pub enum ApplyError {
         /// Why.
         what: String,
     },
+    /// Groups that ran side by side were in each other's way; they are applied again one after
+    /// the other, at once.
+    #[error("subscription \"{subscription}\": groups up to {position} were in each other's way")]
+    LanesMet {
+        /// Subscription.
+        subscription: String,
+        /// Newest position in the groups.
+        position: Lsn,
+    },
     /// A stored change that cannot be read.
     #[error(
         "stored transaction at {position}: {what}. Nothing after it was applied; please report it"
@@ -150,9 +159,10 @@ impl ApplyError {
             ApplyError::Change(failed) => failed.cause.sqlstate().is_some_and(passes_by_itself),
             ApplyError::Commit(refused) => passes_by_itself(&refused.error.code),
             ApplyError::Capture(error) => error.is_transient(),
-            ApplyError::NotYet(_) | ApplyError::GaveWay(_) | ApplyError::BatchRefused { .. } => {
-                true
-            }
+            ApplyError::NotYet(_)
+            | ApplyError::GaveWay(_)
+            | ApplyError::BatchRefused { .. }
+            | ApplyError::LanesMet { .. } => true,
             // The distributor's disk is full.
             ApplyError::Store(error) if error.is_out_of_room() => true,
             ApplyError::Store(_)

@@ -119,6 +119,12 @@ impl Netting {
         &self.nets
     }
 
+    /// Hashes of the keys that have changes: equal for equal keys, for as long as this lives.
+    pub fn hashes(&self) -> impl Iterator<Item = u64> + Clone {
+        let keyed = if self.table.key.is_empty() { &[][..] } else { &self.nets[..] };
+        keyed.iter().map(|net| net.hash)
+    }
+
     /// Forgets everything, and keeps a little memory for the next batch: there may be thousands
     /// of tables.
     pub fn clear(&mut self) {

@@ -8,6 +8,7 @@ mod explain;
 pub mod follow_ddl;
 pub mod foreign_keys;
 pub mod initial_copy;
+pub mod lanes;
 pub mod pipeline;
 pub mod progress;
 pub mod resume;

@@ -6,6 +6,7 @@ use crate::conflict::ConflictPolicy;
 use crate::log_feed::LogFeed;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
+use crate::postgres::lanes::{CancelTokens, LaneSettings};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::schema::{SchemaSettings, create_missing};
@@ -20,7 +21,7 @@ use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
 use farshore_capture::{CaptureError, slot};
 use farshore_fault as fault;
 use farshore_model::{Applied, Lsn};
-use farshore_pg::{CancelToken, Config, Mode};
+use farshore_pg::{Config, Mode};
 use farshore_store::{LogStore, StoreError};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -57,6 +58,8 @@ pub struct SubscriptionSpec {
     pub on_conflict: ConflictPolicy,
     /// What is done about columns that the publisher's tables gain.
     pub follow_ddl: FollowDdl,
+    /// Connections to the target at most, side by side, while it is far behind.
+    pub streams: usize,
 }
 
 /// Carries one subscription from the store to its target until told to stop.
@@ -105,13 +108,17 @@ pub(crate) struct Attempt {
     careful_from: Option<Lsn>,
     /// Where batches are not tried.
     row_by_row: RowByRow,
+    /// Up to here groups do not run side by side.
+    alone_until: Lsn,
+    /// Where connections leave their tokens.
+    cancel: CancelTokens,
 }
 
 impl Subscription {
     /// Runs until `stop` turns true or something fails. A stop commits the open group, unless that
     /// takes long: then it is left to be done again.
     pub async fn run(&self, stop: watch::Receiver<bool>) -> Result<(), ApplyError> {
-        let cancel = Mutex::new(None);
+        let cancel = CancelTokens::default();
         let mut stopping = stop.clone();
         let grace_over = async {
             let stopped = stopping.wait_for(|stop| *stop).await.is_ok();
@@ -126,23 +133,29 @@ impl Subscription {
             () = grace_over => {}
         }
         // A statement that waits on the target would keep the connection, and with it the lock.
-        let token: Option<CancelToken> =
-            cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-        if let Some(token) = token
-            && let Err(error) = token.cancel().await
-        {
-            tracing::debug!(subscription = %self.spec.name, %error, "not cancelled");
-        }
+        self.cancel(&cancel).await;
         Ok(())
+    }
+
+    /// Ends what the target is at on these connections.
+    async fn cancel(&self, cancel: &CancelTokens) {
+        let tokens =
+            std::mem::take(&mut *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        for token in tokens {
+            if let Err(error) = token.cancel().await {
+                tracing::debug!(subscription = %self.spec.name, %error, "not cancelled");
+            }
+        }
     }
 
     async fn work(
         &self,
         mut stop: watch::Receiver<bool>,
-        cancel: &Mutex<Option<CancelToken>>,
+        cancel: &CancelTokens,
     ) -> Result<(), ApplyError> {
         let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
+        let mut alone_until = Lsn::ZERO;
         let mut without_partition = None;
         let mut copied_beside = false;
         loop {
@@ -161,9 +174,13 @@ impl Subscription {
                 started => started?,
             };
             *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
-                Some(session.connection.cancel_token());
-            let attempt =
-                Attempt { careful_from: careful_from.take(), row_by_row: row_by_row.clone() };
+                vec![session.connection.cancel_token()];
+            let attempt = Attempt {
+                careful_from: careful_from.take(),
+                row_by_row: row_by_row.clone(),
+                alone_until,
+                cancel: cancel.clone(),
+            };
             copied_beside = false;
             let ended = if start.beside.is_empty() {
                 self.stream(session, start, attempt, &mut stop).await
@@ -188,13 +205,15 @@ impl Subscription {
                     );
                     row_by_row.note(table, position);
                     // What was sent behind it would keep the connection, and with it the lock.
-                    let token =
-                        cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
-                    if let Some(token) = token
-                        && let Err(error) = token.cancel().await
-                    {
-                        tracing::debug!(subscription = %self.spec.name, %error, "not cancelled");
-                    }
+                    self.cancel(cancel).await;
+                }
+                Err(Failure { error: ApplyError::LanesMet { position, .. }, .. }) => {
+                    tracing::info!(
+                        subscription = %self.spec.name, %position,
+                        "groups were in each other's way; they are applied one after the other"
+                    );
+                    alone_until = position;
+                    self.cancel(cancel).await;
                 }
                 // A check violation: the row may be for a partition that is not here yet.
                 Err(Failure { error: ApplyError::Change(failed), careful_from: from })
@@ -223,6 +242,7 @@ impl Subscription {
         let mut session = Session::connect(&self.spec.target, &application).await?;
         session.ensure_schema().await?;
         session.lock_subscription(name, LOCK_WAIT).await?;
+        session.wait_for_lanes(name).await?;
         let progress = session.load_progress(name).await?;
         if let Some(progress) = &progress {
             self.check_origin(progress)?;
@@ -500,11 +520,18 @@ impl Subscription {
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let policy = self.spec.on_conflict.clone();
         let names = self.spec.schema.names.clone();
-        let Attempt { careful_from, row_by_row } = attempt;
+        let Attempt { careful_from, row_by_row, alone_until, cancel } = attempt;
         let pipeline = Pipeline::new(session);
+        let lanes = LaneSettings {
+            subscription: name.to_owned(),
+            target: self.spec.target.clone(),
+            streams: self.spec.streams,
+            alone_until,
+            cancel,
+        };
         let following = Following { policy: self.spec.follow_ddl, source: self.source.clone() };
         let mut writer =
-            Writer::new(pipeline, name, policy, copied, row_by_row, names, following).await?;
+            Writer::new(pipeline, lanes, policy, copied, row_by_row, names, following).await?;
         if let Some(from) = careful_from {
             let (feed, writer) = (&mut feed, &mut writer);
             Careful { agent: self, feed, writer, start: &mut start, from }.run(stop).await?;

@@ -281,6 +281,10 @@ fn resolve_subscription(
         let bytes = parse_bytes(&text).map_err(|what| format!("copy_range: {what}"))?;
         copy.range_blocks = (bytes / 8_192).max(1);
     }
+    let streams = typed.streams.unwrap_or_else(default_streams);
+    if !(1..=64).contains(&streams) {
+        return Err("streams: must be from 1 to 64".to_owned());
+    }
     let mut limits = GroupLimits::default();
     if let Some(transactions) = typed.group_transactions {
         if transactions == 0 {
@@ -332,8 +336,14 @@ fn resolve_subscription(
                 typed::FollowDdl::Add => FollowDdl::Add,
                 typed::FollowDdl::Stop => FollowDdl::Stop,
             },
+            streams,
         },
     })
+}
+
+/// As many as there are processors, up to four: the target has its own, but they are unknown here.
+fn default_streams() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4)
 }
 
 fn meant(typed: typed::OnConflict) -> OnConflict {

@@ -18,7 +18,7 @@ pub use pending::{Batches, Offered};
 pub use plan::{BatchPlan, Planned, plan};
 
 use crate::netting::{Effect, NetTable, Netting};
-use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
+use crate::postgres::pipeline::{Expect, Pipeline, PipelineError, Statement};
 use crate::postgres::statements::{Shape, TargetRelation};
 use crate::postgres::writer::write_values;
 use bytes::Bytes;
@@ -39,16 +39,16 @@ pub struct Batch {
     /// What the changes come to so far.
     pub netting: Netting,
     copy: Option<CopyStatements>,
-    delete: Option<String>,
-    updates: HashMap<UpdateShape, String>,
+    delete: Option<Statement>,
+    updates: HashMap<UpdateShape, Statement>,
     arrays: encode::Arrays,
 }
 
 /// The statements of a COPY.
 struct CopyStatements {
-    rows: String,
+    rows: Statement,
     /// Finds the table's columns to be of the types that the rows were written for.
-    types: String,
+    types: Statement,
 }
 
 /// An UPDATE statement by what tells it apart.
@@ -60,15 +60,23 @@ struct UpdateShape {
     in_bulk: bool,
 }
 
-/// Names for prepared statements, unique within a connection.
+/// Names for prepared statements, unique within a subscription's connections.
 #[derive(Debug, Default)]
-pub struct StatementNames(u64);
+pub struct StatementNames {
+    last: u64,
+    given_up: Vec<String>,
+}
 
 impl StatementNames {
     /// One that has not been used.
     pub fn unused(&mut self) -> String {
-        self.0 += 1;
-        format!("farshore_{}", self.0)
+        self.last += 1;
+        format!("farshore_{}", self.last)
+    }
+
+    /// Names of statements that were given up since the last call.
+    pub fn take_given_up(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.given_up)
     }
 }
 
@@ -97,22 +105,22 @@ impl Batch {
         }
     }
 
-    /// Sends what is in it to the target, and empties it.
-    pub async fn send(
+    /// Hands what is in it to the target's pipeline, to be written, and empties it.
+    pub fn send(
         &mut self,
         pipeline: &mut Pipeline,
         target: &TargetRelation,
         names: &mut StatementNames,
     ) -> Result<(), PipelineError> {
-        self.send_deletes(pipeline, target, names).await?;
-        self.send_updates(pipeline, target, names).await?;
-        self.send_inserts(pipeline, target, names).await?;
+        self.send_deletes(pipeline, target, names)?;
+        self.send_updates(pipeline, target, names)?;
+        self.send_inserts(pipeline, target, names)?;
         self.netting.clear();
         self.arrays.release();
         Ok(())
     }
 
-    async fn send_deletes(
+    fn send_deletes(
         &mut self,
         pipeline: &mut Pipeline,
         target: &TargetRelation,
@@ -127,22 +135,20 @@ impl Batch {
         if rows == 0 {
             return Ok(());
         }
-        let name = match &self.delete {
-            Some(name) => name,
+        let delete = match &self.delete {
+            Some(delete) => delete,
             None => {
-                let name = names.unused();
                 let (sql, types) = (self.plan.delete_sql(target, key), self.plan.array_types(key));
-                pipeline.parse_for_batch(&name, &sql, &types, self.relation)?;
-                self.delete.insert(name)
+                self.delete.insert(Statement { name: names.unused(), sql, types })
             }
         };
+        pipeline.prepare(delete, || Expect::BatchParsed(self.relation))?;
         let expect = Expect::Counted { relation: self.relation, rows };
         let (plan, arrays) = (&self.plan, &self.arrays);
-        pipeline.run(name, key.len(), expect, |bind| arrays.write(plan, key, bind))?;
-        pipeline.write_if_large().await
+        pipeline.run(&delete.name, key.len(), expect, |bind| arrays.write(plan, key, bind))
     }
 
-    async fn send_updates(
+    fn send_updates(
         &mut self,
         pipeline: &mut Pipeline,
         target: &TargetRelation,
@@ -167,16 +173,16 @@ impl Batch {
             wanted.sort_unstable();
             let in_bulk = rows.len() >= ROWS_IN_BULK_MIN && self.plan.have_arrays(&wanted);
             let shape = UpdateShape { set, in_bulk };
-            self.prepare_update(pipeline, target, names, &shape, &key, &wanted)?;
-            let Some(name) = self.updates.get(&shape) else { continue };
-            let relation = self.relation;
+            self.prepare_update(target, names, &shape, &key, &wanted);
+            let Some(update) = self.updates.get(&shape) else { continue };
+            let (relation, name) = (self.relation, &update.name);
+            pipeline.prepare(update, || Expect::BatchParsed(relation))?;
             if in_bulk {
                 let expect =
                     Expect::Counted { relation, rows: self.arrays.fill(&wanted, rows.iter())? };
                 let (plan, arrays) = (&self.plan, &self.arrays);
                 pipeline
                     .run(name, wanted.len(), expect, |bind| arrays.write(plan, &wanted, bind))?;
-                pipeline.write_if_large().await?;
                 continue;
             }
             for row in &rows {
@@ -186,7 +192,6 @@ impl Batch {
                     write_values(bind, &shape.set, tuple)?;
                     write_values(bind, &key, tuple)
                 })?;
-                pipeline.write_if_large().await?;
             }
         }
         Ok(())
@@ -194,20 +199,17 @@ impl Batch {
 
     fn prepare_update(
         &mut self,
-        pipeline: &mut Pipeline,
         target: &TargetRelation,
         names: &mut StatementNames,
         shape: &UpdateShape,
         key: &[usize],
         wanted: &[usize],
-    ) -> Result<(), PipelineError> {
+    ) {
         if self.updates.contains_key(shape) {
-            return Ok(());
+            return;
         }
         if self.updates.len() >= UPDATES_PREPARED_MAX {
-            for (_, name) in self.updates.drain() {
-                pipeline.forget_statement(&name)?;
-            }
+            names.given_up.extend(self.updates.drain().map(|(_, update)| update.name));
         }
         let (sql, types) = if shape.in_bulk {
             (self.plan.update_sql(target, key, &shape.set, wanted), self.plan.array_types(wanted))
@@ -220,13 +222,10 @@ impl Batch {
             }
             target.sql(&Shape::Update { old_given: false, unchanged })
         };
-        let name = names.unused();
-        pipeline.parse_for_batch(&name, &sql, &types, self.relation)?;
-        self.updates.insert(shape.clone(), name);
-        Ok(())
+        self.updates.insert(shape.clone(), Statement { name: names.unused(), sql, types });
     }
 
-    async fn send_inserts(
+    fn send_inserts(
         &mut self,
         pipeline: &mut Pipeline,
         target: &TargetRelation,
@@ -239,26 +238,29 @@ impl Batch {
         let copy = match &self.copy {
             Some(copy) => copy,
             None => {
-                let copy = CopyStatements { rows: names.unused(), types: names.unused() };
-                let (rows, types) = (self.plan.copy_sql(target), self.plan.types_sql(target));
-                pipeline.parse_for_batch(&copy.rows, &rows, &[], self.relation)?;
-                pipeline.parse_for_batch(&copy.types, &types, &[], self.relation)?;
-                self.copy.insert(copy)
+                let mut statement =
+                    |sql| Statement { name: names.unused(), sql, types: Vec::new() };
+                self.copy.insert(CopyStatements {
+                    rows: statement(self.plan.copy_sql(target)),
+                    types: statement(self.plan.types_sql(target)),
+                })
             }
         };
+        for statement in [&copy.rows, &copy.types] {
+            pipeline.prepare(statement, || Expect::BatchParsed(self.relation))?;
+        }
         let mut rows = 0;
-        pipeline.begin_copy(&copy.rows)?;
+        pipeline.begin_copy(&copy.rows.name)?;
         encode::copy_header(pipeline.out());
         while !left.is_empty() {
             rows += encode::copy_rows(pipeline.out(), &mut left)?;
-            pipeline.write_if_large().await?;
         }
         encode::copy_trailer(pipeline.out());
         let relation = self.relation;
         pipeline.end_copy(Expect::Counted { relation, rows });
         // A COPY takes values as of the types that the columns have now, and holds a lock from now
         // on: what these are must be what they were.
-        pipeline.run(&copy.types, 0, Expect::Counted { relation, rows: 1 }, |_| Ok(()))?;
+        pipeline.run(&copy.types.name, 0, Expect::Counted { relation, rows: 1 }, |_| Ok(()))?;
         Ok(())
     }
 }

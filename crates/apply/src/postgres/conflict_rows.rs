@@ -40,7 +40,7 @@ const RECORD: &str = "INSERT INTO farshore.conflicts \
 impl Writer {
     /// Begins a run of changes that can be undone alone.
     pub(crate) fn begin_changes(&mut self) -> Result<(), ApplyError> {
-        let sent = self.pipeline.run_sql(&format!("SAVEPOINT {CHANGE}"), Expect::Done);
+        let sent = self.lanes.current().run_sql(&format!("SAVEPOINT {CHANGE}"), Expect::Done);
         sent.map_err(|error| self.explain(error))
     }
 
@@ -49,13 +49,13 @@ impl Writer {
         // First: a change that met no row leaves the target willing to release the savepoint.
         self.drain().await?;
         let release = format!("RELEASE SAVEPOINT {CHANGE}");
-        let sent = self.pipeline.run_sql(&release, Expect::Done);
+        let sent = self.lanes.current().run_sql(&release, Expect::Done);
         sent.map_err(|error| self.explain(error))
     }
 
     /// Undoes the run of changes in which something failed. Its savepoint stays.
     pub(crate) async fn undo_changes(&mut self) -> Result<(), ApplyError> {
-        let lost = self.pipeline.recover().await;
+        let lost = self.lanes.current().recover().await;
         if lost.map_err(|error| self.explain(error))? {
             for target in self.relations.values_mut() {
                 target.prepared.clear();
@@ -66,9 +66,9 @@ impl Writer {
 
     /// The session, once nothing is in flight.
     pub(crate) async fn session(&mut self) -> Result<&mut Session, ApplyError> {
-        let idle: Result<(), PipelineError> = self.pipeline.idle_session().await.map(drop);
+        let idle: Result<(), PipelineError> = self.lanes.current().idle_session().await.map(drop);
         idle.map_err(|error| self.explain(error))?;
-        Ok(self.pipeline.session())
+        Ok(self.lanes.current().session())
     }
 
     /// Records in the open target transaction that `header`'s transaction is left out, as it was
@@ -118,7 +118,7 @@ impl Writer {
             stored(format!("refers to definition {}, which is not known", failed.relation.0))
         })?;
         let (shape, new, find) = shape_of(&change, target).map_err(stored)?;
-        let session = self.pipeline.session();
+        let session = self.lanes.current().session();
         let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
         let mut reason = failed.cause.to_string();
         let mut action = "skipped";
@@ -145,7 +145,8 @@ impl Writer {
         let jsonb = |json: Option<String>| json.map(|json| json.replace("\\u0000", "\\ufffd"));
         let [key, old, new] = [conflict::key_json, conflict::old_json, conflict::new_json]
             .map(|json| jsonb(json(&change, relation)));
-        self.pipeline
+        self.lanes
+            .current()
             .session()
             .execute(
                 RECORD,

@@ -53,6 +53,7 @@ pub fn explain(
             };
             return ApplyError::BatchRefused { subscription, table, position: newest, what };
         }
+        PipelineError::Met => return ApplyError::LanesMet { subscription, position: newest },
         PipelineError::Stored(what) => return ApplyError::Stored { position: newest, what },
         PipelineError::ProgressMoved => {
             return ApplyError::NotYet(format!(

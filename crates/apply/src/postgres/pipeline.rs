@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use farshore_model::{DictionaryId, Lsn, PgTime};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, EncodeError, Format};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// Encoded bytes after which they are written to the socket.
 const WRITE_BYTES: usize = 64 << 10;
@@ -69,6 +69,17 @@ pub enum Expect {
     Ready,
 }
 
+/// A statement that is prepared on each connection that comes to need it.
+#[derive(Clone, Debug)]
+pub struct Statement {
+    /// Unique among those of a subscription's connections.
+    pub name: String,
+    /// Its text.
+    pub sql: String,
+    /// Types of its parameters.
+    pub types: Vec<u32>,
+}
+
 /// What went wrong with a statement in flight.
 #[derive(Debug)]
 pub enum PipelineError {
@@ -97,6 +108,8 @@ pub enum PipelineError {
     ProgressMoved,
     /// A statement that the protocol cannot carry.
     Encode(EncodeError),
+    /// A group waits for a later one that runs beside it.
+    Met,
 }
 
 /// What was wrong with a statement for a batch.
@@ -131,12 +144,23 @@ pub struct Pipeline {
     in_flight: VecDeque<(Expect, u32)>,
     bytes_in_flight: usize,
     committed: Option<Lsn>,
+    /// Names of statements that are prepared here.
+    prepared: HashSet<String>,
+    /// Of those, the ones that are used no more.
+    stale: Vec<String>,
 }
 
 impl Pipeline {
     /// Nothing is in flight.
     pub fn new(session: Session) -> Pipeline {
-        Pipeline { session, in_flight: VecDeque::new(), bytes_in_flight: 0, committed: None }
+        Pipeline {
+            session,
+            in_flight: VecDeque::new(),
+            bytes_in_flight: 0,
+            committed: None,
+            prepared: HashSet::new(),
+            stale: Vec::new(),
+        }
     }
 
     /// The session, once nothing is in flight.
@@ -186,23 +210,34 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Prepares a statement for a batch of changes of `relation`.
-    pub fn parse_for_batch(
+    /// Prepares a statement unless it is prepared here already; `expect` is for the answer.
+    pub fn prepare(
         &mut self,
-        name: &str,
-        sql: &str,
-        types: &[u32],
-        relation: DictionaryId,
+        statement: &Statement,
+        expect: impl FnOnce() -> Expect,
     ) -> Result<(), PipelineError> {
-        frontend::parse(self.session.connection.out(), name, sql, types)?;
-        self.in_flight.push_back((Expect::BatchParsed(relation), 0));
+        if !self.prepared.contains(&statement.name) {
+            let Statement { name, sql, types } = statement;
+            frontend::parse(self.session.connection.out(), name, sql, types)?;
+            self.in_flight.push_back((expect(), 0));
+            self.prepared.insert(name.clone());
+        }
         Ok(())
     }
 
-    /// Forgets a prepared statement.
-    pub fn forget_statement(&mut self, name: &str) -> Result<(), PipelineError> {
-        frontend::close(self.session.connection.out(), frontend::Target::Statement(name))?;
-        self.in_flight.push_back((Expect::Closed, 0));
+    /// A prepared statement is used no more.
+    pub fn forget_later(&mut self, name: &str) {
+        if let Some(name) = self.prepared.take(name) {
+            self.stale.push(name);
+        }
+    }
+
+    /// Closes the statements that are used no more.
+    pub fn forget_stale(&mut self) -> Result<(), PipelineError> {
+        for name in self.stale.drain(..) {
+            frontend::close(self.session.connection.out(), frontend::Target::Statement(&name))?;
+            self.in_flight.push_back((Expect::Closed, 0));
+        }
         Ok(())
     }
 
@@ -227,14 +262,28 @@ impl Pipeline {
         self.session.connection.out()
     }
 
-    /// Writes what is waiting, if it is much. What was sent is not paced by answers: the caller
-    /// bounds it.
-    pub async fn write_if_large(&mut self) -> Result<(), PipelineError> {
-        if self.session.connection.out().len() >= WRITE_BYTES {
-            self.session.connection.flush().await?;
-            self.take_answers()?;
+    /// Whether so much waits to be written that it is time to.
+    pub fn is_full(&mut self) -> bool {
+        self.session.connection.out().len() >= WRITE_BYTES
+    }
+
+    /// Whether everything is answered.
+    pub fn is_answered(&self) -> bool {
+        self.in_flight.is_empty()
+    }
+
+    /// Waits for one message of the target; forever if nothing was asked. Cancel-safe.
+    pub async fn next_answer(&mut self) -> Result<(), PipelineError> {
+        if self.in_flight.is_empty() {
+            std::future::pending::<()>().await;
         }
-        Ok(())
+        let message = self.session.connection.receive().await?;
+        self.answer(message)
+    }
+
+    /// The target's process at the other end.
+    pub fn backend_pid(&self) -> i32 {
+        self.session.connection.backend_pid()
     }
 
     /// Takes the answers that have come, without waiting; true when everything is answered.

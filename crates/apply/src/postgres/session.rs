@@ -76,6 +76,19 @@ impl Session {
             .await
     }
 
+    /// Marks this connection as one of the subscription's lanes, for as long as it lives.
+    pub async fn join_lanes(&mut self, subscription: &str) -> Result<(), ApplyError> {
+        let key = lane_lock_key(subscription);
+        self.simple(&format!("SELECT pg_advisory_lock_shared({key})")).await
+    }
+
+    /// Waits until no lane of an earlier agent is still committing.
+    pub async fn wait_for_lanes(&mut self, subscription: &str) -> Result<(), ApplyError> {
+        let key = lane_lock_key(subscription);
+        self.simple(&format!("SELECT pg_advisory_lock({key}); SELECT pg_advisory_unlock({key})"))
+            .await
+    }
+
     /// Runs a query with text parameters.
     pub async fn query(
         &mut self,
@@ -120,6 +133,11 @@ impl Session {
     pub fn error(&self, error: farshore_pg::Error) -> ApplyError {
         ApplyError::Target { server: self.server.clone(), error }
     }
+}
+
+fn lane_lock_key(subscription: &str) -> String {
+    let name = quote_literal(&format!("farshore lane {subscription}"));
+    format!("hashtextextended({name}, 0)")
 }
 
 fn copy_lock_key(subscription: &str) -> String {

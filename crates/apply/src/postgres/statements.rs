@@ -1,6 +1,7 @@
 //! SQL for row changes on one version of one relation, and what is known of its target table.
 
 use crate::ApplyError;
+use crate::postgres::pipeline::Statement;
 use crate::postgres::session::Session;
 use crate::postgres::value_plan::{ColumnType, ValuePlan, value_plan};
 use farshore_capture::publication::TableName;
@@ -220,11 +221,11 @@ pub struct TargetRelation {
     pub prepared: HashMap<Shape, Prepared>,
 }
 
-/// A statement that the target knows, with the columns its parameters come from.
+/// A statement with the columns that its parameters come from.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    /// Name on the target.
-    pub name: String,
+    /// The statement.
+    pub statement: Statement,
     /// Columns whose new values are the first parameters, ascending.
     pub set: Vec<usize>,
     /// Columns whose identifying values are the parameters after them, ascending.

@@ -15,8 +15,8 @@ use crate::postgres::batch::{Batches, StatementNames};
 use crate::postgres::explain::explain;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::foreign_keys::ForeignKeys;
-use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError};
-use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
+use crate::postgres::lanes::{LaneSettings, Lanes};
+use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Statement};
 use crate::postgres::statements::{Prepared, Shape, TargetRelation};
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
@@ -35,7 +35,7 @@ const SHAPES_MAX: usize = 64;
 
 /// Applies transactions of one subscription through one connection.
 pub struct Writer {
-    pub(super) pipeline: Pipeline,
+    pub(super) lanes: Lanes,
     pub(super) subscription: String,
     pub(super) relations: HashMap<DictionaryId, TargetRelation>,
     /// Copied tables and the consistent points of their copies.
@@ -50,12 +50,6 @@ pub struct Writer {
     changes: u64,
     /// Changes of the open group are netted and written in bulk, where the table allows it.
     batching: bool,
-    /// BEGIN has been sent.
-    begun: bool,
-    /// A group whose COMMIT waits for the answers of its statements.
-    closing: Option<Lsn>,
-    /// The open or closing target transaction has statements of batches.
-    has_batches: bool,
     /// Batches hold parts of the body at hand.
     holds_body: bool,
     /// Bytes of changes since the last look at what a closing group waits for.
@@ -102,23 +96,11 @@ impl InTransaction<'_> {
 /// While a group closes, its answers are looked for whenever this much has been taken in meanwhile.
 const POLL_EVERY_BYTES: usize = 32 << 10;
 
-/// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
-/// moment: a plan made while a table was empty must not read all of it later.
-const PLANNING: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
-     SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
-
-const BEGIN: &str = "farshore_begin";
-/// Where foreign keys fire: those that can wait are checked at the commit, where the target is as
-/// the publisher was at a commit.
-const DEFER: &str = "farshore_defer";
-const COMMIT: &str = "farshore_commit";
-const PROGRESS: &str = "farshore_progress";
-
 impl Writer {
     /// Starts with a session that holds the subscription's lock.
     pub async fn new(
         mut pipeline: Pipeline,
-        subscription: &str,
+        lanes: LaneSettings,
         on_conflict: ConflictPolicy,
         copied: HashMap<TableName, Lsn>,
         row_by_row: RowByRow,
@@ -132,19 +114,16 @@ impl Writer {
             }
             Ok(_) | Err(_) => None,
         };
-        let prepared = async {
-            pipeline.idle_session().await?.connection.simple_query(PLANNING).await?;
-            pipeline.parse(BEGIN, "BEGIN", &[], None)?;
-            pipeline.parse(COMMIT, "COMMIT", &[], None)?;
-            pipeline.parse(DEFER, "SET CONSTRAINTS ALL DEFERRED", &[], None)?;
-            pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
-            pipeline.sync();
-            pipeline.drain().await
+        let subscription = lanes.subscription.clone();
+        let foreign_keys_fire = cascades.is_some();
+        let lanes = Lanes::new(lanes, pipeline, foreign_keys_fire).await;
+        let (lanes, outcome) = match lanes {
+            Ok(lanes) => (lanes, Ok(())),
+            Err((lanes, error)) => (lanes, Err(error)),
         };
-        let outcome: Result<(), PipelineError> = prepared.await;
-        let mut writer = Writer {
-            pipeline,
-            subscription: subscription.to_owned(),
+        let writer = Writer {
+            lanes,
+            subscription,
             relations: HashMap::new(),
             copied,
             target_names,
@@ -154,18 +133,16 @@ impl Writer {
             names: StatementNames::default(),
             changes: 0,
             batching: false,
-            begun: false,
-            closing: None,
-            has_batches: false,
             holds_body: false,
             unpolled: 0,
             newest: Lsn::ZERO,
             batches: Batches::new(row_by_row),
             cascades,
         };
-        outcome.map_err(|error| writer.explain(error))?;
-        writer.changes = 0;
-        Ok(writer)
+        match outcome {
+            Ok(()) => Ok(writer),
+            Err(error) => Err(writer.explain(error)),
+        }
     }
 
     /// Row changes sent so far.
@@ -180,18 +157,14 @@ impl Writer {
     }
 
     async fn ensure_begun(&mut self) -> Result<(), ApplyError> {
-        // A closed group takes nothing more.
-        self.finish_closing().await?;
-        if self.begun {
-            return Ok(());
-        }
-        let statements: &[&str] = if self.cascades.is_some() { &[BEGIN, DEFER] } else { &[BEGIN] };
-        for statement in statements {
-            let sent = self.pipeline.run(statement, 0, Expect::Done, |_| Ok(()));
-            sent.map_err(|error| self.explain(error))?;
-        }
-        self.begun = true;
-        Ok(())
+        let begun = self.lanes.begin(self.newest).await;
+        begun.map_err(|error| self.explain(error))
+    }
+
+    /// What follows must not run beside other groups.
+    pub(super) async fn be_alone(&mut self) -> Result<(), ApplyError> {
+        let alone = self.lanes.be_alone().await;
+        alone.map_err(|error| self.explain(error))
     }
 
     /// Applies commands of one transaction. `at` carries its sub-transaction from chunk to chunk.
@@ -214,9 +187,10 @@ impl Writer {
             if self.batching && self.take_in(&change, command.len(), body, at, definitions).await? {
                 continue;
             }
+            self.be_alone().await?;
             self.ensure_begun().await?;
             self.change(&change, body.slice_ref(command), at.header, definitions).await?;
-            self.pipeline.pace().await.map_err(|error| self.explain(error))?;
+            self.pace().await?;
         }
         if std::mem::take(&mut self.holds_body) && self.batches.holds(body) {
             self.send_batches().await?;
@@ -241,7 +215,12 @@ impl Writer {
             .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
         self.changes += 1;
         self.change(&change, command.clone(), header, definitions).await?;
-        self.pipeline.pace().await.map_err(|error| self.explain(error))
+        self.pace().await
+    }
+
+    async fn pace(&mut self) -> Result<(), ApplyError> {
+        let paced = self.lanes.current().pace().await;
+        paced.map_err(|error| self.explain(error))
     }
 
     async fn change(
@@ -273,7 +252,8 @@ impl Writer {
         let commit_time = header.commit_time;
         let may_be_gone = target.cascaded && shape == Shape::Delete;
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
-        let result = send(&mut self.pipeline, target, &mut self.names, shape, new, find, reference);
+        let result =
+            send(self.lanes.current(), target, &mut self.names, shape, new, find, reference);
         result.map_err(|error| self.explain(error))
     }
 
@@ -309,7 +289,7 @@ impl Writer {
         // foreign keys may forbid to truncate the others.
         // Sequences are reset by their owner alone; the rows are the same without that.
         let restarts = *restart_identity
-            && match self.pipeline.idle_session().await {
+            && match self.lanes.current().idle_session().await {
                 Ok(session) => session.owns(&names).await?,
                 Err(error) => return Err(self.explain(error)),
             };
@@ -333,9 +313,8 @@ impl Writer {
         let (position, commit_time) = (header.end_lsn, header.commit_time);
         let may_be_gone = false;
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
-        self.pipeline
-            .run_sql(&sql, Expect::Truncated(reference))
-            .map_err(|error| self.explain(error))
+        let sent = self.lanes.current().run_sql(&sql, Expect::Truncated(reference));
+        sent.map_err(|error| self.explain(error))
     }
 
     /// Tables whose changes were passed over since the last call, because they are not copied.
@@ -344,88 +323,80 @@ impl Writer {
     }
 
     /// Writes progress into the open target transaction, waits for all its answers, and sends the
-    /// COMMIT without waiting for it.
-    pub async fn commit(&mut self, from: Lsn, to: Lsn, state: &str) -> Result<(), ApplyError> {
+    /// COMMIT.
+    pub async fn commit(
+        &mut self,
+        from: Lsn,
+        to: Lsn,
+        state: &'static str,
+    ) -> Result<(), ApplyError> {
         self.close(from, to, state).await?;
         self.finish_closing().await
     }
 
-    /// Writes progress into the open target transaction. Its COMMIT is sent when everything has
-    /// been answered as it should: by [`Writer::finish_closing`], or on the way.
-    pub async fn close(&mut self, from: Lsn, to: Lsn, state: &str) -> Result<(), ApplyError> {
+    /// Closes the open group. Its COMMIT is sent when everything has been answered as it should:
+    /// by [`Writer::finish_closing`], or on the way.
+    pub async fn close(
+        &mut self,
+        from: Lsn,
+        to: Lsn,
+        state: &'static str,
+    ) -> Result<(), ApplyError> {
         self.send_batches().await?;
         self.ensure_begun().await?;
         if fault::defect("progress-in-separate-transaction") {
-            self.drain().await?;
-            self.send_commit(from).await?;
-            self.drain().await?;
+            let committed = self.lanes.commit_without_progress(from).await;
+            committed.map_err(|error| self.explain(error))?;
             fault::point("apply.after-commit");
             self.ensure_begun().await?;
         }
-        let (name, from_text, to_text) =
-            (self.subscription.clone(), from.to_string(), to.to_string());
-        self.pipeline
-            .run(PROGRESS, 4, Expect::Progress, |bind| {
-                for text in [name.as_str(), &from_text, &to_text, state] {
-                    bind.parameter(Format::Text, Some(text.as_bytes()))?;
-                }
-                Ok(())
-            })
-            .map_err(|error| self.explain(error))?;
-        self.closing = Some(to);
-        self.pipeline.request_answers().await.map_err(|error| self.explain(error))
+        let closed = self.lanes.close(from, to, state).await;
+        closed.map_err(|error| self.explain(error))
     }
 
-    /// Waits until the statements of a closed group are answered, and sends its COMMIT.
+    /// Waits until the statements of closed groups are answered, and sends their COMMITs.
     pub async fn finish_closing(&mut self) -> Result<(), ApplyError> {
-        let Some(to) = self.closing else { return Ok(()) };
-        self.drain().await?;
-        self.send_commit(to).await
+        let finished = self.lanes.finish().await;
+        finished.map_err(|error| self.explain(error))
     }
 
-    /// Sends the COMMIT of a closed group if its statements are all answered by now.
+    /// Sends the COMMITs of closed groups whose statements are all answered by now.
     pub async fn poll_closing(&mut self) -> Result<(), ApplyError> {
-        let Some(to) = self.closing else { return Ok(()) };
-        if self.pipeline.poll().map_err(|error| self.explain(error))? {
-            self.send_commit(to).await?;
-        }
-        Ok(())
-    }
-
-    async fn send_commit(&mut self, to: Lsn) -> Result<(), ApplyError> {
-        fault::point("apply.before-commit");
-        let batch = std::mem::take(&mut self.has_batches);
-        (self.closing, self.begun) = (None, false);
-        let sent = self.pipeline.run(COMMIT, 0, Expect::Commit { position: to, batch }, |_| Ok(()));
-        sent.map_err(|error| self.explain(error))?;
-        self.pipeline.sync();
-        self.pipeline.send().await.map_err(|error| self.explain(error))?;
-        fault::point("apply.after-commit-sent");
-        Ok(())
+        let polled = self.lanes.poll().await;
+        polled.map_err(|error| self.explain(error))
     }
 
     /// Sends what is waiting here, so that the target can work on it.
     pub async fn send(&mut self) -> Result<(), ApplyError> {
-        self.pipeline.send().await.map_err(|error| self.explain(error))
+        let sent = self.lanes.write().await;
+        sent.map_err(|error| self.explain(error))
     }
 
     /// Waits until the target has answered everything.
     pub async fn drain(&mut self) -> Result<(), ApplyError> {
-        self.pipeline.drain().await.map_err(|error| self.explain(error))
-    }
-
-    /// Takes the answers that are here already.
-    pub fn take_answers(&mut self) -> Result<(), ApplyError> {
-        self.pipeline.take_answers().map_err(|error| self.explain(error))
+        let drained = self.lanes.drain().await;
+        drained.map_err(|error| self.explain(error))
     }
 
     /// The newest commit that the target has confirmed since the last call.
     pub fn take_committed(&mut self) -> Option<Lsn> {
-        self.pipeline.take_committed()
+        self.lanes.take_committed()
     }
 
     pub(super) fn explain(&self, error: PipelineError) -> ApplyError {
-        explain(error, &self.subscription, &self.pipeline, &self.relations, self.newest)
+        let error = match error {
+            // Alone it either goes, or says what is wrong.
+            PipelineError::Rows(..)
+            | PipelineError::Refused(..)
+            | PipelineError::Batch(..)
+            | PipelineError::Server(_)
+                if self.lanes.is_overlapping() =>
+            {
+                PipelineError::Met
+            }
+            error => error,
+        };
+        explain(error, &self.subscription, self.lanes.first(), &self.relations, self.newest)
     }
 }
 
@@ -493,27 +464,29 @@ fn send(
         let (set, keys) = target.parameters(&shape);
         if target.prepared.len() >= SHAPES_MAX {
             pipeline.parse("", &sql, &types, Some(reference.clone()))?;
-            let unnamed = Prepared { name: String::new(), set, find: keys };
+            let statement = Statement { name: String::new(), sql, types };
+            let unnamed = Prepared { statement, set, find: keys };
             return bind(pipeline, &unnamed, new, find, reference);
         }
-        let name = names.unused();
-        pipeline.parse(&name, &sql, &types, Some(reference.clone()))?;
-        target.prepared.insert(shape.clone(), Prepared { name, set, find: keys });
+        let statement = Statement { name: names.unused(), sql, types };
+        target.prepared.insert(shape.clone(), Prepared { statement, set, find: keys });
     }
-    bind(pipeline, &target.prepared[&shape], new, find, reference)
+    let prepared = &target.prepared[&shape];
+    pipeline.prepare(&prepared.statement, || Expect::Parsed(Some(reference.clone())))?;
+    bind(pipeline, prepared, new, find, reference)
 }
 
 fn bind(
     pipeline: &mut Pipeline,
-    statement: &Prepared,
+    prepared: &Prepared,
     new: Option<Tuple<'_>>,
     find: Option<Tuple<'_>>,
     reference: ChangeRef,
 ) -> Result<(), PipelineError> {
-    let parameters = statement.set.len() + statement.find.len();
-    pipeline.run(&statement.name, parameters, Expect::OneRow(reference), |bind| {
-        write_values(bind, &statement.set, new)?;
-        write_values(bind, &statement.find, find)
+    let parameters = prepared.set.len() + prepared.find.len();
+    pipeline.run(&prepared.statement.name, parameters, Expect::OneRow(reference), |bind| {
+        write_values(bind, &prepared.set, new)?;
+        write_values(bind, &prepared.find, find)
     })
 }
 

@@ -83,6 +83,8 @@ pub struct Subscription {
     /// When changes are netted and written in bulk.
     #[serde(default)]
     pub batches: Batches,
+    /// Connections to the target side by side while it is far behind.
+    pub streams: Option<usize>,
     /// `stop`, `skip` or `overwrite`.
     #[serde(default)]
     pub on_conflict: OnConflict,

@@ -91,9 +91,10 @@ impl Batches {
         self.relations.insert(id, known);
     }
 
-    /// The batch of a relation, if it has one.
-    pub fn get_mut(&mut self, relation: DictionaryId) -> Option<&mut Batch> {
-        self.relations.get_mut(&relation)?.batch.as_mut()
+    /// The batch of a relation, if it has one, and the number of its table.
+    pub fn get_mut(&mut self, relation: DictionaryId) -> Option<(u32, &mut Batch)> {
+        let known = self.relations.get_mut(&relation)?;
+        Some((known.table, known.batch.as_mut()?))
     }
 
     /// Relations with changes; the caller sends them.

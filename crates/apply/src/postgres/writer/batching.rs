@@ -4,6 +4,7 @@ use super::{InTransaction, Writer};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
 use crate::postgres::batch::{self, Offered};
+use crate::postgres::pipeline::PipelineError;
 use bytes::Bytes;
 use farshore_model::DictionaryId;
 use farshore_wire::pgoutput::stored::Stored;
@@ -36,7 +37,9 @@ impl Writer {
             return Ok(true);
         }
         if !self.batches.is_known(relation) {
-            let planned = match self.pipeline.idle_session().await {
+            let finished = self.lanes.finish().await;
+            finished.map_err(|error| self.explain(error))?;
+            let planned = match self.lanes.current().idle_session().await {
                 Ok(session) => batch::plan(session, target).await?,
                 Err(error) => return Err(self.explain(error)),
             };
@@ -70,14 +73,22 @@ impl Writer {
     }
 
     async fn send_batch(&mut self, relation: DictionaryId) -> Result<(), ApplyError> {
-        self.ensure_begun().await?;
-        let (Some(batch), Some(target)) =
+        let sent = self.try_to_send(relation).await;
+        sent.map_err(|error| self.explain(error))
+    }
+
+    async fn try_to_send(&mut self, relation: DictionaryId) -> Result<(), PipelineError> {
+        self.lanes.begin(self.newest).await?;
+        let (Some((table, batch)), Some(target)) =
             (self.batches.get_mut(relation), self.relations.get(&relation))
         else {
             return Ok(());
         };
-        self.has_batches = true;
-        let sent = batch.send(&mut self.pipeline, target, &mut self.names).await;
-        sent.map_err(|error| self.explain(error))
+        self.lanes.make_way(table, relation, batch.netting.hashes()).await?;
+        batch.send(self.lanes.current(), target, &mut self.names)?;
+        for name in self.names.take_given_up() {
+            self.lanes.forget_statement(&name);
+        }
+        if self.lanes.current().is_full() { self.lanes.write().await } else { Ok(()) }
     }
 }

@@ -51,11 +51,12 @@ impl Writer {
             return Ok(());
         }
         let table = self.target_names.table(&table);
+        // In the open transaction, behind what came before.
+        self.send_batches().await?;
+        self.finish_closing().await?;
+        self.ensure_begun().await?;
         let mut on_target = self.look_up(&table).await?;
         if let Some(there) = &on_target {
-            // In the open transaction, behind what came before.
-            self.send_batches().await?;
-            self.ensure_begun().await?;
             let (subscription, policy) = (self.subscription.clone(), self.following.policy);
             let source = self.following.source.clone();
             let follow = Follow {
@@ -66,6 +67,7 @@ impl Writer {
                 relation: &relation,
             };
             if follow.follow(self.session().await?, there).await? {
+                self.be_alone().await?;
                 on_target = self.look_up(&table).await?;
             }
         }
