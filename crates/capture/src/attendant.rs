@@ -16,7 +16,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// Ends with the session.
 pub(crate) struct Attendant {
-    reached: watch::Sender<Lsn>,
+    reached: Follower,
     found: mpsc::Receiver<CaptureError>,
     task: tokio::task::JoinHandle<()>,
 }
@@ -29,18 +29,17 @@ impl Attendant {
         let work =
             Work { spec, sql, watch, nudged_at: start, written_at: Lsn::ZERO, complained: false };
         let task = tokio::spawn(work.run(watched, report));
-        Attendant { reached, found, task }
+        Attendant { reached: Follower(reached), found, task }
     }
 
     /// The stream has come to `position`.
     pub fn reached(&self, position: Lsn) {
-        self.reached.send_if_modified(|at| {
-            let far = position.bytes_since(*at) >= NUDGE_BYTES / 8;
-            if far {
-                *at = position;
-            }
-            far
-        });
+        self.reached.reached(position);
+    }
+
+    /// Tells the attendant how far capture has come, from elsewhere.
+    pub fn follower(&self) -> Follower {
+        self.reached.clone()
     }
 
     /// Waits for something that capture must not go on with. Cancel-safe.
@@ -50,6 +49,23 @@ impl Attendant {
             // Its connection is gone; the stream will notice too.
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Tells an attendant how far capture has come.
+#[derive(Clone)]
+pub(crate) struct Follower(watch::Sender<Lsn>);
+
+impl Follower {
+    /// Capture has come to `position`.
+    pub fn reached(&self, position: Lsn) {
+        self.0.send_if_modified(|at| {
+            let far = position.bytes_since(*at) >= NUDGE_BYTES / 8;
+            if far {
+                *at = position;
+            }
+            far
+        });
     }
 }
 

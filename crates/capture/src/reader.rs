@@ -13,7 +13,7 @@ mod stream;
 use crate::assembler::Assembler;
 use crate::attendant::Attendant;
 use crate::publication::PublicationSpec;
-use crate::slot::{self, Place};
+use crate::slot;
 use crate::{CaptureError, alterations};
 use farshore_model::{Durable, Lsn, Received};
 use farshore_pg::Mode;
@@ -44,7 +44,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// What a publication's capture is doing.
 #[derive(Clone, Debug, Default)]
 pub struct CaptureStatus {
-    /// Whether the stream is up.
+    /// Whether what the publisher commits comes in, by stream or in batches.
     pub streaming: bool,
     /// End of the publisher's log as last heard of.
     pub publisher_end: Lsn,
@@ -72,6 +72,9 @@ pub struct Capture {
     /// The log holds values that have no binary form, or one that means something else elsewhere:
     /// all values are asked for as text. Found out on the way; false at first.
     pub text_only: AtomicBool,
+    /// The publisher has refused to give batches by function. Found out on the way; false at
+    /// first.
+    pub stream_only: AtomicBool,
 }
 
 impl Capture {
@@ -121,9 +124,9 @@ impl Capture {
         intake.assembler.watermark(start);
         intake.hand_over().await?;
         intake.until_durable().await?;
-        let far = place.filter(|place| catch_up::is_worthwhile(place, start));
+        let is_far = place.is_some_and(|place| catch_up::is_worthwhile(self, &place, start));
         let result = tokio::select! {
-            result = self.carry(intake, &mut attendant, far, silence_max) => result,
+            result = self.carry(intake, &mut attendant, is_far, silence_max) => result,
             never = self.watch_tables() => match never {},
         };
         self.set_status(|status| status.streaming = false);
@@ -135,17 +138,17 @@ impl Capture {
         &self,
         mut intake: Intake<'_>,
         attendant: &mut Attendant,
-        far: Option<Place>,
+        is_far: bool,
         silence_max: Duration,
     ) -> Result<(), CaptureError> {
-        let is_far = far.is_some();
-        if let Some(place) = far {
+        if is_far {
             self.announce();
-            catch_up::run(&mut intake, attendant, place).await?;
+            catch_up::run(&mut intake, attendant).await?;
             let stopping = *intake.stop.borrow();
             if stopping {
                 return Ok(());
             }
+            self.check_slot_again(intake.assembler.last_position()).await?;
         }
         let (start, binary) = (intake.assembler.last_position(), intake.binary);
         let stream = self.start_stream(start, &intake.options()).await?;
@@ -154,6 +157,17 @@ impl Capture {
         }
         tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
         Session::new(intake, stream, attendant, silence_max).run().await
+    }
+
+    /// Between the batches nobody had the slot: a stream would pass over what something else has
+    /// moved it past, and not say so.
+    async fn check_slot_again(&self, known: Lsn) -> Result<(), CaptureError> {
+        let mut sql = self.spec.connect(Mode::Sql).await?;
+        if let Some(place) = slot::place(&self.spec, &mut sql).await? {
+            slot::check_not_ahead(&self.spec, place.confirmed, known)?;
+        }
+        sql.close().await;
+        Ok(())
     }
 
     /// Snapshots may begin.

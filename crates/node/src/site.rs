@@ -117,6 +117,7 @@ impl Site {
                 status: Arc::new(Mutex::new(CaptureStatus::default())),
                 ready,
                 text_only: AtomicBool::new(false),
+                stream_only: AtomicBool::new(false),
             };
             publications.push(PublicationAgent {
                 name,

@@ -1,6 +1,7 @@
 //! Backlogs that capture takes by SQL function, in batches, before it streams.
 
 use anyhow::{Result, ensure};
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{Pair, both_ways};
 use std::time::Duration;
 
@@ -89,5 +90,38 @@ fn a_stop_in_the_middle_of_a_backlog_loses_nothing() -> Result<()> {
         pair.site.stop()?;
         pair.site.start()?;
         pair.assert_equal(&["public"])
+    })
+}
+
+/// Between batches the slot is not in use. What something else takes from it meanwhile is missing,
+/// and that is said, not passed over.
+#[test]
+fn a_slot_that_something_else_moves_meanwhile_is_noticed() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish("CALL commit_each(1, 20000)")?;
+        let mut thief = pair.publisher.connect()?;
+        pair.site.start()?;
+        // As often as it can: once it gets between two batches.
+        let take = "SELECT pg_replication_slot_advance('farshore_p', pg_current_wal_lsn())";
+        let taken = wait_until("the slot to be free", SOON, &[], || {
+            if let Ok(status) = pair.site.status()
+                && status["publications"][0]["state"] == "streaming"
+                && pair.site.log().contains("capture streaming")
+            {
+                return Ok(Some(false));
+            }
+            Ok(thief.batch_execute(take).is_ok().then_some(true))
+        })?;
+        if !taken {
+            println!("the slot was never free for long enough");
+            return pair.assert_equal(&["public"]);
+        }
+        let (state, error) = pair.site.await_trouble("p", "something else moved the slot")?;
+        ensure!(state == "stopped", "{state}: {error}");
+        Ok(())
     })
 }
