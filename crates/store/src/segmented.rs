@@ -18,6 +18,7 @@ mod cursors;
 mod dictionary;
 mod folder;
 mod index;
+mod pressure;
 mod queue;
 mod reader;
 mod recovery;

@@ -10,6 +10,7 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use zstd::zstd_safe::{self, CCtx, CParameter, InBuffer, OutBuffer, ResetDirective};
 
 /// Staged bytes are written out when they exceed this.
@@ -50,6 +51,8 @@ pub(crate) struct BlockSink {
     staged: Vec<u8>,
     /// File bytes that an fsync has covered.
     synced: u64,
+    /// Time spent on writing and syncing since it was last asked for.
+    writing: Duration,
     /// Length the file has been given ahead of the data; equals `written` if never preallocated.
     allocated: u64,
     /// Bytes by which the file is lengthened; zero: not ahead.
@@ -84,6 +87,7 @@ impl BlockSink {
             written: start.end,
             staged: Vec::new(),
             synced: start.synced,
+            writing: Duration::ZERO,
             allocated: start.end,
             allocate_step: start.allocate_step,
             room: None,
@@ -123,28 +127,40 @@ impl BlockSink {
         }
     }
 
-    /// Appends a block of at most a few hundred KiB.
+    /// Appends a block of at most a few hundred KiB: compressed, if there is something to do so
+    /// with and it shrinks.
     pub fn put(
         &mut self,
-        compressor: &mut Compressor,
+        compressor: Option<&mut Compressor>,
         content: Content,
         raw: &[u8],
     ) -> Result<(), StoreError> {
         let start = self.staged.len();
         let payload = start + HEADER_LEN;
-        self.staged.resize(payload + zstd_safe::compress_bound(raw.len()), 0);
-        let compressed = compressor
-            .context
-            .compress2(&mut self.staged[payload..], raw)
-            .map_err(|code| io_error("compress for", &self.path)(zstd_error(code)))?;
-        let zstd = compressed < raw.len();
-        let stored_len = if zstd { compressed } else { raw.len() };
-        if !zstd {
-            self.staged[payload..payload + raw.len()].copy_from_slice(raw);
+        let shrunk = match compressor {
+            Some(compressor) => {
+                self.staged.resize(payload + zstd_safe::compress_bound(raw.len()), 0);
+                let compressed = compressor
+                    .context
+                    .compress2(&mut self.staged[payload..], raw)
+                    .map_err(|code| io_error("compress for", &self.path)(zstd_error(code)))?;
+                Some(compressed).filter(|compressed| *compressed < raw.len())
+            }
+            None => {
+                self.staged.resize(payload, 0);
+                None
+            }
+        };
+        match shrunk {
+            Some(compressed) => self.staged.truncate(payload + compressed),
+            None => {
+                self.staged.truncate(payload);
+                self.staged.extend_from_slice(raw);
+            }
         }
-        self.staged.truncate(payload + stored_len);
+        let stored_len = self.staged.len() - payload;
         let crc = crc32c::crc32c(&self.staged[payload..]);
-        let header = self.header(content, zstd, stored_len, raw.len()).encode(crc);
+        let header = self.header(content, shrunk.is_some(), stored_len, raw.len()).encode(crc);
         self.staged[start..payload].copy_from_slice(&header);
         self.sequence += 1;
         if self.staged.len() > STAGED_MAX {
@@ -267,7 +283,9 @@ impl BlockSink {
     pub fn write_staged(&mut self) -> Result<(), StoreError> {
         if !self.staged.is_empty() {
             let staged = std::mem::take(&mut self.staged);
+            let started = Instant::now();
             self.write_at(&staged, self.written)?;
+            self.writing += started.elapsed();
             self.written += staged.len() as u64;
             if staged.capacity() <= STAGED_KEEP_MAX {
                 self.staged = staged;
@@ -280,6 +298,16 @@ impl BlockSink {
     /// Bytes written that no fsync has covered.
     pub fn unsynced(&self) -> u64 {
         self.written - self.synced
+    }
+
+    /// Time spent on writing and syncing so far, since it was last taken.
+    pub fn writing(&self) -> Duration {
+        self.writing
+    }
+
+    /// As [`BlockSink::writing`], and begins anew.
+    pub fn take_writing(&mut self) -> Duration {
+        std::mem::take(&mut self.writing)
     }
 
     /// Gives the staging buffer's memory back.
@@ -301,7 +329,9 @@ impl BlockSink {
             let error = std::io::Error::from_raw_os_error(libc::EIO);
             return Err(io_error("sync", &self.path)(error));
         }
+        let started = Instant::now();
         self.file.sync_data().map_err(io_error("sync", &self.path))?;
+        self.writing += started.elapsed();
         self.synced = self.written;
         self.note_synced();
         Ok(())

@@ -147,7 +147,7 @@ impl SegmentedSpillWriter {
             }
         }
         let content = Content::without_entries(kind, Lsn::ZERO, items);
-        self.with_sink(|sink, compressor| sink.put(compressor, content, &raw))
+        self.with_sink(|sink, compressor| sink.put(Some(compressor), content, &raw))
     }
 
     fn put_chunk(&mut self, commands: &[u8]) -> Result<(), StoreError> {
@@ -161,7 +161,7 @@ impl SegmentedSpillWriter {
             if commands.len() > block_bytes {
                 sink.put_large(compressor, content, &[], commands)
             } else {
-                sink.put(compressor, content, commands)
+                sink.put(Some(compressor), content, commands)
             }
         })
     }

@@ -4,6 +4,7 @@
 use super::block::{Container, Content, Kind};
 use super::folder::{index_path, segment_path, sync_dir};
 use super::index::{IndexFile, SparseIndex};
+use super::pressure::Pressure;
 use super::queue::Queued;
 use super::scan::widen;
 use super::segment::{
@@ -20,6 +21,7 @@ use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 use tokio::sync::watch;
 
 /// With the defect "acknowledge-before-fsync" only one group in so many is synced.
@@ -64,6 +66,7 @@ pub(crate) struct Writer {
     /// Dropped with the writer: that is how those who watch learn of the end.
     durable: watch::Sender<Durable>,
     compressor: Compressor,
+    pressure: Pressure,
     active: Active,
     filling: Filling,
     unpublished: Unpublished,
@@ -95,6 +98,7 @@ impl Writer {
             log,
             durable,
             compressor,
+            pressure: Pressure::default(),
             active,
             filling: Filling::default(),
             unpublished: Unpublished::default(),
@@ -107,6 +111,7 @@ impl Writer {
         let _guard = EndGuard(self.log.clone());
         loop {
             let work = self.log.queue.take();
+            self.pressure.at_hand(work.batches.iter().map(|q| q.batch.payload.len()).sum());
             let last = work.last;
             if let Err(error) = self.write(work.batches, work.roll) {
                 tracing::error!(%error, "the store stops taking writes");
@@ -211,7 +216,7 @@ impl Writer {
             }
             let content = Content::without_entries(Kind::Definitions, after, wanted.len() as u32);
             self.unpublished.definitions.push(self.active.sink.end());
-            self.active.sink.put(&mut self.compressor, content, &raw)?;
+            self.active.sink.put(Some(&mut self.compressor), content, &raw)?;
             self.active.blocks += 1;
         }
         let (commit_time_min, commit_time_max) =
@@ -235,7 +240,16 @@ impl Writer {
 
     fn put_filling(&mut self) -> Result<(), StoreError> {
         if let Some(content) = self.describe_filling()? {
-            self.active.sink.put(&mut self.compressor, content, &self.filling.raw)?;
+            let (sink, raw) = (&mut self.active.sink, &self.filling.raw);
+            if self.pressure.wants_compression() {
+                let (started, writing, before) = (Instant::now(), sink.writing(), sink.end());
+                sink.put(Some(&mut self.compressor), content, raw)?;
+                let stored = (sink.end() - before) as usize;
+                let took = started.elapsed().saturating_sub(sink.writing() - writing);
+                self.pressure.compressed(raw.len(), stored, took);
+            } else {
+                sink.put(None, content, raw)?;
+            }
             self.filling.raw.clear();
         }
         Ok(())
@@ -263,7 +277,9 @@ impl Writer {
             && !self.groups.is_multiple_of(DEFECT_SYNC_EVERY);
         if !postponed {
             fault::point("store.before-fsync");
+            let bytes = self.active.sink.unsynced();
             self.sync()?;
+            self.pressure.written(bytes, self.active.sink.take_writing());
             fault::point("store.after-fsync");
         }
         self.publish();
