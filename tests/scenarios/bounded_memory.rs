@@ -180,6 +180,35 @@ fn values_of_10_mb_as_text() -> Result<()> {
     big_values(&schema, number("FARSHORE_BIG_VALUES", 60)? / 3)
 }
 
+/// Values of hundreds of megabytes: memory is a few times the largest, and nothing is lost.
+#[test]
+fn values_of_hundreds_of_megabytes() -> Result<()> {
+    let _turn = take_turn();
+    // Not compressed: what is written is what travels.
+    let schema = format!("{BIG} ALTER TABLE big ALTER t SET STORAGE EXTERNAL");
+    let mut pair = pair(&schema)?;
+    let insert = |id: i64, text_mb: i64, bytes_mb: i64| {
+        format!(
+            "INSERT INTO big SELECT {id}, 'v', repeat('{id} megabytes of text. ', {text_mb} * 50000), \
+             decode(repeat(md5('{id}'), {bytes_mb} * 62500), 'hex')"
+        )
+    };
+    pair.publish(&insert(1, 100, 200))?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.publish(&insert(2, 250, 0))?;
+    pair.publish(&insert(3, 0, 300))?;
+    pair.publish("UPDATE big SET note = 'all large values unchanged'")?;
+    pair.publish("UPDATE big SET id = 10 WHERE id = 2")?;
+    pair.await_arrival()?;
+    let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+    checksum::assert_equal(&source, &target, &["public.big"])?;
+    let peak = pair.site.farshore()?.peak_rss_bytes();
+    println!("values of 300 MB: peak RSS {} MB", peak >> 20);
+    pair.site.stop()?;
+    Ok(())
+}
+
 /// Old and new row travel with every change, both with their large values.
 #[test]
 fn values_of_10_mb_with_full_identity() -> Result<()> {
