@@ -187,16 +187,18 @@ fn utc(unix_seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measurement::Drained;
+    use crate::measurement::{Costs, Headline, Run};
     use std::collections::BTreeMap;
 
     #[test]
     fn the_page_holds_every_case_and_needs_nothing_from_elsewhere() {
-        let run = |seconds, own| Drained { seconds, cpu_publisher: 1.5, cpu_subscriber: 2.5, own };
+        let run = |seconds, own| Run {
+            values: BTreeMap::from([("seconds", seconds)]),
+            costs: Costs { publisher: 1.5, subscriber: 2.5, own },
+        };
         let settings = BTreeMap::from([("note", Value::from("a < b"))]);
-        let measurement = Measurement::of_drains(
-            "drain",
-            "mix-59",
+        let measurement = Measurement::of_runs(
+            Headline { scenario: "drain", case: "mix-59", metric: "seconds", also: &[] },
             &[run(2.0, Some((0.5, 64 << 20)))],
             &[run(5.0, None)],
             settings,

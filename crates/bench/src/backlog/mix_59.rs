@@ -1,6 +1,6 @@
 //! `mix-59`: inserts, updates and deletes over 59 tables, 50 commands per transaction.
 
-use super::backlog::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;

@@ -1,5 +1,13 @@
 //! What a case puts on the publisher.
 
+mod mix_59;
+mod rows_1k;
+mod single_row;
+
+pub use mix_59::Mix59;
+pub use rows_1k::Rows1k;
+pub use single_row::{Insert1, Update1};
+
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;

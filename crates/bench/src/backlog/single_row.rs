@@ -1,7 +1,7 @@
 //! `insert-1` and `update-1`: transactions of one row. The server itself commits them, in a
 //! procedure fed from an unlogged table, because a client's round trips would take longer.
 
-use super::backlog::{Backlog, SCHEMA, STAGING, Work, scaled};
+use super::{Backlog, SCHEMA, STAGING, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;

@@ -1,6 +1,6 @@
 //! `rows-1k`: rows of 1 KB inserted, 100 per transaction.
 
-use super::backlog::{Backlog, Work, scaled};
+use super::{Backlog, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;

@@ -1,0 +1,44 @@
+//! Every case of every scenario.
+
+use crate::contest::Bench;
+use crate::drain::{self, DrainCase};
+use crate::measurement::Measurement;
+use anyhow::Result;
+
+/// What is measured as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Case {
+    /// Everything was stopped while the backlog built.
+    Drain(DrainCase),
+}
+
+impl Case {
+    /// All cases, in the order they are run.
+    pub fn all() -> Vec<Case> {
+        DrainCase::ALL.map(Case::Drain).to_vec()
+    }
+
+    /// The scenario it belongs to.
+    pub fn scenario(self) -> &'static str {
+        match self {
+            Case::Drain(_) => drain::DRAIN,
+        }
+    }
+
+    /// Its name within the scenario.
+    pub fn name(self) -> &'static str {
+        match self {
+            Case::Drain(case) => case.name(),
+        }
+    }
+
+    /// Measures it: a line of output per metric.
+    ///
+    /// # Errors
+    /// When something fails, or a target is not equal in the end.
+    pub fn measure(self, bench: Bench<'_>) -> Result<Vec<Measurement>> {
+        match self {
+            Case::Drain(case) => Ok(vec![case.measure(bench)?]),
+        }
+    }
+}

@@ -1,0 +1,333 @@
+//! The databases of one run, and what both contenders need of them.
+
+use super::{Bench, Contender, Contestant};
+use crate::backlog::{Backlog, MARKER, SCHEMA, STAGING};
+use crate::measurement::Costs;
+use crate::progress::say;
+use crate::text::Prose;
+use anyhow::{Context, Result};
+use farshore_testkit::interrupt::Interrupt;
+use farshore_testkit::postgres::Cluster;
+use farshore_testkit::wait::wait_until;
+use postgres::{Client, Statement};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// The published database.
+pub const SOURCE: &str = "source";
+/// No backlog takes this long to drain, whoever does it.
+pub const DRAIN_MAX: Duration = Duration::from_secs(900);
+/// Starting and stopping replication takes seconds at most.
+pub const SWITCH_MAX: Duration = Duration::from_secs(60);
+
+/// One run's databases on a pair of servers that outlives them.
+#[derive(Debug)]
+pub struct Ground<'a> {
+    bench: Bench<'a>,
+    label: String,
+    /// Databases per contender.
+    subscribers: usize,
+}
+
+/// CPU time of everybody at the start of a measurement.
+#[derive(Debug)]
+pub struct Meter {
+    begin: Instant,
+    publisher: f64,
+    subscriber: f64,
+    own: f64,
+}
+
+/// Connections that look for the last row in each of a contender's databases.
+pub struct Watch<'a> {
+    ground: &'a Ground<'a>,
+    targets: Vec<(Client, Statement)>,
+}
+
+impl<'a> Ground<'a> {
+    /// Creates empty databases.
+    ///
+    /// # Errors
+    /// When a server refuses.
+    pub fn new(bench: Bench<'a>, label: &str, subscribers: usize) -> Result<Ground<'a>> {
+        bench.interrupt.check()?;
+        let ground = Ground { bench, label: label.to_owned(), subscribers };
+        ground.clear_all().context("make room")?;
+        for (cluster, database) in ground.databases() {
+            cluster.execute_script(&format!("CREATE DATABASE {database}"))?;
+        }
+        Ok(ground)
+    }
+
+    /// A contender's databases.
+    pub fn targets(&self, contender: Contender) -> Vec<String> {
+        (1..=self.subscribers).map(|number| format!("{}_{number}", contender.name())).collect()
+    }
+
+    fn databases(&self) -> Vec<(&'a Cluster, String)> {
+        let mut databases = vec![(&self.bench.servers.publisher, SOURCE.to_owned())];
+        for contender in Contender::BOTH {
+            let targets = self.targets(contender).into_iter();
+            databases.extend(targets.map(|name| (&self.bench.servers.subscriber, name)));
+        }
+        databases
+    }
+
+    /// Makes the tables on both sides, and the rows that are there before replication begins.
+    ///
+    /// # Errors
+    /// When a server refuses.
+    pub fn create(&self, backlog: &dyn Backlog) -> Result<()> {
+        let schema = format!(
+            "CREATE SCHEMA {SCHEMA}; CREATE TABLE {MARKER} (id int PRIMARY KEY); {}",
+            backlog.schema()
+        );
+        for (cluster, database) in self.databases() {
+            cluster.connect_to(&database)?.batch_execute(&schema).context("create the tables")?;
+        }
+        let mut source = self.source()?;
+        source.batch_execute(&format!("CREATE SCHEMA {STAGING}; SET synchronous_commit = off"))?;
+        let mut prose = Prose::new(self.bench.plan.seed);
+        backlog.preload(&mut source, &mut prose, self.interrupt())?;
+        source.batch_execute("VACUUM (FREEZE, ANALYZE)")?;
+        Ok(())
+    }
+
+    /// Commits the backlog and the marker row after it, and returns its bytes of WAL.
+    ///
+    /// # Errors
+    /// When the publisher refuses.
+    pub fn build(&self, backlog: &dyn Backlog) -> Result<u64> {
+        let mut source = self.source()?;
+        let begin = insert_position(&mut source)?;
+        source.batch_execute("SET synchronous_commit = off")?;
+        // Other text than the preloaded rows have.
+        let mut prose = Prose::new(self.bench.plan.seed.wrapping_add(1));
+        backlog.build(&mut source, &mut prose, self.interrupt())?;
+        // Flushes what the asynchronous commits before it left.
+        source.batch_execute(&format!(
+            "SET synchronous_commit = on; INSERT INTO {MARKER} VALUES (1)"
+        ))?;
+        Ok(u64::try_from(insert_position(&mut source)? - begin).unwrap_or(0))
+    }
+
+    /// Brings all targets' preloaded tables into the same physical order, without dead rows, with
+    /// fresh statistics.
+    ///
+    /// # Errors
+    /// When the subscriber refuses.
+    pub fn even_out(&self) -> Result<()> {
+        for database in Contender::BOTH.into_iter().flat_map(|who| self.targets(who)) {
+            self.interrupt().check()?;
+            let mut target = self.target(&database)?;
+            let keys = "SELECT format('CLUSTER %s USING %I', x.indrelid::regclass, i.relname) \
+                        FROM pg_index x JOIN pg_class i ON i.oid = x.indexrelid \
+                        JOIN pg_class t ON t.oid = x.indrelid \
+                        WHERE x.indisprimary AND t.relnamespace = $1::text::regnamespace \
+                        ORDER BY 1";
+            for row in target.query(keys, &[&SCHEMA])? {
+                target.batch_execute(row.get(0))?;
+            }
+            target.batch_execute("VACUUM (FREEZE, ANALYZE)")?;
+        }
+        Ok(())
+    }
+
+    /// Begins a measurement: nothing dirty is left.
+    ///
+    /// # Errors
+    /// When a server cannot be reached.
+    pub fn begin(&self, contestant: &mut dyn Contestant) -> Result<Meter> {
+        self.bench.servers.checkpoint()?;
+        self.interrupt().check()?;
+        Ok(Meter {
+            own: contestant.own()?.map_or(0.0, |(cpu, _)| cpu),
+            publisher: self.bench.servers.publisher.cpu_seconds(),
+            subscriber: self.bench.servers.subscriber.cpu_seconds(),
+            begin: Instant::now(),
+        })
+    }
+
+    /// Connects to a contender's databases, to see there when all has arrived.
+    ///
+    /// # Errors
+    /// When the subscriber cannot be reached.
+    pub fn watch(&'a self, contender: Contender) -> Result<Watch<'a>> {
+        let mut targets = Vec::new();
+        for database in self.targets(contender) {
+            let mut client = self.target(&database)?;
+            let query = client.prepare(&format!("SELECT FROM {MARKER}"))?;
+            targets.push((client, query));
+        }
+        Ok(Watch { ground: self, targets })
+    }
+
+    /// Waits until no slot of the published database is in use.
+    ///
+    /// # Errors
+    /// After a minute.
+    pub fn await_idle_slots(&self) -> Result<()> {
+        let mut source = self.source()?;
+        let log = self.bench.servers.publisher.log_path();
+        wait_until("replication slots to fall idle", SWITCH_MAX, &[&log], || {
+            let active = "SELECT FROM pg_replication_slots \
+                          WHERE active AND database = current_database()";
+            Ok(source.query(active, &[])?.is_empty().then_some(()))
+        })
+    }
+
+    /// Removes everything of the run. After a failure the servers may be in any state, and what
+    /// cannot be removed is left to the next attempt.
+    ///
+    /// # Errors
+    /// When a server refuses although the run went well.
+    pub fn clear(&self, failed: bool) -> Result<()> {
+        let cleared = self.clear_all();
+        if failed { Ok(()) } else { cleared }
+    }
+
+    fn clear_all(&self) -> Result<()> {
+        let servers = self.bench.servers;
+        for database in databases_of(&servers.subscriber)? {
+            let mut target = self.target(&database)?;
+            // A subscription that cannot reach its slot any more would not let itself be dropped.
+            let own = "SELECT subname::text FROM pg_subscription s JOIN pg_database d \
+                       ON d.oid = s.subdbid WHERE d.datname = current_database()";
+            for row in target.query(own, &[])? {
+                let name: String = row.get(0);
+                for step in ["DISABLE", "SET (slot_name = NONE)"] {
+                    target.batch_execute(&format!("ALTER SUBSCRIPTION {name} {step}"))?;
+                }
+                target.batch_execute(&format!("DROP SUBSCRIPTION {name}"))?;
+            }
+            drop(target);
+            let drop = format!("DROP DATABASE {database} WITH (FORCE)");
+            servers.subscriber.execute_script(&drop)?;
+        }
+        for database in databases_of(&servers.publisher)? {
+            self.await_idle_slots()?;
+            self.source()?.batch_execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+                 WHERE database = current_database()",
+            )?;
+            let drop = format!("DROP DATABASE {database} WITH (FORCE)");
+            servers.publisher.execute_script(&drop)?;
+        }
+        // Lets go of the WAL that the slots retained.
+        servers.checkpoint()
+    }
+
+    /// A connection to the published database.
+    ///
+    /// # Errors
+    /// When the publisher cannot be reached.
+    pub fn source(&self) -> Result<Client> {
+        self.bench.servers.publisher.connect_to(SOURCE)
+    }
+
+    /// A connection to a contender's database.
+    ///
+    /// # Errors
+    /// When the subscriber cannot be reached.
+    pub fn target(&self, database: &str) -> Result<Client> {
+        self.bench.servers.subscriber.connect_to(database)
+    }
+
+    /// URL of the published database.
+    pub fn source_url(&self) -> String {
+        self.bench.servers.publisher.url(SOURCE)
+    }
+
+    /// URL of a contender's database.
+    pub fn target_url(&self, database: &str) -> String {
+        self.bench.servers.subscriber.url(database)
+    }
+
+    /// URL by which Farshore reaches one of its databases.
+    pub fn farshore_url(&self, database: &str, _backlog: &dyn Backlog) -> String {
+        self.target_url(database)
+    }
+
+    /// Where contenders reach the publisher.
+    pub fn publisher_port(&self) -> u16 {
+        self.bench.servers.publisher.port()
+    }
+
+    /// URL by which Farshore reaches the published database.
+    pub fn publisher_url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{SOURCE}", self.publisher_port())
+    }
+
+    /// The subscriber's log.
+    pub fn subscriber_log(&self) -> PathBuf {
+        self.bench.servers.subscriber.log_path()
+    }
+
+    /// Farshore.
+    pub fn binary(&self) -> &Path {
+        self.bench.binary
+    }
+
+    /// The interrupt that ends the run.
+    pub fn interrupt(&self) -> &Interrupt {
+        self.bench.interrupt
+    }
+
+    /// A line of progress about this run.
+    pub fn say(&self, what: &str) {
+        say(&format!("{}: {what}", self.label));
+    }
+}
+
+/// Where the publisher's log ends, as a number of bytes.
+fn insert_position(source: &mut Client) -> Result<i64> {
+    let query = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
+    Ok(source.query_one(query, &[])?.get(0))
+}
+
+/// What runs have left on a server.
+fn databases_of(cluster: &Cluster) -> Result<Vec<String>> {
+    let query = "SELECT datname::text FROM pg_database \
+                 WHERE NOT datistemplate AND datname <> 'postgres' ORDER BY 1";
+    Ok(cluster.connect()?.query(query, &[])?.iter().map(|row| row.get(0)).collect())
+}
+
+impl Watch<'_> {
+    /// Waits for the marker row to be visible in every database.
+    ///
+    /// # Errors
+    /// When the contender has given up, or after a quarter of an hour.
+    pub fn await_markers(&mut self, contestant: &mut dyn Contestant) -> Result<()> {
+        let log = contestant.log();
+        for (client, query) in &mut self.targets {
+            wait_until("the backlog's last row", DRAIN_MAX, &[&log], || {
+                self.ground.interrupt().check()?;
+                if !client.query(&*query, &[])?.is_empty() {
+                    return Ok(Some(()));
+                }
+                contestant.check().map(|()| None)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Meter {
+    /// Seconds since the beginning.
+    pub fn seconds(&self) -> f64 {
+        self.begin.elapsed().as_secs_f64()
+    }
+
+    /// What it has cost everybody since the beginning.
+    ///
+    /// # Errors
+    /// When the kernel refuses to tell.
+    pub fn read(&self, ground: &Ground<'_>, contestant: &mut dyn Contestant) -> Result<Costs> {
+        let servers = ground.bench.servers;
+        Ok(Costs {
+            publisher: servers.publisher.cpu_seconds() - self.publisher,
+            subscriber: servers.subscriber.cpu_seconds() - self.subscriber,
+            own: contestant.own()?.map(|(cpu, rss)| (cpu - self.own, rss)),
+        })
+    }
+}
