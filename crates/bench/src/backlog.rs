@@ -1,12 +1,26 @@
 //! What a case puts on the publisher.
 
+mod foreign_keys;
+mod hot_row;
+mod identity_full;
+mod incompressible;
 mod mix_59;
 mod rows_1k;
 mod single_row;
+mod toast;
+mod tx_5m;
+mod wide_100;
 
+pub use foreign_keys::ForeignKeys;
+pub use hot_row::HotRow;
+pub use identity_full::IdentityFull;
+pub use incompressible::Incompressible;
 pub use mix_59::Mix59;
 pub use rows_1k::Rows1k;
 pub use single_row::{Insert1, Update1};
+pub use toast::Toast;
+pub use tx_5m::Tx5m;
+pub use wide_100::Wide100;
 
 use crate::text::Prose;
 use anyhow::Result;
@@ -38,6 +52,11 @@ pub trait Backlog {
 
     /// DDL of the replicated tables, the same on both sides.
     fn schema(&self) -> String;
+
+    /// Whether Farshore writes as a role that may not keep foreign keys from being checked.
+    fn checks_foreign_keys(&self) -> bool {
+        false
+    }
 
     /// Fills tables with what is there before replication begins, and makes what the load needs.
     ///

@@ -141,6 +141,10 @@ impl Contest {
             ("native_timed", json!("ALTER SUBSCRIPTION ENABLE to last row visible")),
             ("farshore_timed", json!("process start to last row visible")),
         ]);
+        if backlog.checks_foreign_keys() {
+            let who = "checked for farshore's role; native's worker does not check them";
+            settings.insert("foreign_keys", json!(who));
+        }
         Ok(Contest { farshore, native, settings })
     }
 }

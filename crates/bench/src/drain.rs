@@ -2,7 +2,10 @@
 //! contender in turn carries it to a target of its own. Measured is the time from the start of
 //! its work to the last transaction being visible.
 
-use crate::backlog::{Backlog, Insert1, Mix59, Rows1k, Update1};
+use crate::backlog::{
+    Backlog, ForeignKeys, HotRow, IdentityFull, Incompressible, Insert1, Mix59, Rows1k, Toast,
+    Tx5m, Update1, Wide100,
+};
 use crate::contest::{Bench, Contest, Terms};
 use crate::measurement::{Headline, Measurement};
 use anyhow::Result;
@@ -21,12 +24,37 @@ pub enum DrainCase {
     Insert1,
     /// 200,000 transactions of one updated row.
     Update1,
+    /// One transaction of 5,000,000 small inserted rows.
+    Tx5m,
+    /// 100,000 transactions that update one and the same row.
+    HotRow,
+    /// 100,000 updates of rows with a text out of line, which they leave as it is.
+    Toast,
+    /// 150,000 updates and 50,000 deletes of tables whose replica identity is the whole row.
+    IdentityFull,
+    /// 60,000 inserts and 40,000 updates of a table of 100 columns.
+    Wide100,
+    /// 200,000 commands on orders and their lines; foreign keys are checked for Farshore.
+    ForeignKeys,
+    /// 300,000 inserted rows of 1 KB of random bytes.
+    Incompressible,
 }
 
 impl DrainCase {
     /// All cases, in the order they are run.
-    pub const ALL: [DrainCase; 4] =
-        [DrainCase::Rows1k, DrainCase::Mix59, DrainCase::Insert1, DrainCase::Update1];
+    pub const ALL: [DrainCase; 11] = [
+        DrainCase::Rows1k,
+        DrainCase::Mix59,
+        DrainCase::Insert1,
+        DrainCase::Update1,
+        DrainCase::Tx5m,
+        DrainCase::HotRow,
+        DrainCase::Toast,
+        DrainCase::IdentityFull,
+        DrainCase::Wide100,
+        DrainCase::ForeignKeys,
+        DrainCase::Incompressible,
+    ];
 
     /// The name on the command line and in the output.
     pub fn name(self) -> &'static str {
@@ -35,6 +63,13 @@ impl DrainCase {
             DrainCase::Mix59 => "mix-59",
             DrainCase::Insert1 => "insert-1",
             DrainCase::Update1 => "update-1",
+            DrainCase::Tx5m => "tx-5m",
+            DrainCase::HotRow => "hot-row",
+            DrainCase::Toast => "toast",
+            DrainCase::IdentityFull => "identity-full",
+            DrainCase::Wide100 => "wide-100",
+            DrainCase::ForeignKeys => "foreign-keys",
+            DrainCase::Incompressible => "incompressible",
         }
     }
 
@@ -44,6 +79,13 @@ impl DrainCase {
             DrainCase::Mix59 => Box::new(Mix59::new(scale)),
             DrainCase::Insert1 => Box::new(Insert1::new(scale)),
             DrainCase::Update1 => Box::new(Update1::new(scale)),
+            DrainCase::Tx5m => Box::new(Tx5m::new(scale)),
+            DrainCase::HotRow => Box::new(HotRow::new(scale)),
+            DrainCase::Toast => Box::new(Toast::new(scale)),
+            DrainCase::IdentityFull => Box::new(IdentityFull::new(scale)),
+            DrainCase::Wide100 => Box::new(Wide100::new(scale)),
+            DrainCase::ForeignKeys => Box::new(ForeignKeys::new(scale)),
+            DrainCase::Incompressible => Box::new(Incompressible::new(scale)),
         }
     }
 

@@ -44,7 +44,7 @@ impl Update1 {
 }
 
 /// `n` from 0, a customer, an amount in cents, a note.
-fn fill(
+pub(super) fn fill(
     client: &mut Client,
     into: &str,
     rows: u64,
@@ -72,7 +72,12 @@ fn fill(
     Ok(())
 }
 
-fn call(client: &mut Client, transactions: u64, interrupt: &Interrupt) -> Result<()> {
+/// Calls the procedure for steps from 0.
+pub(super) fn commit_each(
+    client: &mut Client,
+    transactions: u64,
+    interrupt: &Interrupt,
+) -> Result<()> {
     for first in (0..transactions).step_by(CALL as usize) {
         interrupt.check()?;
         let last = (first + CALL).min(transactions) - 1;
@@ -81,10 +86,12 @@ fn call(client: &mut Client, transactions: u64, interrupt: &Interrupt) -> Result
     Ok(())
 }
 
-const COLUMNS: &str = "id bigint PRIMARY KEY, customer int NOT NULL, cents bigint NOT NULL, \
+/// Columns that [`fill`] fills.
+pub(super) const COLUMNS: &str = "id bigint PRIMARY KEY, customer int NOT NULL, cents bigint NOT NULL, \
                        note text NOT NULL";
 
-fn procedure(statement: &str) -> String {
+/// A procedure that commits a statement for every `step` between two numbers.
+pub(super) fn procedure(statement: &str) -> String {
     format!(
         "CREATE PROCEDURE {STAGING}.commit_each(first bigint, last bigint) LANGUAGE plpgsql AS $$ \
          BEGIN FOR step IN first..last LOOP {statement}; COMMIT; END LOOP; END $$"
@@ -109,7 +116,7 @@ impl Backlog for Insert1 {
     }
 
     fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        call(client, self.transactions, interrupt)
+        commit_each(client, self.transactions, interrupt)
     }
 }
 
@@ -144,6 +151,6 @@ impl Backlog for Update1 {
     }
 
     fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        call(client, self.transactions, interrupt)
+        commit_each(client, self.transactions, interrupt)
     }
 }

@@ -5,7 +5,7 @@ use crate::backlog::{Backlog, MARKER, SCHEMA, STAGING};
 use crate::measurement::Costs;
 use crate::progress::say;
 use crate::text::Prose;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// The published database.
 pub const SOURCE: &str = "source";
+/// Farshore's role on the target where foreign keys are to be checked.
+const PLAIN_ROLE: &str = "farshore_plain";
 /// No backlog takes this long to drain, whoever does it.
 pub const DRAIN_MAX: Duration = Duration::from_secs(900);
 /// Starting and stopping replication takes seconds at most.
@@ -84,6 +86,11 @@ impl<'a> Ground<'a> {
         );
         for (cluster, database) in self.databases() {
             cluster.connect_to(&database)?.batch_execute(&schema).context("create the tables")?;
+        }
+        if backlog.checks_foreign_keys() {
+            for database in self.targets(Contender::Farshore) {
+                self.admit_plain_role(&database)?;
+            }
         }
         let mut source = self.source()?;
         source.batch_execute(&format!("CREATE SCHEMA {STAGING}; SET synchronous_commit = off"))?;
@@ -244,8 +251,34 @@ impl<'a> Ground<'a> {
     }
 
     /// URL by which Farshore reaches one of its databases.
-    pub fn farshore_url(&self, database: &str, _backlog: &dyn Backlog) -> String {
-        self.target_url(database)
+    pub fn farshore_url(&self, database: &str, backlog: &dyn Backlog) -> String {
+        if backlog.checks_foreign_keys() {
+            let port = self.bench.servers.subscriber.port();
+            format!("postgres://{PLAIN_ROLE}@127.0.0.1:{port}/{database}")
+        } else {
+            self.target_url(database)
+        }
+    }
+
+    /// Lets a role without privileges write to the tables of one of Farshore's databases. It is
+    /// not told that it may set `session_replication_role`.
+    fn admit_plain_role(&self, database: &str) -> Result<()> {
+        let mut target = self.target(database)?;
+        target
+            .batch_execute(&format!(
+                "DO $$ BEGIN CREATE ROLE {PLAIN_ROLE} LOGIN; \
+                 EXCEPTION WHEN duplicate_object THEN NULL; END $$; \
+                 GRANT CREATE ON DATABASE {database} TO {PLAIN_ROLE}; \
+                 GRANT USAGE ON SCHEMA {SCHEMA} TO {PLAIN_ROLE}; \
+                 GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES \
+                 IN SCHEMA {SCHEMA} TO {PLAIN_ROLE}"
+            ))
+            .context("admit a role without privileges")?;
+        let may = "SELECT has_parameter_privilege($1, 'session_replication_role', 'SET')";
+        if target.query_one(may, &[&PLAIN_ROLE])?.get(0) {
+            bail!("{PLAIN_ROLE} may set session_replication_role: keys would not be checked");
+        }
+        Ok(())
     }
 
     /// Where contenders reach the publisher.
