@@ -1,6 +1,6 @@
 //! Every case of every scenario.
 
-use crate::contest::Bench;
+use crate::contest::{Bench, Stopped};
 use crate::drain::{self, DrainCase};
 use crate::measurement::Measurement;
 use anyhow::Result;
@@ -10,25 +10,29 @@ use anyhow::Result;
 pub enum Case {
     /// Everything was stopped while the backlog built.
     Drain(DrainCase),
+    /// Only the subscribers were.
+    DrainStore(DrainCase),
 }
 
 impl Case {
     /// All cases, in the order they are run.
     pub fn all() -> Vec<Case> {
-        DrainCase::ALL.map(Case::Drain).to_vec()
+        let drains = DrainCase::ALL.into_iter().map(Case::Drain);
+        drains.chain(DrainCase::ALL.into_iter().map(Case::DrainStore)).collect()
     }
 
     /// The scenario it belongs to.
     pub fn scenario(self) -> &'static str {
         match self {
             Case::Drain(_) => drain::DRAIN,
+            Case::DrainStore(_) => drain::DRAIN_STORE,
         }
     }
 
     /// Its name within the scenario.
     pub fn name(self) -> &'static str {
         match self {
-            Case::Drain(case) => case.name(),
+            Case::Drain(case) | Case::DrainStore(case) => case.name(),
         }
     }
 
@@ -38,7 +42,8 @@ impl Case {
     /// When something fails, or a target is not equal in the end.
     pub fn measure(self, bench: Bench<'_>) -> Result<Vec<Measurement>> {
         match self {
-            Case::Drain(case) => Ok(vec![case.measure(bench)?]),
+            Case::Drain(case) => Ok(vec![case.measure(bench, Stopped::Everything)?]),
+            Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
         }
     }
 }

@@ -9,6 +9,7 @@ mod ground;
 mod native;
 
 pub use farshore::{Farshore, binary};
+use ground::Built;
 pub use ground::Ground;
 pub use native::{Native, OPTIONS as NATIVE_OPTIONS};
 
@@ -63,6 +64,15 @@ pub trait Contestant {
     /// Which one.
     fn contender(&self) -> Contender;
 
+    /// Where only subscribers stand still while the backlog builds: brings up what runs meanwhile,
+    /// or ran. After it, `start` lets the subscribers go on.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    fn stand_by(&mut self) -> Result<()> {
+        Ok(())
+    }
+
     /// Lets it work; returns without waiting for anything.
     ///
     /// # Errors
@@ -91,9 +101,21 @@ pub trait Contestant {
     fn log(&self) -> PathBuf;
 }
 
+/// What stands still while the backlog builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// Everything behind the publisher: both do the same work.
+    Everything,
+    /// Subscribers alone. Farshore's log reader fills the store; native replication has nothing
+    /// between publisher and subscriber, so for it this is the same.
+    Subscribers,
+}
+
 /// How two contenders meet.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
+    /// What stands still while the backlog builds.
+    pub stopped: Stopped,
     /// Databases that each contender serves.
     pub subscribers: usize,
 }
@@ -126,7 +148,7 @@ impl Contest {
             let label = format!("{name} run {}/{}", run + 1, bench.plan.runs);
             let ground = Ground::new(bench, &label, terms.subscribers)?;
             // The same data in every run: runs differ by chance alone.
-            let turn = take_turn(&ground, backlog, run % 2 == 1);
+            let turn = take_turn(&ground, backlog, terms, run % 2 == 1);
             ground.clear(turn.is_err())?;
             let turn = turn?;
             farshore.push(turn.farshore);
@@ -139,7 +161,13 @@ impl Contest {
             ("transactions", json!(work.transactions)),
             ("tables", json!(work.tables)),
             ("native_timed", json!("ALTER SUBSCRIPTION ENABLE to last row visible")),
-            ("farshore_timed", json!("process start to last row visible")),
+            (
+                "farshore_timed",
+                json!(match terms.stopped {
+                    Stopped::Everything => "process start to last row visible",
+                    Stopped::Subscribers => "resume to last row visible; the store held it all",
+                }),
+            ),
         ]);
         if backlog.checks_foreign_keys() {
             let who = "checked for farshore's role; native's worker does not check them";
@@ -169,20 +197,33 @@ struct Turn {
 }
 
 /// One run: prepare both, build the backlog, drain it twice, prove both equal.
-fn take_turn(ground: &Ground<'_>, backlog: &dyn Backlog, farshore_first: bool) -> Result<Turn> {
+fn take_turn(
+    ground: &Ground<'_>,
+    backlog: &dyn Backlog,
+    terms: Terms,
+    farshore_first: bool,
+) -> Result<Turn> {
     ground.say("preparing");
     ground.create(backlog)?;
     let mut native = Native::prepare(ground)?;
     let mut farshore = Farshore::prepare(ground, backlog)?;
     ground.even_out()?;
 
+    if terms.stopped == Stopped::Subscribers {
+        farshore.pause()?;
+        farshore.stand_by()?;
+    }
     let work = backlog.work();
     ground.say(&format!(
         "building the backlog: {} commands in {} transactions",
         work.commands, work.transactions
     ));
-    let wal_bytes = ground.build(backlog)?;
+    let Built { wal_bytes, end } = ground.build(backlog)?;
     ground.say(&format!("backlog of {} MB of WAL", wal_bytes >> 20));
+    if terms.stopped == Stopped::Subscribers {
+        farshore.await_stored(end)?;
+        farshore.stop()?;
+    }
 
     let (farshore, native) = if farshore_first {
         let first = drain(ground, &mut farshore)?;
@@ -200,6 +241,7 @@ fn take_turn(ground: &Ground<'_>, backlog: &dyn Backlog, farshore_first: bool) -
 fn drain(ground: &Ground<'_>, contestant: &mut dyn Contestant) -> Result<Run> {
     let name = contestant.contender().name();
     ground.await_idle_slots()?;
+    contestant.stand_by()?;
     let mut watch = ground.watch(contestant.contender())?;
     let meter = ground.begin(contestant)?;
     contestant.start()?;

@@ -1,17 +1,22 @@
 //! Scenario `drain`: everything is stopped while a backlog builds on the publisher; then each
 //! contender in turn carries it to a target of its own. Measured is the time from the start of
 //! its work to the last transaction being visible.
+//!
+//! Scenario `drain-store`: the same, but only the subscribers were stopped, as a distributor meets
+//! it every day: the log has been read already and waits in the store.
 
 use crate::backlog::{
     Backlog, ForeignKeys, HotRow, IdentityFull, Incompressible, Insert1, Mix59, Rows1k, Toast,
     Tx5m, Update1, Wide100,
 };
-use crate::contest::{Bench, Contest, Terms};
+use crate::contest::{Bench, Contest, Stopped, Terms};
 use crate::measurement::{Headline, Measurement};
 use anyhow::Result;
 
-/// The scenario's name.
+/// The name of the scenario in which everything was stopped.
 pub const DRAIN: &str = "drain";
+/// The name of the one in which the subscribers were.
+pub const DRAIN_STORE: &str = "drain-store";
 
 /// What the backlog is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -93,12 +98,16 @@ impl DrainCase {
     ///
     /// # Errors
     /// When something fails, or a target is not equal in the end.
-    pub fn measure(self, bench: Bench<'_>) -> Result<Measurement> {
+    pub fn measure(self, bench: Bench<'_>, stopped: Stopped) -> Result<Measurement> {
+        let scenario = match stopped {
+            Stopped::Everything => DRAIN,
+            Stopped::Subscribers => DRAIN_STORE,
+        };
         let backlog = self.backlog(bench.plan.scale);
-        let name = format!("{DRAIN}/{}", self.name());
-        let contest = Contest::hold(bench, &name, backlog.as_ref(), Terms { subscribers: 1 })?;
-        let headline =
-            Headline { scenario: DRAIN, case: self.name(), metric: "seconds", also: &[] };
+        let name = format!("{scenario}/{}", self.name());
+        let terms = Terms { stopped, subscribers: 1 };
+        let contest = Contest::hold(bench, &name, backlog.as_ref(), terms)?;
+        let headline = Headline { scenario, case: self.name(), metric: "seconds", also: &[] };
         Ok(Measurement::of_runs(headline, &contest.farshore, &contest.native, contest.settings))
     }
 }

@@ -1,6 +1,6 @@
 //! Farshore, as a process with a site file of its own.
 
-use super::ground::{Ground, SWITCH_MAX};
+use super::ground::{DRAIN_MAX, Ground, SWITCH_MAX};
 use super::{Contender, Contestant};
 use crate::backlog::{Backlog, SCHEMA};
 use anyhow::{Context, Result, bail};
@@ -9,6 +9,7 @@ use farshore_testkit::wait::{log_tail, wait_until};
 use serde::Deserialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -36,6 +37,9 @@ struct Agent {
     name: String,
     state: String,
     error: Option<String>,
+    /// Of a publication: the newest position in the store.
+    #[serde(default)]
+    durable: String,
 }
 
 /// A site that has made its slot and has copied what was there.
@@ -43,7 +47,12 @@ struct Agent {
 pub struct Farshore<'a> {
     ground: &'a Ground<'a>,
     builder: FarshoreBuilder,
+    binary: PathBuf,
+    site: PathBuf,
     process: Option<process::Farshore>,
+    paused: bool,
+    /// Of earlier processes that were part of the work.
+    peak_rss_bytes: u64,
     looked: Instant,
     // Removed last.
     folder: TempDir,
@@ -72,19 +81,74 @@ impl<'a> Farshore<'a> {
         }
         std::fs::write(&site, text).context("write the site file")?;
         let builder = process::Farshore::builder(ground.binary(), &site);
-        let looked = Instant::now();
-        let mut farshore = Farshore { ground, builder, process: None, looked, folder };
+        let mut farshore = Farshore {
+            ground,
+            builder,
+            binary: ground.binary().to_owned(),
+            site,
+            process: None,
+            paused: false,
+            peak_rss_bytes: 0,
+            looked: Instant::now(),
+            folder,
+        };
         farshore.start()?;
-        farshore.await_agents("farshore's initial copy", |status| {
+        farshore.await_agents("farshore's initial copy", SWITCH_MAX, |status| {
             status.subscriptions.iter().all(|agent| agent.state == "streaming")
         })?;
         farshore.stop()?;
         Ok(farshore)
     }
 
-    fn await_agents(&mut self, what: &str, ready: impl Fn(&Status) -> bool) -> Result<()> {
+    /// Tells the stopped site that its subscriptions are to stand still until they are resumed.
+    ///
+    /// # Errors
+    /// When it refuses.
+    pub fn pause(&mut self) -> Result<()> {
+        self.of_each_subscription("pause")?;
+        self.paused = true;
+        Ok(())
+    }
+
+    /// Waits until the store holds everything up to a position, and more.
+    ///
+    /// # Errors
+    /// When capture stops, or after a quarter of an hour.
+    pub fn await_stored(&mut self, position: u64) -> Result<()> {
+        self.await_agents("the backlog in farshore's store", DRAIN_MAX, |status| {
+            status.publications.iter().all(|agent| parse_lsn(&agent.durable) > Some(position))
+        })?;
+        let (_, peak) = self.own()?.unwrap_or_default();
+        self.peak_rss_bytes = peak;
+        Ok(())
+    }
+
+    /// Runs a verb for operators for every subscription.
+    fn of_each_subscription(&self, verb: &str) -> Result<()> {
+        for name in self.ground.targets(Contender::Farshore) {
+            let output = Command::new(&self.binary)
+                .arg(verb)
+                .arg(&self.site)
+                .args(["--subscription", &name])
+                .stdin(Stdio::null())
+                .output()
+                .with_context(|| format!("run farshore {verb}"))?;
+            if !output.status.success() {
+                let said = String::from_utf8_lossy(&output.stderr);
+                bail!("farshore {verb} failed: {}", said.trim());
+            }
+        }
+        Ok(())
+    }
+
+    fn await_agents(
+        &mut self,
+        what: &str,
+        timeout: Duration,
+        ready: impl Fn(&Status) -> bool,
+    ) -> Result<()> {
         let log = self.log();
-        wait_until(what, SWITCH_MAX, &[&log], || {
+        wait_until(what, timeout, &[&log], || {
             self.ground.interrupt().check()?;
             self.look()?;
             Ok(self.status()?.filter(|status| ready(status)).map(|_| ()))
@@ -116,13 +180,36 @@ impl<'a> Farshore<'a> {
     }
 }
 
+/// `16/B374D848` as a number.
+fn parse_lsn(text: &str) -> Option<u64> {
+    let (high, low) = text.split_once('/')?;
+    let half = |digits| u64::from_str_radix(digits, 16).ok();
+    Some(half(high)? << 32 | half(low)?)
+}
+
 impl Contestant for Farshore<'_> {
     fn contender(&self) -> Contender {
         Contender::Farshore
     }
 
-    fn start(&mut self) -> Result<()> {
+    fn stand_by(&mut self) -> Result<()> {
+        if !self.paused {
+            return Ok(());
+        }
         self.process = Some(self.builder.start()?);
+        self.await_agents("farshore's log reader", SWITCH_MAX, |status| {
+            status.publications.iter().all(|agent| agent.state == "streaming")
+                && status.subscriptions.iter().all(|agent| agent.state == "paused")
+        })
+    }
+
+    fn start(&mut self) -> Result<()> {
+        if self.paused {
+            self.of_each_subscription("resume")?;
+            self.paused = false;
+        } else {
+            self.process = Some(self.builder.start()?);
+        }
         self.looked = Instant::now();
         Ok(())
     }
@@ -137,7 +224,10 @@ impl Contestant for Farshore<'_> {
 
     fn own(&mut self) -> Result<Option<(f64, u64)>> {
         match &mut self.process {
-            Some(process) => Ok(Some((process.cpu_seconds()?, process.peak_rss_bytes()))),
+            Some(process) => {
+                let peak = process.peak_rss_bytes().max(self.peak_rss_bytes);
+                Ok(Some((process.cpu_seconds()?, peak)))
+            }
             None => Ok(None),
         }
     }
@@ -160,5 +250,18 @@ impl Drop for Farshore<'_> {
             self.folder.disable_cleanup(true);
             eprintln!("kept: {}", self.folder.path().display());
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::parse_lsn;
+
+    #[test]
+    fn positions_compare_as_numbers() {
+        assert_eq!(parse_lsn("16/B374D848"), Some(0x16_B374_D848));
+        assert!(parse_lsn("1/0") > parse_lsn("0/FFFFFFFF"));
+        // What is not known is behind everything.
+        assert!(parse_lsn("") < Some(0));
     }
 }

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
-use postgres::{Client, Statement};
+use postgres::{Client, GenericClient, Statement};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -29,6 +29,15 @@ pub struct Ground<'a> {
     label: String,
     /// Databases per contender.
     subscribers: usize,
+}
+
+/// A backlog that was committed.
+#[derive(Debug, Clone, Copy)]
+pub struct Built {
+    /// Its size in the publisher's log.
+    pub wal_bytes: u64,
+    /// Just before its last transaction's commit record: who has more than this has it all.
+    pub end: u64,
 }
 
 /// CPU time of everybody at the start of a measurement.
@@ -100,11 +109,11 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
-    /// Commits the backlog and the marker row after it, and returns its bytes of WAL.
+    /// Commits the backlog and the marker row after it.
     ///
     /// # Errors
     /// When the publisher refuses.
-    pub fn build(&self, backlog: &dyn Backlog) -> Result<u64> {
+    pub fn build(&self, backlog: &dyn Backlog) -> Result<Built> {
         let mut source = self.source()?;
         let begin = insert_position(&mut source)?;
         source.batch_execute("SET synchronous_commit = off")?;
@@ -112,10 +121,12 @@ impl<'a> Ground<'a> {
         let mut prose = Prose::new(self.bench.plan.seed.wrapping_add(1));
         backlog.build(&mut source, &mut prose, self.interrupt())?;
         // Flushes what the asynchronous commits before it left.
-        source.batch_execute(&format!(
-            "SET synchronous_commit = on; INSERT INTO {MARKER} VALUES (1)"
-        ))?;
-        Ok(u64::try_from(insert_position(&mut source)? - begin).unwrap_or(0))
+        source.batch_execute("SET synchronous_commit = on")?;
+        let mut last = source.transaction()?;
+        last.batch_execute(&format!("INSERT INTO {MARKER} VALUES (1)"))?;
+        let end = insert_position(&mut last)?;
+        last.commit()?;
+        Ok(Built { wal_bytes: end.saturating_sub(begin), end })
     }
 
     /// Brings all targets' preloaded tables into the same physical order, without dead rows, with
@@ -313,9 +324,9 @@ impl<'a> Ground<'a> {
 }
 
 /// Where the publisher's log ends, as a number of bytes.
-fn insert_position(source: &mut Client) -> Result<i64> {
+fn insert_position(source: &mut impl GenericClient) -> Result<u64> {
     let query = "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint";
-    Ok(source.query_one(query, &[])?.get(0))
+    Ok(source.query_one(query, &[])?.get::<_, i64>(0).unsigned_abs())
 }
 
 /// What runs have left on a server.
