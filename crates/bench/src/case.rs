@@ -2,6 +2,7 @@
 
 use crate::contest::{Bench, Stopped};
 use crate::drain::{self, DrainCase};
+use crate::fanout::{self, FanoutCase};
 use crate::measurement::Measurement;
 use anyhow::Result;
 
@@ -12,13 +13,16 @@ pub enum Case {
     Drain(DrainCase),
     /// Only the subscribers were.
     DrainStore(DrainCase),
+    /// Several subscribers at once.
+    Fanout(FanoutCase),
 }
 
 impl Case {
     /// All cases, in the order they are run.
     pub fn all() -> Vec<Case> {
         let drains = DrainCase::ALL.into_iter().map(Case::Drain);
-        drains.chain(DrainCase::ALL.into_iter().map(Case::DrainStore)).collect()
+        let from_store = DrainCase::ALL.into_iter().map(Case::DrainStore);
+        drains.chain(from_store).chain(FanoutCase::ALL.map(Case::Fanout)).collect()
     }
 
     /// The scenario it belongs to.
@@ -26,6 +30,7 @@ impl Case {
         match self {
             Case::Drain(_) => drain::DRAIN,
             Case::DrainStore(_) => drain::DRAIN_STORE,
+            Case::Fanout(_) => fanout::FANOUT,
         }
     }
 
@@ -33,6 +38,7 @@ impl Case {
     pub fn name(self) -> &'static str {
         match self {
             Case::Drain(case) | Case::DrainStore(case) => case.name(),
+            Case::Fanout(case) => case.name(),
         }
     }
 
@@ -44,6 +50,7 @@ impl Case {
         match self {
             Case::Drain(case) => Ok(vec![case.measure(bench, Stopped::Everything)?]),
             Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
+            Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
         }
     }
 }

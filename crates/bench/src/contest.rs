@@ -7,6 +7,7 @@
 mod farshore;
 mod ground;
 mod native;
+mod relay;
 
 pub use farshore::{Farshore, binary};
 use ground::Built;
@@ -15,7 +16,7 @@ pub use native::{Native, OPTIONS as NATIVE_OPTIONS};
 
 use crate::arguments::Plan;
 use crate::backlog::Backlog;
-use crate::measurement::{Costs, Run};
+use crate::measurement::Run;
 use crate::servers::Servers;
 use anyhow::{Context, Result};
 use farshore_testkit::checksum;
@@ -118,6 +119,8 @@ pub struct Terms {
     pub stopped: Stopped,
     /// Databases that each contender serves.
     pub subscribers: usize,
+    /// Whether both reach the publisher through a relay that counts what it sends.
+    pub counts_bytes: bool,
 }
 
 /// What both needed, run by run, and what the figures depend on.
@@ -146,7 +149,7 @@ impl Contest {
         let (mut farshore, mut native) = (Vec::new(), Vec::new());
         for run in 0..bench.plan.runs {
             let label = format!("{name} run {}/{}", run + 1, bench.plan.runs);
-            let ground = Ground::new(bench, &label, terms.subscribers)?;
+            let ground = Ground::new(bench, &label, terms)?;
             // The same data in every run: runs differ by chance alone.
             let turn = take_turn(&ground, backlog, terms, run % 2 == 1);
             ground.clear(turn.is_err())?;
@@ -247,13 +250,14 @@ fn drain(ground: &Ground<'_>, contestant: &mut dyn Contestant) -> Result<Run> {
     contestant.start()?;
     watch.await_markers(contestant)?;
     let seconds = meter.seconds();
-    let costs: Costs = meter.read(ground, contestant)?;
+    let (costs, bytes_sent) = (meter.read(ground, contestant)?, meter.bytes_sent(ground));
     contestant.stop()?;
     ground.say(&format!("{name} drained it in {seconds:.2} s"));
-    Ok(Run {
-        values: BTreeMap::from([("seconds", seconds), ("publisher_cpu_s", costs.publisher)]),
-        costs,
-    })
+    let mut values = BTreeMap::from([("seconds", seconds), ("publisher_cpu_s", costs.publisher)]);
+    if let Some(bytes) = bytes_sent {
+        values.insert("bytes_sent_mb", bytes as f64 / 1_048_576.0);
+    }
+    Ok(Run { values, costs })
 }
 
 /// Compares every table of every target with the publisher's.

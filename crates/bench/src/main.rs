@@ -9,6 +9,7 @@ mod backlog;
 mod case;
 mod contest;
 mod drain;
+mod fanout;
 mod measurement;
 mod page;
 mod progress;

@@ -1,6 +1,7 @@
 //! The databases of one run, and what both contenders need of them.
 
-use super::{Bench, Contender, Contestant};
+use super::relay::Relay;
+use super::{Bench, Contender, Contestant, Terms};
 use crate::backlog::{Backlog, MARKER, SCHEMA, STAGING};
 use crate::measurement::Costs;
 use crate::progress::say;
@@ -29,6 +30,8 @@ pub struct Ground<'a> {
     label: String,
     /// Databases per contender.
     subscribers: usize,
+    /// On the contenders' way to the publisher.
+    relay: Option<Relay>,
 }
 
 /// A backlog that was committed.
@@ -47,6 +50,7 @@ pub struct Meter {
     publisher: f64,
     subscriber: f64,
     own: f64,
+    bytes: u64,
 }
 
 /// Connections that look for the last row in each of a contender's databases.
@@ -60,9 +64,12 @@ impl<'a> Ground<'a> {
     ///
     /// # Errors
     /// When a server refuses.
-    pub fn new(bench: Bench<'a>, label: &str, subscribers: usize) -> Result<Ground<'a>> {
+    pub fn new(bench: Bench<'a>, label: &str, terms: Terms) -> Result<Ground<'a>> {
         bench.interrupt.check()?;
-        let ground = Ground { bench, label: label.to_owned(), subscribers };
+        let port = bench.servers.publisher.port();
+        let relay = terms.counts_bytes.then(|| Relay::to(port)).transpose()?;
+        let ground =
+            Ground { bench, label: label.to_owned(), subscribers: terms.subscribers, relay };
         ground.clear_all().context("make room")?;
         for (cluster, database) in ground.databases() {
             cluster.execute_script(&format!("CREATE DATABASE {database}"))?;
@@ -159,6 +166,7 @@ impl<'a> Ground<'a> {
         self.bench.servers.checkpoint()?;
         self.interrupt().check()?;
         Ok(Meter {
+            bytes: self.relay.as_ref().map_or(0, Relay::bytes_sent),
             own: contestant.own()?.map_or(0.0, |(cpu, _)| cpu),
             publisher: self.bench.servers.publisher.cpu_seconds(),
             subscriber: self.bench.servers.subscriber.cpu_seconds(),
@@ -294,7 +302,8 @@ impl<'a> Ground<'a> {
 
     /// Where contenders reach the publisher.
     pub fn publisher_port(&self) -> u16 {
-        self.bench.servers.publisher.port()
+        let direct = || self.bench.servers.publisher.port();
+        self.relay.as_ref().map_or_else(direct, Relay::port)
     }
 
     /// URL by which Farshore reaches the published database.
@@ -360,6 +369,11 @@ impl Meter {
     /// Seconds since the beginning.
     pub fn seconds(&self) -> f64 {
         self.begin.elapsed().as_secs_f64()
+    }
+
+    /// Bytes that the publisher has sent since the beginning, where they are counted.
+    pub fn bytes_sent(&self, ground: &Ground<'_>) -> Option<u64> {
+        ground.relay.as_ref().map(|relay| relay.bytes_sent() - self.bytes)
     }
 
     /// What it has cost everybody since the beginning.
