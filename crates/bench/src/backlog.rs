@@ -45,11 +45,8 @@ pub struct Work {
     pub tables: u64,
 }
 
-/// A case's tables and load.
-pub trait Backlog {
-    /// How much it is.
-    fn work(&self) -> Work;
-
+/// A case's tables.
+pub trait Tables {
     /// DDL of the replicated tables, the same on both sides.
     fn schema(&self) -> String;
 
@@ -63,6 +60,12 @@ pub trait Backlog {
     /// # Errors
     /// The server's, or an interrupt.
     fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()>;
+}
+
+/// A case's tables and a load that waits to be replicated.
+pub trait Backlog: Tables {
+    /// How much it is.
+    fn work(&self) -> Work;
 
     /// Commits the backlog's transactions.
     ///

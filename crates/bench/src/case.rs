@@ -3,6 +3,7 @@
 use crate::contest::{Bench, Stopped};
 use crate::drain::{self, DrainCase};
 use crate::fanout::{self, FanoutCase};
+use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
 use anyhow::Result;
 
@@ -15,6 +16,8 @@ pub enum Case {
     DrainStore(DrainCase),
     /// Several subscribers at once.
     Fanout(FanoutCase),
+    /// A steady rate.
+    Latency(LatencyCase),
 }
 
 impl Case {
@@ -22,7 +25,8 @@ impl Case {
     pub fn all() -> Vec<Case> {
         let drains = DrainCase::ALL.into_iter().map(Case::Drain);
         let from_store = DrainCase::ALL.into_iter().map(Case::DrainStore);
-        drains.chain(from_store).chain(FanoutCase::ALL.map(Case::Fanout)).collect()
+        let live = LatencyCase::ALL.map(Case::Latency);
+        drains.chain(from_store).chain(FanoutCase::ALL.map(Case::Fanout)).chain(live).collect()
     }
 
     /// The scenario it belongs to.
@@ -31,6 +35,7 @@ impl Case {
             Case::Drain(_) => drain::DRAIN,
             Case::DrainStore(_) => drain::DRAIN_STORE,
             Case::Fanout(_) => fanout::FANOUT,
+            Case::Latency(_) => latency::LATENCY,
         }
     }
 
@@ -39,6 +44,7 @@ impl Case {
         match self {
             Case::Drain(case) | Case::DrainStore(case) => case.name(),
             Case::Fanout(case) => case.name(),
+            Case::Latency(case) => case.name(),
         }
     }
 
@@ -51,6 +57,7 @@ impl Case {
             Case::Drain(case) => Ok(vec![case.measure(bench, Stopped::Everything)?]),
             Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
             Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
+            Case::Latency(case) => case.measure(bench),
         }
     }
 }

@@ -11,7 +11,7 @@ mod relay;
 
 pub use farshore::{Farshore, binary};
 use ground::Built;
-pub use ground::Ground;
+pub use ground::{DRAIN_MAX, Ground};
 pub use native::{Native, OPTIONS as NATIVE_OPTIONS};
 
 use crate::arguments::Plan;

@@ -10,6 +10,7 @@ mod case;
 mod contest;
 mod drain;
 mod fanout;
+mod latency;
 mod measurement;
 mod page;
 mod progress;

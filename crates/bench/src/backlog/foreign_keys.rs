@@ -2,7 +2,7 @@
 //! Farshore writes as a role that cannot switch the keys of its target off, so they are checked.
 //! PostgreSQL's own apply worker runs as it always does: without checking them.
 
-use super::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -91,12 +91,7 @@ fn append_delete(sql: &mut String, id: i64) {
     );
 }
 
-impl Backlog for ForeignKeys {
-    fn work(&self) -> Work {
-        let transactions = self.commands / COMMANDS_PER_TRANSACTION;
-        Work { commands: self.commands, transactions, tables: 3 }
-    }
-
+impl Tables for ForeignKeys {
     fn schema(&self) -> String {
         format!(
             "CREATE TABLE {SCHEMA}.fk_customer (id bigint PRIMARY KEY, note text NOT NULL); \
@@ -135,6 +130,13 @@ impl Backlog for ForeignKeys {
         }
         client.batch_execute(&sql)?;
         Ok(())
+    }
+}
+
+impl Backlog for ForeignKeys {
+    fn work(&self) -> Work {
+        let transactions = self.commands / COMMANDS_PER_TRANSACTION;
+        Work { commands: self.commands, transactions, tables: 3 }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `hot-row`: one row of a table is updated again and again, in a transaction each time.
 
 use super::single_row::{COLUMNS, commit_each, fill, procedure};
-use super::{Backlog, SCHEMA, STAGING, Work, scaled};
+use super::{Backlog, SCHEMA, STAGING, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -26,11 +26,7 @@ impl HotRow {
     }
 }
 
-impl Backlog for HotRow {
-    fn work(&self) -> Work {
-        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
-    }
-
+impl Tables for HotRow {
     fn schema(&self) -> String {
         format!("CREATE TABLE {SCHEMA}.hot_row ({COLUMNS})")
     }
@@ -44,6 +40,12 @@ impl Backlog for HotRow {
         )))?;
         fill(client, &format!("{SCHEMA}.hot_row"), ROWS, prose, interrupt)?;
         fill(client, &format!("{STAGING}.payload"), self.transactions, prose, interrupt)
+    }
+}
+
+impl Backlog for HotRow {
+    fn work(&self) -> Work {
+        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `identity-full`: updates and deletes of tables with `REPLICA IDENTITY FULL`, so that the log
 //! holds whole old rows. The tables have a primary key, by which a subscriber can find rows.
 
-use super::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -41,15 +41,7 @@ fn note(prose: &mut Prose) -> String {
     prose.take(length)
 }
 
-impl Backlog for IdentityFull {
-    fn work(&self) -> Work {
-        Work {
-            commands: self.commands,
-            transactions: self.commands / COMMANDS_PER_TRANSACTION,
-            tables: TABLES as u64,
-        }
-    }
-
+impl Tables for IdentityFull {
     fn schema(&self) -> String {
         (0..TABLES).fold(String::new(), |mut sql, number| {
             let _ = write!(
@@ -79,6 +71,16 @@ impl Backlog for IdentityFull {
             }
         }
         Ok(())
+    }
+}
+
+impl Backlog for IdentityFull {
+    fn work(&self) -> Work {
+        Work {
+            commands: self.commands,
+            transactions: self.commands / COMMANDS_PER_TRANSACTION,
+            tables: TABLES as u64,
+        }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `incompressible`: rows of 1 KB of random bytes, from which compression gains nothing.
 
-use super::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -25,17 +25,19 @@ impl Incompressible {
     }
 }
 
-impl Backlog for Incompressible {
-    fn work(&self) -> Work {
-        Work { commands: self.rows, transactions: self.rows / ROWS_PER_TRANSACTION, tables: 1 }
-    }
-
+impl Tables for Incompressible {
     fn schema(&self) -> String {
         format!("CREATE TABLE {SCHEMA}.incompressible (id bigint PRIMARY KEY, body bytea NOT NULL)")
     }
 
     fn preload(&self, _: &mut Client, _: &mut Prose, _: &Interrupt) -> Result<()> {
         Ok(())
+    }
+}
+
+impl Backlog for Incompressible {
+    fn work(&self) -> Work {
+        Work { commands: self.rows, transactions: self.rows / ROWS_PER_TRANSACTION, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

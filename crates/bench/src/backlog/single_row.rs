@@ -1,7 +1,7 @@
 //! `insert-1` and `update-1`: transactions of one row. The server itself commits them, in a
 //! procedure fed from an unlogged table, because a client's round trips would take longer.
 
-use super::{Backlog, SCHEMA, STAGING, Work, scaled};
+use super::{Backlog, SCHEMA, STAGING, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -98,11 +98,7 @@ pub(super) fn procedure(statement: &str) -> String {
     )
 }
 
-impl Backlog for Insert1 {
-    fn work(&self) -> Work {
-        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
-    }
-
+impl Tables for Insert1 {
     fn schema(&self) -> String {
         format!("CREATE TABLE {SCHEMA}.insert_1 ({COLUMNS})")
     }
@@ -114,17 +110,19 @@ impl Backlog for Insert1 {
         )))?;
         fill(client, &format!("{STAGING}.payload"), self.transactions, prose, interrupt)
     }
+}
+
+impl Backlog for Insert1 {
+    fn work(&self) -> Work {
+        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
+    }
 
     fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {
         commit_each(client, self.transactions, interrupt)
     }
 }
 
-impl Backlog for Update1 {
-    fn work(&self) -> Work {
-        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
-    }
-
+impl Tables for Update1 {
     fn schema(&self) -> String {
         format!("CREATE TABLE {SCHEMA}.update_1 ({COLUMNS})")
     }
@@ -148,6 +146,12 @@ impl Backlog for Update1 {
             &[&order],
         )?;
         fill(client, &format!("{SCHEMA}.update_1"), self.transactions, prose, interrupt)
+    }
+}
+
+impl Backlog for Update1 {
+    fn work(&self) -> Work {
+        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `toast`: updates of rows that hold a text of 4 to 8 KB out of line and leave that as it is. The
 //! log does not carry such a text again, so neither must an update lose it on the way.
 
-use super::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -35,12 +35,7 @@ impl Toast {
     }
 }
 
-impl Backlog for Toast {
-    fn work(&self) -> Work {
-        let transactions = self.updates / UPDATES_PER_TRANSACTION;
-        Work { commands: self.updates, transactions, tables: 1 }
-    }
-
+impl Tables for Toast {
     fn schema(&self) -> String {
         // Out of line whatever it compresses to: otherwise the shorter half would stay in the row.
         format!(
@@ -66,6 +61,13 @@ impl Backlog for Toast {
             client.execute(&insert, &[&ids, &bodies])?;
         }
         Ok(())
+    }
+}
+
+impl Backlog for Toast {
+    fn work(&self) -> Work {
+        let transactions = self.updates / UPDATES_PER_TRANSACTION;
+        Work { commands: self.updates, transactions, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

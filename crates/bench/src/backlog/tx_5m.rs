@@ -1,6 +1,6 @@
 //! `tx-5m`: one transaction that inserts 5,000,000 small rows.
 
-use super::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -26,11 +26,7 @@ impl Tx5m {
     }
 }
 
-impl Backlog for Tx5m {
-    fn work(&self) -> Work {
-        Work { commands: self.rows, transactions: 1, tables: 1 }
-    }
-
+impl Tables for Tx5m {
     fn schema(&self) -> String {
         format!(
             "CREATE TABLE {SCHEMA}.tx_5m (id bigint PRIMARY KEY, customer int NOT NULL, \
@@ -40,6 +36,12 @@ impl Backlog for Tx5m {
 
     fn preload(&self, _: &mut Client, _: &mut Prose, _: &Interrupt) -> Result<()> {
         Ok(())
+    }
+}
+
+impl Backlog for Tx5m {
+    fn work(&self) -> Work {
+        Work { commands: self.rows, transactions: 1, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `wide-100`: a table of 100 columns of mixed types, inserts and updates.
 
-use super::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -104,12 +104,7 @@ fn append_update(sql: &mut String, id: i64, prose: &mut Prose) {
     let _ = write!(sql, " WHERE id={id};");
 }
 
-impl Backlog for Wide100 {
-    fn work(&self) -> Work {
-        let transactions = self.commands / COMMANDS_PER_TRANSACTION;
-        Work { commands: self.commands, transactions, tables: 1 }
-    }
-
+impl Tables for Wide100 {
     fn schema(&self) -> String {
         let mut sql = format!("CREATE TABLE {SCHEMA}.wide_100 (id bigint PRIMARY KEY");
         for column in 1..COLUMNS {
@@ -131,6 +126,13 @@ impl Backlog for Wide100 {
         }
         client.batch_execute(&sql)?;
         Ok(())
+    }
+}
+
+impl Backlog for Wide100 {
+    fn work(&self) -> Work {
+        let transactions = self.commands / COMMANDS_PER_TRANSACTION;
+        Work { commands: self.commands, transactions, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::ground::{DRAIN_MAX, Ground, SWITCH_MAX};
 use super::{Contender, Contestant};
-use crate::backlog::{Backlog, SCHEMA};
+use crate::backlog::{SCHEMA, Tables};
 use anyhow::{Context, Result, bail};
 use farshore_testkit::process::{self, FarshoreBuilder, release_binary};
 use farshore_testkit::wait::{log_tail, wait_until};
@@ -63,7 +63,7 @@ impl<'a> Farshore<'a> {
     ///
     /// # Errors
     /// When it does not get that far within a minute; with the end of its log.
-    pub fn prepare(ground: &'a Ground<'a>, backlog: &dyn Backlog) -> Result<Farshore<'a>> {
+    pub fn prepare(ground: &'a Ground<'a>, tables: &dyn Tables) -> Result<Farshore<'a>> {
         let folder = tempfile::Builder::new().prefix("farshore-bench").tempdir()?;
         let site = folder.path().join("site.toml");
         let mut text = format!(
@@ -72,7 +72,7 @@ impl<'a> Farshore<'a> {
             ground.publisher_url()
         );
         for name in ground.targets(Contender::Farshore) {
-            let target = ground.farshore_url(&name, backlog);
+            let target = ground.farshore_url(&name, tables);
             // Writing to a String cannot fail.
             let _ = write!(
                 text,

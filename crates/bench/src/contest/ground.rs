@@ -2,7 +2,7 @@
 
 use super::relay::Relay;
 use super::{Bench, Contender, Contestant, Terms};
-use crate::backlog::{Backlog, MARKER, SCHEMA, STAGING};
+use crate::backlog::{Backlog, MARKER, SCHEMA, STAGING, Tables};
 use crate::measurement::Costs;
 use crate::progress::say;
 use crate::text::Prose;
@@ -95,23 +95,23 @@ impl<'a> Ground<'a> {
     ///
     /// # Errors
     /// When a server refuses.
-    pub fn create(&self, backlog: &dyn Backlog) -> Result<()> {
+    pub fn create(&self, tables: &dyn Tables) -> Result<()> {
         let schema = format!(
             "CREATE SCHEMA {SCHEMA}; CREATE TABLE {MARKER} (id int PRIMARY KEY); {}",
-            backlog.schema()
+            tables.schema()
         );
         for (cluster, database) in self.databases() {
             cluster.connect_to(&database)?.batch_execute(&schema).context("create the tables")?;
         }
-        if backlog.checks_foreign_keys() {
+        if tables.checks_foreign_keys() {
             for database in self.targets(Contender::Farshore) {
                 self.admit_plain_role(&database)?;
             }
         }
         let mut source = self.source()?;
         source.batch_execute(&format!("CREATE SCHEMA {STAGING}; SET synchronous_commit = off"))?;
-        let mut prose = Prose::new(self.bench.plan.seed);
-        backlog.preload(&mut source, &mut prose, self.interrupt())?;
+        let mut prose = Prose::new(self.seed());
+        tables.preload(&mut source, &mut prose, self.interrupt())?;
         source.batch_execute("VACUUM (FREEZE, ANALYZE)")?;
         Ok(())
     }
@@ -125,7 +125,7 @@ impl<'a> Ground<'a> {
         let begin = insert_position(&mut source)?;
         source.batch_execute("SET synchronous_commit = off")?;
         // Other text than the preloaded rows have.
-        let mut prose = Prose::new(self.bench.plan.seed.wrapping_add(1));
+        let mut prose = Prose::new(self.seed().wrapping_add(1));
         backlog.build(&mut source, &mut prose, self.interrupt())?;
         // Flushes what the asynchronous commits before it left.
         source.batch_execute("SET synchronous_commit = on")?;
@@ -270,8 +270,8 @@ impl<'a> Ground<'a> {
     }
 
     /// URL by which Farshore reaches one of its databases.
-    pub fn farshore_url(&self, database: &str, backlog: &dyn Backlog) -> String {
-        if backlog.checks_foreign_keys() {
+    pub fn farshore_url(&self, database: &str, tables: &dyn Tables) -> String {
+        if tables.checks_foreign_keys() {
             let port = self.bench.servers.subscriber.port();
             format!("postgres://{PLAIN_ROLE}@127.0.0.1:{port}/{database}")
         } else {
@@ -319,6 +319,11 @@ impl<'a> Ground<'a> {
     /// Farshore.
     pub fn binary(&self) -> &Path {
         self.bench.binary
+    }
+
+    /// Seed of all generated data.
+    pub fn seed(&self) -> u64 {
+        self.bench.plan.seed
     }
 
     /// The interrupt that ends the run.
