@@ -111,6 +111,21 @@ mod tests {
     }
 
     #[test]
+    fn a_case_belongs_to_its_scenario() {
+        let resolve = |arguments: &[&str]| {
+            let arguments = ["farshore-bench"].iter().chain(arguments);
+            Arguments::try_parse_from(arguments).unwrap().resolve()
+        };
+        let everywhere = resolve(&["--cases", "hot-row"]).unwrap();
+        let hot = DrainCase::HotRow;
+        assert_eq!(everywhere.cases, [Case::Drain(hot), Case::DrainStore(hot)]);
+        assert!(everywhere.report_folder.is_some());
+        let error = resolve(&["--scenario", "drains"]).unwrap_err().to_string();
+        assert!(error.contains("drain, drain-store, fanout, latency"), "{error}");
+        assert!(resolve(&["--scenario", "fanout", "--cases", "hot-row"]).is_err());
+    }
+
+    #[test]
     fn empty_means_everything_and_wrong_names_are_answered_with_the_right_ones() {
         let all = plan(&["--cases", "", "--runs", "", "--scale", ""]).unwrap();
         assert_eq!((all.cases.len(), all.runs), (DrainCase::ALL.len(), 3));

@@ -32,6 +32,8 @@ const METRICS: [&str; 3] = ["p50_ms", "p99_ms", "max_ms"];
 const SECONDS: f64 = 30.0;
 /// Seconds of load before, in which caches fill and statements are prepared.
 const WARM_UP: f64 = 3.0;
+/// A load that reaches less than this share of its rate is said to have fallen behind.
+const PACE_KEPT: f64 = 0.98;
 /// Databases and connections as in a drain.
 const TERMS: Terms = Terms { stopped: Stopped::Everything, subscribers: 1, counts_bytes: false };
 
@@ -182,6 +184,9 @@ fn phase(
         quantile(0.99),
         quantile(1.0)
     ));
+    if per_second < PACE_KEPT * load.per_second {
+        ground.say("the publisher could not commit as many as it was asked to");
+    }
     let values = BTreeMap::from([
         ("p50_ms", quantile(0.5)),
         ("p99_ms", quantile(0.99)),
