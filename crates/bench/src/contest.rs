@@ -6,6 +6,7 @@
 
 mod farshore;
 mod ground;
+mod meter;
 mod native;
 mod relay;
 
