@@ -1,12 +1,9 @@
 //! The command line as typed, and the plan it means.
 
-use crate::drain::{self, DrainCase};
+use crate::case::Case;
 use anyhow::{Result, bail};
 use clap::Parser;
 use std::path::PathBuf;
-
-/// The scenarios there are.
-const SCENARIOS: [&str; 1] = [drain::NAME];
 
 /// Compare Farshore with PostgreSQL's own replication. JSON lines on standard output.
 #[derive(Debug, Parser)]
@@ -35,8 +32,8 @@ pub struct Arguments {
 /// What to measure.
 #[derive(Debug)]
 pub struct Plan {
-    /// Cases of the scenario `drain`, in the order they are run.
-    pub cases: Vec<DrainCase>,
+    /// In the order they are run.
+    pub cases: Vec<Case>,
     /// Measurements per case; at least 1.
     pub runs: usize,
     /// Factor on the amount of work; above 0, at most 10.
@@ -54,19 +51,26 @@ impl Arguments {
     /// # Errors
     /// Says which names or numbers there could be.
     pub fn resolve(self) -> Result<Plan> {
-        if !self.scenario.is_empty() && !SCENARIOS.contains(&self.scenario.as_str()) {
-            bail!("no scenario \"{}\"; there are: {}", self.scenario, SCENARIOS.join(", "));
+        let mut known = Case::all();
+        if !self.scenario.is_empty() {
+            known.retain(|case| case.scenario() == self.scenario);
         }
-        let known = || DrainCase::ALL.map(DrainCase::name).join(", ");
+        if known.is_empty() {
+            let mut names: Vec<_> = Case::all().into_iter().map(Case::scenario).collect();
+            names.dedup();
+            bail!("no scenario \"{}\"; there are: {}", self.scenario, names.join(", "));
+        }
         let mut cases = Vec::new();
         for name in self.cases.split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            match DrainCase::ALL.into_iter().find(|case| case.name() == name) {
-                Some(case) => cases.push(case),
-                None => bail!("no case \"{name}\"; there are: {}", known()),
+            let before = cases.len();
+            cases.extend(known.iter().copied().filter(|case| case.name() == name));
+            if cases.len() == before {
+                let names: Vec<_> = known.iter().map(|case| case.name()).collect();
+                bail!("no case \"{name}\"; there are: {}", names.join(", "));
             }
         }
         if cases.is_empty() {
-            cases = DrainCase::ALL.to_vec();
+            cases = known;
         }
         let runs = number(&self.runs, "RUNS", 3)?;
         let scale = number(&self.scale, "SCALE", 1.0)?;
@@ -99,10 +103,26 @@ fn number<T: std::str::FromStr>(text: &str, name: &str, default: T) -> Result<T>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drain::DrainCase;
 
     fn plan(arguments: &[&str]) -> Result<Plan> {
         let named = ["farshore-bench", "--scenario", "drain"];
         Arguments::try_parse_from(named.iter().chain(arguments))?.resolve()
+    }
+
+    #[test]
+    fn a_case_belongs_to_its_scenario() {
+        let resolve = |arguments: &[&str]| {
+            let arguments = ["farshore-bench"].iter().chain(arguments);
+            Arguments::try_parse_from(arguments).unwrap().resolve()
+        };
+        let everywhere = resolve(&["--cases", "hot-row"]).unwrap();
+        let hot = DrainCase::HotRow;
+        assert_eq!(everywhere.cases, [Case::Drain(hot), Case::DrainStore(hot)]);
+        assert!(everywhere.report_folder.is_some());
+        let error = resolve(&["--scenario", "drains"]).unwrap_err().to_string();
+        assert!(error.contains("drain, drain-store, fanout, latency"), "{error}");
+        assert!(resolve(&["--scenario", "fanout", "--cases", "hot-row"]).is_err());
     }
 
     #[test]
@@ -111,7 +131,7 @@ mod tests {
         assert_eq!((all.cases.len(), all.runs), (DrainCase::ALL.len(), 3));
         assert!(all.report_folder.is_none());
         let two = plan(&["--cases", "update-1, mix-59"]).unwrap();
-        assert_eq!(two.cases, [DrainCase::Update1, DrainCase::Mix59]);
+        assert_eq!(two.cases, [DrainCase::Update1, DrainCase::Mix59].map(Case::Drain));
         for (wrong, said) in [
             (["--cases", "mix"], "rows-1k, mix-59"),
             (["--runs", "0"], "from 1 to 100"),

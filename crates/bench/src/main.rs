@@ -5,7 +5,12 @@
 //! goes to standard error. Every run ends by proving both sides equal.
 
 mod arguments;
+mod backlog;
+mod case;
+mod contest;
 mod drain;
+mod fanout;
+mod latency;
 mod measurement;
 mod page;
 mod progress;
@@ -15,8 +20,11 @@ mod text;
 use anyhow::{Context, Result};
 use arguments::{Arguments, Plan};
 use clap::Parser;
+use contest::Bench;
 use farshore_testkit::interrupt::{Interrupt, Interrupted};
 use measurement::Measurement;
+use progress::say;
+use servers::Servers;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -54,14 +62,30 @@ fn run(plan: &Plan) -> Result<bool> {
     let mut report = |measurement: Measurement| -> Result<()> {
         let line = serde_json::to_string(&measurement).context("write a measurement as JSON")?;
         let mut out = std::io::stdout().lock();
+        say(&measurement.summary());
         writeln!(out, "{line}").and_then(|()| out.flush()).context("write to standard output")?;
         measured.push(measurement);
         Ok(())
     };
-    let failed = drain::run(plan, &interrupt, &mut report)?;
+    let binary = contest::binary()?;
+    say("starting publisher and subscriber");
+    let servers = Servers::start()?;
+    let bench = Bench { plan, servers: &servers, binary: &binary, interrupt: &interrupt };
+    let mut failed = Vec::new();
+    for case in &plan.cases {
+        let name = format!("{}/{}", case.scenario(), case.name());
+        match case.measure(bench) {
+            Ok(lines) => lines.into_iter().try_for_each(&mut report)?,
+            Err(error) if error.is::<Interrupted>() => return Err(error),
+            Err(error) => {
+                say(&format!("{name} failed: {error:#}"));
+                failed.push((name, format!("{error:#}")));
+            }
+        }
+    }
     if let Some(folder) = &plan.report_folder {
         page::write(folder, &measured, &failed)?;
-        progress::say(&format!("report: {}", folder.join("bench.html").display()));
+        say(&format!("report: {}", folder.join("bench.html").display()));
     }
     for (case, error) in &failed {
         eprintln!("farshore-bench: {case} FAILED: {error}");

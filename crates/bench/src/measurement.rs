@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 
 /// The name under which PostgreSQL's own logical replication is reported.
 pub const NATIVE: &str = "native";
+/// The name under which Farshore is reported.
+pub const FARSHORE: &str = "farshore";
 
 /// One line of output: medians over the runs, with the spread.
 #[derive(Debug, Clone, Serialize)]
@@ -33,21 +35,44 @@ pub struct Measurement {
     pub cpu_s_native: BTreeMap<&'static str, f64>,
     /// Largest resident size seen, in MiB.
     pub peak_rss_mb: BTreeMap<&'static str, f64>,
+    /// Medians of what else was measured, by metric and name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub also: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
     /// What the figures depend on.
     pub settings: BTreeMap<&'static str, serde_json::Value>,
 }
 
-/// What one contender needed in one run.
+/// What one contender came to in one run.
+#[derive(Debug, Clone)]
+pub struct Run {
+    /// What was measured, by metric.
+    pub values: BTreeMap<&'static str, f64>,
+    /// What it cost.
+    pub costs: Costs,
+}
+
+/// What one contender's work cost.
 #[derive(Debug, Clone, Copy)]
-pub struct Drained {
-    /// From the start of its work to the last row being visible.
-    pub seconds: f64,
+pub struct Costs {
     /// CPU seconds of the publisher's processes.
-    pub cpu_publisher: f64,
+    pub publisher: f64,
     /// CPU seconds of the subscriber's processes.
-    pub cpu_subscriber: f64,
+    pub subscriber: f64,
     /// CPU seconds and peak resident bytes of a process of its own, if it has one.
     pub own: Option<(f64, u64)>,
+}
+
+/// What a line is about.
+#[derive(Debug, Clone, Copy)]
+pub struct Headline<'a> {
+    /// Scenario.
+    pub scenario: &'static str,
+    /// Case.
+    pub case: &'static str,
+    /// What the contenders are compared by; less is better.
+    pub metric: &'static str,
+    /// Other metrics that are told beside it.
+    pub also: &'a [&'static str],
 }
 
 /// The middle value; of an even number of values, the mean of the two in the middle. 0 of none.
@@ -74,50 +99,71 @@ fn spread(values: impl Iterator<Item = f64>) -> [f64; 2] {
 }
 
 impl Measurement {
-    /// Sums up runs of a case in which both contenders drained the same backlog.
-    pub fn of_drains(
-        scenario: &'static str,
-        case: &'static str,
-        farshore: &[Drained],
-        native: &[Drained],
+    /// The line for a person.
+    pub fn summary(&self) -> String {
+        let best = self.others.values().copied().fold(f64::INFINITY, f64::min);
+        let Measurement { scenario, case, metric, farshore, advantage, .. } = self;
+        format!(
+            "{scenario}/{case}: {metric} farshore {farshore:.2}, native {best:.2}: {advantage:.2} ×"
+        )
+    }
+
+    /// Sums up the runs of a case.
+    pub fn of_runs(
+        headline: Headline<'_>,
+        farshore: &[Run],
+        native: &[Run],
         settings: BTreeMap<&'static str, serde_json::Value>,
     ) -> Measurement {
-        let seconds = |runs: &[Drained]| median(runs.iter().map(|run| run.seconds));
-        let (ours, theirs) = (seconds(farshore), seconds(native));
-        let cpu = |runs: &[Drained]| {
-            let mut cpu = BTreeMap::from([
-                ("publisher", rounded(median(runs.iter().map(|run| run.cpu_publisher)))),
-                ("subscriber", rounded(median(runs.iter().map(|run| run.cpu_subscriber)))),
-            ]);
-            if runs.iter().any(|run| run.own.is_some()) {
-                let own = runs.iter().filter_map(|run| run.own).map(|(cpu, _)| cpu);
-                cpu.insert("farshore", rounded(median(own)));
-            }
-            cpu
+        let Headline { scenario, case, metric, also } = headline;
+        let (ours, theirs) = (median(values(farshore, metric)), median(values(native, metric)));
+        let rss = farshore.iter().filter_map(|run| run.costs.own).map(|(_, bytes)| bytes).max();
+        let beside = |metric| {
+            BTreeMap::from([
+                (FARSHORE, rounded(median(values(farshore, metric)))),
+                (NATIVE, rounded(median(values(native, metric)))),
+            ])
         };
-        let rss = farshore.iter().filter_map(|run| run.own).map(|(_, bytes)| bytes).max();
         Measurement {
             scenario,
             case,
-            metric: "seconds",
+            metric,
             better: "lower",
             farshore: rounded(ours),
             others: BTreeMap::from([(NATIVE, rounded(theirs))]),
             advantage: (theirs / ours.max(f64::MIN_POSITIVE) * 100.0).round() / 100.0,
             runs: farshore.len(),
             spread: BTreeMap::from([
-                ("farshore", spread(farshore.iter().map(|run| run.seconds))),
-                (NATIVE, spread(native.iter().map(|run| run.seconds))),
+                (FARSHORE, spread(values(farshore, metric))),
+                (NATIVE, spread(values(native, metric))),
             ]),
             cpu_s: cpu(farshore),
             cpu_s_native: cpu(native),
             peak_rss_mb: BTreeMap::from([(
-                "farshore",
+                FARSHORE,
                 (rss.unwrap_or(0) as f64 / 1_048_576.0 * 10.0).round() / 10.0,
             )]),
+            also: also.iter().map(|metric| (*metric, beside(metric))).collect(),
             settings,
         }
     }
+}
+
+fn values(runs: &[Run], metric: &str) -> impl Iterator<Item = f64> {
+    runs.iter().filter_map(move |run| run.values.get(metric).copied())
+}
+
+fn cpu(runs: &[Run]) -> BTreeMap<&'static str, f64> {
+    let costs = || runs.iter().map(|run| run.costs);
+    let mut cpu = BTreeMap::from([
+        ("publisher", rounded(median(costs().map(|costs| costs.publisher)))),
+        ("subscriber", rounded(median(costs().map(|costs| costs.subscriber)))),
+    ]);
+    if costs().any(|costs| costs.own.is_some()) {
+        let own = costs().filter_map(|costs| costs.own).map(|(cpu, _)| cpu);
+        cpu.insert(FARSHORE, rounded(median(own)));
+    }
+    cpu
 }
 
 #[cfg(test)]
@@ -126,14 +172,26 @@ mod tests {
 
     #[test]
     fn a_measurement_is_medians_in_the_documented_form() {
-        let run = |seconds, own| Drained { seconds, cpu_publisher: 1.0, cpu_subscriber: 2.0, own };
+        let run = |seconds, own| Run {
+            values: BTreeMap::from([("seconds", seconds), ("publisher_cpu_s", 1.0)]),
+            costs: Costs { publisher: 1.0, subscriber: 2.0, own },
+        };
         let ours = [1.9, 1.7, 1.8].map(|seconds| run(seconds, Some((0.6, 88 << 20))));
         let theirs = [4.6, 5.1, 4.8].map(|seconds| run(seconds, None));
         let settings = BTreeMap::from([("scale", serde_json::json!(1))]);
-        let line = Measurement::of_drains("drain", "mix-59", &ours, &theirs, settings);
+        let mut headline =
+            Headline { scenario: "drain", case: "mix-59", metric: "seconds", also: &[] };
+        let line = Measurement::of_runs(headline, &ours, &theirs, settings.clone());
         assert_eq!(
             serde_json::to_string(&line).unwrap(),
             r#"{"scenario":"drain","case":"mix-59","metric":"seconds","better":"lower","farshore":1.8,"others":{"native":4.8},"advantage":2.67,"runs":3,"spread":{"farshore":[1.7,1.9],"native":[4.6,5.1]},"cpu_s":{"farshore":0.6,"publisher":1.0,"subscriber":2.0},"cpu_s_native":{"publisher":1.0,"subscriber":2.0},"peak_rss_mb":{"farshore":88.0},"settings":{"scale":1}}"#
+        );
+        headline.also = &["publisher_cpu_s"];
+        let line = Measurement::of_runs(headline, &ours, &theirs, settings);
+        assert!(
+            serde_json::to_string(&line)
+                .unwrap()
+                .contains(r#","also":{"publisher_cpu_s":{"farshore":1.0,"native":1.0}},"#)
         );
         assert_eq!(median([1.0, 2.0]), 1.5);
         assert_eq!(median([]), 0.0);

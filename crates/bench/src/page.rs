@@ -59,7 +59,7 @@ fn render(measured: &[Measurement], failed: &[(String, String)], when: &str) -> 
     body.push_str(
         "<footer>Medians of runs taken in turn; whiskers span the smallest and the largest run. \
          Each run ended with a proof by checksum that both targets equal the publisher. \
-         Farshore's time includes the start of its process.</footer>",
+         Farshore's time in drain and fanout includes the start of its process.</footer>",
     );
     format!(
         "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\">\
@@ -82,19 +82,39 @@ fn machine(measured: &[Measurement]) -> String {
     )
 }
 
-/// How many times as fast, case by case, around the line where both are equal.
+/// Scenario, case, and the metric where it is not simply the time it took.
+fn title(m: &Measurement) -> String {
+    match m.metric {
+        "seconds" => format!("{}/{}", m.scenario, m.case),
+        metric => format!("{}/{} {metric}", m.scenario, m.case),
+    }
+}
+
+/// What the bars of a metric show, and their unit.
+fn meaning(metric: &str) -> (&str, &str) {
+    match metric {
+        "seconds" => ("Seconds from a stopped backlog to equal", "s"),
+        "publisher_cpu_s" => ("CPU seconds of the publisher from a stopped backlog to equal", "s"),
+        "p50_ms" => ("Milliseconds from commit to visible: half of all take no longer", "ms"),
+        "p99_ms" => ("Milliseconds from commit to visible: 99 of 100 take no longer", "ms"),
+        "max_ms" => ("Milliseconds from commit to visible: the longest", "ms"),
+        other => (other, ""),
+    }
+}
+
+/// How many times as good, case by case, around the line where both are equal.
 fn overview(measured: &[Measurement]) -> String {
-    let ratios: Vec<(String, f64)> =
-        measured.iter().map(|m| (format!("{}/{}", m.scenario, m.case), m.advantage)).collect();
+    let ratios: Vec<(String, f64)> = measured.iter().map(|m| (title(m), m.advantage)).collect();
     format!(
-        "<section><h2>Times as fast as native</h2>{}\
-         <p class=\"note\">Logarithmic; to the left of the line Farshore is slower.</p></section>",
+        "<section><h2>Times better than native</h2>{}\
+         <p class=\"note\">Logarithmic; to the left of the line Farshore is worse.</p></section>",
         chart::ratios(&ratios)
     )
 }
 
 fn details(m: &Measurement) -> String {
-    let seconds: Vec<Bar> =
+    let (heading, unit) = meaning(m.metric);
+    let values: Vec<Bar> =
         [("farshore", Some(m.farshore)), (NATIVE, m.others.get(NATIVE).copied())]
             .into_iter()
             .filter_map(|(name, value)| {
@@ -118,23 +138,31 @@ fn details(m: &Measurement) -> String {
         .collect();
     let rss = m.peak_rss_mb.get("farshore").copied().unwrap_or(0.0);
     format!(
-        "<section><h2>{}/{} <span class=\"advantage\">{:.2} ×</span></h2>\
+        "<section><h2>{} <span class=\"advantage\">{:.2} ×</span></h2>\
          <p class=\"note\">{}</p>\
-         <h3>Seconds from a stopped backlog to equal</h3>{}\
+         <h3>{heading}</h3>{}\
          <h3>CPU seconds by process</h3>{}\
-         <p class=\"note\">Peak memory of farshore: {rss:.0} MiB</p>{}</section>",
-        escape(m.scenario),
-        escape(m.case),
+         <p class=\"note\">Peak memory of farshore: {rss:.0} MiB</p>{}{}</section>",
+        escape(&title(m)),
         m.advantage,
         escape(&work(m)),
-        chart::bars(&seconds, "s"),
+        chart::bars(&values, unit),
         chart::bars(&cpu, "s"),
+        also(m),
         settings(m)
     )
 }
 
 fn work(m: &Measurement) -> String {
     let setting = |name| m.settings.get(name).map(plain).unwrap_or_default();
+    if m.settings.contains_key("transactions_per_s") {
+        return format!(
+            "{} transactions of {} row(s) per second, for {} s",
+            setting("transactions_per_s"),
+            setting("rows_per_transaction"),
+            setting("seconds")
+        );
+    }
     format!(
         "{} commands in {} transactions over {} table(s); {} MB of WAL",
         setting("commands"),
@@ -142,6 +170,16 @@ fn work(m: &Measurement) -> String {
         setting("tables"),
         setting("backlog_wal_mb")
     )
+}
+
+/// What else was measured, in words.
+fn also(m: &Measurement) -> String {
+    m.also.iter().fold(String::new(), |mut text, (metric, values)| {
+        let shown: Vec<String> =
+            values.iter().map(|(name, value)| format!("{name} {value:.2}")).collect();
+        let _ = write!(text, "<p class=\"note\">{metric}: {}</p>", shown.join(", "));
+        text
+    })
 }
 
 fn settings(m: &Measurement) -> String {
@@ -187,23 +225,33 @@ fn utc(unix_seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measurement::Drained;
+    use crate::measurement::{Costs, Headline, Run};
     use std::collections::BTreeMap;
 
     #[test]
     fn the_page_holds_every_case_and_needs_nothing_from_elsewhere() {
-        let run = |seconds, own| Drained { seconds, cpu_publisher: 1.5, cpu_subscriber: 2.5, own };
+        let run = |seconds, own| Run {
+            values: BTreeMap::from([("seconds", seconds), ("p99_ms", 7.25)]),
+            costs: Costs { publisher: 1.5, subscriber: 2.5, own },
+        };
         let settings = BTreeMap::from([("note", Value::from("a < b"))]);
-        let measurement = Measurement::of_drains(
-            "drain",
-            "mix-59",
+        let measurement = Measurement::of_runs(
+            Headline { scenario: "drain", case: "mix-59", metric: "seconds", also: &["p99_ms"] },
             &[run(2.0, Some((0.5, 64 << 20)))],
             &[run(5.0, None)],
             settings,
         );
         let failed = [("drain/rows-1k".to_owned(), "<it> broke".to_owned())];
         let page = render(&[measurement], &failed, &utc(1_794_000_000));
-        for said in ["drain/mix-59", "2.50 ×", "a &lt; b", "&lt;it&gt; broke", "64 MiB", "<svg"] {
+        for said in [
+            "drain/mix-59",
+            "2.50 ×",
+            "a &lt; b",
+            "&lt;it&gt; broke",
+            "64 MiB",
+            "p99_ms: farshore 7.25, native 7.25",
+            "<svg",
+        ] {
             assert!(page.contains(said), "{said}");
         }
         for foreign in ["http:", "https:", "src=", "href="] {

@@ -10,7 +10,7 @@ const MAJOR: u32 = 18;
 
 /// Settings of both servers. Checkpoints and autovacuum stay out of the measured time: a
 /// checkpoint is made before each measurement instead, and tables are vacuumed when prepared.
-const SETTINGS: [(&str, &str); 11] = [
+const SETTINGS: [(&str, &str); 13] = [
     ("wal_level", "logical"),
     ("shared_buffers", "1GB"),
     ("synchronous_commit", "on"),
@@ -19,8 +19,11 @@ const SETTINGS: [(&str, &str); 11] = [
     ("min_wal_size", "2GB"),
     ("checkpoint_timeout", "1h"),
     ("autovacuum", "off"),
-    ("max_worker_processes", "16"),
-    ("max_logical_replication_workers", "8"),
+    // Room for eight native subscriptions, and for whatever copies tables before.
+    ("max_worker_processes", "32"),
+    ("max_logical_replication_workers", "24"),
+    ("max_wal_senders", "40"),
+    ("max_replication_slots", "40"),
     // A native worker that is enabled must not wait out its retry interval of 5 s.
     ("wal_retrieve_retry_interval", "100ms"),
 ];

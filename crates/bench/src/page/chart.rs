@@ -27,7 +27,7 @@ pub struct Part {
 
 /// Sizes in the drawing's own units.
 const WIDTH: f64 = 720.0;
-const LABEL_WIDTH: f64 = 130.0;
+const LABEL_WIDTH: f64 = 200.0;
 /// Room to the right of the longest bar for its figure.
 const FIGURE_WIDTH: f64 = 90.0;
 const BAR_HEIGHT: f64 = 22.0;

@@ -1,5 +1,27 @@
 //! What a case puts on the publisher.
 
+mod foreign_keys;
+mod hot_row;
+mod identity_full;
+mod incompressible;
+mod mix_59;
+mod rows_1k;
+mod single_row;
+mod toast;
+mod tx_5m;
+mod wide_100;
+
+pub use foreign_keys::ForeignKeys;
+pub use hot_row::HotRow;
+pub use identity_full::IdentityFull;
+pub use incompressible::Incompressible;
+pub use mix_59::Mix59;
+pub use rows_1k::Rows1k;
+pub use single_row::{Insert1, Update1};
+pub use toast::Toast;
+pub use tx_5m::Tx5m;
+pub use wide_100::Wide100;
+
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -23,19 +45,27 @@ pub struct Work {
     pub tables: u64,
 }
 
-/// A case's tables and load.
-pub trait Backlog {
-    /// How much it is.
-    fn work(&self) -> Work;
-
+/// A case's tables.
+pub trait Tables {
     /// DDL of the replicated tables, the same on both sides.
     fn schema(&self) -> String;
+
+    /// Whether Farshore writes as a role that may not keep foreign keys from being checked.
+    fn checks_foreign_keys(&self) -> bool {
+        false
+    }
 
     /// Fills tables with what is there before replication begins, and makes what the load needs.
     ///
     /// # Errors
     /// The server's, or an interrupt.
     fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()>;
+}
+
+/// A case's tables and a load that waits to be replicated.
+pub trait Backlog: Tables {
+    /// How much it is.
+    fn work(&self) -> Work;
 
     /// Commits the backlog's transactions.
     ///

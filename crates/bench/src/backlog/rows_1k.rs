@@ -1,6 +1,6 @@
 //! `rows-1k`: rows of 1 KB inserted, 100 per transaction.
 
-use super::backlog::{Backlog, Work, scaled};
+use super::{Backlog, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -25,11 +25,7 @@ impl Rows1k {
     }
 }
 
-impl Backlog for Rows1k {
-    fn work(&self) -> Work {
-        Work { commands: self.rows, transactions: self.rows / ROWS_PER_TRANSACTION, tables: 1 }
-    }
-
+impl Tables for Rows1k {
     fn schema(&self) -> String {
         "CREATE TABLE bench.rows_1k (id bigint PRIMARY KEY, customer int NOT NULL, \
          amount numeric(12, 2) NOT NULL, placed timestamptz NOT NULL, body text NOT NULL)"
@@ -38,6 +34,12 @@ impl Backlog for Rows1k {
 
     fn preload(&self, _: &mut Client, _: &mut Prose, _: &Interrupt) -> Result<()> {
         Ok(())
+    }
+}
+
+impl Backlog for Rows1k {
+    fn work(&self) -> Work {
+        Work { commands: self.rows, transactions: self.rows / ROWS_PER_TRANSACTION, tables: 1 }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `mix-59`: inserts, updates and deletes over 59 tables, 50 commands per transaction.
 
-use super::backlog::{Backlog, SCHEMA, Work, scaled};
+use super::{Backlog, SCHEMA, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -77,15 +77,7 @@ fn note(prose: &mut Prose) -> String {
     prose.take(length)
 }
 
-impl Backlog for Mix59 {
-    fn work(&self) -> Work {
-        Work {
-            commands: self.commands,
-            transactions: self.commands / COMMANDS_PER_TRANSACTION,
-            tables: TABLES as u64,
-        }
-    }
-
+impl Tables for Mix59 {
     fn schema(&self) -> String {
         (0..TABLES).fold(String::new(), |mut sql, number| {
             let _ = write!(
@@ -112,6 +104,16 @@ impl Backlog for Mix59 {
             )?;
         }
         Ok(())
+    }
+}
+
+impl Backlog for Mix59 {
+    fn work(&self) -> Work {
+        Work {
+            commands: self.commands,
+            transactions: self.commands / COMMANDS_PER_TRANSACTION,
+            tables: TABLES as u64,
+        }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {

@@ -1,7 +1,7 @@
 //! `insert-1` and `update-1`: transactions of one row. The server itself commits them, in a
 //! procedure fed from an unlogged table, because a client's round trips would take longer.
 
-use super::backlog::{Backlog, SCHEMA, STAGING, Work, scaled};
+use super::{Backlog, SCHEMA, STAGING, Tables, Work, scaled};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
@@ -44,7 +44,7 @@ impl Update1 {
 }
 
 /// `n` from 0, a customer, an amount in cents, a note.
-fn fill(
+pub(super) fn fill(
     client: &mut Client,
     into: &str,
     rows: u64,
@@ -72,7 +72,12 @@ fn fill(
     Ok(())
 }
 
-fn call(client: &mut Client, transactions: u64, interrupt: &Interrupt) -> Result<()> {
+/// Calls the procedure for steps from 0.
+pub(super) fn commit_each(
+    client: &mut Client,
+    transactions: u64,
+    interrupt: &Interrupt,
+) -> Result<()> {
     for first in (0..transactions).step_by(CALL as usize) {
         interrupt.check()?;
         let last = (first + CALL).min(transactions) - 1;
@@ -81,21 +86,19 @@ fn call(client: &mut Client, transactions: u64, interrupt: &Interrupt) -> Result
     Ok(())
 }
 
-const COLUMNS: &str = "id bigint PRIMARY KEY, customer int NOT NULL, cents bigint NOT NULL, \
+/// Columns that [`fill`] fills.
+pub(super) const COLUMNS: &str = "id bigint PRIMARY KEY, customer int NOT NULL, cents bigint NOT NULL, \
                        note text NOT NULL";
 
-fn procedure(statement: &str) -> String {
+/// A procedure that commits a statement for every `step` between two numbers.
+pub(super) fn procedure(statement: &str) -> String {
     format!(
         "CREATE PROCEDURE {STAGING}.commit_each(first bigint, last bigint) LANGUAGE plpgsql AS $$ \
          BEGIN FOR step IN first..last LOOP {statement}; COMMIT; END LOOP; END $$"
     )
 }
 
-impl Backlog for Insert1 {
-    fn work(&self) -> Work {
-        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
-    }
-
+impl Tables for Insert1 {
     fn schema(&self) -> String {
         format!("CREATE TABLE {SCHEMA}.insert_1 ({COLUMNS})")
     }
@@ -107,17 +110,19 @@ impl Backlog for Insert1 {
         )))?;
         fill(client, &format!("{STAGING}.payload"), self.transactions, prose, interrupt)
     }
-
-    fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        call(client, self.transactions, interrupt)
-    }
 }
 
-impl Backlog for Update1 {
+impl Backlog for Insert1 {
     fn work(&self) -> Work {
         Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
     }
 
+    fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {
+        commit_each(client, self.transactions, interrupt)
+    }
+}
+
+impl Tables for Update1 {
     fn schema(&self) -> String {
         format!("CREATE TABLE {SCHEMA}.update_1 ({COLUMNS})")
     }
@@ -142,8 +147,14 @@ impl Backlog for Update1 {
         )?;
         fill(client, &format!("{SCHEMA}.update_1"), self.transactions, prose, interrupt)
     }
+}
+
+impl Backlog for Update1 {
+    fn work(&self) -> Work {
+        Work { commands: self.transactions, transactions: self.transactions, tables: 1 }
+    }
 
     fn build(&self, client: &mut Client, _: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        call(client, self.transactions, interrupt)
+        commit_each(client, self.transactions, interrupt)
     }
 }

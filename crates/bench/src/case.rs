@@ -1,0 +1,63 @@
+//! Every case of every scenario.
+
+use crate::contest::{Bench, Stopped};
+use crate::drain::{self, DrainCase};
+use crate::fanout::{self, FanoutCase};
+use crate::latency::{self, LatencyCase};
+use crate::measurement::Measurement;
+use anyhow::Result;
+
+/// What is measured as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Case {
+    /// Everything was stopped while the backlog built.
+    Drain(DrainCase),
+    /// Only the subscribers were.
+    DrainStore(DrainCase),
+    /// Several subscribers at once.
+    Fanout(FanoutCase),
+    /// A steady rate.
+    Latency(LatencyCase),
+}
+
+impl Case {
+    /// All cases, in the order they are run.
+    pub fn all() -> Vec<Case> {
+        let drains = DrainCase::ALL.into_iter().map(Case::Drain);
+        let from_store = DrainCase::ALL.into_iter().map(Case::DrainStore);
+        let live = LatencyCase::ALL.map(Case::Latency);
+        drains.chain(from_store).chain(FanoutCase::ALL.map(Case::Fanout)).chain(live).collect()
+    }
+
+    /// The scenario it belongs to.
+    pub fn scenario(self) -> &'static str {
+        match self {
+            Case::Drain(_) => drain::DRAIN,
+            Case::DrainStore(_) => drain::DRAIN_STORE,
+            Case::Fanout(_) => fanout::FANOUT,
+            Case::Latency(_) => latency::LATENCY,
+        }
+    }
+
+    /// Its name within the scenario.
+    pub fn name(self) -> &'static str {
+        match self {
+            Case::Drain(case) | Case::DrainStore(case) => case.name(),
+            Case::Fanout(case) => case.name(),
+            Case::Latency(case) => case.name(),
+        }
+    }
+
+    /// Measures it: a line of output per metric.
+    ///
+    /// # Errors
+    /// When something fails, or a target is not equal in the end.
+    pub fn measure(self, bench: Bench<'_>) -> Result<Vec<Measurement>> {
+        match self {
+            Case::Drain(case) => Ok(vec![case.measure(bench, Stopped::Everything)?]),
+            Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
+            Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
+            Case::Latency(case) => case.measure(bench),
+        }
+    }
+}

@@ -1,0 +1,280 @@
+//! Both contenders on even ground: the same servers, the same backlog, taking turns.
+//!
+//! Both drain the *same* backlog, each from slots of its own that were made before the load, into
+//! databases prepared alike. While one works the other has no process running. They take turns at
+//! going first, run by run, and every run begins with fresh databases.
+
+mod farshore;
+mod ground;
+mod meter;
+mod native;
+mod relay;
+
+pub use farshore::{Farshore, binary};
+use ground::Built;
+pub use ground::{DRAIN_MAX, Ground};
+pub use native::{Native, OPTIONS as NATIVE_OPTIONS};
+
+use crate::arguments::Plan;
+use crate::backlog::Backlog;
+use crate::measurement::Run;
+use crate::servers::Servers;
+use anyhow::{Context, Result};
+use farshore_testkit::checksum;
+use farshore_testkit::interrupt::Interrupt;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What every case is measured with.
+#[derive(Debug, Clone, Copy)]
+pub struct Bench<'a> {
+    /// How much, how often.
+    pub plan: &'a Plan,
+    /// The pair of servers.
+    pub servers: &'a Servers,
+    /// Farshore.
+    pub binary: &'a Path,
+    /// Ends everything.
+    pub interrupt: &'a Interrupt,
+}
+
+/// Who carries rows from the publisher to databases of its own on the subscriber.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Contender {
+    /// This project.
+    Farshore,
+    /// PostgreSQL's own logical replication.
+    Native,
+}
+
+impl Contender {
+    /// Both.
+    pub const BOTH: [Contender; 2] = [Contender::Native, Contender::Farshore];
+
+    /// The name in messages, and how its databases' names begin.
+    pub fn name(self) -> &'static str {
+        match self {
+            Contender::Farshore => "farshore",
+            Contender::Native => "native",
+        }
+    }
+}
+
+/// A contender that has copied what was there and is stopped.
+pub trait Contestant {
+    /// Which one.
+    fn contender(&self) -> Contender;
+
+    /// Where only subscribers stand still while the backlog builds: brings up what runs meanwhile,
+    /// or ran. After it, `start` lets the subscribers go on.
+    ///
+    /// # Errors
+    /// When it does not come up.
+    fn stand_by(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Lets it work; returns without waiting for anything.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    fn start(&mut self) -> Result<()>;
+
+    /// Whether there is hope; asked often.
+    ///
+    /// # Errors
+    /// Why it has given up.
+    fn check(&mut self) -> Result<()>;
+
+    /// CPU seconds and peak resident bytes of its own process, if it has one.
+    ///
+    /// # Errors
+    /// When the kernel refuses to tell.
+    fn own(&mut self) -> Result<Option<(f64, u64)>>;
+
+    /// Stops it and waits until it has let go of its slots.
+    ///
+    /// # Errors
+    /// When it does not stop.
+    fn stop(&mut self) -> Result<()>;
+
+    /// A log that tells what went wrong.
+    fn log(&self) -> PathBuf;
+}
+
+/// What stands still while the backlog builds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stopped {
+    /// Everything behind the publisher: both do the same work.
+    Everything,
+    /// Subscribers alone. Farshore's log reader fills the store; native replication has nothing
+    /// between publisher and subscriber, so for it this is the same.
+    Subscribers,
+}
+
+/// How two contenders meet.
+#[derive(Debug, Clone, Copy)]
+pub struct Terms {
+    /// What stands still while the backlog builds.
+    pub stopped: Stopped,
+    /// Databases that each contender serves.
+    pub subscribers: usize,
+    /// Whether both reach the publisher through a relay that counts what it sends.
+    pub counts_bytes: bool,
+}
+
+/// What both needed, run by run, and what the figures depend on.
+#[derive(Debug)]
+pub struct Contest {
+    /// Farshore's runs.
+    pub farshore: Vec<Run>,
+    /// Native replication's.
+    pub native: Vec<Run>,
+    /// For the line of output.
+    pub settings: BTreeMap<&'static str, Value>,
+}
+
+impl Contest {
+    /// Lets both drain a backlog, as often as planned. `name` is for messages.
+    ///
+    /// # Errors
+    /// When something fails, or a target is not equal in the end.
+    pub fn hold(
+        bench: Bench<'_>,
+        name: &str,
+        backlog: &dyn Backlog,
+        terms: Terms,
+    ) -> Result<Contest> {
+        let mut settings = bench.settings();
+        let (mut farshore, mut native) = (Vec::new(), Vec::new());
+        for run in 0..bench.plan.runs {
+            let label = format!("{name} run {}/{}", run + 1, bench.plan.runs);
+            let ground = Ground::new(bench, &label, terms)?;
+            // The same data in every run: runs differ by chance alone.
+            let turn = take_turn(&ground, backlog, terms, run % 2 == 1);
+            ground.clear(turn.is_err())?;
+            let turn = turn?;
+            farshore.push(turn.farshore);
+            native.push(turn.native);
+            settings.insert("backlog_wal_mb", json!(turn.wal_bytes >> 20));
+        }
+        let work = backlog.work();
+        settings.extend([
+            ("commands", json!(work.commands)),
+            ("transactions", json!(work.transactions)),
+            ("tables", json!(work.tables)),
+            ("native_timed", json!("ALTER SUBSCRIPTION ENABLE to last row visible")),
+            (
+                "farshore_timed",
+                json!(match terms.stopped {
+                    Stopped::Everything => "process start to last row visible",
+                    Stopped::Subscribers => "resume to last row visible; the store held it all",
+                }),
+            ),
+        ]);
+        if backlog.checks_foreign_keys() {
+            let who = "checked for farshore's role; native's worker does not check them";
+            settings.insert("foreign_keys", json!(who));
+        }
+        Ok(Contest { farshore, native, settings })
+    }
+}
+
+impl Bench<'_> {
+    /// Settings that all lines have.
+    pub fn settings(&self) -> BTreeMap<&'static str, Value> {
+        let mut settings = self.servers.settings();
+        settings.extend([
+            ("scale", json!(self.plan.scale)),
+            ("seed", json!(self.plan.seed)),
+            ("native_options", json!(NATIVE_OPTIONS)),
+        ]);
+        settings
+    }
+}
+
+struct Turn {
+    farshore: Run,
+    native: Run,
+    wal_bytes: u64,
+}
+
+/// One run: prepare both, build the backlog, drain it twice, prove both equal.
+fn take_turn(
+    ground: &Ground<'_>,
+    backlog: &dyn Backlog,
+    terms: Terms,
+    farshore_first: bool,
+) -> Result<Turn> {
+    ground.say("preparing");
+    ground.create(backlog)?;
+    let mut native = Native::prepare(ground)?;
+    let mut farshore = Farshore::prepare(ground, backlog)?;
+    ground.even_out()?;
+
+    if terms.stopped == Stopped::Subscribers {
+        farshore.pause()?;
+        farshore.stand_by()?;
+    }
+    let work = backlog.work();
+    ground.say(&format!(
+        "building the backlog: {} commands in {} transactions",
+        work.commands, work.transactions
+    ));
+    let Built { wal_bytes, end } = ground.build(backlog)?;
+    ground.say(&format!("backlog of {} MB of WAL", wal_bytes >> 20));
+    if terms.stopped == Stopped::Subscribers {
+        farshore.await_stored(end)?;
+        farshore.stop()?;
+    }
+
+    let (farshore, native) = if farshore_first {
+        let first = drain(ground, &mut farshore)?;
+        (first, drain(ground, &mut native)?)
+    } else {
+        let first = drain(ground, &mut native)?;
+        (drain(ground, &mut farshore)?, first)
+    };
+    prove_equal(ground)?;
+    Ok(Turn { farshore, native, wal_bytes })
+}
+
+/// Measures from the start of a contender's work to the last row being visible in each of its
+/// databases.
+fn drain(ground: &Ground<'_>, contestant: &mut dyn Contestant) -> Result<Run> {
+    let name = contestant.contender().name();
+    ground.await_idle_slots()?;
+    contestant.stand_by()?;
+    let mut watch = ground.watch(contestant.contender())?;
+    let meter = ground.begin(contestant)?;
+    contestant.start()?;
+    watch.await_markers(contestant)?;
+    let seconds = meter.seconds();
+    let (costs, bytes_sent) = (meter.read(ground, contestant)?, meter.bytes_sent(ground));
+    contestant.stop()?;
+    ground.say(&format!("{name} drained it in {seconds:.2} s"));
+    let mut values = BTreeMap::from([("seconds", seconds), ("publisher_cpu_s", costs.publisher)]);
+    if let Some(bytes) = bytes_sent {
+        values.insert("bytes_sent_mb", bytes as f64 / 1_048_576.0);
+    }
+    Ok(Run { values, costs })
+}
+
+/// Compares every table of every target with the publisher's.
+///
+/// # Errors
+/// When one differs, or a server cannot be reached.
+pub fn prove_equal(ground: &Ground<'_>) -> Result<()> {
+    let source = ground.source_url();
+    let tables = checksum::tables_in_schema(&source, crate::backlog::SCHEMA)?;
+    for contender in Contender::BOTH {
+        for database in ground.targets(contender) {
+            ground.interrupt().check()?;
+            checksum::assert_equal(&source, &ground.target_url(&database), &tables)
+                .with_context(|| format!("{database} is not equal to the publisher"))?;
+        }
+    }
+    ground.say(&format!("all equal to the publisher: {} tables", tables.len()));
+    Ok(())
+}
