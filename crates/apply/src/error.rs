@@ -58,12 +58,16 @@ pub enum ApplyError {
     },
     /// Groups that ran side by side were in each other's way; they are applied again one after
     /// the other, at once.
-    #[error("subscription \"{subscription}\": groups up to {position} were in each other's way")]
+    #[error(
+        "subscription \"{subscription}\": groups up to {position} were in each other's way: {what}"
+    )]
     LanesMet {
         /// Subscription.
         subscription: String,
         /// Newest position in the groups.
         position: Lsn,
+        /// How that showed.
+        what: String,
     },
     /// A stored change that cannot be read.
     #[error(

@@ -30,6 +30,9 @@ pub(crate) enum StreamEnd {
 /// With nothing to apply, progress on the target follows the log this often.
 const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
+/// Connections that a backlog needed are closed after this long without one.
+const SPARES_KEPT_FOR: Duration = Duration::from_secs(30);
+
 /// One connection at work.
 pub(crate) struct Streaming<'a> {
     agent: &'a Subscription,
@@ -222,11 +225,16 @@ impl<'a> Streaming<'a> {
         self.announce();
         let behind = self.seen > self.applied;
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
-        tokio::select! {
-            Ok(_) = ready.wait_for(|sessions| *sessions != asked) => {}
-            () = self.feed.wait_for_more() => {}
-            _ = stop.wait_for(|stop| *stop) => {}
-            () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => {}
+        let has_spares = self.writer.has_spares();
+        let is_quiet = tokio::select! {
+            Ok(_) = ready.wait_for(|sessions| *sessions != asked) => false,
+            () = self.feed.wait_for_more() => false,
+            _ = stop.wait_for(|stop| *stop) => false,
+            () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => false,
+            () = tokio::time::sleep_until(self.progress_at + SPARES_KEPT_FOR), if has_spares => true,
+        };
+        if is_quiet {
+            self.writer.close_spares().await;
         }
         Ok(())
     }

@@ -114,6 +114,25 @@ pub(crate) struct Attempt {
     cancel: CancelTokens,
 }
 
+/// How far groups do not run side by side, because some were in each other's way.
+#[derive(Clone, Copy, Debug, Default)]
+struct Alone {
+    until: Lsn,
+    times: u32,
+}
+
+impl Alone {
+    /// Bytes of the publisher's log after the first meeting; doubled with each one more.
+    const SPAN_BYTES: u64 = 4 << 20;
+    const DOUBLINGS_MAX: u32 = 14;
+
+    /// It happened to groups up to `position`.
+    fn note(&mut self, position: Lsn) {
+        let span = Self::SPAN_BYTES << self.times.min(Self::DOUBLINGS_MAX);
+        *self = Alone { until: Lsn(position.0.saturating_add(span)), times: self.times + 1 };
+    }
+}
+
 impl Subscription {
     /// Runs until `stop` turns true or something fails. A stop commits the open group, unless that
     /// takes long: then it is left to be done again.
@@ -155,7 +174,7 @@ impl Subscription {
     ) -> Result<(), ApplyError> {
         let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
-        let mut alone_until = Lsn::ZERO;
+        let mut alone = Alone::default();
         let mut without_partition = None;
         let mut copied_beside = false;
         loop {
@@ -178,7 +197,7 @@ impl Subscription {
             let attempt = Attempt {
                 careful_from: careful_from.take(),
                 row_by_row: row_by_row.clone(),
-                alone_until,
+                alone_until: alone.until,
                 cancel: cancel.clone(),
             };
             copied_beside = false;
@@ -207,12 +226,12 @@ impl Subscription {
                     // What was sent behind it would keep the connection, and with it the lock.
                     self.cancel(cancel).await;
                 }
-                Err(Failure { error: ApplyError::LanesMet { position, .. }, .. }) => {
+                Err(Failure { error: ApplyError::LanesMet { position, what, .. }, .. }) => {
+                    alone.note(position);
                     tracing::info!(
-                        subscription = %self.spec.name, %position,
+                        subscription = %self.spec.name, %position, %what, until = %alone.until,
                         "groups were in each other's way; they are applied one after the other"
                     );
-                    alone_until = position;
                     self.cancel(cancel).await;
                 }
                 // A check violation: the row may be for a partition that is not here yet.
@@ -242,7 +261,7 @@ impl Subscription {
         let mut session = Session::connect(&self.spec.target, &application).await?;
         session.ensure_schema().await?;
         session.lock_subscription(name, LOCK_WAIT).await?;
-        session.wait_for_lanes(name).await?;
+        session.wait_for_lanes(name, LOCK_WAIT).await?;
         let progress = session.load_progress(name).await?;
         if let Some(progress) = &progress {
             self.check_origin(progress)?;

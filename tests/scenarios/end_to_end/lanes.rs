@@ -126,3 +126,19 @@ fn a_circle_through_somebody_elses_session_is_broken() -> Result<()> {
     other.batch_execute("UPDATE t SET v = v WHERE id = 15; COMMIT")?;
     pair.assert_equal(&["public"])
 }
+
+/// What the target's roles and databases set for sessions is not for ours.
+#[test]
+fn a_default_isolation_level_is_not_for_us() -> Result<()> {
+    let mut pair = pair(Direction::UP)?;
+    pair.subscriber.execute_script(
+        "ALTER DATABASE postgres SET default_transaction_isolation = 'repeatable read'",
+    )?;
+    pair.site.stop()?;
+    commit_each(&pair, 1, 500, "INSERT INTO t VALUES ($1, $1, 'new')")?;
+    commit_each(&pair, 1, 500, "UPDATE t SET v = 'at ' || $1 WHERE id = $1")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    ensure!(!pair.site.log().contains("progress row"), "{}", pair.site.log());
+    Ok(())
+}

@@ -53,7 +53,9 @@ pub fn explain(
             };
             return ApplyError::BatchRefused { subscription, table, position: newest, what };
         }
-        PipelineError::Met => return ApplyError::LanesMet { subscription, position: newest },
+        PipelineError::Met(what) => {
+            return ApplyError::LanesMet { subscription, position: newest, what };
+        }
         PipelineError::Stored(what) => return ApplyError::Stored { position: newest, what },
         PipelineError::ProgressMoved => {
             return ApplyError::NotYet(format!(

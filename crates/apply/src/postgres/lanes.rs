@@ -54,29 +54,53 @@ pub struct LaneSettings {
     pub cancel: CancelTokens,
 }
 
+/// Keys of one table that a group keeps apart; with more, it meets everything in that table.
+const KEYS_MAX: usize = 100_000;
+
 /// Rows that a group changes, by the hashes of their keys.
 #[derive(Debug, Default)]
 pub struct Touched {
-    tables: HashMap<u32, (DictionaryId, HashSet<u64>)>,
+    tables: HashMap<u32, Keys>,
+}
+
+#[derive(Debug)]
+enum Keys {
+    /// Of one version of the table's definition.
+    Of(DictionaryId, HashSet<u64>),
+    /// Too many to keep, or of versions whose keys cannot be compared.
+    All,
 }
 
 impl Touched {
     /// Adds rows of a table, as one version of its definition has it.
-    pub fn add(&mut self, table: u32, relation: DictionaryId, keys: impl Iterator<Item = u64>) {
-        let (_, known) = self.tables.entry(table).or_insert((relation, HashSet::new()));
-        known.extend(keys);
+    fn add(&mut self, table: u32, relation: DictionaryId, keys: impl Iterator<Item = u64>) {
+        let known = self.tables.entry(table).or_insert(Keys::Of(relation, HashSet::new()));
+        match known {
+            Keys::Of(version, hashes) if *version == relation => {
+                hashes.extend(keys);
+                if hashes.len() > KEYS_MAX {
+                    *known = Keys::All;
+                }
+            }
+            Keys::Of(..) => *known = Keys::All,
+            Keys::All => {}
+        }
     }
 
-    /// Whether one of these rows is among those here. Keys of two versions cannot be compared.
+    /// Whether one of these rows is among those here.
     fn meets(
         &self,
         table: u32,
         relation: DictionaryId,
         mut keys: impl Iterator<Item = u64>,
     ) -> bool {
-        self.tables.get(&table).is_some_and(|(version, known)| {
-            *version != relation || keys.any(|key| known.contains(&key))
-        })
+        match self.tables.get(&table) {
+            None => false,
+            Some(Keys::Of(version, hashes)) if *version == relation => {
+                keys.any(|key| hashes.contains(&key))
+            }
+            Some(Keys::Of(..) | Keys::All) => true,
+        }
     }
 }
 
@@ -119,13 +143,31 @@ enum Stage {
 pub struct Lanes {
     settings: LaneSettings,
     pipelines: Vec<Pipeline>,
+    /// The target's processes at their other ends.
+    pids: Vec<String>,
     /// The open group's, once that has begun.
     current: usize,
     open: Open,
     closing: VecDeque<Closing>,
     /// Foreign keys fire for what we write.
     foreign_keys_fire: bool,
+    held_up: HeldUp,
 }
+
+/// What looks at an earlier group that is waited for have found, one after the other.
+#[derive(Debug, Default)]
+struct HeldUp {
+    /// It waits for a later one.
+    by_ours: u32,
+    /// It waits for anybody, or nobody could be asked.
+    at_all: u32,
+}
+
+/// Locks of a moment look like a circle too; those are gone at the next look.
+const LOOKS_AT_A_CIRCLE: u32 = 2;
+/// A circle may close where no server can see it: in another subscription that commits in order
+/// too, or in an application.
+const LOOKS_AT_ANY_LOCK: u32 = 5;
 
 impl Lanes {
     /// Starts with the session that holds the subscription's lock.
@@ -137,16 +179,21 @@ impl Lanes {
         mut first: Pipeline,
         foreign_keys_fire: bool,
     ) -> Result<Lanes, (Lanes, PipelineError)> {
-        let prepared = prepare(&mut first).await;
+        let (prepared, pids) = match prepare(&mut first).await {
+            Ok(pid) => (Ok(()), vec![pid]),
+            Err(error) => (Err(error), Vec::new()),
+        };
         // In another connection a parent that is not committed is no parent.
         let streams = if foreign_keys_fire { 1 } else { settings.streams.max(1) };
         let lanes = Lanes {
             settings: LaneSettings { streams, ..settings },
             pipelines: vec![first],
+            pids,
             current: 0,
             open: Open::default(),
             closing: VecDeque::new(),
             foreign_keys_fire,
+            held_up: HeldUp::default(),
         };
         match prepared {
             Ok(()) => Ok(lanes),
@@ -206,29 +253,53 @@ impl Lanes {
     /// One more connection, or the decision to do without.
     async fn add_lane(&mut self) {
         match self.connect().await {
-            Ok(pipeline) => self.pipelines.push(pipeline),
+            Ok((pipeline, pid)) => {
+                self.pipelines.push(pipeline);
+                self.pids.push(pid);
+            }
             Err(error) => {
                 self.settings.streams = self.pipelines.len();
                 tracing::info!(
                     subscription = %self.settings.subscription,
-                    "goes on with {} connection(s) to the target: {error}",
+                    "goes on with {} of its connections to the target: {error}",
                     self.settings.streams
                 );
             }
         }
     }
 
-    async fn connect(&self) -> Result<Pipeline, String> {
+    async fn connect(&self) -> Result<(Pipeline, String), String> {
         let LaneSettings { subscription, target, cancel, .. } = &self.settings;
         let application = format!("farshore {subscription}");
         let session = Session::connect(target, &application).await;
         let mut session = session.map_err(|error| error.to_string())?;
-        session.join_lanes(subscription).await.map_err(|error| error.to_string())?;
         let token = session.connection.cancel_token();
         cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(token);
+        if session.replica_role == self.foreign_keys_fire {
+            return Err("session_replication_role can be set on some of them only".to_owned());
+        }
+        if !session.join_lanes(subscription).await.map_err(|error| error.to_string())? {
+            return Err("another agent waits for this one to end".to_owned());
+        }
         let mut pipeline = Pipeline::new(session);
-        prepare(&mut pipeline).await.map_err(|error| format!("{error:?}"))?;
-        Ok(pipeline)
+        match prepare(&mut pipeline).await {
+            Ok(pid) => Ok((pipeline, pid)),
+            Err(error) => Err(format!("{error:?}")),
+        }
+    }
+
+    /// Closes the connections beside the first. Nothing is open or closing.
+    pub async fn close_spares(&mut self) {
+        self.current = 0;
+        self.pids.truncate(1);
+        for spare in self.pipelines.drain(1..) {
+            spare.close().await;
+        }
+    }
+
+    /// Whether there are connections beside the first.
+    pub fn has_spares(&self) -> bool {
+        self.pipelines.len() > 1
     }
 
     /// Waits for those before the open group that must be committed before these rows are
@@ -239,6 +310,7 @@ impl Lanes {
         relation: DictionaryId,
         keys: impl Iterator<Item = u64> + Clone,
     ) -> Result<(), PipelineError> {
+        self.open.has_batches = true;
         if self.settings.streams > 1 {
             let is_met = |closing: &Closing| {
                 let group = &closing.group;
@@ -249,7 +321,6 @@ impl Lanes {
             }
             self.open.touched.add(table, relation, keys);
         }
-        self.open.has_batches = true;
         Ok(())
     }
 
@@ -275,7 +346,8 @@ impl Lanes {
             return self.poll().await;
         }
         // Its turn is now: what is left of it goes out with its progress.
-        self.step(false).await.map(drop)
+        self.step(false).await?;
+        self.write().await
     }
 
     /// Writes the open group's messages, and sees to those before it meanwhile: the target may
@@ -327,7 +399,10 @@ impl Lanes {
         {
             let pipeline = &mut self.pipelines[closing.lane];
             match tokio::time::timeout(LOOK_EVERY, pipeline.drain()).await {
-                Ok(drained) => drained?,
+                Ok(drained) => {
+                    drained?;
+                    self.held_up = HeldUp::default();
+                }
                 Err(_) => {
                     self.check_for_a_circle().await?;
                     continue;
@@ -346,6 +421,9 @@ impl Lanes {
     /// Moves the first closed group on; false when it waits for answers.
     async fn step(&mut self, is_answered: bool) -> Result<bool, PipelineError> {
         let Some(closing) = self.closing.front_mut() else { return Ok(false) };
+        if is_answered {
+            self.held_up = HeldUp::default();
+        }
         let pipeline = &mut self.pipelines[closing.lane];
         match closing.stage {
             Stage::Waits => {
@@ -357,14 +435,17 @@ impl Lanes {
                     }
                     Ok(())
                 })?;
-                pipeline.request_answers().await?;
+                // Written by whoever looks for the answers.
+                pipeline.ask_for_answers();
                 closing.stage = Stage::Ends;
                 Ok(true)
             }
             Stage::Ends if is_answered => {
                 send_commit(pipeline, closing.to, closing.group.has_batches).await?;
                 closing.stage = Stage::Commits;
-                if self.settings.streams == 1 {
+                // What follows on the same connection follows the COMMIT too, and it does stay on
+                // it when this one was not a batch.
+                if self.settings.streams == 1 || !closing.group.has_batches {
                     self.closing.pop_front();
                 }
                 Ok(true)
@@ -381,30 +462,50 @@ impl Lanes {
     /// waits for it, and the target cannot know.
     async fn check_for_a_circle(&mut self) -> Result<(), PipelineError> {
         let Some(first) = self.closing.front() else { return Ok(()) };
-        let pid = |lane: usize| self.pipelines[lane].backend_pid().to_string();
-        let mut later: Vec<String> = self.closing.iter().skip(1).map(|c| pid(c.lane)).collect();
+        let pid = |lane: usize| self.pids.get(lane).map_or("", String::as_str);
+        let mut later: Vec<&str> = self.closing.iter().skip(1).map(|c| pid(c.lane)).collect();
         if self.open.begun {
             later.push(pid(self.current));
         }
         if later.is_empty() {
             return Ok(());
         }
+        match self.blockers(pid(first.lane), &later).await {
+            Some(Blockers { any: false, .. }) => self.held_up = HeldUp::default(),
+            Some(Blockers { ours, .. }) => {
+                self.held_up.at_all += 1;
+                self.held_up.by_ours = if ours { self.held_up.by_ours + 1 } else { 0 };
+            }
+            None => self.held_up.at_all += 1,
+        }
+        let HeldUp { by_ours, at_all } = self.held_up;
+        if by_ours >= LOOKS_AT_A_CIRCLE || at_all >= LOOKS_AT_ANY_LOCK {
+            let what = "an earlier group waits for a lock".to_owned();
+            return Err(PipelineError::Met(what));
+        }
+        Ok(())
+    }
+
+    /// Who keeps process `first` waiting; `None` if that could not be found out. Asked on a
+    /// connection of its own.
+    async fn blockers(&self, first: &str, later: &[&str]) -> Option<Blockers> {
         let waiting = "WITH RECURSIVE w (pid) AS ( \
              SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1::text::int)) UNION \
              SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) FROM w) \
-             SELECT FROM w WHERE pid::text = ANY ($2::text::text[])";
-        let first = pid(first.lane);
+             SELECT pg_catalog.count(*), pg_catalog.count(*) \
+               FILTER (WHERE pid::text = ANY ($2::text::text[])) FROM w";
         let later = format!("{{{}}}", later.join(","));
-        // Asked on a connection of its own; without one, it is asked again in a moment.
-        let Ok(mut connection) = Connection::connect(&self.settings.target, Mode::Sql).await else {
-            return Ok(());
+        let application = format!("farshore {} looks for locks", self.settings.subscription);
+        let target = self.settings.target.clone().with_application_name(&application);
+        let asked = async {
+            let mut connection = Connection::connect(&target, Mode::Sql).await.ok()?;
+            let found = connection.query(waiting, &[Some(first), Some(&later)]).await.ok();
+            connection.close().await;
+            let row = found?.into_iter().next()?;
+            let is_some = |column| row.get(column).is_some_and(|count| count != "0");
+            Some(Blockers { any: is_some(0), ours: is_some(1) })
         };
-        let found = connection.query(waiting, &[Some(&first), Some(&later)]).await;
-        connection.close().await;
-        match found {
-            Ok(rows) if !rows.is_empty() => Err(PipelineError::Met),
-            Ok(_) | Err(_) => Ok(()),
-        }
+        tokio::time::timeout(LOOK_EVERY, asked).await.ok().flatten()
     }
 
     /// Commits the open group as it is, without progress. Only for the defect that separates the
@@ -421,7 +522,12 @@ impl Lanes {
     /// Waits until the target has answered everything.
     pub async fn drain(&mut self) -> Result<(), PipelineError> {
         self.finish().await?;
-        self.current().drain().await
+        self.current().drain().await?;
+        // The first one holds the subscription's lock: it must notice when it is cut.
+        if !self.open.begun {
+            self.current = 0;
+        }
+        Ok(())
     }
 
     /// The newest commit that was answered since the last call.
@@ -437,15 +543,28 @@ impl Lanes {
     }
 }
 
-/// What every connection needs.
-async fn prepare(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
-    pipeline.idle_session().await?.connection.simple_query(PLANNING).await?;
-    pipeline.parse(BEGIN, "BEGIN", &[], None)?;
+/// Who keeps a process waiting.
+struct Blockers {
+    any: bool,
+    /// Later groups are among them, or behind them.
+    ours: bool,
+}
+
+/// What every connection needs. Returns the target's process (a pooler tells another one at
+/// first).
+async fn prepare(pipeline: &mut Pipeline) -> Result<String, PipelineError> {
+    let connection = &mut pipeline.idle_session().await?.connection;
+    connection.simple_query(PLANNING).await?;
+    let rows = connection.query("SELECT pg_catalog.pg_backend_pid()", &[]).await?;
+    let pid = rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+    // Progress is moved by who sees what the group before has committed.
+    pipeline.parse(BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED", &[], None)?;
     pipeline.parse(COMMIT, "COMMIT", &[], None)?;
     pipeline.parse(DEFER, "SET CONSTRAINTS ALL DEFERRED", &[], None)?;
     pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
     pipeline.sync();
-    pipeline.drain().await
+    pipeline.drain().await?;
+    Ok(pid)
 }
 
 async fn send_commit(

@@ -5,6 +5,7 @@
 //! no row is never committed, and nothing after it either.
 
 use crate::ApplyError;
+use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use bytes::{Bytes, BytesMut};
 use farshore_model::{DictionaryId, Lsn, PgTime};
@@ -108,8 +109,8 @@ pub enum PipelineError {
     ProgressMoved,
     /// A statement that the protocol cannot carry.
     Encode(EncodeError),
-    /// A group waits for a later one that runs beside it.
-    Met,
+    /// Groups that ran side by side were in each other's way.
+    Met(String),
 }
 
 /// What was wrong with a statement for a batch.
@@ -124,6 +125,32 @@ pub enum BatchFailure {
     },
     /// The target refused it.
     Refused(Box<farshore_wire::backend::ServerError>),
+}
+
+impl PipelineError {
+    /// What the error says, if it may be due to groups that ran side by side.
+    pub fn of_lanes(&self) -> Option<String> {
+        match self {
+            PipelineError::Rows(change, rows) => {
+                Some(format!("a change at {} met {rows} rows", change.position))
+            }
+            PipelineError::Batch(_, BatchFailure::Rows { wanted, found }) => {
+                Some(format!("a batch met {found} rows instead of {wanted}"))
+            }
+            PipelineError::Refused(_, error)
+            | PipelineError::Batch(_, BatchFailure::Refused(error))
+            | PipelineError::Server(error) => {
+                let locks = ["40001", "40P01", "55P03"].contains(&error.code.as_str());
+                (locks || !passes_by_itself(&error.code)).then(|| error.to_string())
+            }
+            PipelineError::Connection(_)
+            | PipelineError::Stored(_)
+            | PipelineError::CommitRefused { .. }
+            | PipelineError::ProgressMoved
+            | PipelineError::Encode(_)
+            | PipelineError::Met(_) => None,
+        }
+    }
 }
 
 impl From<farshore_pg::Error> for PipelineError {
@@ -281,11 +308,6 @@ impl Pipeline {
         self.answer(message)
     }
 
-    /// The target's process at the other end.
-    pub fn backend_pid(&self) -> i32 {
-        self.session.connection.backend_pid()
-    }
-
     /// Takes the answers that have come, without waiting; true when everything is answered.
     pub fn poll(&mut self) -> Result<bool, PipelineError> {
         if !self.in_flight.is_empty() {
@@ -327,6 +349,16 @@ impl Pipeline {
             }
         }
         Ok(())
+    }
+
+    /// Asks the target to answer what was sent, once this is written.
+    pub fn ask_for_answers(&mut self) {
+        frontend::flush(self.session.connection.out());
+    }
+
+    /// Ends the connection.
+    pub async fn close(self) {
+        self.session.connection.close().await;
     }
 
     /// Writes everything and asks the target to answer now.

@@ -76,17 +76,37 @@ impl Session {
             .await
     }
 
-    /// Marks this connection as one of the subscription's lanes, for as long as it lives.
-    pub async fn join_lanes(&mut self, subscription: &str) -> Result<(), ApplyError> {
+    /// Marks this connection as one of the subscription's lanes, for as long as it lives. False
+    /// when somebody waits for the lanes to end.
+    pub async fn join_lanes(&mut self, subscription: &str) -> Result<bool, ApplyError> {
         let key = lane_lock_key(subscription);
-        self.simple(&format!("SELECT pg_advisory_lock_shared({key})")).await
+        let sql = format!("SELECT pg_try_advisory_lock_shared({key})");
+        let rows = self.query(&sql, &[]).await?;
+        Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
     }
 
-    /// Waits until no lane of an earlier agent is still committing.
-    pub async fn wait_for_lanes(&mut self, subscription: &str) -> Result<(), ApplyError> {
+    /// Waits until no lane of an earlier agent can commit any more, up to `wait`.
+    pub async fn wait_for_lanes(
+        &mut self,
+        subscription: &str,
+        wait: std::time::Duration,
+    ) -> Result<(), ApplyError> {
         let key = lane_lock_key(subscription);
-        self.simple(&format!("SELECT pg_advisory_lock({key}); SELECT pg_advisory_unlock({key})"))
-            .await
+        let wait = wait.as_millis();
+        let lock = format!(
+            "SET lock_timeout = {wait}; SELECT pg_advisory_lock({key}); \
+             SELECT pg_advisory_unlock({key}); SET lock_timeout = 0"
+        );
+        match self.connection.simple_query(&lock).await {
+            Ok(_) => Ok(()),
+            Err(error) if error.sqlstate() == Some("55P03") => Err(ApplyError::NotYet(format!(
+                "subscription \"{subscription}\": a connection \"farshore {subscription}\" of an \
+                 agent that ended is still at work in {}. It is waited for; see pg_stat_activity \
+                 there for what it waits for",
+                self.server
+            ))),
+            Err(error) => Err(self.error(error)),
+        }
     }
 
     /// Runs a query with text parameters.

@@ -56,6 +56,8 @@ pub struct Writer {
     unpolled: usize,
     /// Newest position applied.
     newest: Lsn,
+    /// First position in the open group.
+    first_of_group: Lsn,
     batches: Batches,
     /// The target's foreign keys, where they fire for what we write.
     cascades: Option<ForeignKeys>,
@@ -136,6 +138,7 @@ impl Writer {
             holds_body: false,
             unpolled: 0,
             newest: Lsn::ZERO,
+            first_of_group: Lsn::MAX,
             batches: Batches::new(row_by_row),
             cascades,
         };
@@ -157,7 +160,7 @@ impl Writer {
     }
 
     async fn ensure_begun(&mut self) -> Result<(), ApplyError> {
-        let begun = self.lanes.begin(self.newest).await;
+        let begun = self.lanes.begin(self.first_of_group).await;
         begun.map_err(|error| self.explain(error))
     }
 
@@ -176,6 +179,7 @@ impl Writer {
     ) -> Result<(), ApplyError> {
         let position = at.header.end_lsn;
         self.newest = self.newest.max(position);
+        self.first_of_group = self.first_of_group.min(position);
         for command in commands(body) {
             let command = command
                 .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
@@ -350,6 +354,7 @@ impl Writer {
             fault::point("apply.after-commit");
             self.ensure_begun().await?;
         }
+        self.first_of_group = Lsn::MAX;
         let closed = self.lanes.close(from, to, state).await;
         closed.map_err(|error| self.explain(error))
     }
@@ -364,6 +369,16 @@ impl Writer {
     pub async fn poll_closing(&mut self) -> Result<(), ApplyError> {
         let polled = self.lanes.poll().await;
         polled.map_err(|error| self.explain(error))
+    }
+
+    /// Closes the connections that only a backlog needs, once there is none.
+    pub async fn close_spares(&mut self) {
+        self.lanes.close_spares().await;
+    }
+
+    /// Whether there are connections that only a backlog needs.
+    pub fn has_spares(&self) -> bool {
+        self.lanes.has_spares()
     }
 
     /// Sends what is waiting here, so that the target can work on it.
@@ -386,14 +401,10 @@ impl Writer {
     pub(super) fn explain(&self, error: PipelineError) -> ApplyError {
         let error = match error {
             // Alone it either goes, or says what is wrong.
-            PipelineError::Rows(..)
-            | PipelineError::Refused(..)
-            | PipelineError::Batch(..)
-            | PipelineError::Server(_)
-                if self.lanes.is_overlapping() =>
-            {
-                PipelineError::Met
-            }
+            error if self.lanes.is_overlapping() => match error.of_lanes() {
+                Some(what) => PipelineError::Met(what),
+                None => error,
+            },
             error => error,
         };
         explain(error, &self.subscription, self.lanes.first(), &self.relations, self.newest)

@@ -252,6 +252,13 @@ impl BlockSink {
 
     /// Waits for room where the sink may. What is not synced can be written again at its place.
     fn write_at(&mut self, bytes: &[u8], at: u64) -> Result<(), StoreError> {
+        let started = Instant::now();
+        let written = self.write_at_last(bytes, at);
+        self.writing += started.elapsed();
+        written
+    }
+
+    fn write_at_last(&mut self, bytes: &[u8], at: u64) -> Result<(), StoreError> {
         let mut waited = false;
         loop {
             let step = self.allocate_step;
@@ -283,9 +290,7 @@ impl BlockSink {
     pub fn write_staged(&mut self) -> Result<(), StoreError> {
         if !self.staged.is_empty() {
             let staged = std::mem::take(&mut self.staged);
-            let started = Instant::now();
             self.write_at(&staged, self.written)?;
-            self.writing += started.elapsed();
             self.written += staged.len() as u64;
             if staged.capacity() <= STAGED_KEEP_MAX {
                 self.staged = staged;

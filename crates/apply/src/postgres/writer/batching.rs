@@ -78,12 +78,16 @@ impl Writer {
     }
 
     async fn try_to_send(&mut self, relation: DictionaryId) -> Result<(), PipelineError> {
-        self.lanes.begin(self.newest).await?;
+        self.lanes.begin(self.first_of_group).await?;
         let (Some((table, batch)), Some(target)) =
             (self.batches.get_mut(relation), self.relations.get(&relation))
         else {
             return Ok(());
         };
+        if batch.netting.table().own_columns_on_target {
+            // Their defaults (a sequence, a clock) are to follow the order of the commits.
+            self.lanes.be_alone().await?;
+        }
         self.lanes.make_way(table, relation, batch.netting.hashes()).await?;
         batch.send(self.lanes.current(), target, &mut self.names)?;
         for name in self.names.take_given_up() {
