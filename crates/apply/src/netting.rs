@@ -84,6 +84,7 @@ pub struct NetTable {
 pub struct Netting {
     table: NetTable,
     nets: Vec<Net>,
+    held_back: Vec<Net>,
     index: HashTable<u32>,
     hasher: RandomState,
 }
@@ -101,7 +102,13 @@ struct Look {
 impl Netting {
     /// Nothing has changed yet.
     pub fn new(table: NetTable) -> Netting {
-        Netting { table, nets: Vec::new(), index: HashTable::new(), hasher: RandomState::new() }
+        Netting {
+            table,
+            nets: Vec::new(),
+            held_back: Vec::new(),
+            index: HashTable::new(),
+            hasher: RandomState::new(),
+        }
     }
 
     /// What is netted.
@@ -125,7 +132,24 @@ impl Netting {
         keyed.iter().map(|net| net.hash)
     }
 
-    /// Forgets everything, and keeps a little memory for the next batch: there may be thousands
+    /// Puts the effects on these keys, by their hashes, aside until [`Netting::take_back`]. Effects
+    /// on different keys may be applied in any order. True when there are any; nothing may be
+    /// taken in before they are back.
+    pub fn hold_back(&mut self, is_wanted: impl Fn(u64) -> bool) -> bool {
+        if self.table.key.is_empty() || !self.nets.iter().any(|net| is_wanted(net.hash)) {
+            return false;
+        }
+        let nets = std::mem::take(&mut self.nets);
+        (self.held_back, self.nets) = nets.into_iter().partition(|net| is_wanted(net.hash));
+        true
+    }
+
+    /// What was held back is all that there is now.
+    pub fn take_back(&mut self) {
+        self.nets = std::mem::take(&mut self.held_back);
+    }
+
+    /// Forgets everything but what is held back, and keeps a little memory for the next batch: there may be thousands
     /// of tables.
     pub fn clear(&mut self) {
         self.nets.clear();

@@ -3,7 +3,7 @@
 //! A group's statements run on one connection. While it is worked on, the next group's may run on
 //! another: commits go out in the order of the log all the same, each after the one before it is
 //! confirmed, so readers see prefixes only. Changes of one row never run side by side
-//! ([`Lanes::make_way`]), nor does anything that is not a batch.
+//! ([`Lanes::is_touched`]), nor does anything that is not a batch.
 //!
 //! What else could be in the way (a unique key that moved from one row to another, somebody else's
 //! locks) is left to the target to notice. A later group that is refused, or that an earlier one
@@ -87,19 +87,20 @@ impl Touched {
         }
     }
 
-    /// Whether one of these rows is among those here.
-    fn meets(
-        &self,
-        table: u32,
-        relation: DictionaryId,
-        mut keys: impl Iterator<Item = u64>,
-    ) -> bool {
+    /// Whether this row is among those here, as far as single rows are told apart.
+    fn has(&self, table: u32, key: u64) -> bool {
+        match self.tables.get(&table) {
+            Some(Keys::Of(_, hashes)) => hashes.contains(&key),
+            Some(Keys::All) | None => false,
+        }
+    }
+
+    /// Whether rows of this version of the table cannot be told from those here.
+    fn has_all(&self, table: u32, relation: DictionaryId) -> bool {
         match self.tables.get(&table) {
             None => false,
-            Some(Keys::Of(version, hashes)) if *version == relation => {
-                keys.any(|key| hashes.contains(&key))
-            }
-            Some(Keys::Of(..) | Keys::All) => true,
+            Some(Keys::Of(version, _)) => *version != relation,
+            Some(Keys::All) => true,
         }
     }
 }
@@ -302,26 +303,32 @@ impl Lanes {
         self.pipelines.len() > 1
     }
 
-    /// Waits for those before the open group that must be committed before these rows are
-    /// touched, and notes that they are.
-    pub async fn make_way(
+    /// Notes that the open group changes these rows, before any of them is sent. Waits for groups
+    /// before it where single rows cannot be told apart.
+    pub async fn touch(
         &mut self,
         table: u32,
         relation: DictionaryId,
-        keys: impl Iterator<Item = u64> + Clone,
+        keys: impl Iterator<Item = u64>,
     ) -> Result<(), PipelineError> {
         self.open.has_batches = true;
         if self.settings.streams > 1 {
-            let is_met = |closing: &Closing| {
-                let group = &closing.group;
-                group.exclusive || group.touched.meets(table, relation, keys.clone())
+            let is_in_the_way = |closing: &Closing| {
+                closing.group.exclusive || closing.group.touched.has_all(table, relation)
             };
-            if self.closing.iter().any(is_met) && !fault::defect("missed-conflict") {
+            if self.closing.iter().any(is_in_the_way) {
                 self.finish().await?;
             }
             self.open.touched.add(table, relation, keys);
         }
         Ok(())
+    }
+
+    /// Whether a group before the open one, not yet committed, changes this row too: then it is
+    /// not to be sent before [`Lanes::finish`].
+    pub fn is_touched(&self, table: u32, key: u64) -> bool {
+        self.closing.iter().any(|closing| closing.group.touched.has(table, key))
+            && !fault::defect("missed-conflict")
     }
 
     /// Waits for all before the open group, and lets none after it run beside it.

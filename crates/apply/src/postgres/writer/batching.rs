@@ -66,29 +66,61 @@ impl Writer {
 
     /// Sends everything that has been taken in.
     pub(super) async fn send_batches(&mut self) -> Result<(), ApplyError> {
-        for relation in self.batches.take_pending() {
-            self.send_batch(relation).await?;
+        let relations = self.batches.take_pending();
+        let sent = self.try_to_send(&relations).await;
+        sent.map_err(|error| self.explain(error))
+    }
+
+    async fn send_batch(&mut self, relation: DictionaryId) -> Result<(), ApplyError> {
+        let sent = self.try_to_send(&[relation]).await;
+        sent.map_err(|error| self.explain(error))
+    }
+
+    /// Sends what groups before this one have nothing to do with at once, and the rest when those
+    /// are committed.
+    async fn try_to_send(&mut self, relations: &[DictionaryId]) -> Result<(), PipelineError> {
+        let mut held_back = Vec::new();
+        for relation in relations {
+            if self.send_what_is_free(*relation).await? {
+                held_back.push(*relation);
+            }
+        }
+        if held_back.is_empty() {
+            return Ok(());
+        }
+        // Worked on meanwhile.
+        self.lanes.write().await?;
+        self.lanes.finish().await?;
+        for relation in held_back {
+            if let Some((_, batch)) = self.batches.get_mut(relation) {
+                batch.netting.take_back();
+            }
+            self.hand_over(relation).await?;
         }
         Ok(())
     }
 
-    async fn send_batch(&mut self, relation: DictionaryId) -> Result<(), ApplyError> {
-        let sent = self.try_to_send(relation).await;
-        sent.map_err(|error| self.explain(error))
-    }
-
-    async fn try_to_send(&mut self, relation: DictionaryId) -> Result<(), PipelineError> {
+    /// True when something is held back.
+    async fn send_what_is_free(&mut self, relation: DictionaryId) -> Result<bool, PipelineError> {
         self.lanes.begin(self.first_of_group).await?;
-        let (Some((table, batch)), Some(target)) =
-            (self.batches.get_mut(relation), self.relations.get(&relation))
-        else {
-            return Ok(());
-        };
+        let Some((table, batch)) = self.batches.get_mut(relation) else { return Ok(false) };
         if batch.netting.table().own_columns_on_target {
             // Their defaults (a sequence, a clock) are to follow the order of the commits.
             self.lanes.be_alone().await?;
         }
-        self.lanes.make_way(table, relation, batch.netting.hashes()).await?;
+        self.lanes.touch(table, relation, batch.netting.hashes()).await?;
+        let lanes = &self.lanes;
+        let held_back = batch.netting.hold_back(|key| lanes.is_touched(table, key));
+        self.hand_over(relation).await?;
+        Ok(held_back)
+    }
+
+    async fn hand_over(&mut self, relation: DictionaryId) -> Result<(), PipelineError> {
+        let (Some((_, batch)), Some(target)) =
+            (self.batches.get_mut(relation), self.relations.get(&relation))
+        else {
+            return Ok(());
+        };
         batch.send(self.lanes.current(), target, &mut self.names)?;
         for name in self.names.take_given_up() {
             self.lanes.forget_statement(&name);
