@@ -142,10 +142,10 @@ impl Server {
             findings.warning(
                 format!(
                     "{} connections are left on the {kind}, up to {needed} are used while tables \
-                     are copied",
+                     are copied or a backlog is applied",
                     self.connections_free.max(0)
                 ),
-                "Raise max_connections (or the role's CONNECTION LIMIT), or lower copy_workers",
+                "Raise max_connections (or the role's CONNECTION LIMIT), or lower copy_workers and streams",
             );
         }
     }
