@@ -32,6 +32,9 @@ pub struct GroupLimits {
     pub batch_transactions_max: u64,
     /// Commands from which on a transaction is written as a batch even when nothing is behind.
     pub batch_from_commands: u64,
+    /// Commands in a group from which on groups are written as batches even when nothing is
+    /// behind: so much comes between two commits that change by change is about to fall behind.
+    pub crowded_from_commands: u64,
     /// Commands after which a group is committed.
     pub commands_max: u64,
     /// Payload bytes after which a group is committed.
@@ -51,6 +54,7 @@ impl Default for GroupLimits {
             batch_commands_max: 20_000,
             batch_transactions_max: 20_000,
             batch_from_commands: 500,
+            crowded_from_commands: 1_000,
             commands_max: 5_000,
             bytes_max: 4 << 20,
             transactions_max: 5_000,
@@ -105,6 +109,8 @@ pub struct Decision {
 pub struct Scheduler {
     limits: GroupLimits,
     open: Option<Group>,
+    /// The last group that was committed had as much as makes batches worthwhile.
+    crowded: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -118,7 +124,7 @@ struct Group {
 impl Scheduler {
     /// Nothing is open.
     pub fn new(limits: GroupLimits) -> Scheduler {
-        Scheduler { limits, open: None }
+        Scheduler { limits, open: None, crowded: false }
     }
 
     /// Whether a target transaction is open.
@@ -132,14 +138,18 @@ impl Scheduler {
             Input::Dry { behind, open_for } if behind && open_for < self.limits.open_max => {
                 Decision::default()
             }
-            Input::Dry { .. } => {
-                Decision { commit_before: self.open.take().is_some(), ..Decision::default() }
-            }
+            Input::Dry { .. } => Decision { commit_before: self.commit(), ..Decision::default() },
             Input::Transaction { commands, bytes, behind, barrier } => {
                 let limits = &self.limits;
                 let mut decision = Decision { apply: true, ..Decision::default() };
                 let batch = match limits.batches {
-                    Batches::Auto => behind || commands >= limits.batch_from_commands,
+                    Batches::Auto => {
+                        let is_crowded = |group: Group| group.is_crowded(limits);
+                        behind
+                            || commands >= limits.batch_from_commands
+                            || self.crowded
+                            || self.open.is_some_and(is_crowded)
+                    }
                     Batches::Always => true,
                     Batches::Never => false,
                 };
@@ -147,8 +157,9 @@ impl Scheduler {
                 let large = bytes >= limits.bytes_max || commands >= limits.commands_max;
                 let becomes_batch = self.open.is_some_and(|group| batch && !group.batch);
                 if barrier || large || becomes_batch {
-                    decision.commit_before = self.open.take().is_some();
+                    decision.commit_before = self.commit();
                 }
+                let limits = &self.limits;
                 let mut group = self.open.take().unwrap_or_else(|| {
                     (decision.begin, decision.batch) = (true, batch);
                     Group { batch, ..Group::default() }
@@ -165,12 +176,26 @@ impl Scheduler {
                     || group.commands >= commands_max
                     || group.bytes >= limits.bytes_max
                     || group.transactions >= transactions_max;
-                if !decision.commit_after {
-                    self.open = Some(group);
+                self.open = Some(group);
+                if decision.commit_after {
+                    self.commit();
                 }
                 decision
             }
         }
+    }
+
+    /// Ends the open group, if there is one.
+    fn commit(&mut self) -> bool {
+        let Some(group) = self.open.take() else { return false };
+        self.crowded = group.is_crowded(&self.limits);
+        true
+    }
+}
+
+impl Group {
+    fn is_crowded(&self, limits: &GroupLimits) -> bool {
+        self.commands >= limits.crowded_from_commands
     }
 }
 
@@ -213,6 +238,7 @@ mod tests {
         batch_commands_max: 40,
         batch_transactions_max: 12,
         batch_from_commands: 9,
+        crowded_from_commands: 8,
         commands_max: 10,
         bytes_max: 1000,
         transactions_max: 3,
@@ -270,6 +296,24 @@ mod tests {
         assert!(scheduler.step(transaction(false, 9)).batch);
         let never = GroupLimits { batches: Batches::Never, ..LIMITS };
         assert!(!Scheduler::new(never).step(transaction(true, 9)).batch);
+    }
+
+    #[test]
+    fn what_comes_too_fast_for_change_by_change_comes_in_batches() {
+        let mut scheduler = Scheduler::new(LIMITS);
+        let transaction =
+            Input::Transaction { commands: 4, bytes: 1, behind: false, barrier: false };
+        let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
+        for _ in 0..2 {
+            assert!(!scheduler.step(transaction).batch);
+        }
+        // Eight are in the group: the next one begins a batch.
+        let decision = scheduler.step(transaction);
+        assert!(decision.commit_before && decision.begin && decision.batch);
+        // A small group, and it goes change by change again.
+        assert!(scheduler.step(dry).commit_before);
+        let decision = scheduler.step(transaction);
+        assert!(decision.begin && !decision.batch);
     }
 
     #[test]

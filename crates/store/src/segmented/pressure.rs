@@ -4,10 +4,14 @@
 //! is compressed. When batches queue up, what gets them to the disk soonest is right: on a fast
 //! disk that is to write blocks as they are, on a slow one to compress them still.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// With so many payload bytes at hand at once, batches are queueing up.
 const QUEUEING_BYTES: usize = 2 << 20;
+
+/// A queue is taken to be there for so long after it was seen last: without compression it is
+/// soon gone, and is back as soon as blocks are compressed again.
+const QUEUEING_FOR: Duration = Duration::from_millis(500);
 
 /// While blocks are written as they are, one in so many is compressed to see what that costs now.
 const LOOK_EVERY: u64 = 64;
@@ -21,7 +25,8 @@ const WRITE_BYTES_MIN: u64 = 256 << 10;
 /// What compressing and writing cost of late.
 #[derive(Debug)]
 pub(crate) struct Pressure {
-    queueing: bool,
+    /// When a queue was last seen.
+    queueing: Option<Instant>,
     blocks: u64,
     /// Nanoseconds to compress a byte.
     compressing: Option<f64>,
@@ -33,7 +38,7 @@ pub(crate) struct Pressure {
 
 impl Default for Pressure {
     fn default() -> Self {
-        Pressure { queueing: false, blocks: 0, compressing: None, shrinks_to: 1.0, writing: None }
+        Pressure { queueing: None, blocks: 0, compressing: None, shrinks_to: 1.0, writing: None }
     }
 }
 
@@ -43,8 +48,12 @@ fn mix(known: Option<f64>, new: f64) -> f64 {
 
 impl Pressure {
     /// So many payload bytes were at hand when the writer asked.
-    pub fn at_hand(&mut self, bytes: usize) {
-        self.queueing = bytes >= QUEUEING_BYTES;
+    pub fn at_hand(&mut self, bytes: usize, now: Instant) {
+        if bytes >= QUEUEING_BYTES {
+            self.queueing = Some(now);
+        } else if self.queueing.is_some_and(|seen| now.duration_since(seen) >= QUEUEING_FOR) {
+            self.queueing = None;
+        }
     }
 
     /// Whether the next block is to be compressed.
@@ -53,7 +62,7 @@ impl Pressure {
         let (Some(compressing), Some(writing)) = (self.compressing, self.writing) else {
             return true;
         };
-        !self.queueing
+        self.queueing.is_none()
             || self.blocks.is_multiple_of(LOOK_EVERY)
             || compressing + writing * self.shrinks_to < writing
     }
@@ -105,22 +114,33 @@ mod tests {
     #[test]
     fn with_time_to_spare_all_is_compressed() {
         let mut pressure = measured(1e9);
-        pressure.at_hand(QUEUEING_BYTES - 1);
+        pressure.at_hand(QUEUEING_BYTES - 1, Instant::now());
         assert_eq!(share_compressed(&mut pressure), 1.0);
     }
 
     #[test]
     fn a_queue_before_a_fast_disk_is_written_as_it_is() {
         let mut pressure = measured(1e9);
-        pressure.at_hand(QUEUEING_BYTES);
+        pressure.at_hand(QUEUEING_BYTES, Instant::now());
         let share = share_compressed(&mut pressure);
         assert!(share > 0.0 && share < 0.05, "{share}");
     }
 
     #[test]
+    fn a_queue_is_remembered_for_a_moment() {
+        let mut pressure = measured(1e9);
+        let now = Instant::now();
+        pressure.at_hand(QUEUEING_BYTES, now);
+        pressure.at_hand(0, now + QUEUEING_FOR / 2);
+        assert!(share_compressed(&mut pressure) < 0.05);
+        pressure.at_hand(0, now + QUEUEING_FOR);
+        assert_eq!(share_compressed(&mut pressure), 1.0);
+    }
+
+    #[test]
     fn a_queue_before_a_slow_disk_is_compressed() {
         let mut pressure = measured(50e6);
-        pressure.at_hand(QUEUEING_BYTES);
+        pressure.at_hand(QUEUEING_BYTES, Instant::now());
         assert_eq!(share_compressed(&mut pressure), 1.0);
     }
 
@@ -129,7 +149,7 @@ mod tests {
         let mut pressure = Pressure::default();
         pressure.compressed(BLOCK, BLOCK / 3, Duration::from_millis(1));
         pressure.written(WRITE_BYTES_MIN - 1, Duration::from_secs(1));
-        pressure.at_hand(QUEUEING_BYTES);
+        pressure.at_hand(QUEUEING_BYTES, Instant::now());
         assert_eq!(share_compressed(&mut pressure), 1.0);
     }
 }

@@ -111,7 +111,8 @@ impl Writer {
         let _guard = EndGuard(self.log.clone());
         loop {
             let work = self.log.queue.take();
-            self.pressure.at_hand(work.batches.iter().map(|q| q.batch.payload.len()).sum());
+            let bytes = work.batches.iter().map(|queued| queued.batch.payload.len()).sum();
+            self.pressure.at_hand(bytes, Instant::now());
             let last = work.last;
             if let Err(error) = self.write(work.batches, work.roll) {
                 tracing::error!(%error, "the store stops taking writes");
