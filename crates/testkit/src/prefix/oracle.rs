@@ -5,6 +5,7 @@ use super::history::History;
 use super::schema::{TABLES, table_names};
 use super::state::{Row, State};
 use anyhow::{Context, Result, ensure};
+use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage};
 
 /// A logical slot that nothing of the product reads.
@@ -102,7 +103,11 @@ pub(super) fn state_of(messages: Vec<SimpleQueryMessage>) -> Result<State> {
 /// # Errors
 /// The server's message.
 pub fn read_state(client: &mut Client) -> Result<State> {
-    client.batch_execute(&begin_read())?;
+    // Several tables are locked one after the other here, and by the TRUNCATE of several tables.
+    while let Err(error) = client.batch_execute(&begin_read()) {
+        ensure!(error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED), error);
+        client.batch_execute("ROLLBACK")?;
+    }
     let messages = client.simple_query(&select_all())?;
     client.batch_execute("COMMIT")?;
     state_of(messages)
