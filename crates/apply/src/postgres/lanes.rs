@@ -59,7 +59,7 @@ const KEYS_MAX: usize = 100_000;
 
 /// Rows that a group changes, by the hashes of their keys.
 #[derive(Debug, Default)]
-pub struct Touched {
+struct Touched {
     tables: HashMap<u32, Keys>,
 }
 
@@ -218,7 +218,7 @@ impl Lanes {
         self.open.overlaps || self.closing.iter().any(|closing| closing.group.overlaps)
     }
 
-    /// Sends BEGIN for the open group unless that was done. `position` is one of its first.
+    /// Sends BEGIN for the open group unless that was done. `position` is its first.
     pub async fn begin(&mut self, position: Lsn) -> Result<(), PipelineError> {
         if self.open.begun {
             return Ok(());
@@ -450,9 +450,12 @@ impl Lanes {
             Stage::Ends if is_answered => {
                 send_commit(pipeline, closing.to, closing.group.has_batches).await?;
                 closing.stage = Stage::Commits;
-                // What follows on the same connection follows the COMMIT too, and it does stay on
-                // it when this one was not a batch.
-                if self.settings.streams == 1 || !closing.group.has_batches {
+                // What follows on the same connection follows the COMMIT too. Behind a batch the
+                // next group is to have a connection of its own; and one that is on another
+                // connection already must see this one confirmed before it writes its progress.
+                let (is_batch, lane) = (closing.group.has_batches, closing.lane);
+                let stays_on_it = self.closing.len() == 1 && self.current == lane;
+                if self.settings.streams == 1 || (!is_batch && stays_on_it) {
                     self.closing.pop_front();
                 }
                 Ok(true)

@@ -243,7 +243,8 @@ impl Batches {
         fault::point("capture.before-acknowledge");
         let (slot, position) = (spec.slot_name(), durable.0.to_string());
         let advance = "SELECT pg_replication_slot_advance($1, $2)";
-        match self.sql.query(advance, &[Some(&slot), Some(&position)]).await {
+        let parameters = [Some(slot.as_str()), Some(position.as_str())];
+        match in_time(spec, self.sql.query(advance, &parameters)).await? {
             Ok(_) => {}
             Err(error) if error.server_error().is_some() => return Err(Ended::Refused(error)),
             Err(error) => return Err(spec.publisher_error(error).into()),
