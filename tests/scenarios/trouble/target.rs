@@ -24,16 +24,18 @@ fn end_sessions(pair: &Pair) -> Result<()> {
     )
 }
 
-/// Waits until apply has waited this long for a lock.
-fn await_apply_waits(pair: &mut Pair, long: &str) -> Result<()> {
-    let mut watch = pair.subscriber.connect()?;
+/// Waits until apply has waited this long for a lock that this session holds: connections of
+/// apply wait for each other too, for moments.
+fn await_apply_waits(pair: &mut Pair, holder: &mut postgres::Client, long: &str) -> Result<()> {
+    let waiting = format!(
+        "SELECT FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)) \
+         AND application_name LIKE 'farshore %' \
+         AND clock_timestamp() - query_start > interval '{long}'"
+    );
     pair.site.wait_for("apply to wait for a lock", SOON, || {
-        let waiting = format!(
-            "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-             AND application_name LIKE 'farshore %' \
-             AND clock_timestamp() - query_start > interval '{long}'"
-        );
-        Ok(watch.query_opt(&waiting, &[])?.map(drop))
+        // Inside its transaction, where statistics of sessions are looked at once.
+        holder.batch_execute("SELECT pg_stat_clear_snapshot()")?;
+        Ok(holder.query_opt(&waiting, &[])?.map(drop))
     })
 }
 
@@ -102,7 +104,7 @@ fn others_hold_locks_and_statements_time_out() -> Result<()> {
     )?;
     end_sessions(&checked.pair)?;
     other.batch_execute("BEGIN; LOCK TABLE prefix.ledger IN SHARE MODE")?;
-    await_apply_waits(&mut checked.pair, "2 s")?;
+    await_apply_waits(&mut checked.pair, &mut other, "2 s")?;
     checked.await_commits(50)?;
     // What somebody cancels is tried again.
     other.batch_execute(
@@ -127,6 +129,10 @@ fn a_deadlock_with_an_outside_session() -> Result<()> {
     let pair = &mut checked.pair;
     pair.publish("INSERT INTO a VALUES (1, 0); INSERT INTO b VALUES (1, 0)")?;
     pair.await_arrival()?;
+    // Apply looks for a deadlock once, this long after its wait began: not before the outside
+    // session has had the time to close the circle.
+    pair.subscriber.execute_script("ALTER DATABASE postgres SET deadlock_timeout = '5s'")?;
+    end_sessions(pair)?;
     let mut other = pair.subscriber.connect()?;
     for round in 1..=3 {
         // Whoever waits longest for the other gives way: never the outside session.
@@ -134,7 +140,7 @@ fn a_deadlock_with_an_outside_session() -> Result<()> {
             "SET deadlock_timeout = '60s'; BEGIN; UPDATE b SET n = n WHERE id = 1",
         )?;
         pair.publish(BOTH)?;
-        await_apply_waits(pair, "0 s")?;
+        await_apply_waits(pair, &mut other, "0 s")?;
         // Fails for apply, or apply would have it.
         other.batch_execute("UPDATE a SET n = n WHERE id = 1; COMMIT")?;
         pair.await_arrival()?;
