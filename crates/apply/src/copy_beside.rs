@@ -1,4 +1,4 @@
-//! Tables copied anew while the others stream on.
+//! Tables that join the publication, or are copied anew, while the others stream on.
 //!
 //! The copy has its own connections and snapshot; the stream passes over changes of its tables.
 //! When all their rows are on the target the stream halts, and the copy goes on like one that was
@@ -84,7 +84,8 @@ impl Subscription {
                 status: &self.status,
             };
             match copy.run(&mut session, &known).await {
-                Ok(_point) => return Ok(()),
+                // Indexes are built here, too: what is left for the halt is what changed meanwhile.
+                Ok(_point) => return session.finish_tables(name).await,
                 Err(ApplyError::GaveWay(why)) => {
                     tracing::info!("{why}");
                     session.connection.close().await;

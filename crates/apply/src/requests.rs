@@ -126,12 +126,7 @@ pub async fn request_resync(
         session.execute(forget, &which).await?;
     }
     // From here on, and until the stream has passed the new copy, tables stand at different points.
-    session
-        .execute(
-            "UPDATE farshore.subscription SET state = $2 WHERE name = $1",
-            &[Some(name), Some(state::CATCHING_UP)],
-        )
-        .await?;
+    session.mark_catching_up(name).await?;
     session.simple("COMMIT").await?;
     session.connection.close().await;
     Ok(tables)

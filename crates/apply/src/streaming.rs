@@ -140,7 +140,7 @@ impl<'a> Streaming<'a> {
     async fn tables_have_joined(&mut self, sessions: u64) -> bool {
         let membership_changed = self.asked != sessions;
         (self.asked, self.ask_again) = (sessions, false);
-        self.agent.has_new_tables(&self.tables).await
+        !self.agent.new_tables(&self.tables).await.is_empty()
             || (membership_changed && self.agent.partitions_may_have_changed().await)
     }
 

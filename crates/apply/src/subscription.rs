@@ -252,8 +252,9 @@ impl Subscription {
         }
     }
 
-    /// Connects, copies what is missing, and says where streaming starts. Tables that are copied
-    /// anew are left to be copied beside the stream, unless that was done.
+    /// Connects and says where streaming starts. A first copy is done here; tables that joined the
+    /// publication since, or are copied anew, are left to be copied beside the stream, unless that
+    /// was done: then their copy ends here.
     async fn start(&self, copied_beside: bool) -> Result<(Session, Start), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Starting);
@@ -273,24 +274,31 @@ impl Subscription {
         }
         let mut tables = session.load_tables(name).await?;
         let asked = *self.capture_ready.borrow();
-        let half_copied = tables.iter().any(|table| !table.copied);
-        // Where foreign keys fire, tables that stand at different points are in each other's way.
+        let half_copied: Vec<TableProgress> =
+            tables.iter().filter(|table| !table.copied).cloned().collect();
         let mut beside = Vec::new();
-        if half_copied && !unfinished && !copied_beside && session.replica_role {
-            self.keep_log_for_copy()?;
-            beside = tables.iter().filter(|table| !table.copied).cloned().collect();
-            for table in &mut tables {
-                table.copied = true;
+        if unfinished {
+            self.copy_waiting(&mut session, progress.as_ref(), cursor.applied).await?;
+        } else {
+            let begun: Vec<TableProgress> = tables
+                .iter()
+                .map(|table| TableProgress { copied: true, ..table.clone() })
+                .collect();
+            let joined = self.new_tables(&begun).await;
+            // What only has to be brought forward is done at once, unless more is to be copied.
+            let is_copied = joined.is_empty() && (half_copied.is_empty() || copied_beside);
+            // Where foreign keys fire, tables at different points are in each other's way.
+            if !is_copied && session.replica_role {
+                self.keep_log_for_copy()?;
+                session.mark_catching_up(name).await?;
+                beside = half_copied;
+                beside.retain(|table| !joined.iter().any(|joined| joined.table == table.table));
+                beside.extend(joined.iter().map(TableProgress::not_begun));
+            } else if !half_copied.is_empty() || !joined.is_empty() {
+                self.copy_waiting(&mut session, progress.as_ref(), cursor.applied).await?;
             }
         }
-        let waits = half_copied && beside.is_empty();
-        if unfinished || waits || self.has_new_tables(&tables).await {
-            beside.clear();
-            session.wait_for_copiers(name).await?;
-            tables = session.load_tables(name).await?;
-            self.copy(&mut session, progress.as_ref(), cursor.applied, &tables).await?;
-            tables = session.load_tables(name).await?;
-        }
+        tables = session.load_tables(name).await?;
         if asked > 0 && self.spec.schema.create_tables {
             self.create_partitions(&mut session, &tables).await?;
         }
@@ -380,19 +388,22 @@ impl Subscription {
         }
     }
 
-    /// Whether the publisher publishes tables that are not copied. When it cannot be asked now,
+    /// Tables that the publisher publishes and that are not copied. When it cannot be asked now,
     /// streaming goes on: a change of such a table would bring us back here.
-    pub(crate) async fn has_new_tables(&self, known: &[TableProgress]) -> bool {
+    pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Vec<PublishedTable> {
         let asked = async {
             let mut sql = self.source.connect(Mode::Sql).await?;
             self.source.published_tables(&mut sql).await
         };
         let is_known = |table: &PublishedTable| known.iter().any(|k| k.copied && k.is_still(table));
         match asked.await {
-            Ok(published) => !published.iter().all(is_known),
+            Ok(mut published) => {
+                published.retain(|table| !is_known(table));
+                published
+            }
             Err(error) => {
                 tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
-                false
+                Vec::new()
             }
         }
     }
@@ -440,6 +451,19 @@ impl Subscription {
         }
         create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
         session.finish_tables(name).await
+    }
+
+    /// Copies what is not copied, while nothing streams.
+    async fn copy_waiting(
+        &self,
+        session: &mut Session,
+        progress: Option<&Progress>,
+        pinned: Applied,
+    ) -> Result<(), ApplyError> {
+        let name = &self.spec.name;
+        session.wait_for_copiers(name).await?;
+        let known = session.load_tables(name).await?;
+        self.copy(session, progress, pinned, &known).await
     }
 
     async fn copy(

@@ -129,3 +129,108 @@ fn a_partitioned_table_becomes_a_plain_one() -> Result<()> {
         Ok(())
     })
 }
+
+/// Rows that are in the copy's way on the target, and a table that follows meanwhile.
+const WIDE: &str = "CREATE TABLE wide (id integer PRIMARY KEY, v text)";
+
+/// Waits until what copies `wide` waits for the session that is in its way.
+fn await_copy_waits(pair: &mut Pair, in_its_way: &mut postgres::Client) -> Result<()> {
+    let waiting = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'farshore % copy' \
+                   AND pg_backend_pid() = ANY (pg_blocking_pids(pid))";
+    pair.site.wait_for("the copy to wait", SOON, || {
+        in_its_way.batch_execute("SELECT pg_stat_clear_snapshot()")?;
+        Ok(in_its_way.query_opt(waiting, &[])?.map(drop))
+    })
+}
+
+#[test]
+fn the_rest_streams_while_a_new_table_is_copied() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+        let mut pair = pair(direction, schema, "")?;
+        pair.subscriber.execute_script(WIDE)?;
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("BEGIN; LOCK TABLE wide IN SHARE MODE")?;
+        pair.publish(&format!(
+            "{WIDE}; CREATE INDEX ON wide (v); \
+             INSERT INTO wide SELECT i, repeat('v', 50) FROM generate_series(1, 1000) AS i"
+        ))?;
+        await_copy_waits(&mut pair, &mut other)?;
+        let mut target = pair.subscriber.connect()?;
+        for round in 1..=3 {
+            pair.publish(&format!(
+                "BEGIN; INSERT INTO t VALUES ({round}, 'new'); DELETE FROM wide WHERE id = {round}; \
+                 UPDATE wide SET v = 'round {round}' WHERE id = 10 + {round}; \
+                 INSERT INTO wide VALUES (-{round}, 'new'); COMMIT"
+            ))?;
+            pair.site.wait_for("the other table to follow", SOON, || {
+                Ok(target.query_opt("SELECT FROM t WHERE id = $1", &[&round])?.map(drop))
+            })?;
+            let said = pair.subscriber_says("SELECT state FROM farshore.subscription")?;
+            ensure!(said == "catching-up", "{said}");
+        }
+        other.batch_execute("COMMIT")?;
+        pair.await_copy("wide")?;
+        pair.publish("UPDATE wide SET v = 'last' WHERE id % 2 = 0; INSERT INTO t VALUES (4, '')")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn a_new_table_joins_whatever_kills_the_node() -> Result<()> {
+    both_ways(|direction| {
+        let schema =
+            "CREATE TABLE t (id integer PRIMARY KEY, v text); INSERT INTO t VALUES (0, '')";
+        let mut pair = pair(direction, schema, "")?;
+        let points = ["before-state", "after-state", "before-range-commit", "after-range-commit"];
+        for (number, point) in points.iter().chain(&["before-finish", "after-finish"]).enumerate() {
+            pair.site.stop()?;
+            pair.site.env("FARSHORE_CRASH", &format!("snapshot.{point}:1"));
+            pair.publish(&format!(
+                "CREATE TABLE new{number} (id integer PRIMARY KEY, v text); \
+                 INSERT INTO new{number} SELECT i, 'v' FROM generate_series(1, 100) AS i"
+            ))?;
+            pair.site.start()?;
+            pair.publish(&format!("UPDATE t SET v = v || '{number}'"))?;
+            let ended = pair.site.farshore()?.wait(SOON)?;
+            ensure!(ended.is_some(), "{point} was not reached{}", pair.site.log_tail());
+            pair.site.kill9()?;
+            pair.publish(&format!(
+                "BEGIN; DELETE FROM new{number} WHERE id < 10; UPDATE new{number} SET v = 'w' \
+                 WHERE id % 7 = 0; UPDATE t SET v = v || '.'; COMMIT"
+            ))?;
+            pair.site.env("FARSHORE_CRASH", "");
+            pair.site.start()?;
+            pair.await_copy(&format!("new{number}"))?;
+            pair.publish(&format!("UPDATE new{number} SET v = 'x' WHERE id % 5 = 0"))?;
+            pair.assert_equal(&["public"])?;
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_new_table_is_dropped_while_it_is_copied() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+        let mut pair = pair(direction, schema, "")?;
+        pair.subscriber.execute_script(WIDE)?;
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("BEGIN; LOCK TABLE wide IN SHARE MODE")?;
+        pair.publish(&format!("{WIDE}; INSERT INTO wide VALUES (1, 'v')"))?;
+        await_copy_waits(&mut pair, &mut other)?;
+        // The copy gives way to it.
+        pair.publish("DROP TABLE wide; INSERT INTO t VALUES (1, 'v')")?;
+        other.batch_execute("COMMIT")?;
+        let mut target = pair.subscriber.connect()?;
+        pair.site.wait_for("the copy to be forgotten", SOON, || {
+            let left = "SELECT FROM farshore.table_copy WHERE table_name = 'wide'";
+            Ok(target.query_opt(left, &[])?.is_none().then_some(()))
+        })?;
+        pair.publish("INSERT INTO t VALUES (2, 'v')")?;
+        pair.await_copy("t")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM t")? == "2");
+        Ok(())
+    })
+}

@@ -115,6 +115,7 @@ impl InitialCopy<'_> {
             .map(|table| table.table.clone())
             .collect();
         self.create_tables(session, &mut source, &published, &copied).await?;
+        session.forget_begun(self.subscription, &published, known).await?;
         let order = CopyOrder::load(session).await?;
         let standings: Vec<Standing> =
             published.iter().map(|table| self.standing(table, known)).collect();

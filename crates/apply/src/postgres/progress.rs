@@ -171,6 +171,16 @@ pub struct TableProgress {
 }
 
 impl TableProgress {
+    /// A table of which nothing is copied yet.
+    pub fn not_begun(published: &PublishedTable) -> TableProgress {
+        TableProgress {
+            table: published.table.clone(),
+            copied: false,
+            copied_at: Lsn::ZERO,
+            membership: published.membership,
+        }
+    }
+
     /// Whether `published` is the table that was copied, and has been published ever since: by
     /// the same membership, or by that of a partitioned table above it.
     pub fn is_still(&self, published: &PublishedTable) -> bool {
@@ -236,6 +246,40 @@ impl Session {
                 })
             })
             .collect()
+    }
+
+    /// Says that tables stand at different points from here on, until the stream has passed the
+    /// newest of them.
+    pub async fn mark_catching_up(&mut self, name: &str) -> Result<(), ApplyError> {
+        let sql = "UPDATE farshore.subscription SET state = $2 WHERE name = $1 AND state <> $2";
+        self.execute(sql, &[Some(name), Some(state::CATCHING_UP)]).await.map(drop)
+    }
+
+    /// Forgets copies that were begun of tables which are no longer published.
+    pub async fn forget_begun(
+        &mut self,
+        name: &str,
+        published: &[PublishedTable],
+        known: &[TableProgress],
+    ) -> Result<(), ApplyError> {
+        let has_left =
+            |known: &&TableProgress| !published.iter().any(|table| table.table == known.table);
+        for TableProgress { table, .. } in known.iter().filter(|k| !k.copied).filter(has_left) {
+            tracing::warn!(
+                subscription = %name, %table,
+                "the table left the publication while it was copied; its rows on the target are \
+                 not complete, and stay"
+            );
+            let which = [Some(name), Some(table.schema.as_str()), Some(table.name.as_str())];
+            for kept in ["table_copy", "range_copy"] {
+                let sql = format!(
+                    "DELETE FROM farshore.{kept} \
+                     WHERE subscription = $1 AND schema_name = $2 AND table_name = $3"
+                );
+                self.execute(&sql, &which).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Notes that a table which was published by a partitioned table above it is now published by
