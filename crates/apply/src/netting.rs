@@ -10,12 +10,17 @@
 //! too: an update that changes the bytes of a key is sent with the old key, also where the key's
 //! type calls both equal (`1.0` and `1.00`, or two spellings in citext).
 //!
+//! Where the publisher sends whole old rows (`REPLICA IDENTITY FULL`) rows are netted by a key that
+//! the target has. Nothing says that the publisher has that key too, so each old row must be just
+//! what the changes before it have left under its key, and what the target is asked for is the
+//! whole old row.
+//!
 //! What cannot be netted is handed back ([`Taken::Barrier`]): the caller applies what is here and
 //! then that change by itself. Nothing is taken in of a change that is handed back.
 
 use bytes::Bytes;
 use farshore_fault as fault;
-use farshore_wire::pgoutput::{DecodeError, OldTuple, Tuple, Value, encode};
+use farshore_wire::pgoutput::{OldTuple, Tuple, Value, encode};
 use hashbrown::HashTable;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -50,7 +55,8 @@ impl Effect {
 /// One key and what became of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Net {
-    /// TupleData that has the key's values.
+    /// TupleData that has the key's values; of a row that was there before, where whole old rows
+    /// are sent, all of that row's.
     pub identity: Bytes,
     /// What became of it.
     pub effect: Effect,
@@ -74,6 +80,8 @@ pub struct NetTable {
     pub columns: usize,
     /// Columns of the key, ascending; empty when rows have none, and then only inserts are netted.
     pub key: Vec<usize>,
+    /// Updates and deletes come with the whole old row, which is what identifies it.
+    pub whole_old_rows: bool,
     /// The target's table has columns of its own: a row must not be deleted and put back where the
     /// publisher kept it.
     pub own_columns_on_target: bool,
@@ -90,6 +98,7 @@ pub struct Netting {
 }
 
 /// What one look at a tuple tells.
+#[derive(Clone, Copy)]
 struct Look {
     /// Of the key's values.
     hash: u64,
@@ -192,31 +201,31 @@ impl Netting {
         }
         let Some(look) = self.look(new) else { return Taken::Barrier };
         let identity = match old {
-            OldTuple::None => new,
-            OldTuple::Key(old) => old,
-            OldTuple::Full(_) => return Taken::Barrier,
-        };
-        let key_stays = match old {
-            OldTuple::None if look.key_unchanged => return Taken::Barrier,
-            OldTuple::None => true,
             // A key value that is marked unchanged is the old one.
-            OldTuple::Key(old) | OldTuple::Full(old) => self.key_stays(old, new),
+            OldTuple::None if look.key_unchanged => return Taken::Barrier,
+            OldTuple::None => new,
+            OldTuple::Key(old) | OldTuple::Full(old) => old,
         };
-        let hash = match old {
-            OldTuple::None => look.hash,
-            OldTuple::Key(old) | OldTuple::Full(old) => match self.look(old) {
-                Some(look) => look.hash,
-                None => return Taken::Barrier,
-            },
-        };
+        if matches!(old, OldTuple::Full(_)) != self.table.whole_old_rows {
+            return Taken::Barrier;
+        }
+        let found = if matches!(old, OldTuple::None) { Some(look) } else { self.look(identity) };
+        let Some(found) = found else { return Taken::Barrier };
+        let key_stays = matches!(old, OldTuple::None) || self.key_stays(identity, new);
+        let hash = found.hash;
         let at = self.find(hash, identity);
+        if self.table.whole_old_rows
+            && (found.unchanged || at.is_some_and(|at| !self.is_as_left(at, identity)))
+        {
+            return Taken::Barrier;
+        }
         let before = at.map(|at| &self.nets[at].effect);
         let row = match before {
             None => Some(body.slice_ref(new.as_bytes())),
             Some(Effect::Insert(before) | Effect::Replace(before) | Effect::Update(before))
                 if look.unchanged =>
             {
-                merged(before, new).ok()
+                Tuple::parse(before).ok().map(|before| merged(before, new))
             }
             Some(Effect::Insert(_) | Effect::Replace(_) | Effect::Update(_)) => {
                 Some(body.slice_ref(new.as_bytes()))
@@ -224,7 +233,10 @@ impl Netting {
             // There is no such row: the target will say so.
             Some(Effect::Nothing | Effect::Delete) => None,
         };
-        let Some(row) = row else { return Taken::Barrier };
+        let Some(mut row) = row else { return Taken::Barrier };
+        if !key_stays && look.unchanged && self.table.whole_old_rows {
+            row = merged(identity, new);
+        }
         if key_stays {
             match at {
                 None => {
@@ -281,15 +293,23 @@ impl Netting {
 
     /// Takes in a delete; `old` lies in `body`.
     pub fn delete(&mut self, old: OldTuple<'_>, body: &Bytes) -> Taken {
-        let OldTuple::Key(old) = old else { return Taken::Barrier };
+        let old = match old {
+            OldTuple::Key(old) if !self.table.whole_old_rows => old,
+            OldTuple::Full(old) if self.table.whole_old_rows => old,
+            OldTuple::None | OldTuple::Key(_) | OldTuple::Full(_) => return Taken::Barrier,
+        };
         if self.table.key.is_empty() {
             return Taken::Barrier;
         }
         let Some(look) = self.look(old) else { return Taken::Barrier };
-        if look.key_unchanged {
+        if look.key_unchanged || (look.unchanged && self.table.whole_old_rows) {
             return Taken::Barrier;
         }
-        match self.find(look.hash, old) {
+        let at = self.find(look.hash, old);
+        if self.table.whole_old_rows && at.is_some_and(|at| !self.is_as_left(at, old)) {
+            return Taken::Barrier;
+        }
+        match at {
             None => self.push(look.hash, body.slice_ref(old.as_bytes()), Effect::Delete),
             Some(at) => {
                 let net = &mut self.nets[at];
@@ -301,6 +321,21 @@ impl Netting {
             }
         }
         Taken::In
+    }
+
+    /// Whether `row` is what the changes so far have left under this key.
+    fn is_as_left(&self, at: usize, row: Tuple<'_>) -> bool {
+        let net = &self.nets[at];
+        let left = match &net.effect {
+            Effect::Insert(left) | Effect::Update(left) | Effect::Replace(left) => left,
+            Effect::Nothing | Effect::Delete => return false,
+        };
+        let (Ok(left), Ok(before)) = (Tuple::parse(left), Tuple::parse(&net.identity)) else {
+            return false;
+        };
+        left.values().zip(before.values()).zip(row.values()).all(|((left, before), value)| {
+            value == if left == Value::Unchanged { before } else { left }
+        })
     }
 
     fn push(&mut self, hash: u64, identity: Bytes, effect: Effect) {
@@ -367,21 +402,15 @@ impl Netting {
 }
 
 /// `new` with the values that it leaves out taken from the row as it was.
-fn merged(before: &Bytes, new: Tuple<'_>) -> Result<Bytes, DecodeError> {
-    let before = Tuple::parse(before)?;
-    if fault::defect("lost-unchanged-value") {
-        let nulls: Vec<Value<'_>> = new
-            .values()
-            .map(|value| if value == Value::Unchanged { Value::Null } else { value })
-            .collect();
-        return Ok(encode::tuple(&nulls).into());
-    }
+fn merged(before: Tuple<'_>, new: Tuple<'_>) -> Bytes {
+    let is_lost = fault::defect("lost-unchanged-value");
+    let kept = |before| if is_lost { Value::Null } else { before };
     let values: Vec<Value<'_>> = before
         .values()
         .zip(new.values())
-        .map(|(before, new)| if new == Value::Unchanged { before } else { new })
+        .map(|(before, new)| if new == Value::Unchanged { kept(before) } else { new })
         .collect();
-    Ok(encode::tuple(&values).into())
+    encode::tuple(&values).into()
 }
 
 #[cfg(test)]

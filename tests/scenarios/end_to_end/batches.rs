@@ -15,16 +15,17 @@ fn pair(direction: Direction, schema: &str) -> Result<Pair> {
 
 /// Netted changes of many kinds in one transaction and in many: chains of updates, keys that move
 /// and come back, rows that come and go, values that are left out, arrays and composites.
-#[test]
-fn chains_of_changes_come_to_the_same() -> Result<()> {
+fn assert_chains_come_to_the_same(identity: &str) -> Result<()> {
     both_ways(|direction| {
         let schema = "CREATE TYPE pair AS (a integer, b text); \
             CREATE TABLE t (id integer, part text, v numeric, tags text[], p pair, big text, \
               PRIMARY KEY (part, id)); \
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL; \
             CREATE TABLE u (id integer PRIMARY KEY, code integer UNIQUE, v text); \
+            CREATE TABLE w (id integer, v numeric, j jsonb, big text, PRIMARY KEY (id)); \
+            ALTER TABLE w ALTER big SET STORAGE EXTERNAL; \
             CREATE TABLE log (note text)";
-        let mut pair = pair(direction, schema)?;
+        let mut pair = pair(direction, &format!("{schema}; {identity}"))?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish(
@@ -32,6 +33,9 @@ fn chains_of_changes_come_to_the_same() -> Result<()> {
                (SELECT string_agg(md5(i || ' ' || n), '') FROM generate_series(1, 120) n) \
              FROM generate_series(1, 50) i; \
              INSERT INTO u SELECT i, i, 'u' FROM generate_series(1, 50) i; \
+             INSERT INTO w SELECT i, i / 3.0, jsonb_build_object('i', i), \
+               (SELECT string_agg(md5(i || ' ' || n), '') FROM generate_series(1, 120) n) \
+             FROM generate_series(1, 60) i; \
              INSERT INTO log SELECT 'line ' || i % 3 FROM generate_series(1, 50) i",
         )?;
         for round in 0..6 {
@@ -49,6 +53,13 @@ fn chains_of_changes_come_to_the_same() -> Result<()> {
                  UPDATE u SET code = CASE id WHEN 1 THEN 3 ELSE 1 END WHERE id IN (1, 3); COMMIT; \
                  DELETE FROM u WHERE id = 10 + {round}; \
                  INSERT INTO u VALUES (10 + {round}, 10 + {round}, 'again'); \
+                 BEGIN; UPDATE w SET v = v * 1.10 WHERE id % 2 = 0; \
+                 UPDATE w SET j = NULLIF(j, '{{\"i\": 8}}') WHERE id % 4 = 0; \
+                 UPDATE w SET id = id + 1000 WHERE id % 9 = 0 AND id <> 27 AND id < 1000; \
+                 UPDATE w SET id = id - 1000, v = NULL WHERE id > 1030; \
+                 DELETE FROM w WHERE id % 13 = {round}; COMMIT; \
+                 INSERT INTO w SELECT i, i, NULL, 'new' FROM generate_series(1, 60, 13) i \
+                 ON CONFLICT DO NOTHING; UPDATE w SET v = -1 WHERE id = 3 + {round}; \
                  INSERT INTO log VALUES ('round {round}')"
             ))?;
         }
@@ -57,6 +68,59 @@ fn chains_of_changes_come_to_the_same() -> Result<()> {
         )?;
         pair.assert_equal(&["public"])
     })
+}
+
+#[test]
+fn chains_of_changes_come_to_the_same() -> Result<()> {
+    assert_chains_come_to_the_same("")
+}
+
+#[test]
+fn chains_of_whole_old_rows_come_to_the_same() -> Result<()> {
+    assert_chains_come_to_the_same(
+        "ALTER TABLE t REPLICA IDENTITY FULL; ALTER TABLE u REPLICA IDENTITY FULL; \
+         ALTER TABLE w REPLICA IDENTITY FULL",
+    )
+}
+
+/// Rows that change places under a key that is checked at the end of the transaction: such a key
+/// identifies nothing on the publisher.
+#[test]
+fn keys_change_places_under_a_deferred_primary_key() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE d (id integer PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, v text); \
+            ALTER TABLE d REPLICA IDENTITY FULL";
+        let mut pair = pair(direction, schema)?;
+        pair.publish("INSERT INTO d SELECT i, 'row ' || i FROM generate_series(1, 30) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish(
+            "UPDATE d SET id = id + 1; UPDATE d SET v = v || '.' WHERE id % 2 = 0; \
+             BEGIN; UPDATE d SET id = 31 - id; UPDATE d SET v = v || '!' WHERE id < 5; \
+             DELETE FROM d WHERE id IN (0, 7); UPDATE d SET id = id + 2; COMMIT",
+        )?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+/// A row of the target that is not the old row is a conflict, in bulk too.
+#[test]
+fn a_whole_old_row_that_is_another_is_noticed() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+        ALTER TABLE t REPLICA IDENTITY FULL";
+    for change in ["UPDATE t SET v = 'new'", "DELETE FROM t"] {
+        let mut pair = pair(Direction::UP, schema)?;
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 20) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.subscriber.execute_script("UPDATE t SET v = 'theirs' WHERE id = 7")?;
+        pair.publish(change)?;
+        let log = pair.site.await_log(" stopped: ", Duration::from_secs(60))?;
+        ensure!(log.contains("id=7"), "{log}");
+        let kept = pair.subscriber_says("SELECT count(*) FROM t WHERE v = 'v'")?;
+        ensure!(kept == "19", "{kept}");
+    }
+    Ok(())
 }
 
 /// Nothing gets a new value, and the key is a column that UPDATE cannot set.

@@ -39,8 +39,15 @@ fn row_of(tuple: &Bytes) -> Row {
     (bytes[0].unwrap(), bytes[1].unwrap(), bytes[2].expect("a whole row"))
 }
 
+const TABLE: NetTable =
+    NetTable { columns: 3, key: vec![], whole_old_rows: false, own_columns_on_target: false };
+
 fn netting() -> Netting {
-    Netting::new(NetTable { columns: 3, key: vec![0], own_columns_on_target: false })
+    Netting::new(NetTable { key: vec![0], ..TABLE })
+}
+
+fn netting_of_whole_rows() -> Netting {
+    Netting::new(NetTable { key: vec![0], whole_old_rows: true, ..TABLE })
 }
 
 /// What the target does with a batch; panics where it would refuse it.
@@ -50,6 +57,10 @@ fn apply(target: &mut BTreeMap<u8, Row>, netting: &mut Netting) {
         other => panic!("{other:?}"),
     };
     for net in netting.nets() {
+        let is_old = !matches!(net.effect, Effect::Insert(_) | Effect::Nothing);
+        if is_old && netting.table().whole_old_rows {
+            assert_eq!(target.get(&key_of(net)), Some(&row_of(&net.identity)), "not the old row");
+        }
         if matches!(net.effect, Effect::Delete | Effect::Replace(_)) {
             target.remove(&key_of(net)).expect("deletes one row");
         }
@@ -79,6 +90,25 @@ enum Change {
 }
 
 impl Change {
+    /// Offers it with the whole row that it changes.
+    fn offer_whole(&self, before: &BTreeMap<u8, Row>, netting: &mut Netting) -> Taken {
+        let whole = |key: &u8| tuple(&before[key], true);
+        match self {
+            Change::Insert(_) => self.offer(netting),
+            Change::Update { old, new, large } => {
+                let (old, new) = (whole(&old.unwrap_or(new.0)), tuple(new, *large));
+                let body: Bytes = [&old[..], &new[..]].concat().into();
+                let (old, new) = body.split_at(old.len());
+                let old = OldTuple::Full(Tuple::parse(old).unwrap());
+                netting.update(old, Tuple::parse(new).unwrap(), &body)
+            }
+            Change::Delete(old) => {
+                let old = whole(old);
+                netting.delete(OldTuple::Full(parse(&old)), &old)
+            }
+        }
+    }
+
     fn offer(&self, netting: &mut Netting) -> Taken {
         match self {
             Change::Insert(row) => {
@@ -123,6 +153,18 @@ impl Change {
 
 #[test]
 fn a_batch_gives_what_its_changes_give_one_by_one() {
+    assert_same_as_one_by_one(netting, |change, _, netting| change.offer(netting));
+}
+
+#[test]
+fn a_batch_of_whole_old_rows_gives_what_its_changes_give_one_by_one() {
+    assert_same_as_one_by_one(netting_of_whole_rows, Change::offer_whole);
+}
+
+fn assert_same_as_one_by_one(
+    empty: fn() -> Netting,
+    offer: fn(&Change, &BTreeMap<u8, Row>, &mut Netting) -> Taken,
+) {
     for seed in 0..300_u64 {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = move |bound: usize| {
@@ -130,7 +172,7 @@ fn a_batch_gives_what_its_changes_give_one_by_one() {
             (state >> 33) as usize % bound
         };
         let (mut publisher, mut target) = (BTreeMap::new(), BTreeMap::new());
-        let mut netting = netting();
+        let mut netting = empty();
         let mut taken = 0;
         for _ in 0..400 {
             let there: Vec<u8> = publisher.keys().copied().collect();
@@ -150,8 +192,9 @@ fn a_batch_gives_what_its_changes_give_one_by_one() {
                 _ if !there.is_empty() => Change::Delete(there[next(there.len())]),
                 _ => continue,
             };
+            let offered = offer(&change, &publisher, &mut netting);
             change.apply_alone(&mut publisher);
-            match change.offer(&mut netting) {
+            match offered {
                 Taken::In => taken += 1,
                 Taken::Barrier => {
                     apply(&mut target, &mut netting);
@@ -204,8 +247,7 @@ fn what_cannot_be_netted_is_handed_back() {
 
 #[test]
 fn without_a_key_only_inserts_are_netted() {
-    let mut netting =
-        Netting::new(NetTable { columns: 3, key: vec![], own_columns_on_target: false });
+    let mut netting = Netting::new(TABLE);
     for _ in 0..2 {
         assert_eq!(Change::Insert((1, 1, 1)).offer(&mut netting), Taken::In);
     }
@@ -215,10 +257,27 @@ fn without_a_key_only_inserts_are_netted() {
 
 #[test]
 fn where_the_target_has_columns_of_its_own_rows_do_not_move() {
-    let table = NetTable { columns: 3, key: vec![0], own_columns_on_target: true };
+    let table = NetTable { key: vec![0], own_columns_on_target: true, ..TABLE };
     let mut netting = Netting::new(table);
     let moved = Change::Update { old: Some(5), new: (6, 2, 2), large: true };
     assert_eq!(moved.offer(&mut netting), Taken::Barrier);
     assert_eq!(Change::Insert((5, 1, 1)).offer(&mut netting), Taken::In);
     assert_eq!(moved.offer(&mut netting), Taken::In);
+}
+
+/// The publisher's key, if it has one, may be checked at the end of its transactions only.
+#[test]
+fn a_whole_old_row_that_is_not_what_was_left_is_handed_back() {
+    let mut netting = netting_of_whole_rows();
+    let before = BTreeMap::from([(1, (1, 1, 1)), (2, (2, 2, 2))]);
+    let moves =
+        |from: u8, to: u8| Change::Update { old: Some(from), new: (to, from, 0), large: false };
+    assert_eq!(moves(1, 2).offer_whole(&before, &mut netting), Taken::In);
+    assert_eq!(moves(2, 3).offer_whole(&before, &mut netting), Taken::Barrier);
+    assert_eq!(Change::Delete(2).offer_whole(&before, &mut netting), Taken::Barrier);
+    // What an update leaves out is in its old row.
+    let nets: Vec<&Effect> = netting.nets().iter().map(|net| &net.effect).collect();
+    assert_eq!(nets, [&Effect::Delete, &Effect::Insert(tuple(&(2, 1, 1), true))]);
+    // And a key alone is not enough.
+    assert_eq!(Change::Delete(1).offer(&mut netting), Taken::Barrier);
 }

@@ -23,7 +23,7 @@ use crate::postgres::statements::{Shape, TargetRelation};
 use crate::postgres::writer::write_values;
 use bytes::Bytes;
 use farshore_model::DictionaryId;
-use farshore_wire::pgoutput::{Tuple, Value};
+use farshore_wire::pgoutput::Value;
 use std::collections::HashMap;
 
 /// Most update statements prepared per relation.
@@ -39,9 +39,11 @@ pub struct Batch {
     /// What the changes come to so far.
     pub netting: Netting,
     copy: Option<CopyStatements>,
-    delete: Option<Statement>,
+    /// Of many rows, and of one.
+    deletes: [Option<Statement>; 2],
     updates: HashMap<UpdateShape, Statement>,
-    arrays: encode::Arrays,
+    identities: encode::Arrays,
+    values: encode::Arrays,
 }
 
 /// The statements of a COPY.
@@ -83,15 +85,10 @@ impl StatementNames {
 impl Batch {
     /// Nothing is in it.
     pub fn new(relation: DictionaryId, target: &TargetRelation, plan: BatchPlan) -> Batch {
-        let columns = 0..target.relation.columns.len();
-        let key = if plan.keyed {
-            columns.clone().filter(|column| target.relation.columns[*column].key).collect()
-        } else {
-            Vec::new()
-        };
         let table = NetTable {
-            columns: columns.len(),
-            key,
+            columns: target.relation.columns.len(),
+            key: plan.key.clone(),
+            whole_old_rows: plan.whole_old_rows,
             own_columns_on_target: plan.own_columns_on_target,
         };
         Batch {
@@ -99,9 +96,10 @@ impl Batch {
             plan,
             netting: Netting::new(table),
             copy: None,
-            delete: None,
+            deletes: [None, None],
             updates: HashMap::new(),
-            arrays: encode::Arrays::default(),
+            identities: encode::Arrays::default(),
+            values: encode::Arrays::default(),
         }
     }
 
@@ -116,7 +114,8 @@ impl Batch {
         self.send_updates(pipeline, target, names)?;
         self.send_inserts(pipeline, target, names)?;
         self.netting.clear();
-        self.arrays.release();
+        self.identities.release();
+        self.values.release();
         Ok(())
     }
 
@@ -126,26 +125,49 @@ impl Batch {
         target: &TargetRelation,
         names: &mut StatementNames,
     ) -> Result<(), PipelineError> {
-        let key = &self.netting.table().key;
-        let deleted = self.netting.nets().iter().filter_map(|net| match net.effect {
-            Effect::Delete | Effect::Replace(_) => Some(&net.identity),
-            Effect::Nothing | Effect::Insert(_) | Effect::Update(_) => None,
-        });
-        let rows = self.arrays.fill(key, deleted)?;
-        if rows == 0 {
+        let deleted: Vec<&Bytes> = self
+            .netting
+            .nets()
+            .iter()
+            .filter_map(|net| match net.effect {
+                Effect::Delete | Effect::Replace(_) => Some(&net.identity),
+                Effect::Nothing | Effect::Insert(_) | Effect::Update(_) => None,
+            })
+            .collect();
+        if deleted.is_empty() {
             return Ok(());
         }
-        let delete = match &self.delete {
-            Some(delete) => delete,
-            None => {
-                let (sql, types) = (self.plan.delete_sql(target, key), self.plan.array_types(key));
-                self.delete.insert(Statement { name: names.unused(), sql, types })
+        let identity = self.plan.identity();
+        let in_bulk = self.plan.have_arrays(&identity);
+        let delete = match &mut self.deletes[usize::from(!in_bulk)] {
+            Some(delete) => &*delete,
+            delete => {
+                let (sql, types) = if in_bulk {
+                    (self.plan.delete_sql(target), self.plan.array_types(&identity))
+                } else {
+                    target.sql(&Shape::Delete)
+                };
+                delete.insert(Statement { name: names.unused(), sql, types })
             }
         };
-        pipeline.prepare(delete, || Expect::BatchParsed(self.relation))?;
-        let expect = Expect::Counted { relation: self.relation, rows };
-        let (plan, arrays) = (&self.plan, &self.arrays);
-        pipeline.run(&delete.name, key.len(), expect, |bind| arrays.write(plan, key, bind))
+        let relation = self.relation;
+        pipeline.prepare(delete, || Expect::BatchParsed(relation))?;
+        if in_bulk {
+            let rows = self.identities.fill(&identity, deleted.into_iter())?;
+            let (plan, identities) = (&self.plan, &self.identities);
+            let expect = Expect::Counted { relation, rows };
+            return pipeline.run(&delete.name, identity.len(), expect, |bind| {
+                identities.write(plan, &identity, bind)
+            });
+        }
+        for row in deleted {
+            let old = Some(encode::parse(row)?);
+            let expect = Expect::Counted { relation, rows: 1 };
+            pipeline.run(&delete.name, identity.len(), expect, |bind| {
+                write_values(bind, &identity, old)
+            })?;
+        }
+        Ok(())
     }
 
     fn send_updates(
@@ -154,75 +176,52 @@ impl Batch {
         target: &TargetRelation,
         names: &mut StatementNames,
     ) -> Result<(), PipelineError> {
-        let key = self.netting.table().key.clone();
-        let mut rows_by_set: HashMap<Vec<usize>, Vec<Bytes>> = HashMap::new();
+        let identity = self.plan.identity();
+        let identity_has_arrays = self.plan.have_arrays(&identity);
+        let mut rows_by_set: HashMap<Vec<usize>, Vec<(&Bytes, &Bytes)>> = HashMap::new();
         let mut set = Vec::new();
         for net in self.netting.nets() {
             let Effect::Update(row) = &net.effect else { continue };
-            columns_set(row, &key, &mut set)?;
-            let row = joined(&net.identity, row)?;
+            columns_set(row, &self.plan.key, &mut set)?;
             match rows_by_set.get_mut(&set) {
-                Some(rows) => rows.push(row),
+                Some(rows) => rows.push((&net.identity, row)),
                 None => {
-                    rows_by_set.insert(set.clone(), vec![row]);
+                    rows_by_set.insert(set.clone(), vec![(&net.identity, row)]);
                 }
             }
         }
         for (set, rows) in rows_by_set {
-            let mut wanted = [key.as_slice(), set.as_slice()].concat();
-            wanted.sort_unstable();
-            let in_bulk = rows.len() >= ROWS_IN_BULK_MIN && self.plan.have_arrays(&wanted);
+            let in_bulk = rows.len() >= ROWS_IN_BULK_MIN
+                && identity_has_arrays
+                && self.plan.have_arrays(&set);
             let shape = UpdateShape { set, in_bulk };
-            self.prepare_update(target, names, &shape, &key, &wanted);
+            prepare_update(&self.plan, &mut self.updates, target, names, &shape);
             let Some(update) = self.updates.get(&shape) else { continue };
-            let (relation, name) = (self.relation, &update.name);
+            let (relation, name, set) = (self.relation, &update.name, &shape.set);
             pipeline.prepare(update, || Expect::BatchParsed(relation))?;
+            let parameters = set.len() + identity.len();
             if in_bulk {
-                let expect =
-                    Expect::Counted { relation, rows: self.arrays.fill(&wanted, rows.iter())? };
-                let (plan, arrays) = (&self.plan, &self.arrays);
-                pipeline
-                    .run(name, wanted.len(), expect, |bind| arrays.write(plan, &wanted, bind))?;
+                let rows_named =
+                    self.identities.fill(&identity, rows.iter().map(|(identity, _)| *identity))?;
+                self.values.fill(set, rows.iter().map(|(_, row)| *row))?;
+                let (plan, identities, values) = (&self.plan, &self.identities, &self.values);
+                let expect = Expect::Counted { relation, rows: rows_named };
+                pipeline.run(name, parameters, expect, |bind| {
+                    values.write(plan, set, bind)?;
+                    identities.write(plan, &identity, bind)
+                })?;
                 continue;
             }
-            for row in &rows {
-                let (tuple, expect) =
-                    (Some(encode::parse(row)?), Expect::Counted { relation, rows: 1 });
-                pipeline.run(name, shape.set.len() + key.len(), expect, |bind| {
-                    write_values(bind, &shape.set, tuple)?;
-                    write_values(bind, &key, tuple)
+            for (old, new) in rows {
+                let (old, new) = (Some(encode::parse(old)?), Some(encode::parse(new)?));
+                let expect = Expect::Counted { relation, rows: 1 };
+                pipeline.run(name, parameters, expect, |bind| {
+                    write_values(bind, set, new)?;
+                    write_values(bind, &identity, old)
                 })?;
             }
         }
         Ok(())
-    }
-
-    fn prepare_update(
-        &mut self,
-        target: &TargetRelation,
-        names: &mut StatementNames,
-        shape: &UpdateShape,
-        key: &[usize],
-        wanted: &[usize],
-    ) {
-        if self.updates.contains_key(shape) {
-            return;
-        }
-        if self.updates.len() >= UPDATES_PREPARED_MAX {
-            names.given_up.extend(self.updates.drain().map(|(_, update)| update.name));
-        }
-        let (sql, types) = if shape.in_bulk {
-            (self.plan.update_sql(target, key, &shape.set, wanted), self.plan.array_types(wanted))
-        } else {
-            let mut unchanged = vec![0_u64; target.relation.columns.len().div_ceil(64)];
-            for column in 0..target.relation.columns.len() {
-                if !wanted.contains(&column) {
-                    unchanged[column / 64] |= 1 << (column % 64);
-                }
-            }
-            target.sql(&Shape::Update { old_given: false, unchanged })
-        };
-        self.updates.insert(shape.clone(), Statement { name: names.unused(), sql, types });
     }
 
     fn send_inserts(
@@ -279,17 +278,29 @@ fn columns_set(row: &Bytes, key: &[usize], set: &mut Vec<usize>) -> Result<(), P
     Ok(())
 }
 
-/// `row` with the key's values where it leaves them out.
-fn joined(identity: &Bytes, row: &Bytes) -> Result<Bytes, PipelineError> {
-    let (known, new): (Tuple<'_>, Tuple<'_>) = (encode::parse(identity)?, encode::parse(row)?);
-    if new.values().all(|value| value != Value::Unchanged) {
-        return Ok(row.clone());
+fn prepare_update(
+    plan: &BatchPlan,
+    updates: &mut HashMap<UpdateShape, Statement>,
+    target: &TargetRelation,
+    names: &mut StatementNames,
+    shape: &UpdateShape,
+) {
+    if updates.contains_key(shape) {
+        return;
     }
-    let values: Vec<Value<'_>> = known
-        .values()
-        .zip(new.values())
-        // Outside the key the identity's values are of no use, and are not looked at.
-        .map(|(known, new)| if new == Value::Unchanged { known } else { new })
-        .collect();
-    Ok(farshore_wire::pgoutput::encode::tuple(&values).into())
+    if updates.len() >= UPDATES_PREPARED_MAX {
+        names.given_up.extend(updates.drain().map(|(_, update)| update.name));
+    }
+    let (sql, types) = if shape.in_bulk {
+        let wanted = [shape.set.as_slice(), &plan.identity()].concat();
+        (plan.update_sql(target, &shape.set), plan.array_types(&wanted))
+    } else {
+        let mut unchanged = vec![0_u64; target.relation.columns.len().div_ceil(64)];
+        for column in (0..target.relation.columns.len()).filter(|c| !shape.set.contains(c)) {
+            unchanged[column / 64] |= 1 << (column % 64);
+        }
+        // The key is never among what is set.
+        target.sql(&Shape::Update { old_given: true, unchanged })
+    };
+    updates.insert(shape.clone(), Statement { name: names.unused(), sql, types });
 }

@@ -215,6 +215,9 @@ pub struct TargetRelation {
     pub cascaded: bool,
     /// The target's columns, by the publisher's column numbers.
     pub columns: Vec<TargetColumn>,
+    /// The target's primary key, by the publisher's column numbers, ascending; empty when it has
+    /// none, or one that is not all published.
+    pub primary_key: Vec<usize>,
     /// How values get into them, by the publisher's column numbers.
     plans: Vec<ValuePlan>,
     /// Prepared statements by shape.
@@ -255,6 +258,11 @@ impl TargetRelation {
             columns.push(found.clone());
             plans.push(plan);
         }
+        let mut primary_key: Vec<usize> =
+            (0..columns.len()).filter(|number| columns[*number].primary_key).collect();
+        if target.columns.iter().filter(|column| column.primary_key).count() > primary_key.len() {
+            primary_key.clear();
+        }
         let prepared = HashMap::new();
         let partitioned = target.partitioned;
         Ok(TargetRelation {
@@ -264,6 +272,7 @@ impl TargetRelation {
             partitioned,
             cascaded: false,
             columns,
+            primary_key,
             plans,
             prepared,
         })
@@ -278,6 +287,7 @@ impl TargetRelation {
             partitioned: false,
             cascaded: false,
             columns: Vec::new(),
+            primary_key: Vec::new(),
             plans: Vec::new(),
             prepared: HashMap::new(),
         }

@@ -51,6 +51,9 @@ impl Arrays {
             let mut columns = wanted.iter().zip(&mut self.columns).peekable();
             for (column, value) in parse(row)?.values().enumerate() {
                 let Some((_, array)) = columns.next_if(|(wanted, _)| **wanted == column) else {
+                    if columns.peek().is_none() {
+                        break;
+                    }
                     continue;
                 };
                 match value {

@@ -9,8 +9,11 @@ use farshore_pg::quote_literal;
 /// A relation version whose changes may be written in bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BatchPlan {
-    /// Rows are known by a key, so updates and deletes can be netted.
-    pub keyed: bool,
+    /// Columns by which rows are told apart, ascending; empty where there is no such key, and then
+    /// only inserts are netted.
+    pub key: Vec<usize>,
+    /// Rows are found by all of their old values (`REPLICA IDENTITY FULL`), and fast by the key.
+    pub whole_old_rows: bool,
     /// The target's table has writable columns that are not published.
     pub own_columns_on_target: bool,
     columns: Vec<ColumnTypes>,
@@ -39,13 +42,19 @@ pub enum Planned {
 /// How changes of `target` are to be written. Holds until the table's triggers change.
 pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Planned, ApplyError> {
     let columns = &target.relation.columns;
-    let keyed =
-        matches!(target.relation.identity, ReplicaIdentity::Default | ReplicaIdentity::Index)
-            && columns.iter().any(|column| column.key);
+    let whole_old_rows = target.relation.identity == ReplicaIdentity::Full;
+    let mut key: Vec<usize> = match target.relation.identity {
+        ReplicaIdentity::Default | ReplicaIdentity::Index => {
+            (0..columns.len()).filter(|number| columns[*number].key).collect()
+        }
+        ReplicaIdentity::Full => target.primary_key.clone(),
+        ReplicaIdentity::Nothing => Vec::new(),
+    };
     let verbatim = columns.len() == target.columns.len()
         && target.touchable().is_some()
-        && columns.iter().zip(&target.columns).enumerate().all(|(number, (column, on_target))| {
-            target.value_plan(number).is_verbatim() && (column.key || !on_target.identity_always)
+        && target.columns.iter().enumerate().all(|(number, on_target)| {
+            let may_be_set = key.is_empty() || key.contains(&number) || !on_target.identity_always;
+            target.value_plan(number).is_verbatim() && may_be_set
         });
     let rows = session
         .query(
@@ -83,10 +92,13 @@ pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Plan
         types.push(ColumnTypes { element: on_target.type_oid, array });
     }
     // Keys travel as arrays.
-    let keys_have_arrays = columns.iter().zip(&types).all(|(c, types)| !c.key || types.array != 0);
+    if !whole_old_rows && key.iter().any(|number| types[*number].array == 0) {
+        key.clear();
+    }
     let writable = rows.iter().filter(|row| row.get(3) != Some("t")).count();
     Ok(Planned::Batch(BatchPlan {
-        keyed: keyed && keys_have_arrays,
+        key,
+        whole_old_rows,
         own_columns_on_target: writable > target.columns.len(),
         columns: types,
     }))
@@ -134,61 +146,87 @@ impl BatchPlan {
         )
     }
 
-    /// DELETE by arrays of the key's columns.
-    pub fn delete_sql(&self, target: &TargetRelation, key: &[usize]) -> String {
+    /// DELETE by arrays of the columns in [`BatchPlan::identity`].
+    pub fn delete_sql(&self, target: &TargetRelation) -> String {
         let rows = target.rows_of_its_own();
-        if let [column] = key {
+        if let ([column], false) = (self.key.as_slice(), self.whole_old_rows) {
             let name = quote_identifier(&target.relation.columns[*column].name);
             let equals = &target.columns[*column].equals;
             return format!("DELETE FROM {rows} WHERE {name} {equals} ANY ($1)");
         }
-        format!(
-            "DELETE FROM {rows} AS t USING {} WHERE {}",
-            unnest(key),
-            self.condition(target, key)
-        )
+        let mut arrays = Unnest::default();
+        let identity = arrays.add('i', &self.identity());
+        let condition = self.condition(target, &identity);
+        format!("DELETE FROM {rows} AS t USING {} WHERE {condition}", arrays.sql())
     }
 
-    /// UPDATE of the columns in `set` by arrays of those in `wanted`, the key's among them.
-    pub fn update_sql(
-        &self,
-        target: &TargetRelation,
-        key: &[usize],
-        set: &[usize],
-        wanted: &[usize],
-    ) -> String {
-        let name = |column: &usize| quote_identifier(&target.relation.columns[*column].name);
+    /// UPDATE by arrays: the new values of `set`, then the columns in [`BatchPlan::identity`].
+    pub fn update_sql(&self, target: &TargetRelation, set: &[usize]) -> String {
+        let name = |column: usize| quote_identifier(&target.relation.columns[column].name);
+        let mut arrays = Unnest::default();
+        let values = arrays.add('v', set);
+        let identity = arrays.add('i', &self.identity());
         let assignments: Vec<String> = if set.is_empty() {
             // Nothing has a new value: touch the row, so that a missing one is noticed.
-            target.touchable().map(|c| format!("{0} = t.{0}", name(&c))).into_iter().collect()
+            target.touchable().map(|c| format!("{0} = t.{0}", name(c))).into_iter().collect()
         } else {
-            set.iter().map(|c| format!("{} = s.v{c}", name(c))).collect()
+            values.iter().map(|(column, value)| format!("{} = {value}", name(*column))).collect()
         };
         format!(
             "UPDATE {} AS t SET {} FROM {} WHERE {}",
             target.rows_of_its_own(),
             assignments.join(", "),
-            unnest(wanted),
-            self.condition(target, key)
+            arrays.sql(),
+            self.condition(target, &identity)
         )
     }
 
-    fn condition(&self, target: &TargetRelation, key: &[usize]) -> String {
-        let terms: Vec<String> = key
+    /// Columns whose values say which row is meant, ascending.
+    pub fn identity(&self) -> Vec<usize> {
+        if self.whole_old_rows { (0..self.columns.len()).collect() } else { self.key.clone() }
+    }
+
+    /// Finds a row `t` by what stands for each column of its identity.
+    fn condition(&self, target: &TargetRelation, identity: &[(usize, String)]) -> String {
+        let name = |column: usize| {
+            format!("t.{}", quote_identifier(&target.relation.columns[column].name))
+        };
+        let mut terms: Vec<String> = identity
             .iter()
-            .map(|c| {
-                let name = quote_identifier(&target.relation.columns[*c].name);
-                format!("t.{name} {} s.v{c}", target.columns[*c].equals)
+            .filter(|(column, _)| self.key.contains(column))
+            .map(|(column, value)| {
+                format!("{} {} {value}", name(*column), target.columns[*column].equals)
             })
             .collect();
+        if self.whole_old_rows {
+            // As row by row: by image.
+            let names: Vec<String> = identity.iter().map(|(column, _)| name(*column)).collect();
+            let values: Vec<&str> = identity.iter().map(|(_, value)| value.as_str()).collect();
+            terms.push(format!(
+                "ROW({})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({})",
+                names.join(", "),
+                values.join(", ")
+            ));
+        }
         terms.join(" AND ")
     }
 }
 
-/// Arrays side by side as rows `s (v3, v5, …)`, by column number. (With its schema before it,
-/// `unnest` takes one array only.)
-fn unnest(columns: &[usize]) -> String {
-    let parameters: Vec<String> = (1..=columns.len()).map(|n| format!("${n}")).collect();
-    let names: Vec<String> = columns.iter().map(|c| format!("v{c}")).collect();
-    format!("unnest({}) AS s ({})", parameters.join(", "), names.join(", "))
+/// Arrays side by side as rows `s`. (With its schema before it, `unnest` takes one array only.)
+#[derive(Default)]
+struct Unnest {
+    names: Vec<String>,
+}
+
+impl Unnest {
+    /// One more array for each column; returns what stands for the columns.
+    fn add(&mut self, prefix: char, columns: &[usize]) -> Vec<(usize, String)> {
+        self.names.extend(columns.iter().map(|column| format!("{prefix}{column}")));
+        columns.iter().map(|column| (*column, format!("s.{prefix}{column}"))).collect()
+    }
+
+    fn sql(&self) -> String {
+        let parameters: Vec<String> = (1..=self.names.len()).map(|n| format!("${n}")).collect();
+        format!("unnest({}) AS s ({})", parameters.join(", "), self.names.join(", "))
+    }
 }
