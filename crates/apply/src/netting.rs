@@ -82,9 +82,9 @@ pub struct NetTable {
     pub key: Vec<usize>,
     /// Updates and deletes come with the whole old row, which is what identifies it.
     pub whole_old_rows: bool,
-    /// The target's table has columns of its own: a row must not be deleted and put back where the
-    /// publisher kept it.
-    pub own_columns_on_target: bool,
+    /// A row must not be deleted and put back where the publisher kept it: the target's table has
+    /// columns of its own, or foreign keys refer to it.
+    pub moves_in_place: bool,
 }
 
 /// Net effects, in the order in which their keys were first met.
@@ -263,7 +263,7 @@ impl Netting {
         let is_ours = at.is_some_and(|at| {
             matches!(self.nets[at].effect, Effect::Insert(_) | Effect::Replace(_))
         });
-        if look.unchanged || (self.table.own_columns_on_target && !is_ours) {
+        if look.unchanged || (self.table.moves_in_place && !is_ours) {
             return Taken::Barrier;
         }
         let to = self.find(look.hash, new);

@@ -63,8 +63,10 @@ fn copy_stream_and_restart(
     direction: Direction,
     publication: Publication,
     triggers: Triggers,
+    batches: &str,
 ) -> Result<()> {
     let mut pair = pair(direction, publication, triggers)?;
+    pair.site.replace("batches = \"auto\"", &format!("batches = \"{batches}\""))?;
     let check = pair.site.verb("check", &[])?;
     ensure!(check.code == Some(0), "{}", check.stdout);
     let firing = check.stdout.contains("fire for replicated rows");
@@ -100,14 +102,20 @@ fn copy_stream_and_restart(
 
 #[test]
 fn foreign_keys_and_triggers_fire() -> Result<()> {
-    copy_stream_and_restart(Direction::UP, Publication::Made, Triggers::Firing)?;
-    copy_stream_and_restart(Direction::DOWN, Publication::Adopted, Triggers::Firing)
+    copy_stream_and_restart(Direction::UP, Publication::Made, Triggers::Firing, "auto")?;
+    copy_stream_and_restart(Direction::DOWN, Publication::Adopted, Triggers::Firing, "never")
+}
+
+#[test]
+fn foreign_keys_and_triggers_fire_for_batches() -> Result<()> {
+    copy_stream_and_restart(Direction::DOWN, Publication::Made, Triggers::Firing, "always")?;
+    copy_stream_and_restart(Direction::UP, Publication::Adopted, Triggers::Firing, "always")
 }
 
 #[test]
 fn foreign_keys_and_triggers_keep_quiet() -> Result<()> {
-    copy_stream_and_restart(Direction::DOWN, Publication::Made, Triggers::Quiet)?;
-    copy_stream_and_restart(Direction::UP, Publication::Adopted, Triggers::Quiet)
+    copy_stream_and_restart(Direction::DOWN, Publication::Made, Triggers::Quiet, "always")?;
+    copy_stream_and_restart(Direction::UP, Publication::Adopted, Triggers::Quiet, "auto")
 }
 
 #[test]

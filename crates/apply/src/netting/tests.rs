@@ -40,7 +40,7 @@ fn row_of(tuple: &Bytes) -> Row {
 }
 
 const TABLE: NetTable =
-    NetTable { columns: 3, key: vec![], whole_old_rows: false, own_columns_on_target: false };
+    NetTable { columns: 3, key: vec![], whole_old_rows: false, moves_in_place: false };
 
 fn netting() -> Netting {
     Netting::new(NetTable { key: vec![0], ..TABLE })
@@ -257,7 +257,7 @@ fn without_a_key_only_inserts_are_netted() {
 
 #[test]
 fn where_the_target_has_columns_of_its_own_rows_do_not_move() {
-    let table = NetTable { key: vec![0], own_columns_on_target: true, ..TABLE };
+    let table = NetTable { key: vec![0], moves_in_place: true, ..TABLE };
     let mut netting = Netting::new(table);
     let moved = Change::Update { old: Some(5), new: (6, 2, 2), large: true };
     assert_eq!(moved.offer(&mut netting), Taken::Barrier);

@@ -6,6 +6,9 @@
 //! inserts  COPY … FROM STDIN, binary
 //! ```
 //!
+//! Where foreign keys fire, deletes of all tables go first, children before parents, and then the
+//! rest, parents before children.
+//!
 //! Values pass through as they came. Every statement must touch as many rows as it names; whatever
 //! goes wrong, the target transaction is given up and its changes are applied row by row, which
 //! finds the row and says what is wrong with it ([`super::writer`]).
@@ -84,12 +87,17 @@ impl StatementNames {
 
 impl Batch {
     /// Nothing is in it.
-    pub fn new(relation: DictionaryId, target: &TargetRelation, plan: BatchPlan) -> Batch {
+    pub fn new(
+        relation: DictionaryId,
+        target: &TargetRelation,
+        plan: BatchPlan,
+        is_parent: bool,
+    ) -> Batch {
         let table = NetTable {
             columns: target.relation.columns.len(),
             key: plan.key.clone(),
             whole_old_rows: plan.whole_old_rows,
-            own_columns_on_target: plan.own_columns_on_target,
+            moves_in_place: plan.own_columns_on_target || is_parent,
         };
         Batch {
             relation,
@@ -103,6 +111,11 @@ impl Batch {
         }
     }
 
+    /// The target's table has columns that are not published.
+    pub fn has_own_columns_on_target(&self) -> bool {
+        self.plan.own_columns_on_target
+    }
+
     /// Hands what is in it to the target's pipeline, to be written, and empties it.
     pub fn send(
         &mut self,
@@ -111,6 +124,16 @@ impl Batch {
         names: &mut StatementNames,
     ) -> Result<(), PipelineError> {
         self.send_deletes(pipeline, target, names)?;
+        self.send_rest(pipeline, target, names)
+    }
+
+    /// What is left after [`Batch::send_deletes`]; then it is empty.
+    pub fn send_rest(
+        &mut self,
+        pipeline: &mut Pipeline,
+        target: &TargetRelation,
+        names: &mut StatementNames,
+    ) -> Result<(), PipelineError> {
         self.send_updates(pipeline, target, names)?;
         self.send_inserts(pipeline, target, names)?;
         self.netting.clear();
@@ -119,7 +142,8 @@ impl Batch {
         Ok(())
     }
 
-    fn send_deletes(
+    /// Hands the deletes in it to the target's pipeline.
+    pub fn send_deletes(
         &mut self,
         pipeline: &mut Pipeline,
         target: &TargetRelation,

@@ -67,6 +67,42 @@ pub struct ForeignKeys {
     roots: HashMap<TableName, u32>,
 }
 
+/// Where a table stands among those that foreign keys tie together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// No key is on it, or refers to it.
+    Free,
+    /// Behind all that it refers to, apart from itself; they have lower numbers.
+    Behind(u32),
+    /// It refers to itself through others, or to tables that do.
+    InCircle,
+}
+
+/// The places of all tables.
+#[derive(Clone, Debug, Default)]
+pub struct Places {
+    roots: HashMap<TableName, u32>,
+    /// By root; those in circles have none.
+    numbers: HashMap<u32, Option<u32>>,
+    parents: HashSet<u32>,
+}
+
+impl Places {
+    /// Where a table stands.
+    pub fn of(&self, table: &TableName) -> Place {
+        match self.roots.get(table).and_then(|root| self.numbers.get(root)) {
+            None => Place::Free,
+            Some(None) => Place::InCircle,
+            Some(Some(number)) => Place::Behind(*number),
+        }
+    }
+
+    /// Whether a key refers to the table.
+    pub fn is_parent(&self, table: &TableName) -> bool {
+        self.roots.get(table).is_some_and(|root| self.parents.contains(root))
+    }
+}
+
 /// What can be copied by itself, and what has to be copied in one transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CopyUnit {
@@ -132,6 +168,34 @@ impl ForeignKeys {
             });
         }
         Ok(ForeignKeys { keys, roots })
+    }
+
+    /// Where tables stand when parents come before their children.
+    pub fn places(&self) -> Places {
+        let mut numbers: HashMap<u32, Option<u32>> = self
+            .keys
+            .iter()
+            .flat_map(|key| [(key.child_root, None), (key.parent_root, None)])
+            .collect();
+        loop {
+            let mut placed = Vec::new();
+            for root in numbers.iter().filter(|(_, number)| number.is_none()).map(|(root, _)| *root)
+            {
+                let mut parents = self
+                    .keys
+                    .iter()
+                    .filter(|key| key.child_root == root && key.parent_root != root)
+                    .map(|key| numbers.get(&key.parent_root).copied().flatten());
+                let number = parents.try_fold(0, |at, parent| Some(at.max(parent? + 1)));
+                placed.extend(number.map(|number| (root, Some(number))));
+            }
+            if placed.is_empty() {
+                break;
+            }
+            numbers.extend(placed);
+        }
+        let parents = self.keys.iter().map(|key| key.parent_root).collect();
+        Places { roots: self.roots.clone(), numbers, parents }
     }
 
     fn root(&self, table: &TableName) -> Option<u32> {
@@ -326,6 +390,20 @@ mod tests {
             order(&["a", "b"], &["a>a", "b>a"]),
             Ok(vec![vec![Together(vec![0])], vec![Apart(1)]])
         );
+    }
+
+    #[test]
+    fn places_put_parents_before_their_children() {
+        let tables: Vec<TableName> =
+            ["a", "b", "b1", "c", "d", "e", "x", "y", "z"].map(table).into();
+        let keys = keys(&["b>a", "b>b", "c>b", "c>a", "x>y", "y>x", "z>x"], &tables);
+        let places = keys.places();
+        let found: Vec<Place> = tables.iter().map(|table| places.of(table)).collect();
+        let in_circle = [Place::InCircle; 3];
+        let behind = [0, 1, 1, 2].map(Place::Behind);
+        assert_eq!(found, [&behind[..], &[Place::Free; 2], &in_circle].concat());
+        let parents: Vec<bool> = tables.iter().map(|table| places.is_parent(table)).collect();
+        assert_eq!(parents, [true, true, true, false, false, false, true, true, false]);
     }
 
     #[test]

@@ -116,6 +116,7 @@ impl Writer {
             }
             Ok(_) | Err(_) => None,
         };
+        let places = cascades.as_ref().map(ForeignKeys::places).unwrap_or_default();
         let subscription = lanes.subscription.clone();
         let foreign_keys_fire = cascades.is_some();
         let lanes = Lanes::new(lanes, pipeline, foreign_keys_fire).await;
@@ -139,7 +140,7 @@ impl Writer {
             unpolled: 0,
             newest: Lsn::ZERO,
             first_of_group: Lsn::MAX,
-            batches: Batches::new(row_by_row),
+            batches: Batches::new(row_by_row, places),
             cascades,
         };
         match outcome {

@@ -130,8 +130,13 @@ fn whole_row(table: usize, columns: Vec<(&str, Datum)>) -> Result<Vec<Datum>> {
     Ok(columns.into_iter().map(|(_, datum)| datum).collect())
 }
 
-fn identity(table: usize, columns: Vec<(&str, Datum)>) -> Result<Vec<Box<str>>> {
+/// Of the identity's values, or of a whole old row.
+fn identity(table: usize, mut columns: Vec<(&str, Datum)>) -> Result<Vec<Box<str>>> {
     let spec = &TABLES[table];
+    if columns.iter().map(|(name, _)| *name).eq(spec.columns.iter().copied()) {
+        let is_wanted = |name| spec.identity.iter().any(|index| spec.columns[*index] == name);
+        columns.retain(|(name, _)| is_wanted(*name));
+    }
     let expected: Vec<&str> = spec.identity.iter().map(|index| spec.columns[*index]).collect();
     let names: Vec<&str> = columns.iter().map(|(name, _)| *name).collect();
     ensure!(!expected.is_empty() && names == expected, "identity {names:?}, expected {expected:?}");

@@ -54,13 +54,13 @@ pub const TABLES: &[TableSpec] = &[
         definition: "id int PRIMARY KEY, items text NOT NULL",
         more: "",
     },
-    // Transfers keep the sum.
+    // Transfers keep the sum. The log has whole old rows.
     TableSpec {
         name: "account",
         columns: &["id", "balance"],
         identity: &[0],
         definition: "id int PRIMARY KEY, balance bigint NOT NULL",
-        more: "",
+        more: "ALTER TABLE prefix.account REPLICA IDENTITY FULL;",
     },
     // Values of a unique column change places.
     TableSpec {

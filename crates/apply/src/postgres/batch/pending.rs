@@ -2,6 +2,7 @@
 
 use super::{Batch, Planned};
 use crate::netting::Taken;
+use crate::postgres::foreign_keys::{Place, Places};
 use crate::postgres::statements::TargetRelation;
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
@@ -41,6 +42,8 @@ pub struct Batches {
     relations: HashMap<DictionaryId, Known>,
     /// A number for each table, whatever version of it.
     tables: HashMap<TableName, u32>,
+    /// Of the foreign keys that fire.
+    places: Places,
     /// Relations with changes, in the order of their first.
     pending: Vec<(u32, DictionaryId)>,
     bytes: usize,
@@ -53,17 +56,19 @@ struct Known {
     row_by_row_until: Lsn,
     /// `None` where every change is a statement of its own.
     batch: Option<Batch>,
-    /// Changes come after everything before them.
+    /// Changes that are a statement of their own come after everything before them.
     in_order: bool,
+    place: Place,
 }
 
 impl Batches {
     /// Nothing is known.
-    pub fn new(row_by_row: RowByRow) -> Batches {
+    pub fn new(row_by_row: RowByRow, places: Places) -> Batches {
         Batches {
             row_by_row,
             relations: HashMap::new(),
             tables: HashMap::new(),
+            places,
             pending: Vec::new(),
             bytes: 0,
             held: 0,
@@ -79,13 +84,18 @@ impl Batches {
     pub fn learn(&mut self, id: DictionaryId, target: &TargetRelation, planned: Planned) {
         let next = self.tables.len() as u32;
         let table = *self.tables.entry(target.table.clone()).or_insert(next);
+        let place = self.places.of(&target.table);
+        let is_parent = self.places.is_parent(&target.table);
         let known = Known {
             table,
             row_by_row_until: self.row_by_row.until(&target.table),
-            in_order: planned == Planned::InOrder,
+            in_order: planned == Planned::InOrder || place != Place::Free,
+            place,
             batch: match planned {
-                Planned::Batch(plan) => Some(Batch::new(id, target, plan)),
-                Planned::Alone | Planned::InOrder => None,
+                Planned::Batch(plan) if place != Place::InCircle => {
+                    Some(Batch::new(id, target, plan, is_parent))
+                }
+                Planned::Batch(_) | Planned::Alone | Planned::InOrder => None,
             },
         };
         self.relations.insert(id, known);
@@ -97,10 +107,16 @@ impl Batches {
         Some((known.table, known.batch.as_mut()?))
     }
 
-    /// Relations with changes; the caller sends them.
+    /// Relations with changes, parents before their children; the caller sends them.
     pub fn take_pending(&mut self) -> Vec<DictionaryId> {
         (self.bytes, self.held) = (0, 0);
-        self.pending.drain(..).map(|(_, relation)| relation).collect()
+        let mut pending: Vec<DictionaryId> =
+            self.pending.drain(..).map(|(_, relation)| relation).collect();
+        pending.sort_by_key(|relation| match self.relations.get(relation).map(|r| r.place) {
+            Some(Place::Behind(number)) => number,
+            Some(Place::Free | Place::InCircle) | None => 0,
+        });
+        pending
     }
 
     /// Parts of a body have been taken; true when so much is kept in memory that what is pending
@@ -132,11 +148,16 @@ impl Batches {
             _ => return Offered::RowByRow,
         };
         let first = batch.netting.is_empty();
+        let by_itself = match first {
+            _ if known.in_order && !self.pending.is_empty() => Offered::SendAll,
+            true => Offered::RowByRow,
+            false => Offered::SendTable,
+        };
         if first && self.pending.iter().any(|(other, id)| *other == table && *id != relation) {
             return Offered::SendAll;
         }
         if bytes > CHANGE_BYTES_MAX {
-            return if first { Offered::RowByRow } else { Offered::SendTable };
+            return by_itself;
         }
         let taken = match change {
             Stored::Insert { new, .. } => batch.netting.insert(*new, body),
@@ -148,8 +169,7 @@ impl Batches {
         };
         match taken {
             Taken::In => {}
-            Taken::Barrier if first => return Offered::RowByRow,
-            Taken::Barrier => return Offered::SendTable,
+            Taken::Barrier => return by_itself,
         }
         if first && !self.pending.contains(&(table, relation)) {
             self.pending.push((table, relation));

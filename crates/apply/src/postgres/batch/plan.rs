@@ -35,7 +35,8 @@ pub enum Planned {
     /// key.
     Alone,
     /// As [`Planned::Alone`], and after everything before it in whatever table: triggers or rules
-    /// of the target's table fire for what we do, and look at other tables.
+    /// of the target's table fire for what we do, and look at other tables. (Those of foreign keys
+    /// do that in ways that are known: [`crate::postgres::foreign_keys::Place`].)
     InOrder,
 }
 
@@ -64,8 +65,12 @@ pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Plan
              SELECT a.attname, \
                CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
                EXISTS (SELECT FROM pg_catalog.pg_trigger g JOIN tables ON g.tgrelid = tables.oid \
-                 WHERE g.tgenabled = 'A' OR g.tgenabled = CASE pg_catalog.current_setting( \
-                   'session_replication_role') WHEN 'replica' THEN 'R' ELSE 'O' END) \
+                 JOIN pg_catalog.pg_proc f ON f.oid = g.tgfoid \
+                 WHERE CASE pg_catalog.current_setting('session_replication_role') \
+                   WHEN 'replica' THEN g.tgenabled IN ('A', 'R') \
+                   ELSE g.tgenabled IN ('A', 'O') AND NOT (g.tgisinternal \
+                     AND f.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
+                     AND (f.proname LIKE 'RI\\_FKey\\_%' OR f.proname = 'unique_key_recheck')) END) \
                OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r JOIN tables ON r.ev_class = tables.oid \
                  WHERE r.ev_type <> '1'), \
                a.attgenerated <> '', t.typreceive <> 0 \

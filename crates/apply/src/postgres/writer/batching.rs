@@ -3,8 +3,9 @@
 use super::{InTransaction, Writer};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::batch::{self, Offered};
-use crate::postgres::pipeline::PipelineError;
+use crate::postgres::batch::{self, Batch, Offered, StatementNames};
+use crate::postgres::pipeline::{Pipeline, PipelineError};
+use crate::postgres::statements::TargetRelation;
 use bytes::Bytes;
 use farshore_model::DictionaryId;
 use farshore_wire::pgoutput::stored::Stored;
@@ -79,6 +80,9 @@ impl Writer {
     /// Sends what groups before this one have nothing to do with at once, and the rest when those
     /// are committed.
     async fn try_to_send(&mut self, relations: &[DictionaryId]) -> Result<(), PipelineError> {
+        if self.cascades.is_some() {
+            return self.send_in_order(relations).await;
+        }
         let mut held_back = Vec::new();
         for relation in relations {
             if self.send_what_is_free(*relation).await? {
@@ -95,7 +99,25 @@ impl Writer {
             if let Some((_, batch)) = self.batches.get_mut(relation) {
                 batch.netting.take_back();
             }
-            self.hand_over(relation).await?;
+            self.hand_over(relation, Batch::send).await?;
+        }
+        Ok(())
+    }
+
+    /// Sends children's deletes before those of their parents, and then what is left of parents
+    /// before that of their children. There is one connection then.
+    async fn send_in_order(&mut self, relations: &[DictionaryId]) -> Result<(), PipelineError> {
+        for relation in relations {
+            self.lanes.begin(self.first_of_group).await?;
+            if let Some((table, batch)) = self.batches.get_mut(*relation) {
+                self.lanes.touch(table, *relation, batch.netting.hashes()).await?;
+            }
+        }
+        for relation in relations.iter().rev() {
+            self.hand_over(*relation, Batch::send_deletes).await?;
+        }
+        for relation in relations {
+            self.hand_over(*relation, Batch::send_rest).await?;
         }
         Ok(())
     }
@@ -104,24 +126,33 @@ impl Writer {
     async fn send_what_is_free(&mut self, relation: DictionaryId) -> Result<bool, PipelineError> {
         self.lanes.begin(self.first_of_group).await?;
         let Some((table, batch)) = self.batches.get_mut(relation) else { return Ok(false) };
-        if batch.netting.table().own_columns_on_target {
+        if batch.has_own_columns_on_target() {
             // Their defaults (a sequence, a clock) are to follow the order of the commits.
             self.lanes.be_alone().await?;
         }
         self.lanes.touch(table, relation, batch.netting.hashes()).await?;
         let lanes = &self.lanes;
         let held_back = batch.netting.hold_back(|key| lanes.is_touched(table, key));
-        self.hand_over(relation).await?;
+        self.hand_over(relation, Batch::send).await?;
         Ok(held_back)
     }
 
-    async fn hand_over(&mut self, relation: DictionaryId) -> Result<(), PipelineError> {
+    async fn hand_over(
+        &mut self,
+        relation: DictionaryId,
+        send: fn(
+            &mut Batch,
+            &mut Pipeline,
+            &TargetRelation,
+            &mut StatementNames,
+        ) -> Result<(), PipelineError>,
+    ) -> Result<(), PipelineError> {
         let (Some((_, batch)), Some(target)) =
             (self.batches.get_mut(relation), self.relations.get(&relation))
         else {
             return Ok(());
         };
-        batch.send(self.lanes.current(), target, &mut self.names)?;
+        send(batch, self.lanes.current(), target, &mut self.names)?;
         for name in self.names.take_given_up() {
             self.lanes.forget_statement(&name);
         }
