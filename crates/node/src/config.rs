@@ -334,6 +334,7 @@ fn resolve_subscription(
             on_conflict,
             follow_ddl: match typed.follow_ddl {
                 typed::FollowDdl::Add => FollowDdl::Add,
+                typed::FollowDdl::AddDrop => FollowDdl::AddDrop,
                 typed::FollowDdl::Stop => FollowDdl::Stop,
             },
             streams,

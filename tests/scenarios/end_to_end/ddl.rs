@@ -143,3 +143,50 @@ fn columns_are_not_followed_where_that_is_not_wanted() -> Result<()> {
         mended(&mut pair, "ALTER TABLE t ADD COLUMN b varchar(20)")
     })
 }
+
+#[test]
+fn dropped_columns_follow_where_that_is_wanted() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text, b integer NOT NULL, \"C c\" text); \
+             CREATE TABLE seen (id integer PRIMARY KEY, v text); \
+             CREATE TABLE m (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100); \
+             CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.site.add("follow_ddl = \"add-drop\"")?;
+        pair.subscriber.execute_script(
+            "ALTER TABLE t ADD own text DEFAULT 'ours'; CREATE VIEW v AS SELECT v FROM seen",
+        )?;
+        pair.publish(
+            "INSERT INTO t SELECT i, 'a', i, 'c' FROM generate_series(1, 50) AS i; \
+             INSERT INTO seen VALUES (1, 'v'); INSERT INTO m SELECT i, 'm' FROM generate_series(0, 199) i",
+        )?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        // With changes before and after it, in one transaction; and with a column that comes.
+        pair.publish(
+            "BEGIN; UPDATE t SET b = -b; ALTER TABLE t DROP COLUMN b; INSERT INTO t VALUES (51, 'a', 'c'); \
+             ALTER TABLE t DROP COLUMN \"C c\"; UPDATE t SET a = 'x' WHERE id < 9; COMMIT; \
+             ALTER TABLE t ADD d integer DEFAULT 3; UPDATE t SET d = 4 WHERE id = 1; \
+             ALTER TABLE m DROP COLUMN v; DELETE FROM m WHERE id % 7 = 0",
+        )?;
+        pair.await_arrival()?;
+        let columns = "SELECT string_agg(attname, ',' ORDER BY attname) FROM pg_attribute \
+             WHERE attrelid IN ('t'::regclass, 'm'::regclass) AND attnum > 0 AND NOT attisdropped";
+        let there = pair.subscriber_says(columns)?;
+        ensure!(there == "a,d,id,id,own", "{there}");
+        for rows in ["(SELECT id, a, d FROM t ORDER BY id)", "(SELECT * FROM m ORDER BY id)"] {
+            let rows = format!("SELECT md5(string_agg(r::text, ';')) FROM {rows} r");
+            ensure!(pair.publisher_says(&rows)? == pair.subscriber_says(&rows)?, "{rows}");
+        }
+        // What the target needs is not dropped, and not passed over.
+        pair.publish("ALTER TABLE seen DROP COLUMN v; INSERT INTO seen VALUES (2)")?;
+        stops_with(&pair, "refused to drop it")?;
+        pair.site.stop()?;
+        pair.subscriber.execute_script("DROP VIEW v")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM seen")? == "2");
+        Ok(())
+    })
+}

@@ -7,7 +7,7 @@
 //! | columns of the new version | what is done |
 //! | --- | --- |
 //! | some more, none gone | those that the target lacks are added |
-//! | some gone, none more | left on the target, if they can be left empty |
+//! | some gone, none more | left on the target, if they can be left empty; or dropped |
 //! | some more and some gone | renamed, or dropped and others added: nobody can tell, it stops |
 //! | one of another type | it stops, unless the target's column has that type already |
 //!
@@ -31,6 +31,8 @@ pub enum FollowDdl {
     /// New columns are added on the target; dropped ones are left.
     #[default]
     Add,
+    /// New columns are added on the target, and those that the publisher dropped are dropped.
+    AddDrop,
     /// Where the target lacks a column, the subscription stops.
     Stop,
 }
@@ -103,15 +105,22 @@ impl Follow<'_> {
                 return Err(self.stops(&format!("column {} is new: {add}", quoted(first))));
             }
         }
-        if !gone.is_empty() {
-            self.check_left(session, &gone).await?;
+        let dropped = if self.policy == FollowDdl::AddDrop && before.is_some() {
+            self.dropped(&gone).await?
+        } else {
+            Vec::new()
+        };
+        let left: Vec<&str> = gone.iter().copied().filter(|name| !dropped.contains(name)).collect();
+        if !left.is_empty() {
+            self.check_left(session, &left).await?;
         }
+        self.drop(session, &dropped).await?;
         if !missing.is_empty() {
             self.add(session, &missing).await?;
         }
         note_definition(session, self.subscription, &published_name(self.relation), self.relation)
             .await?;
-        Ok(!missing.is_empty())
+        Ok(!missing.is_empty() || !dropped.is_empty())
     }
 
     async fn load_definition(&self, session: &mut Session) -> Result<Option<Relation>, ApplyError> {
@@ -189,6 +198,77 @@ impl Follow<'_> {
         )))
     }
 
+    /// The table whose columns are altered: the top of the partitions that it is one of.
+    async fn root(&self, session: &mut Session) -> Result<String, ApplyError> {
+        let rows = session
+            .query(
+                "SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c WHERE c.oid = \
+                 coalesce(pg_catalog.pg_partition_root(pg_catalog.to_regclass($1)), \
+                 pg_catalog.to_regclass($1))",
+                &[Some(&self.table.to_string())],
+            )
+            .await?;
+        Ok(rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned())
+    }
+
+    /// Those of the columns that the publisher's table has no more. (Others were taken out of the
+    /// publication.)
+    async fn dropped<'a>(&self, gone: &[&'a str]) -> Result<Vec<&'a str>, ApplyError> {
+        if gone.is_empty() {
+            return Ok(Vec::new());
+        }
+        let published = published_name(self.relation);
+        let mut publisher = self.source.connect(Mode::Sql).await?;
+        let asked = publisher
+            .query(
+                "SELECT a.attname FROM pg_catalog.pg_attribute a \
+                 JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped",
+                &[Some(&published.schema), Some(&published.name)],
+            )
+            .await;
+        let there = asked.map_err(|error| farshore_capture::CaptureError::Publisher {
+            server: self.source.source.redacted(),
+            error,
+        })?;
+        publisher.close().await;
+        // Without the table nobody can tell.
+        let is_dropped =
+            |name: &&str| !there.is_empty() && there.iter().all(|row| row.get(0) != Some(name));
+        Ok(gone.iter().copied().filter(is_dropped).collect())
+    }
+
+    async fn drop(&self, session: &mut Session, dropped: &[&str]) -> Result<(), ApplyError> {
+        if dropped.is_empty() {
+            return Ok(());
+        }
+        let root = self.root(session).await?;
+        for column in dropped {
+            let drop = format!("DROP COLUMN {}", quote_identifier(column));
+            session.simple(&format!("ALTER TABLE {root} {drop}")).await.map_err(|error| {
+                match &error {
+                    ApplyError::Target { error: refused, .. } if refused.sqlstate().is_some() => {
+                        self.stops(&format!(
+                            "column {} was dropped, and the target refused to drop it ({refused}). \
+                             As the table's owner: {}; or leave it (follow_ddl = \"add\")",
+                            quote_identifier(column),
+                            self.alter(&drop)
+                        ))
+                    }
+                    _ => error,
+                }
+            })?;
+            tracing::info!(
+                subscription = %self.subscription,
+                table = %self.table,
+                %column,
+                "column dropped on the target, as on the publisher"
+            );
+        }
+        Ok(())
+    }
+
     async fn add(&self, session: &mut Session, missing: &[&Column]) -> Result<(), ApplyError> {
         let spec = self.source;
         let mut publisher = spec.connect(Mode::Sql).await?;
@@ -199,15 +279,7 @@ impl Follow<'_> {
         })?;
         publisher.close().await;
         let file_node = self.file_node_of_copy(session).await?;
-        let root = session
-            .query(
-                "SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c WHERE c.oid = \
-                 coalesce(pg_catalog.pg_partition_root(pg_catalog.to_regclass($1)), \
-                 pg_catalog.to_regclass($1))",
-                &[Some(&self.table.to_string())],
-            )
-            .await?;
-        let root = root.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+        let root = self.root(session).await?;
         for (column, old) in missing.iter().zip(old_values) {
             let definition = self.type_on_target(session, column).await?;
             let mut add = format!("ADD COLUMN {} {definition}", quoted(column));

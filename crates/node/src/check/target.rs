@@ -290,7 +290,7 @@ fn check_table(
         return false;
     }
     // What a copied table lacks is added when its first change comes.
-    let follows = copied && subscription.spec.follow_ddl == FollowDdl::Add;
+    let follows = copied && subscription.spec.follow_ddl != FollowDdl::Stop;
     let is_there = |name: &str| table.columns.iter().any(|column| column.name == name);
     let names = source.columns.iter().map(|column| column.name.as_str());
     let names = names.filter(|name| !follows || is_there(name));

@@ -108,11 +108,13 @@ pub struct Subscription {
 
 /// `follow_ddl = "…"`
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub enum FollowDdl {
     /// Columns that the publisher's tables gain are added on the target.
     #[default]
     Add,
+    /// And those that they lose are dropped.
+    AddDrop,
     /// The subscription stops.
     Stop,
 }
