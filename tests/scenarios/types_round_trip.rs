@@ -5,6 +5,8 @@
 //! - `FARSHORE_ROUNDS`: how often each random test is done, with seeds that follow each other
 //!   (default 1).
 
+#[path = "types_round_trip/encodings.rs"]
+mod encodings;
 #[path = "types_round_trip/kinds.rs"]
 mod kinds;
 #[path = "types_round_trip/shapes.rs"]

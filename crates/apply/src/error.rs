@@ -177,6 +177,20 @@ impl ApplyError {
     }
 }
 
+impl ApplyError {
+    /// Whether another session was in the way, and the target ended what we were at: trying again
+    /// at once is what is called for (PostgreSQL docs: "13.5. Serialization Failure Handling").
+    pub fn is_clash(&self) -> bool {
+        let code = match self {
+            ApplyError::Target { error, .. } => error.sqlstate(),
+            ApplyError::Change(failed) => failed.cause.sqlstate(),
+            ApplyError::Commit(refused) => Some(refused.error.code.as_str()),
+            _ => None,
+        };
+        matches!(code, Some("40001" | "40P01"))
+    }
+}
+
 impl FailedChange {
     /// Whether the data is at odds with the target, so that a policy decides; anything else is the
     /// server's or the set-up's trouble.

@@ -305,7 +305,9 @@ async fn run_capture(
             }
         }
     };
-    supervise("capture", name, stop.clone(), agent, |notice| note(&failure, &notice)).await;
+    let position = || capture.store.durable().borrow().0;
+    let notice = |notice: Notice<'_>| note(&failure, &notice);
+    supervise("capture", name, stop.clone(), agent, position, notice).await;
 }
 
 /// Asks, but for a stop: then there is nothing more to do.
@@ -343,12 +345,18 @@ async fn run_subscription(
                 Ok(()) => Outcome::Done,
                 Err(error) => {
                     lock(&subscription.status).phase = Phase::Starting;
-                    outcome(error.is_transient(), &error)
+                    if error.is_clash() {
+                        Outcome::Clash(error.to_string())
+                    } else {
+                        outcome(error.is_transient(), &error)
+                    }
                 }
             }
         }
     };
-    supervise("subscription", name, stop.clone(), agent, |notice| note(&failure, &notice)).await;
+    let position = || lock(&subscription.status).applied.0;
+    let notice = |notice: Notice<'_>| note(&failure, &notice);
+    supervise("subscription", name, stop.clone(), agent, position, notice).await;
 }
 
 fn outcome(transient: bool, error: &dyn std::fmt::Display) -> Outcome {

@@ -1,5 +1,6 @@
 //! Runs an agent again and again until it is told to stop or fails for good.
 
+use farshore_model::Lsn;
 use std::future::Future;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -18,6 +19,9 @@ pub enum Outcome {
     Done,
     /// With an error; trying again may help.
     Transient(String),
+    /// In a deadlock or the like with another session, which may have what it wanted now: to wait
+    /// longer each time would only fall behind.
+    Clash(String),
     /// With an error that trying again does not mend.
     Permanent(String),
 }
@@ -30,12 +34,14 @@ pub enum Notice<'a> {
     Stopped(&'a str),
 }
 
-/// Runs `agent` until it is done or fails for good. Errors are logged here and nowhere else.
+/// Runs `agent` until it is done or fails for good. Errors are logged here and nowhere else. The
+/// pauses grow for as long as `position`, which tells how far it has come, stays as it is.
 pub async fn supervise<F, Fut>(
     kind: &'static str,
     name: String,
     mut stop: watch::Receiver<bool>,
     mut agent: F,
+    position: impl Fn() -> Lsn,
     notice: impl Fn(Notice<'_>),
 ) where
     F: FnMut() -> Fut,
@@ -44,20 +50,22 @@ pub async fn supervise<F, Fut>(
     let mut back_off = BACK_OFF_MIN;
     let mut last_error = String::new();
     loop {
-        let started = Instant::now();
-        match agent().await {
+        let (started, from) = (Instant::now(), position());
+        let outcome = agent().await;
+        let clashed = matches!(outcome, Outcome::Clash(_));
+        match outcome {
             Outcome::Done => return,
             Outcome::Permanent(error) => {
                 tracing::error!(agent = kind, %name, "stopped: {error}");
                 notice(Notice::Stopped(&error));
                 return;
             }
-            Outcome::Transient(error) => {
+            Outcome::Transient(error) | Outcome::Clash(error) => {
                 if *stop.borrow() {
                     tracing::warn!(agent = kind, %name, "while stopping: {error}");
                     return;
                 }
-                if started.elapsed() >= HEALTHY_AFTER {
+                if clashed || position() > from || started.elapsed() >= HEALTHY_AFTER {
                     back_off = BACK_OFF_MIN;
                 }
                 // A server that stays away is said once, not every few seconds.
@@ -75,5 +83,34 @@ pub async fn supervise<F, Fut>(
                 back_off = (back_off * 2).min(BACK_OFF_MAX);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cell::Cell;
+
+    /// Seconds until an agent has failed this often.
+    async fn seconds_of(failures: u32, outcome: fn() -> Outcome, moves: bool) -> u64 {
+        let (failed, position) = (Cell::new(0), Cell::new(0));
+        let (_stop, stopped) = watch::channel(false);
+        let begin = Instant::now();
+        let agent = || async {
+            failed.set(failed.get() + 1);
+            position.set(position.get() + u64::from(moves));
+            if failed.get() > failures { Outcome::Done } else { outcome() }
+        };
+        let at = || Lsn(position.get());
+        supervise("test", "a".to_owned(), stopped, agent, at, |_| {}).await;
+        begin.elapsed().as_secs()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pauses_grow_only_while_nothing_comes_of_it() {
+        let transient = || Outcome::Transient("away".to_owned());
+        assert_eq!(seconds_of(20, transient, false).await, 25 + 13 * 15);
+        assert_eq!(seconds_of(20, transient, true).await, 4);
+        assert_eq!(seconds_of(20, || Outcome::Clash("deadlock".to_owned()), false).await, 4);
     }
 }

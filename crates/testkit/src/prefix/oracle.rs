@@ -103,7 +103,9 @@ pub(super) fn state_of(messages: Vec<SimpleQueryMessage>) -> Result<State> {
 /// # Errors
 /// The server's message.
 pub fn read_state(client: &mut Client) -> Result<State> {
-    // Several tables are locked one after the other here, and by the TRUNCATE of several tables.
+    // Several tables are locked one after the other here, and by the TRUNCATE of several tables:
+    // a deadlock is to end here and not there.
+    client.batch_execute("SET deadlock_timeout = '20ms'")?;
     while let Err(error) = client.batch_execute(&begin_read()) {
         ensure!(error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED), error);
         client.batch_execute("ROLLBACK")?;
