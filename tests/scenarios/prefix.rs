@@ -37,14 +37,37 @@ fn take_turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// How changes are applied, round by round: change by change or in batches, one group after the
-/// other or several side by side. Groups are small, so that there are many.
-const APPLY: [&str; 4] = [
-    "batches = \"auto\"\nstreams = 1",
-    "batches = \"always\"\nstreams = 4\ngroup_transactions = 4",
-    "batches = \"always\"\nstreams = 1",
-    "batches = \"auto\"\nstreams = 4\ngroup_transactions = 20",
+/// How changes are applied, and by whom.
+#[derive(Clone, Copy)]
+struct Apply {
+    /// The subscription's settings.
+    settings: &'static str,
+    /// The role on the target.
+    role: &'static str,
+}
+
+/// Round by round: change by change or in batches, one group after the other or several side by
+/// side. Groups are small, so that there are many.
+const APPLY: [Apply; 6] = [
+    Apply { settings: "batches = \"auto\"\nstreams = 1", role: PLAIN_ROLE },
+    Apply {
+        settings: "batches = \"always\"\nstreams = 4\ngroup_transactions = 4",
+        role: "postgres",
+    },
+    Apply {
+        settings: "batches = \"auto\"\nstreams = 4\ngroup_transactions = 20",
+        role: "postgres",
+    },
+    Apply { settings: "batches = \"always\"\nstreams = 1", role: PLAIN_ROLE },
+    Apply { settings: "batches = \"always\"\nstreams = 1", role: "postgres" },
+    Apply { settings: "batches = \"auto\"\nstreams = 1", role: "postgres" },
 ];
+
+/// Foreign keys fire for what this role writes.
+const PLAIN_ROLE: &str = "plain";
+const ADMIT_PLAIN_ROLE: &str = "CREATE ROLE plain LOGIN; GRANT CREATE ON DATABASE postgres TO plain; \
+    GRANT USAGE ON SCHEMA prefix TO plain; \
+    GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA prefix TO plain";
 
 /// One round on fresh servers.
 struct Plan {
@@ -53,9 +76,8 @@ struct Plan {
     startup: Vec<CrashPoint>,
     /// Crashes from then on, with samplers watching.
     schedule: Schedule,
-    /// The subscription's setting.
-    /// The subscription's settings for applying.
-    apply: &'static str,
+    /// How changes are applied.
+    apply: Apply,
     /// The defect that is switched on in the product.
     defect: Option<&'static str>,
     /// Commits that the publisher makes after the last crash, at least.
@@ -95,18 +117,20 @@ fn write_site(
     dir: &Path,
     publisher: &Cluster,
     subscriber: &Cluster,
-    apply: &str,
+    apply: Apply,
 ) -> Result<std::path::PathBuf> {
+    let Apply { settings, role } = apply;
+    let target = subscriber.url(DATABASE).replace("postgres@", &format!("{role}@"));
     let site = dir.join("site.toml");
     let text = format!(
         "[site]\nname = \"t1\"\ndata_dir = \"{}\"\n\n\
          [publication.p]\nsource = \"{}\"\ntables = [\"prefix.*\"]\n\
          segment_size = \"64KB\"\n\n\
          [subscription.{SUBSCRIPTION}]\npublication = \"p\"\ntarget = \"{}\"\n\
-         copy_range = \"64KB\"\n{apply}\n",
+         copy_range = \"64KB\"\n{settings}\n",
         dir.join("data").display(),
         publisher.url(DATABASE),
-        subscriber.url(DATABASE),
+        target,
     );
     std::fs::write(&site, text).context("write site.toml")?;
     Ok(site)
@@ -218,6 +242,7 @@ fn run(plan: &Plan) -> Result<Outcome> {
     let subscriber = cluster(subscriber_major)?;
     create_tables(&mut publisher.connect()?)?;
     create_tables(&mut subscriber.connect()?)?;
+    subscriber.execute_script(ADMIT_PLAIN_ROLE)?;
     let oracle = Oracle::create(&mut publisher.connect()?)?;
     Workload::fill(&mut publisher.connect()?)?;
     let options = WorkloadOptions::new(plan.seed);
@@ -416,15 +441,11 @@ fn at_points(names: &[&str], times: u32, cut: bool) -> Vec<Victim> {
 
 /// The same scenario with a defect in the product must fail, by the product's fault.
 fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
-    assert_caught_with(APPLY[0], defect, victims)
+    assert_caught_with(APPLY[5], defect, victims)
 }
 
 /// As [`assert_caught`], with the subscription's setting.
-fn assert_caught_with(
-    apply: &'static str,
-    defect: &'static str,
-    victims: Vec<Victim>,
-) -> Result<()> {
+fn assert_caught_with(apply: Apply, defect: &'static str, victims: Vec<Victim>) -> Result<()> {
     let _turn = take_turn();
     let seed = seed();
     let schedule = Schedule::of_victims(seed, victims);

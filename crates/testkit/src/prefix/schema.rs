@@ -81,8 +81,8 @@ pub const TABLES: &[TableSpec] = &[
         name: "order_lines",
         columns: &["order_id", "line_no", "sku", "quantity"],
         identity: &[0, 1],
-        definition: "order_id bigint, line_no int, sku text NOT NULL, quantity int NOT NULL, \
-                     PRIMARY KEY (order_id, line_no)",
+        definition: "order_id bigint REFERENCES prefix.orders, line_no int, sku text NOT NULL, \
+                     quantity int NOT NULL, PRIMARY KEY (order_id, line_no)",
         more: "",
     },
     // The primary key itself is updated.
