@@ -5,6 +5,7 @@ use crate::drain::{self, DrainCase};
 use crate::fanout::{self, FanoutCase};
 use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
+use crate::study::{self, StudyCase};
 use anyhow::Result;
 
 /// What is measured as one.
@@ -18,6 +19,8 @@ pub enum Case {
     Fanout(FanoutCase),
     /// A steady rate.
     Latency(LatencyCase),
+    /// The throughput study.
+    Study(StudyCase),
 }
 
 impl Case {
@@ -26,7 +29,9 @@ impl Case {
         let drains = DrainCase::ALL.into_iter().map(Case::Drain);
         let from_store = DrainCase::ALL.into_iter().map(Case::DrainStore);
         let live = LatencyCase::ALL.map(Case::Latency);
-        drains.chain(from_store).chain(FanoutCase::ALL.map(Case::Fanout)).chain(live).collect()
+        let study = StudyCase::ALL.map(Case::Study);
+        let fanout = FanoutCase::ALL.map(Case::Fanout);
+        drains.chain(from_store).chain(fanout).chain(live).chain(study).collect()
     }
 
     /// The scenario it belongs to.
@@ -36,6 +41,7 @@ impl Case {
             Case::DrainStore(_) => drain::DRAIN_STORE,
             Case::Fanout(_) => fanout::FANOUT,
             Case::Latency(_) => latency::LATENCY,
+            Case::Study(_) => study::STUDY,
         }
     }
 
@@ -45,6 +51,7 @@ impl Case {
             Case::Drain(case) | Case::DrainStore(case) => case.name(),
             Case::Fanout(case) => case.name(),
             Case::Latency(case) => case.name(),
+            Case::Study(case) => case.name(),
         }
     }
 
@@ -58,6 +65,7 @@ impl Case {
             Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
             Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
             Case::Latency(case) => case.measure(bench),
+            Case::Study(case) => case.measure(bench),
         }
     }
 }

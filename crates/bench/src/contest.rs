@@ -10,7 +10,7 @@ mod meter;
 mod native;
 mod relay;
 
-pub use farshore::{Farshore, binary};
+pub use farshore::{Farshore, Status, binary};
 use ground::Built;
 pub use ground::{DRAIN_MAX, Ground};
 pub use native::{Native, OPTIONS as NATIVE_OPTIONS};
@@ -22,6 +22,7 @@ use crate::servers::Servers;
 use anyhow::{Context, Result};
 use farshore_testkit::checksum;
 use farshore_testkit::interrupt::Interrupt;
+use farshore_testkit::process::FarshoreBuilder;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -101,6 +102,11 @@ pub trait Contestant {
 
     /// A log that tells what went wrong.
     fn log(&self) -> PathBuf;
+
+    /// Whom to ask how far it is, if it can be asked.
+    fn status(&self) -> Option<FarshoreBuilder> {
+        None
+    }
 }
 
 /// What stands still while the backlog builds.
@@ -122,6 +128,8 @@ pub struct Terms {
     pub subscribers: usize,
     /// Whether both reach the publisher through a relay that counts what it sends.
     pub counts_bytes: bool,
+    /// Farshore's connections to a target at most, where it is not left to it.
+    pub streams: Option<usize>,
 }
 
 /// What both needed, run by run, and what the figures depend on.

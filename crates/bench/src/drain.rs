@@ -105,7 +105,7 @@ impl DrainCase {
         };
         let backlog = self.backlog(bench.plan.scale);
         let name = format!("{scenario}/{}", self.name());
-        let terms = Terms { stopped, subscribers: 1, counts_bytes: false };
+        let terms = Terms { stopped, subscribers: 1, counts_bytes: false, streams: None };
         let contest = Contest::hold(bench, &name, backlog.as_ref(), terms)?;
         let headline = Headline { scenario, case: self.name(), metric: "seconds", also: &[] };
         Ok(Measurement::of_runs(headline, &contest.farshore, &contest.native, contest.settings))

@@ -55,6 +55,7 @@ impl FanoutCase {
             stopped: Stopped::Everything,
             subscribers: self.subscribers(),
             counts_bytes: true,
+            streams: None,
         };
         let mut contest = Contest::hold(bench, &name, &backlog, terms)?;
         contest.settings.insert("subscribers", self.subscribers().into());

@@ -11,10 +11,12 @@ mod contest;
 mod drain;
 mod fanout;
 mod latency;
+mod load;
 mod measurement;
 mod page;
 mod progress;
 mod servers;
+mod study;
 mod text;
 
 use anyhow::{Context, Result};

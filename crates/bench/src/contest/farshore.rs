@@ -27,19 +27,37 @@ pub fn binary() -> Result<PathBuf> {
 
 /// What of `farshore status --json` is of interest here.
 #[derive(Debug, Deserialize)]
-struct Status {
-    publications: Vec<Agent>,
-    subscriptions: Vec<Agent>,
+pub struct Status {
+    /// Log readers.
+    pub publications: Vec<Agent>,
+    /// Distribution.
+    pub subscriptions: Vec<Agent>,
 }
 
+/// One agent.
 #[derive(Debug, Deserialize)]
-struct Agent {
+pub struct Agent {
     name: String,
     state: String,
     error: Option<String>,
-    /// Of a publication: the newest position in the store.
     #[serde(default)]
     durable: String,
+    #[serde(default)]
+    applied: String,
+    /// Row changes on its connection.
+    pub changes: u64,
+}
+
+impl Agent {
+    /// Of a publication: the newest position in the store; 0 before there is one.
+    pub fn durable(&self) -> u64 {
+        parse_lsn(&self.durable).unwrap_or(0)
+    }
+
+    /// Of a subscription: the newest position on the target; 0 before there is one.
+    pub fn applied(&self) -> u64 {
+        parse_lsn(&self.applied).unwrap_or(0)
+    }
 }
 
 /// A site that has made its slot and has copied what was there.
@@ -78,6 +96,9 @@ impl<'a> Farshore<'a> {
                 text,
                 "\n[subscription.{name}]\npublication = \"bench\"\ntarget = \"{target}\"\n"
             );
+            if let Some(streams) = ground.streams {
+                let _ = writeln!(text, "streams = {streams}");
+            }
         }
         std::fs::write(&site, text).context("write the site file")?;
         let builder = process::Farshore::builder(ground.binary(), &site);
@@ -116,7 +137,7 @@ impl<'a> Farshore<'a> {
     /// When capture stops, or after a quarter of an hour.
     pub fn await_stored(&mut self, position: u64) -> Result<()> {
         self.await_agents("the backlog in farshore's store", DRAIN_MAX, |status| {
-            status.publications.iter().all(|agent| parse_lsn(&agent.durable) > Some(position))
+            status.publications.iter().all(|agent| agent.durable() > position)
         })?;
         let (_, peak) = self.own()?.unwrap_or_default();
         self.peak_rss_bytes = peak;
@@ -241,6 +262,10 @@ impl Contestant for Farshore<'_> {
 
     fn log(&self) -> PathBuf {
         self.builder.log_path().to_owned()
+    }
+
+    fn status(&self) -> Option<FarshoreBuilder> {
+        Some(self.builder.clone())
     }
 }
 

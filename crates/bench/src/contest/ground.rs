@@ -29,6 +29,8 @@ pub struct Ground<'a> {
     label: String,
     /// Databases per contender.
     subscribers: usize,
+    /// Farshore's connections to a target at most.
+    pub(super) streams: Option<usize>,
     /// On the contenders' way to the publisher.
     pub(super) relay: Option<Relay>,
 }
@@ -51,8 +53,13 @@ impl<'a> Ground<'a> {
         bench.interrupt.check()?;
         let port = bench.servers.publisher.port();
         let relay = terms.counts_bytes.then(|| Relay::to(port)).transpose()?;
-        let ground =
-            Ground { bench, label: label.to_owned(), subscribers: terms.subscribers, relay };
+        let ground = Ground {
+            bench,
+            label: label.to_owned(),
+            subscribers: terms.subscribers,
+            streams: terms.streams,
+            relay,
+        };
         ground.clear_all().context("make room")?;
         for (cluster, database) in ground.databases() {
             cluster.execute_script(&format!("CREATE DATABASE {database}"))?;

@@ -1,15 +1,16 @@
 //! The transactions of the load: inserts and updates of rows of one table.
 
-use super::beats;
-use super::pace::SESSIONS;
 use crate::backlog::{SCHEMA, Tables, scaled};
 use crate::contest::Ground;
+use crate::load::{self, Source};
 use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::interrupt::Interrupt;
 use postgres::{Client, Statement};
 use rand::RngExt;
 
+/// Connections that commit the load, so that flushes of the publisher's log are shared.
+const SESSIONS: usize = 8;
 /// Rows before replication begins, per session.
 const ROWS_BEFORE: i64 = 2_500;
 /// Rows of a transaction that has many: half of them inserted, half updated.
@@ -47,32 +48,6 @@ impl Traffic {
         self.rows
     }
 
-    /// The number of the newest marker.
-    pub fn last_beat(&self) -> i64 {
-        self.last_beat
-    }
-
-    /// The number of the next marker, which is to be committed now.
-    pub fn next_beat(&mut self) -> i64 {
-        self.last_beat += 1;
-        self.last_beat
-    }
-
-    /// A session's part; give its rows back with [`Traffic::set`].
-    pub fn session(&self, number: usize, client: Client, seed: u64) -> Result<Session> {
-        Session::new(client, number, self.next[number], self.rows, seed)
-    }
-
-    /// Takes note of what a session has come to.
-    pub fn set(&mut self, session: &Session) {
-        self.next[session.number] = session.next;
-    }
-
-    /// Takes note of the newest marker.
-    pub fn set_beat(&mut self, number: i64) {
-        self.last_beat = number;
-    }
-
     /// Commits transactions as fast as one session can; returns how many.
     pub fn backlog(&mut self, ground: &Ground<'_>, scale: f64) -> Result<u64> {
         let mut client = ground.source()?;
@@ -81,10 +56,34 @@ impl Traffic {
         let transactions = scaled(BACKLOG, scale, 1);
         for _ in 0..transactions {
             ground.interrupt().check()?;
-            session.commit()?;
+            load::Session::commit(&mut session)?;
         }
         self.set(&session);
         Ok(transactions)
+    }
+}
+
+impl Source for Traffic {
+    type Session = Session;
+
+    fn sessions(&self) -> usize {
+        SESSIONS
+    }
+
+    fn session(&self, number: usize, client: Client, seed: u64) -> Result<Session> {
+        Session::new(client, number, self.next[number], self.rows, seed)
+    }
+
+    fn set(&mut self, session: &Session) {
+        self.next[session.number] = session.next;
+    }
+
+    fn last_beat(&self) -> i64 {
+        self.last_beat
+    }
+
+    fn set_beat(&mut self, number: i64) {
+        self.last_beat = number;
     }
 }
 
@@ -93,12 +92,12 @@ impl Tables for Traffic {
         format!(
             "{} CREATE TABLE {SCHEMA}.traffic (id bigint PRIMARY KEY, customer int NOT NULL, \
              cents bigint NOT NULL, note text NOT NULL);",
-            beats::schema()
+            load::schema()
         )
     }
 
     fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        client.batch_execute(&beats::preload())?;
+        client.batch_execute(&load::preload())?;
         for session in 0..SESSIONS {
             interrupt.check()?;
             let ids: Vec<i64> = (0..ROWS_BEFORE).map(|row| id(session, row)).collect();
@@ -175,14 +174,14 @@ impl Session {
         let prose = Prose::new(seed.wrapping_add(number as u64));
         Ok(Session { client, prose, number, next, committed: 0, kind })
     }
+}
 
-    /// Transactions so far.
-    pub fn committed(&self) -> u64 {
+impl load::Session for Session {
+    fn committed(&self) -> u64 {
         self.committed
     }
 
-    /// Commits the next transaction.
-    pub fn commit(&mut self) -> Result<()> {
+    fn commit(&mut self) -> Result<()> {
         match &self.kind {
             Kind::OneRow { update, .. } if self.committed % 2 == 1 => {
                 let row = self.prose.rng().random_range(0..self.next);

@@ -30,6 +30,8 @@ pub fn preload() -> String {
 pub struct Beat {
     pub number: i64,
     pub committed: i64,
+    /// Where the publisher's log ended then.
+    pub position: u64,
 }
 
 /// Commits markers.
@@ -43,7 +45,8 @@ impl Beats<'_> {
     pub fn of(source: &mut Client) -> Result<Beats<'_>> {
         let update = source.prepare(&format!(
             "UPDATE {SCHEMA}.{TABLE} SET number = $1, committed = clock_timestamp() \
-             RETURNING (extract(epoch FROM committed) * 1000000)::bigint"
+             RETURNING (extract(epoch FROM committed) * 1000000)::bigint, \
+             (pg_current_wal_insert_lsn() - '0/0')::bigint"
         ))?;
         Ok(Beats { source, update })
     }
@@ -51,7 +54,8 @@ impl Beats<'_> {
     /// Commits one.
     pub fn commit(&mut self, number: i64) -> Result<Beat> {
         let row = self.source.query_one(&self.update, &[&number]).context("commit a marker")?;
-        Ok(Beat { number, committed: row.get(0) })
+        let position = row.get::<_, i64>(1).unsigned_abs();
+        Ok(Beat { number, committed: row.get(0), position })
     }
 }
 
@@ -95,8 +99,8 @@ impl Sightings {
     }
 }
 
-/// This machine's clock, which is the publisher's too.
-fn now_micros() -> i64 {
+/// This machine's clock, which is the publisher's too, in microseconds.
+pub fn now_micros() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_micros() as i64)
 }
@@ -133,8 +137,9 @@ mod tests {
 
     #[test]
     fn a_marker_is_visible_once_it_or_a_later_one_is_seen() {
-        let beats: Vec<Beat> =
-            (1..=4).map(|number| Beat { number, committed: number * 1_000_000 }).collect();
+        let beats: Vec<Beat> = (1..=4)
+            .map(|number| Beat { number, committed: number * 1_000_000, position: 0 })
+            .collect();
         let seen = [(0, 10), (1, 1_002_000), (3, 3_005_000), (4, 4_001_000)];
         assert_eq!(latencies_ms(&beats, &seen, 0.0), [1.0, 2.0, 5.0, 1_005.0]);
         assert_eq!(latencies_ms(&beats, &seen, 1.5), [1.0, 5.0]);

@@ -2,7 +2,8 @@
 //! commits never waits for who replicates.
 
 use super::beats::{self, Beat, Beats, Sightings};
-use super::traffic::{Session, Traffic};
+use super::legs::Legs;
+use super::{Session, Source};
 use crate::contest::{Contestant, DRAIN_MAX, Ground};
 use anyhow::{Context, Result, bail};
 use farshore_testkit::interrupt::Interrupt;
@@ -12,8 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
 
-/// Connections that commit the load, so that flushes of the publisher's log are shared.
-pub const SESSIONS: usize = 8;
 /// Between two looks at the target: what latencies are measured to. Both contenders pay for the
 /// looks alike.
 const LOOK_EVERY: Duration = Duration::from_micros(500);
@@ -29,6 +28,16 @@ pub struct Load {
     pub warm_up: f64,
     /// Seconds that do.
     pub seconds: f64,
+    /// Farshore is asked now and then how far each leg is. That costs a little.
+    pub watches_legs: bool,
+}
+
+/// What was seen of the contender.
+pub struct Seen {
+    /// By a reader of its target.
+    pub sightings: Sightings,
+    /// Of its legs.
+    pub legs: Legs,
 }
 
 impl Load {
@@ -112,21 +121,23 @@ fn at_rate(
 ///
 /// # Errors
 /// When a server refuses, or the contender gives up.
-pub fn run(
+pub fn run<S: Source>(
     ground: &Ground<'_>,
     contestant: &mut dyn Contestant,
-    traffic: &mut Traffic,
+    traffic: &mut S,
     load: Load,
-) -> Result<(Vec<Beat>, Sightings, u64)> {
+) -> Result<(Vec<Beat>, Seen, u64)> {
+    let count = traffic.sessions();
+    let status = contestant.status().filter(|_| load.watches_legs);
     let shared = Shared {
-        start: Barrier::new(SESSIONS + 2),
+        start: Barrier::new(count + 2),
         over: AtomicBool::new(false),
         last_beat: AtomicI64::new(UNKNOWN),
         interrupt: ground.interrupt(),
     };
     let shared = &shared;
-    let mut sessions = Vec::with_capacity(SESSIONS);
-    for number in 0..SESSIONS {
+    let mut sessions = Vec::with_capacity(count);
+    for number in 0..count {
         // Other text in every phase.
         let seed = ground.seed().wrapping_add(1_000 + traffic.last_beat() as u64);
         sessions.push(traffic.session(number, ground.source()?, seed)?);
@@ -136,49 +147,61 @@ pub fn run(
     let mut beats = Beats::of(&mut source)?;
     let mut sightings = Sightings::connect(ground, contestant.contender())?;
     let first_beat = traffic.last_beat() + 1;
-    let per_session = (load.per_second - beats::PER_SECOND).max(1.0) / SESSIONS as f64;
+    let per_session = (load.per_second - beats::PER_SECOND).max(1.0) / count as f64;
 
-    let (sessions, beats) = std::thread::scope(|scope| -> Result<(Vec<Session>, Vec<Beat>)> {
-        let working: Vec<ScopedJoinHandle<'_, Result<Session>>> = sessions
-            .into_iter()
-            .enumerate()
-            .map(|(number, mut session)| {
-                let phase = number as f64 / SESSIONS as f64;
-                scope.spawn(move || {
-                    shared.guard(|| {
-                        at_rate(shared, per_session, phase, load.duration(), || session.commit())?;
-                        Ok(session)
+    let watched_to_the_end = AtomicBool::new(false);
+    let over = &watched_to_the_end;
+    let (sessions, beats, legs) =
+        std::thread::scope(|scope| -> Result<(Vec<S::Session>, Vec<Beat>, Legs)> {
+            let working: Vec<ScopedJoinHandle<'_, Result<S::Session>>> = sessions
+                .into_iter()
+                .enumerate()
+                .map(|(number, mut session)| {
+                    let phase = number as f64 / count as f64;
+                    scope.spawn(move || {
+                        shared.guard(|| {
+                            at_rate(shared, per_session, phase, load.duration(), || {
+                                session.commit()
+                            })?;
+                            Ok(session)
+                        })
                     })
                 })
-            })
-            .collect();
-        let beating = scope.spawn(|| shared.guard(|| beat(shared, &mut beats, first_beat, load)));
-        let watched = shared.guard(|| watch(shared, contestant, &mut sightings));
-        let (mut done, mut failures) = (Vec::with_capacity(SESSIONS), Vec::new());
-        for session in working {
-            match join(session) {
-                Ok(session) => done.push(session),
-                Err(error) => failures.push(error),
+                .collect();
+            let beating =
+                scope.spawn(|| shared.guard(|| beat(shared, &mut beats, first_beat, load)));
+            let asking = status.map(|status| scope.spawn(move || Legs::watch(&status, over)));
+            let watched = shared.guard(|| watch(shared, contestant, &mut sightings));
+            let (mut done, mut failures) = (Vec::with_capacity(count), Vec::new());
+            for session in working {
+                match join(session) {
+                    Ok(session) => done.push(session),
+                    Err(error) => failures.push(error),
+                }
             }
-        }
-        let beats = join(beating).unwrap_or_else(|error| {
-            failures.push(error);
-            Vec::new()
-        });
-        failures.extend(watched.err());
-        // Who gave up tells only that another one had a reason.
-        failures.sort_by_key(|error| error.is::<GivenUp>());
-        match failures.into_iter().next() {
-            Some(error) => Err(error),
-            None => Ok((done, beats)),
-        }
-    })?;
+            let beats = join(beating).unwrap_or_else(|error| {
+                failures.push(error);
+                Vec::new()
+            });
+            over.store(true, Ordering::Relaxed);
+            let legs = asking.map_or_else(|| Ok(Legs::default()), join).unwrap_or_else(|error| {
+                failures.push(error);
+                Legs::default()
+            });
+            failures.extend(watched.err());
+            // Who gave up tells only that another one had a reason.
+            failures.sort_by_key(|error| error.is::<GivenUp>());
+            match failures.into_iter().next() {
+                Some(error) => Err(error),
+                None => Ok((done, beats, legs)),
+            }
+        })?;
     let committed = sessions.iter().map(Session::committed).sum::<u64>() + beats.len() as u64;
     sessions.iter().for_each(|session| traffic.set(session));
     if let Some(last) = beats.last() {
         traffic.set_beat(last.number);
     }
-    Ok((beats, sightings, committed))
+    Ok((beats, Seen { sightings, legs }, committed))
 }
 
 fn join<T>(handle: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
