@@ -13,6 +13,7 @@ use crate::streaming::StreamEnd;
 use crate::subscription::{Attempt, Start, Subscription};
 use crate::{ApplyError, TableCopy};
 use farshore_store::StoreError;
+use std::pin::Pin;
 use tokio::sync::watch;
 
 /// Between a subscription's name and what its cursor for a copy is called; in no name.
@@ -23,13 +24,18 @@ pub fn cursor_owner(cursor: &str) -> &str {
     cursor.strip_suffix(COPY_CURSOR).unwrap_or(cursor)
 }
 
+/// A copy that outlives the streams beside it.
+pub(crate) type Copying<'a> = Pin<Box<dyn Future<Output = Result<(), ApplyError>> + Send + 'a>>;
+
 impl Subscription {
-    /// Streams while the tables in `start.beside` are copied.
-    pub(crate) async fn stream_beside_copy(
-        &self,
+    /// Streams while the tables in `start.beside` are copied. When the stream has to start again,
+    /// the copy is left in `copying` and goes on beside the next one.
+    pub(crate) async fn stream_beside_copy<'a>(
+        &'a self,
         session: Session,
         start: Start,
         attempt: Attempt,
+        copying: &mut Option<Copying<'a>>,
         stop: &watch::Receiver<bool>,
     ) -> Result<StreamEnd, Failure> {
         let (halt, mut halted) = watch::channel(false);
@@ -38,11 +44,12 @@ impl Subscription {
             // The site's end is a stop, too.
             let _ = stopping.wait_for(|stop| *stop).await;
         };
-        let mut copying = Box::pin(self.copy_beside());
+        let copy = copying.get_or_insert_with(|| Box::pin(self.copy_beside()));
         let mut streaming = Box::pin(self.stream(session, start, attempt, &mut halted));
         tokio::select! {
             end = &mut streaming => end,
-            copied = &mut copying => {
+            copied = copy => {
+                *copying = None;
                 halt.send_replace(true);
                 let end = streaming.await?;
                 copied?;
@@ -80,6 +87,7 @@ impl Subscription {
                 settings: self.spec.copy,
                 streaming: true,
                 ends: false,
+                only_begun: false,
                 schema: &self.spec.schema,
                 status: &self.status,
             };

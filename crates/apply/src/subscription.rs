@@ -177,6 +177,7 @@ impl Subscription {
         let mut alone = Alone::default();
         let mut without_partition = None;
         let mut copied_beside = false;
+        let mut copying = None;
         loop {
             let mut stop_early = stop.clone();
             let started = tokio::select! {
@@ -202,9 +203,10 @@ impl Subscription {
             };
             copied_beside = false;
             let ended = if start.beside.is_empty() {
+                copying = None;
                 self.stream(session, start, attempt, &mut stop).await
             } else {
-                self.stream_beside_copy(session, start, attempt, &stop).await
+                self.stream_beside_copy(session, start, attempt, &mut copying, &stop).await
             };
             match ended {
                 Ok(StreamEnd::CopiedBeside) => copied_beside = true,
@@ -278,24 +280,29 @@ impl Subscription {
             tables.iter().filter(|table| !table.copied).cloned().collect();
         let mut beside = Vec::new();
         if unfinished {
-            self.copy_waiting(&mut session, progress.as_ref(), cursor.applied).await?;
+            self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
         } else {
             let begun: Vec<TableProgress> = tables
                 .iter()
                 .map(|table| TableProgress { copied: true, ..table.clone() })
                 .collect();
             let joined = self.new_tables(&begun).await;
-            // What only has to be brought forward is done at once, unless more is to be copied.
-            let is_copied = joined.is_empty() && (half_copied.is_empty() || copied_beside);
+            // What only has to be brought forward is ended first, whatever else has joined.
+            let ends = copied_beside && !half_copied.is_empty();
+            if ends {
+                self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, true).await?;
+            }
+            let left = if ends { Vec::new() } else { half_copied };
+            let is_more = !left.is_empty() || !joined.is_empty();
             // Where foreign keys fire, tables at different points are in each other's way.
-            if !is_copied && session.replica_role {
+            if is_more && session.replica_role {
                 self.keep_log_for_copy()?;
                 session.mark_catching_up(name).await?;
-                beside = half_copied;
+                beside = left;
                 beside.retain(|table| !joined.iter().any(|joined| joined.table == table.table));
                 beside.extend(joined.iter().map(TableProgress::not_begun));
-            } else if !half_copied.is_empty() || !joined.is_empty() {
-                self.copy_waiting(&mut session, progress.as_ref(), cursor.applied).await?;
+            } else if is_more {
+                self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
             }
         }
         tables = session.load_tables(name).await?;
@@ -453,17 +460,18 @@ impl Subscription {
         session.finish_tables(name).await
     }
 
-    /// Copies what is not copied, while nothing streams.
+    /// Copies what is not copied, or only what was begun, while nothing streams.
     async fn copy_waiting(
         &self,
         session: &mut Session,
         progress: Option<&Progress>,
         pinned: Applied,
+        only_begun: bool,
     ) -> Result<(), ApplyError> {
         let name = &self.spec.name;
         session.wait_for_copiers(name).await?;
         let known = session.load_tables(name).await?;
-        self.copy(session, progress, pinned, &known).await
+        self.copy(session, progress, pinned, &known, only_begun).await
     }
 
     async fn copy(
@@ -472,6 +480,7 @@ impl Subscription {
         progress: Option<&Progress>,
         pinned: Applied,
         known: &[TableProgress],
+        only_begun: bool,
     ) -> Result<(), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Copying);
@@ -507,6 +516,7 @@ impl Subscription {
             store: &self.store,
             settings: self.spec.copy,
             ends: true,
+            only_begun,
             streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
             schema: &self.spec.schema,
             status: &self.status,
@@ -581,9 +591,6 @@ impl Subscription {
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();
-        // Their changes do not make us look for new tables.
-        let beside = start.beside.drain(..);
-        start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");

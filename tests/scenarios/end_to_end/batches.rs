@@ -22,7 +22,8 @@ fn assert_chains_come_to_the_same(identity: &str) -> Result<()> {
               PRIMARY KEY (part, id)); \
             ALTER TABLE t ALTER big SET STORAGE EXTERNAL; \
             CREATE TABLE u (id integer PRIMARY KEY, code integer UNIQUE, v text); \
-            CREATE TABLE w (id integer, v numeric, j jsonb, big text, PRIMARY KEY (id)); \
+            CREATE TABLE w (id integer, v numeric, j jsonb, big text, \
+              PRIMARY KEY (id) INCLUDE (v)); \
             ALTER TABLE w ALTER big SET STORAGE EXTERNAL; \
             CREATE TABLE log (note text)";
         let mut pair = pair(direction, &format!("{schema}; {identity}"))?;

@@ -190,3 +190,79 @@ fn dropped_columns_follow_where_that_is_wanted() -> Result<()> {
         Ok(())
     })
 }
+
+/// Definitions that come back, at once and after the fact.
+#[test]
+fn columns_come_and_go_again() -> Result<()> {
+    both_ways(|direction| {
+        for stopped in [false, true] {
+            let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text)";
+            let mut pair = Pair::new(direction, &["public.*"], schema)?;
+            pair.site.add("follow_ddl = \"add-drop\"")?;
+            pair.publish("INSERT INTO t SELECT i, 'a' FROM generate_series(1, 50) AS i")?;
+            pair.site.start()?;
+            pair.assert_equal(&["public"])?;
+            for round in 1..=3 {
+                let changes = [
+                    format!(
+                        "ALTER TABLE t ADD COLUMN c integer DEFAULT {round}; UPDATE t SET a = 'c' WHERE id < 5"
+                    ),
+                    "ALTER TABLE t DROP COLUMN c; UPDATE t SET a = 'd' WHERE id < 9".to_owned(),
+                ];
+                if stopped {
+                    pair.site.stop()?;
+                }
+                for change in changes {
+                    pair.publish(&change)?;
+                    if !stopped {
+                        pair.await_arrival()?;
+                    }
+                }
+                if stopped {
+                    pair.publish(
+                        "ALTER TABLE t ADD COLUMN c integer; UPDATE t SET c = id WHERE id < 20",
+                    )?;
+                    pair.site.start()?;
+                }
+                pair.assert_equal(&["public"])?;
+                if stopped {
+                    pair.publish("ALTER TABLE t DROP COLUMN c; INSERT INTO t VALUES (1000 + (SELECT count(*) FROM t))")?;
+                    pair.await_arrival()?;
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+/// A partition that left its table on the publisher, and tables that inherit.
+#[test]
+fn a_column_is_dropped_where_it_was_dropped_and_nowhere_else() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE m (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100); \
+             CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200); \
+             CREATE TABLE parent (id integer PRIMARY KEY, v text); \
+             CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.site.add("follow_ddl = \"add-drop\"")?;
+        pair.publish(
+            "INSERT INTO m SELECT i, 'm' FROM generate_series(0, 199) i; \
+             INSERT INTO parent VALUES (1, 'p'); INSERT INTO child VALUES (2, 'c')",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("ALTER TABLE ONLY parent DROP COLUMN v; INSERT INTO parent VALUES (3)")?;
+        pair.publish("UPDATE child SET v = 'd'")?;
+        pair.assert_equal(&["public"])?;
+        pair.publish(
+            "ALTER TABLE m DETACH PARTITION m1; ALTER TABLE m1 DROP COLUMN v; \
+             INSERT INTO m VALUES (200 - 1 - 100 + 50, 'x') ON CONFLICT DO NOTHING; \
+             DELETE FROM m1 WHERE id = 1",
+        )?;
+        stops_with(&pair, "ALTER TABLE public.m DETACH PARTITION public.m1")?;
+        let kept = pair.subscriber_says("SELECT count(v) FROM m")?;
+        ensure!(kept == "200", "{kept}");
+        mended(&mut pair, "ALTER TABLE m DETACH PARTITION m1")
+    })
+}

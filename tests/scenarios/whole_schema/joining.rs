@@ -234,3 +234,74 @@ fn a_new_table_is_dropped_while_it_is_copied() -> Result<()> {
         Ok(())
     })
 }
+
+/// Its rows are in its partitions.
+#[test]
+fn a_partitioned_table_changes_while_it_is_copied_through_its_root() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+        let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
+        let parted = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (500); \
+             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (500) TO (2000);";
+        pair.subscriber.execute_script(parted)?;
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("BEGIN; LOCK TABLE p IN SHARE MODE")?;
+        pair.publish(&format!(
+            "{parted} INSERT INTO p SELECT i, 'v' FROM generate_series(1, 999) i"
+        ))?;
+        await_copy_waits(&mut pair, &mut other)?;
+        pair.publish(
+            "UPDATE p SET v = 'w' WHERE id % 3 = 0; DELETE FROM p WHERE id % 10 = 0; \
+             UPDATE p SET id = id + 1000 WHERE id % 7 = 0 AND id < 900; \
+             INSERT INTO p SELECT i, 'new' FROM generate_series(1990, 1999) i \
+             ON CONFLICT DO NOTHING; INSERT INTO t VALUES (1, 'x')",
+        )?;
+        let mut target = pair.subscriber.connect()?;
+        pair.site.wait_for("the other table to follow", SOON, || {
+            Ok(target.query_opt("SELECT FROM t WHERE id = 1", &[])?.map(drop))
+        })?;
+        other.batch_execute("COMMIT")?;
+        pair.await_copy("p")?;
+        pair.publish("UPDATE p SET v = 'last' WHERE id % 2 = 0")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+/// An interrupted copy does not go on with ranges of a table that was another one, or had other
+/// columns.
+#[test]
+fn a_table_becomes_another_one_while_its_copy_is_interrupted() -> Result<()> {
+    let fill = "SELECT i, repeat('v', 500) FROM generate_series(1, 2000) AS i";
+    for (number, change) in [
+        // Another table of that name; with what was copied of it removed, as it is asked for.
+        (0, "DROP TABLE wide; CREATE TABLE wide (id integer PRIMARY KEY, v text)"),
+        // Rows that nobody touched get a value.
+        (1, "ALTER TABLE wide ADD COLUMN c integer DEFAULT 5"),
+    ] {
+        both_ways(|direction| {
+            let mut pair = Pair::bare(direction)?;
+            pair.publish(&format!("{WIDE}; INSERT INTO wide {fill}"))?;
+            pair.add_publication("p", &["*.*"], "")?;
+            let target = pair.subscriber.url(DATABASE);
+            pair.add_subscription("s", "p", &target)?;
+            pair.site.add("copy_range = \"64KB\"\ncopy_workers = 1")?;
+            pair.site.env("FARSHORE_CRASH", "snapshot.after-range-commit:6");
+            pair.site.start()?;
+            let ended = pair.site.farshore()?.wait(SOON)?;
+            ensure!(ended.is_some(), "the copy was not interrupted{}", pair.site.log_tail());
+            pair.site.kill9()?;
+            pair.site.env("FARSHORE_CRASH", "");
+            pair.publish(change)?;
+            if number == 0 {
+                pair.publish(&format!("INSERT INTO wide {fill}"))?;
+                pair.subscriber.execute_script("TRUNCATE wide")?;
+            } else {
+                pair.subscriber.execute_script("ALTER TABLE wide ADD COLUMN c integer")?;
+            }
+            pair.site.start()?;
+            pair.assert_equal(&["public"])
+        })?;
+    }
+    Ok(())
+}

@@ -17,12 +17,15 @@
 //! `attmissingval` on the publisher, or NULL, or, where the table was rewritten, anything.
 
 use crate::ApplyError;
+use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use crate::postgres::statements::TargetTable;
 use crate::postgres::value_plan::ColumnType;
+use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_capture::schema::NameMap;
 use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
-use farshore_pg::{Connection, Mode, quote_literal};
+use farshore_pg::{Connection, Mode, Row, quote_literal};
 use farshore_wire::pgoutput::stored;
 
 /// What is done about columns that the publisher's table gained or lost.
@@ -45,6 +48,8 @@ pub struct Follow<'a> {
     pub policy: FollowDdl,
     /// Where the publisher is.
     pub source: &'a PublicationSpec,
+    /// What tables are called on the target.
+    pub names: &'a NameMap,
     /// The table on the target.
     pub table: &'a TableName,
     /// Its definition from now on.
@@ -59,7 +64,9 @@ impl Follow<'_> {
         session: &mut Session,
         on_target: &TargetTable,
     ) -> Result<bool, ApplyError> {
-        let before = self.load_definition(session).await?;
+        let published = published_name(self.relation);
+        let before = load_definition(session, self.subscription, &published).await?;
+        let before = before.map_err(|damaged| self.stops(damaged))?;
         let columns = &self.relation.columns;
         if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
             return Ok(false);
@@ -105,38 +112,22 @@ impl Follow<'_> {
                 return Err(self.stops(&format!("column {} is new: {add}", quoted(first))));
             }
         }
-        let dropped = if self.policy == FollowDdl::AddDrop && before.is_some() {
-            self.dropped(&gone).await?
-        } else {
-            Vec::new()
-        };
+        let may_drop = self.policy == FollowDdl::AddDrop && before.is_some() && !gone.is_empty();
+        let (dropped, publishers_root) =
+            if may_drop { self.dropped(&gone).await? } else { (Vec::new(), published) };
         let left: Vec<&str> = gone.iter().copied().filter(|name| !dropped.contains(name)).collect();
         if !left.is_empty() {
             self.check_left(session, &left).await?;
         }
-        self.drop(session, &dropped).await?;
+        if !dropped.is_empty() {
+            self.drop(session, (&dropped, &publishers_root)).await?;
+        }
         if !missing.is_empty() {
             self.add(session, &missing).await?;
         }
         note_definition(session, self.subscription, &published_name(self.relation), self.relation)
             .await?;
         Ok(!missing.is_empty() || !dropped.is_empty())
-    }
-
-    async fn load_definition(&self, session: &mut Session) -> Result<Option<Relation>, ApplyError> {
-        let published = published_name(self.relation);
-        let rows = session
-            .query(
-                "SELECT definition FROM farshore.table_copy \
-                 WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
-                &[Some(self.subscription), Some(&published.schema), Some(&published.name)],
-            )
-            .await?;
-        let Some(text) = rows.first().and_then(|row| row.get(0)) else { return Ok(None) };
-        let decoded = from_hex(text).and_then(|bytes| stored::decode_definition(&bytes).ok());
-        decoded.map(Some).ok_or_else(|| {
-            self.stops("its definition in farshore.table_copy is damaged: set it to NULL there")
-        })
     }
 
     /// A column that the publisher gave another type must have got it on the target too.
@@ -198,28 +189,25 @@ impl Follow<'_> {
         )))
     }
 
-    /// The table whose columns are altered: the top of the partitions that it is one of.
-    async fn root(&self, session: &mut Session) -> Result<String, ApplyError> {
-        let rows = session
-            .query(
-                "SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c WHERE c.oid = \
-                 coalesce(pg_catalog.pg_partition_root(pg_catalog.to_regclass($1)), \
-                 pg_catalog.to_regclass($1))",
-                &[Some(&self.table.to_string())],
-            )
-            .await?;
-        Ok(rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned())
+    /// The top of the partitions that the table is one of, or the table itself; and whether it has
+    /// or is a partition.
+    async fn root(&self, session: &mut Session) -> Result<(TableName, bool), ApplyError> {
+        let rows = session.query(ROOT, &[Some(&self.table.schema), Some(&self.table.name)]).await?;
+        Ok(rows.first().map_or_else(|| (self.table.clone(), false), root_of))
     }
 
-    /// Those of the columns that the publisher's table has no more. (Others were taken out of the
-    /// publication.)
-    async fn dropped<'a>(&self, gone: &[&'a str]) -> Result<Vec<&'a str>, ApplyError> {
-        if gone.is_empty() {
-            return Ok(Vec::new());
-        }
+    /// Those of the columns that the publisher has dropped, and what it calls the top of the
+    /// partitions that the table is one of. A column that the table still has was dropped and added
+    /// again if it is published; if not, it was taken out of the publication.
+    async fn dropped<'a>(
+        &self,
+        gone: &[&'a str],
+    ) -> Result<(Vec<&'a str>, TableName), CaptureError> {
         let published = published_name(self.relation);
+        let failed =
+            |error| CaptureError::Publisher { server: self.source.source.redacted(), error };
         let mut publisher = self.source.connect(Mode::Sql).await?;
-        let asked = publisher
+        let there = publisher
             .query(
                 "SELECT a.attname FROM pg_catalog.pg_attribute a \
                  JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
@@ -227,37 +215,51 @@ impl Follow<'_> {
                  WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped",
                 &[Some(&published.schema), Some(&published.name)],
             )
-            .await;
-        let there = asked.map_err(|error| farshore_capture::CaptureError::Publisher {
-            server: self.source.source.redacted(),
-            error,
-        })?;
+            .await
+            .map_err(failed)?;
+        let name = [Some(published.schema.as_str()), Some(published.name.as_str())];
+        let root = publisher.query(ROOT, &name).await.map_err(failed)?;
+        let tables = self.source.published_tables(&mut publisher).await?;
         publisher.close().await;
+        let now = tables.iter().find(|table| table.table == published);
         // Without the table nobody can tell.
-        let is_dropped =
-            |name: &&str| !there.is_empty() && there.iter().all(|row| row.get(0) != Some(name));
-        Ok(gone.iter().copied().filter(is_dropped).collect())
+        let is_dropped = |name: &&str| {
+            let is_there = there.iter().any(|row| row.get(0) == Some(name));
+            let is_published =
+                now.is_some_and(|table| table.columns.iter().any(|column| column.name == **name));
+            !there.is_empty() && (!is_there || is_published)
+        };
+        let root = root.first().map_or(published, |row| root_of(row).0);
+        Ok((gone.iter().copied().filter(is_dropped).collect(), root))
     }
 
-    async fn drop(&self, session: &mut Session, dropped: &[&str]) -> Result<(), ApplyError> {
-        if dropped.is_empty() {
-            return Ok(());
-        }
-        let root = self.root(session).await?;
+    async fn drop(
+        &self,
+        session: &mut Session,
+        (dropped, publishers_root): (&[&str], &TableName),
+    ) -> Result<(), ApplyError> {
+        let (root, is_in_tree) = self.root(session).await?;
         for column in dropped {
-            let drop = format!("DROP COLUMN {}", quote_identifier(column));
-            session.simple(&format!("ALTER TABLE {root} {drop}")).await.map_err(|error| {
-                match &error {
-                    ApplyError::Target { error: refused, .. } if refused.sqlstate().is_some() => {
-                        self.stops(&format!(
-                            "column {} was dropped, and the target refused to drop it ({refused}). \
-                             As the table's owner: {}; or leave it (follow_ddl = \"add\")",
-                            quote_identifier(column),
-                            self.alter(&drop)
-                        ))
-                    }
-                    _ => error,
-                }
+            let column = quote_identifier(column);
+            // Inheriting tables are published by themselves, and partitions cannot differ.
+            let only = if is_in_tree { "" } else { "ONLY " };
+            let drop = format!("ALTER TABLE {only}{root} DROP COLUMN {column}");
+            if is_in_tree && self.names.table(publishers_root) != root {
+                return Err(self.stops(&format!(
+                    "column {column} was dropped, and on the target the table is a partition of \
+                     {root}, from which it was not: take it out there (ALTER TABLE {root} DETACH \
+                     PARTITION {}), or leave the column (follow_ddl = \"add\")",
+                    self.table
+                )));
+            }
+            session.simple(&drop).await.map_err(|error| {
+                self.refused(error, |refused| {
+                    format!(
+                        "column {column} was dropped, and the target refused to drop it \
+                         ({refused}). As the table's owner: {drop}; or leave it (follow_ddl = \
+                         \"add\")"
+                    )
+                })
             })?;
             tracing::info!(
                 subscription = %self.subscription,
@@ -269,17 +271,31 @@ impl Follow<'_> {
         Ok(())
     }
 
+    /// An error of the target that does not pass by itself stops with `what` of it.
+    fn refused(
+        &self,
+        error: ApplyError,
+        what: impl FnOnce(&farshore_pg::Error) -> String,
+    ) -> ApplyError {
+        match &error {
+            ApplyError::Target { error: refused, .. }
+                if refused.sqlstate().is_some_and(|code| !passes_by_itself(code)) =>
+            {
+                self.stops(&what(refused))
+            }
+            _ => error,
+        }
+    }
+
     async fn add(&self, session: &mut Session, missing: &[&Column]) -> Result<(), ApplyError> {
         let spec = self.source;
         let mut publisher = spec.connect(Mode::Sql).await?;
         let asked = self.old_values(&mut publisher, missing).await;
-        let old_values = asked.map_err(|error| farshore_capture::CaptureError::Publisher {
-            server: spec.source.redacted(),
-            error,
-        })?;
+        let old_values = asked
+            .map_err(|error| CaptureError::Publisher { server: spec.source.redacted(), error })?;
         publisher.close().await;
         let file_node = self.file_node_of_copy(session).await?;
-        let root = self.root(session).await?;
+        let (root, _) = self.root(session).await?;
         for (column, old) in missing.iter().zip(old_values) {
             let definition = self.type_on_target(session, column).await?;
             let mut add = format!("ADD COLUMN {} {definition}", quoted(column));
@@ -293,17 +309,14 @@ impl Follow<'_> {
                 OldValue::Filled { .. } | OldValue::Null => {}
             }
             session.simple(&format!("ALTER TABLE {root} {add}")).await.map_err(|error| {
-                match &error {
-                    ApplyError::Target { error: refused, .. } if refused.sqlstate().is_some() => {
-                        self.stops(&format!(
-                            "column {} is new, and the target refused to add it ({refused}). As the \
-                             table's owner: {}",
-                            quoted(column),
-                            self.alter(&add)
-                        ))
-                    }
-                    _ => error,
-                }
+                self.refused(error, |refused| {
+                    format!(
+                        "column {} is new, and the target refused to add it ({refused}). As the \
+                         table's owner: {}",
+                        quoted(column),
+                        self.alter(&add)
+                    )
+                })
             })?;
             tracing::info!(
                 subscription = %self.subscription,
@@ -461,9 +474,42 @@ fn same_type(a: &Column, b: &Column) -> bool {
     a.type_oid == b.type_oid && a.type_modifier == b.type_modifier
 }
 
-fn same_columns(a: &Relation, b: &Relation) -> bool {
+/// Whether two versions of a table have the same columns, of the same types, in the same order.
+pub fn same_columns(a: &Relation, b: &Relation) -> bool {
     a.columns.len() == b.columns.len()
         && a.columns.iter().zip(&b.columns).all(|(a, b)| a.name == b.name && same_type(a, b))
+}
+
+/// The table at the top of a table's partition tree, and whether it is in one.
+const ROOT: &str = "SELECT rn.nspname, r.relname, r.oid <> c.oid OR c.relkind = 'p' \
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+    JOIN pg_catalog.pg_class r \
+      ON r.oid = coalesce(pg_catalog.pg_partition_root(c.oid)::pg_catalog.oid, c.oid) \
+    JOIN pg_catalog.pg_namespace rn ON rn.oid = r.relnamespace \
+    WHERE n.nspname = $1 AND c.relname = $2";
+
+fn root_of(row: &Row) -> (TableName, bool) {
+    let text = |column: usize| row.get(column).unwrap_or_default().to_owned();
+    (TableName { schema: text(0), name: text(1) }, row.get(2) == Some("t"))
+}
+
+/// The definition that a table follows, if one is known; what is wrong with it if it is damaged.
+pub async fn load_definition(
+    session: &mut Session,
+    subscription: &str,
+    table: &TableName,
+) -> Result<Result<Option<Relation>, &'static str>, ApplyError> {
+    let rows = session
+        .query(
+            "SELECT definition FROM farshore.table_copy \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+            &[Some(subscription), Some(&table.schema), Some(&table.name)],
+        )
+        .await?;
+    let Some(text) = rows.first().and_then(|row| row.get(0)) else { return Ok(Ok(None)) };
+    let decoded = from_hex(text).and_then(|bytes| stored::decode_definition(&bytes).ok());
+    let damaged = "its definition in farshore.table_copy is damaged: set it to NULL there";
+    Ok(decoded.map(Some).ok_or(damaged))
 }
 
 /// Keeps the definition that a copied table follows from now on.

@@ -7,7 +7,7 @@
 
 use crate::ApplyError;
 use crate::postgres::copy_order::{CopyOrder, Standing};
-use crate::postgres::follow_ddl::{definition_of, note_definition};
+use crate::postgres::follow_ddl::{definition_of, load_definition, note_definition, same_columns};
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
@@ -23,7 +23,7 @@ use farshore_capture::snapshot::{
     ranges_left,
 };
 use farshore_fault as fault;
-use farshore_model::{Lsn, quote_identifier};
+use farshore_model::{Lsn, Relation, quote_identifier};
 use farshore_pg::{Config, Mode};
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
@@ -66,6 +66,8 @@ pub struct InitialCopy<'a> {
     /// Tables whose rows are all on the target are done; otherwise they wait for another run, at a
     /// point that follows everything the stream has passed over.
     pub ends: bool,
+    /// Tables whose copy was not begun are left for another run.
+    pub only_begun: bool,
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
@@ -114,6 +116,9 @@ impl InitialCopy<'_> {
             .filter(|table| known.iter().any(|k| k.copied && k.is_still(table)))
             .map(|table| table.table.clone())
             .collect();
+        if self.only_begun {
+            published.retain(|table| known.iter().any(|known| known.table == table.table));
+        }
         self.create_tables(session, &mut source, &published, &copied).await?;
         session.forget_begun(self.subscription, &published, known).await?;
         let order = CopyOrder::load(session).await?;
@@ -137,7 +142,10 @@ impl InitialCopy<'_> {
                     continue;
                 }
                 let done = session.load_ranges(self.subscription, &table.table).await?;
+                let definition = load_definition(session, self.subscription, &table.table).await?;
+                let is_same = |before: &Relation| same_columns(before, &definition_of(table));
                 if done.file_node == table.file_node
+                    && definition.is_ok_and(|before| before.as_ref().is_some_and(is_same))
                     && progress.copied_at >= log_begins
                     && !done.ranges.is_empty()
                 {
@@ -341,6 +349,15 @@ impl InitialCopy<'_> {
             }
         }
         fault::point("snapshot.before-state");
+        session.simple("BEGIN").await?;
+        // Ranges of an earlier copy of another table of that name.
+        session
+            .execute(
+                "DELETE FROM farshore.range_copy \
+                 WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+                &[Some(self.subscription), Some(&name.schema), Some(&name.name)],
+            )
+            .await?;
         session
             .execute(
                 "INSERT INTO farshore.table_copy \
@@ -361,6 +378,7 @@ impl InitialCopy<'_> {
             )
             .await?;
         note_definition(session, self.subscription, name, &definition_of(&table)).await?;
+        session.simple("COMMIT").await?;
         fault::point("snapshot.after-state");
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };

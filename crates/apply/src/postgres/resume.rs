@@ -332,10 +332,12 @@ impl Resume<'_> {
         if let Some(filter) = &self.table.row_filter {
             terms.push(format!("({filter})"));
         }
+        // A partitioned table has no rows of its own.
+        let only = if self.table.partitioned { "" } else { "ONLY " };
         // The block number as 8 bytes, so that it can travel in binary beside the columns.
         let sql = format!(
             "SELECT int8send(split_part(trim(both '()' from ctid::text), ',', 1)::int8), {} \
-             FROM ONLY {} WHERE {}",
+             FROM {only}{} WHERE {}",
             self.plan.select_list(self.table),
             self.table.table,
             terms.join(" AND ")

@@ -54,7 +54,8 @@ pub async fn target_table(
     let rows = session
         .query(
             "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
-               a.attidentity = 'a', coalesce(a.attnum = ANY (i.indkey), false), \
+               a.attidentity = 'a', \
+               coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
                c.relkind = 'p', \
                CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
                  THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1) \

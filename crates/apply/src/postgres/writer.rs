@@ -38,6 +38,10 @@ pub struct Writer {
     pub(super) lanes: Lanes,
     pub(super) subscription: String,
     pub(super) relations: HashMap<DictionaryId, TargetRelation>,
+    /// The newest version of each table, by its name on the publisher.
+    versions: HashMap<TableName, DictionaryId>,
+    /// Versions that others have taken the place of.
+    superseded: Vec<DictionaryId>,
     /// Copied tables and the consistent points of their copies.
     copied: HashMap<TableName, Lsn>,
     /// What tables are called on the target.
@@ -128,6 +132,8 @@ impl Writer {
             lanes,
             subscription,
             relations: HashMap::new(),
+            versions: HashMap::new(),
+            superseded: Vec::new(),
             copied,
             target_names,
             following,

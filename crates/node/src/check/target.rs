@@ -60,8 +60,8 @@ async fn look(
     let asked = Server::ask(&mut session.connection).await;
     let server = asked.map_err(|error| session.error(error))?;
     server.check("target", "target", findings);
-    // Lanes have a connection more for a moment, to look for locks.
-    let needed = (subscription.spec.copy.workers + 1).max(subscription.spec.streams + 1);
+    // Lanes have a connection more for a moment, to look for locks; tables may be copied beside.
+    let needed = (subscription.spec.copy.workers + 1) + (subscription.spec.streams + 1);
     server.check_connections("target", needed, findings);
     if let Some(published) = published {
         let names = &subscription.spec.schema.names;

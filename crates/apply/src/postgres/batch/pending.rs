@@ -101,6 +101,12 @@ impl Batches {
         self.relations.insert(id, known);
     }
 
+    /// Makes a relation unknown that has no changes here.
+    pub fn forget(&mut self, relation: DictionaryId) {
+        self.relations.remove(&relation);
+        self.pending.retain(|(_, pending)| *pending != relation);
+    }
+
     /// The batch of a relation, if it has one, and the number of its table.
     pub fn get_mut(&mut self, relation: DictionaryId) -> Option<(u32, &mut Batch)> {
         let known = self.relations.get_mut(&relation)?;

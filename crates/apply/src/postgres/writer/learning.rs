@@ -3,7 +3,7 @@
 use super::Writer;
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::Follow;
+use crate::postgres::follow_ddl::{Follow, FollowDdl};
 use crate::postgres::statements::{TargetRelation, TargetTable, check_columns, target_table};
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
@@ -24,6 +24,34 @@ impl Writer {
         if self.relations.contains_key(&id) {
             return Ok(());
         }
+        let policy = self.following.policy;
+        self.learn_version(id, header, definitions, policy).await?;
+        self.forget_superseded();
+        Ok(())
+    }
+
+    /// Forgets versions that another one has taken the place of: when one comes back, as it does
+    /// when a column was added and dropped, the target has to follow again.
+    fn forget_superseded(&mut self) {
+        for id in self.superseded.drain(..) {
+            self.relations.remove(&id);
+            self.batches.forget(id);
+        }
+    }
+
+    fn supersede(&mut self, table: TableName, id: DictionaryId) {
+        let before = self.versions.insert(table, id);
+        self.superseded.retain(|superseded| *superseded != id);
+        self.superseded.extend(before.filter(|before| *before != id));
+    }
+
+    async fn learn_version(
+        &mut self,
+        id: DictionaryId,
+        header: &Header,
+        definitions: &Definitions,
+        policy: FollowDdl,
+    ) -> Result<(), ApplyError> {
         let relation = definitions.get(&id).cloned().ok_or_else(|| ApplyError::Stored {
             position: header.end_lsn,
             what: format!("refers to definition {}, which was not read before it", id.0),
@@ -39,8 +67,9 @@ impl Writer {
             // Whatever copy is made of it later stands at a point after everything in the log now,
             // so its changes can be passed over until then.
             self.uncopied.insert(table.clone());
-            let skipped = TargetRelation::passed_over(relation, table);
+            let skipped = TargetRelation::passed_over(relation, table.clone());
             self.relations.insert(id, skipped);
+            self.supersede(table, id);
             return Ok(());
         };
         if fault::defect("snapshot-row-also-streamed") {
@@ -50,19 +79,21 @@ impl Writer {
             // The copy may be of a later version, and the target's table with it.
             return Ok(());
         }
-        let table = self.target_names.table(&table);
+        let published = table;
+        let table = self.target_names.table(&published);
         // In the open transaction, behind what came before.
         self.send_batches().await?;
         self.finish_closing().await?;
         self.ensure_begun().await?;
         let mut on_target = self.look_up(&table).await?;
         if let Some(there) = &on_target {
-            let (subscription, policy) = (self.subscription.clone(), self.following.policy);
-            let source = self.following.source.clone();
+            let subscription = self.subscription.clone();
+            let (source, names) = (self.following.source.clone(), self.target_names.clone());
             let follow = Follow {
                 subscription: &subscription,
                 policy,
                 source: &source,
+                names: &names,
                 table: &table,
                 relation: &relation,
             };
@@ -81,6 +112,7 @@ impl Writer {
             .as_ref()
             .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
         self.relations.insert(id, target);
+        self.supersede(published, id);
         Ok(())
     }
 
@@ -89,29 +121,35 @@ impl Writer {
     }
 
     /// Looks up what these changes refer to before they are applied under a savepoint: what
-    /// following the publisher's columns does to the target must not be undone with them.
+    /// following the publisher's columns does to the target must not be undone with them. All
+    /// versions are known until the next call. No column is dropped: some of the changes may be
+    /// from before that.
     pub(crate) async fn prepare(
         &mut self,
         commands: &[Bytes],
         header: &Header,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
+        self.forget_superseded();
+        let policy = match self.following.policy {
+            FollowDdl::Add | FollowDdl::AddDrop => FollowDdl::Add,
+            FollowDdl::Stop => FollowDdl::Stop,
+        };
         let position = header.end_lsn;
         for command in commands {
             let change = decode_stored(command)
                 .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
-            match change {
+            let relations = match change {
                 Stored::Insert { relation, .. }
                 | Stored::Update { relation, .. }
-                | Stored::Delete { relation, .. } => {
-                    self.learn(relation, header, definitions).await?;
+                | Stored::Delete { relation, .. } => vec![relation],
+                Stored::Truncate { relations, .. } => relations.collect(),
+                Stored::Message { .. } | Stored::SubtransactionMark(_) => continue,
+            };
+            for relation in relations {
+                if !self.relations.contains_key(&relation) {
+                    self.learn_version(relation, header, definitions, policy).await?;
                 }
-                Stored::Truncate { relations, .. } => {
-                    for relation in relations {
-                        self.learn(relation, header, definitions).await?;
-                    }
-                }
-                Stored::Message { .. } | Stored::SubtransactionMark(_) => {}
             }
         }
         Ok(())
