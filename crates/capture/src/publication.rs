@@ -287,7 +287,9 @@ impl PublicationSpec {
         let comment = comment(&members, via_root);
         let quoted = quote_identifier(&name);
         let statement = match existing {
-            Some(Some(existing)) if existing == comment => return Ok(()),
+            Some(Some(existing)) if existing == comment && self.has_members(sql).await? => {
+                return Ok(());
+            }
             Some(_) => {
                 let set = format!("ALTER PUBLICATION {quoted} SET TABLE {members}");
                 // Nothing is set that is so already: it would look like somebody else's doing.
@@ -310,6 +312,25 @@ impl PublicationSpec {
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
         sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
         Ok(())
+    }
+
+    /// Whether the publication has every table that is configured: one that was dropped and made
+    /// again under its name has left it.
+    async fn has_members(&self, sql: &mut Connection) -> Result<bool, CaptureError> {
+        let rows = sql
+            .query(
+                "SELECT n.nspname, c.relname FROM pg_publication p \
+                 JOIN pg_publication_rel r ON r.prpubid = p.oid \
+                 JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE p.pubname = $1",
+                &[Some(&self.publication_name())],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        let members: std::collections::HashSet<(&str, &str)> =
+            rows.iter().filter_map(|row| Some((row.get(0)?, row.get(1)?))).collect();
+        let wanted = self.expand_tables(sql).await?;
+        Ok(wanted.iter().all(|table| members.contains(&(&table.schema, &table.name))))
     }
 
     /// The comment on the publication, where there is a publication.

@@ -119,6 +119,8 @@ impl Capture {
         let assembler = Assembler::new(self.store.clone(), context, held);
         let mut intake = Intake::new(self, assembler, binary, stop);
         let watch = alterations::Watch::new(self.store.as_ref());
+        // From before any subscription looks: what joins from here on is told.
+        let members = self.spec.membership_signature(&mut sql).await?;
         let mut attendant = Attendant::start(self.spec.clone(), sql, start, watch);
         // An empty store covers nothing; this entry says where its log begins.
         intake.assembler.watermark(start);
@@ -127,7 +129,7 @@ impl Capture {
         let is_far = place.is_some_and(|place| catch_up::is_worthwhile(self, &place, start));
         let result = tokio::select! {
             result = self.carry(intake, &mut attendant, is_far, silence_max) => result,
-            never = self.watch_tables() => match never {},
+            never = self.watch_tables(members) => match never {},
         };
         self.set_status(|status| status.streaming = false);
         result
@@ -177,20 +179,20 @@ impl Capture {
     }
 
     /// Takes tables that match the patterns into the publication as they appear, and tells the
-    /// subscriptions when anything has joined or left.
-    async fn watch_tables(&self) -> Infallible {
-        let (mut sql, mut signature, mut complained) = (None, None, String::new());
+    /// subscriptions when anything has joined or left since `signature` was taken.
+    async fn watch_tables(&self, mut signature: String) -> Infallible {
+        let (mut sql, mut complained) = (None, String::new());
         loop {
             match self.look_at_tables(&mut sql).await {
                 Ok(now) => {
-                    if signature.as_ref().is_some_and(|before| *before != now) {
+                    if signature != now {
                         tracing::info!(
                             publication = %self.spec.name,
                             "tables have joined or left the publication"
                         );
                         self.ready.send_modify(|sessions| *sessions += 1);
                     }
-                    signature = Some(now);
+                    signature = now;
                     complained.clear();
                 }
                 Err(error) => {

@@ -300,8 +300,32 @@ fn a_table_becomes_another_one_while_its_copy_is_interrupted() -> Result<()> {
                 pair.subscriber.execute_script("ALTER TABLE wide ADD COLUMN c integer")?;
             }
             pair.site.start()?;
+            pair.await_copy("wide")?;
             pair.assert_equal(&["public"])
         })?;
     }
     Ok(())
+}
+
+/// Dropped and made again in one transaction, it is another table, and a member again.
+#[test]
+fn a_table_that_is_made_again_under_its_name_is_another_one() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text); INSERT INTO t VALUES (1, 'old'); \
+             CREATE TABLE rests (id integer PRIMARY KEY)";
+        let mut pair = pair(direction, schema, "")?;
+        pair.publish(
+            "BEGIN; DROP TABLE t; CREATE TABLE t (id integer PRIMARY KEY, v text); \
+             INSERT INTO t SELECT i, 'new' FROM generate_series(1, 100) i; COMMIT",
+        )?;
+        let said = pair.site.await_log(" stopped: ", SOON)?;
+        ensure!(said.contains("TRUNCATE public.t") && said.contains("has rows already"), "{said}");
+        ensure!(pair.subscriber_says("SELECT v FROM t")? == "old");
+        pair.site.stop()?;
+        pair.subscriber.execute_script("TRUNCATE t")?;
+        pair.site.start()?;
+        pair.publish("INSERT INTO rests VALUES (1); UPDATE t SET v = 'newer' WHERE id = 1")?;
+        pair.await_copy("t")?;
+        pair.assert_equal(&["public"])
+    })
 }

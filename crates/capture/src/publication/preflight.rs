@@ -14,7 +14,7 @@ impl PublicationSpec {
             return Ok(true);
         }
         let wanted = comment(&self.members(sql).await?.join(", "), self.via_partition_root);
-        Ok(self.existing_comment(sql).await? == Some(Some(wanted)))
+        Ok(self.existing_comment(sql).await? == Some(Some(wanted)) && self.has_members(sql).await?)
     }
 
     /// Tries, in a transaction that is rolled back, whether each table with a filter or a column
