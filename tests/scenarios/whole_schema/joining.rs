@@ -152,11 +152,21 @@ fn the_rest_streams_while_a_new_table_is_copied() -> Result<()> {
         let mut other = pair.subscriber.connect()?;
         other.batch_execute("BEGIN; LOCK TABLE wide IN SHARE MODE")?;
         pair.publish(&format!(
-            "{WIDE}; CREATE INDEX ON wide (v); \
+            "{WIDE}; CREATE INDEX ON wide (v); CREATE TABLE spelled (id numeric PRIMARY KEY, v text); \
+             INSERT INTO spelled SELECT i, 'v' FROM generate_series(1.0, 9.0) i; \
              INSERT INTO wide SELECT i, repeat('v', 50) FROM generate_series(1, 1000) AS i"
         ))?;
         await_copy_waits(&mut pair, &mut other)?;
         let mut target = pair.subscriber.connect()?;
+        // Its rows are there: now its keys are spelled otherwise.
+        pair.site.wait_for("the other new table's rows", SOON, || {
+            let range = "SELECT FROM farshore.range_copy WHERE table_name = 'spelled'";
+            Ok(target.query_opt(range, &[])?.map(drop))
+        })?;
+        pair.publish(
+            "UPDATE spelled SET id = round(id, 3) WHERE id < 5; UPDATE spelled SET v = 'w'; \
+             UPDATE spelled SET id = round(id, 2) WHERE id < 3; DELETE FROM spelled WHERE id = 4",
+        )?;
         for round in 1..=3 {
             pair.publish(&format!(
                 "BEGIN; INSERT INTO t VALUES ({round}, 'new'); DELETE FROM wide WHERE id = {round}; \

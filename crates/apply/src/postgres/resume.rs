@@ -267,14 +267,15 @@ impl Resume<'_> {
         if let Touched::Keys { relation, keys } = touched {
             let keys: Vec<&Vec<u8>> = keys.iter().collect();
             self.delete_keys(target, relation, &keys).await?;
+            let mut seen = HashSet::new();
             for some in keys.chunks(ROWS_IN_FLIGHT) {
-                let found =
-                    self.look_up(source.connection(), relation, some).await.map_err(|error| {
-                        ApplyError::Capture(farshore_capture::CaptureError::Publisher {
-                            server: self.spec.source.redacted(),
-                            error,
-                        })
-                    })?;
+                let found = self.look_up(source.connection(), relation, some, &mut seen);
+                let found = found.await.map_err(|error| {
+                    ApplyError::Capture(farshore_capture::CaptureError::Publisher {
+                        server: self.spec.source.redacted(),
+                        error,
+                    })
+                })?;
                 rows += found.len() as u64;
                 let inserted = self.insert(&mut target.connection, &found).await;
                 inserted.map_err(|error| target.error(error))?;
@@ -315,12 +316,14 @@ impl Resume<'_> {
         Ok(())
     }
 
-    /// Rows of the keys that stand in finished ranges now.
+    /// Rows of the keys that stand in finished ranges now, apart from those seen before: keys that
+    /// are spelled differently may be equal to the publisher (`1.0` and `1.00`).
     async fn look_up(
         &self,
         source: &mut Connection,
         relation: &Relation,
         keys: &[&Vec<u8>],
+        seen: &mut HashSet<Bytes>,
     ) -> Result<Vec<Vec<Option<Bytes>>>, farshore_pg::Error> {
         let mut types = Vec::new();
         let mut terms: Vec<String> = Vec::new();
@@ -334,10 +337,9 @@ impl Resume<'_> {
         }
         // A partitioned table has no rows of its own.
         let only = if self.table.partitioned { "" } else { "ONLY " };
-        // The block number as 8 bytes, so that it can travel in binary beside the columns.
+        // Where the row stands, as a text: that is the same bytes in either format.
         let sql = format!(
-            "SELECT int8send(split_part(trim(both '()' from ctid::text), ',', 1)::int8), {} \
-             FROM {only}{} WHERE {}",
+            "SELECT concat(tableoid, ' ', ctid), {} FROM {only}{} WHERE {}",
             self.plan.select_list(self.table),
             self.table.table,
             terms.join(" AND ")
@@ -348,15 +350,10 @@ impl Resume<'_> {
         };
         let mut found = run_for_keys(source, &sql, &types, keys, format).await?;
         found.retain(|row| {
-            let block = row.first().and_then(Option::as_ref).and_then(|bytes| match format {
-                Format::Binary => bytes.as_ref().try_into().ok().map(u64::from_be_bytes),
-                // bytea as text: \x and 16 hexadecimal digits.
-                Format::Text => std::str::from_utf8(bytes)
-                    .ok()
-                    .and_then(|text| text.strip_prefix("\\x"))
-                    .and_then(|digits| u64::from_str_radix(digits, 16).ok()),
-            });
+            let Some(place) = row.first().and_then(Option::as_ref) else { return false };
+            let block = block_of(place);
             block.is_some_and(|block| self.done.iter().any(|range| range.contains(block)))
+                && seen.insert(place.clone())
         });
         for row in &mut found {
             row.remove(0);
@@ -414,6 +411,12 @@ impl Resume<'_> {
     }
 }
 
+/// The block in `16384 (12,3)`: a table's OID and a row's `ctid`.
+fn block_of(place: &[u8]) -> Option<u64> {
+    let (_, ctid) = std::str::from_utf8(place).ok()?.split_once('(')?;
+    ctid.split_once(',')?.0.parse().ok()
+}
+
 /// Runs one statement for each key; returns all rows.
 async fn run_for_keys(
     connection: &mut Connection,
@@ -440,6 +443,13 @@ async fn run_for_keys(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_are_found_in_places() {
+        assert_eq!(block_of(b"16384 (12,3)"), Some(12));
+        assert_eq!(block_of(b"16384 (4294967294,1)"), Some(4_294_967_294));
+        assert_eq!(block_of(b"16384"), None);
+    }
 
     #[test]
     fn keys_round_trip() {
