@@ -13,29 +13,28 @@ use crate::streaming::StreamEnd;
 use crate::subscription::{Attempt, Start, Subscription};
 use crate::{ApplyError, TableCopy};
 use farshore_store::StoreError;
-use std::pin::Pin;
+use std::time::Duration;
 use tokio::sync::watch;
 
 /// Between a subscription's name and what its cursor for a copy is called; in no name.
 const COPY_CURSOR: &str = "/copy";
+
+/// Pause before a copy is tried again when the publisher is away.
+const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
 /// The subscription that a cursor of a store belongs to.
 pub fn cursor_owner(cursor: &str) -> &str {
     cursor.strip_suffix(COPY_CURSOR).unwrap_or(cursor)
 }
 
-/// A copy that outlives the streams beside it.
-pub(crate) type Copying<'a> = Pin<Box<dyn Future<Output = Result<(), ApplyError>> + Send + 'a>>;
-
 impl Subscription {
-    /// Streams while the tables in `start.beside` are copied. When the stream has to start again,
-    /// the copy is left in `copying` and goes on beside the next one.
-    pub(crate) async fn stream_beside_copy<'a>(
-        &'a self,
+    /// Streams while the tables in `start.beside` are copied. When the stream ends for another
+    /// reason the copy is cut off, to go on from the ranges that are there.
+    pub(crate) async fn stream_beside_copy(
+        &self,
         session: Session,
         start: Start,
         attempt: Attempt,
-        copying: &mut Option<Copying<'a>>,
         stop: &watch::Receiver<bool>,
     ) -> Result<StreamEnd, Failure> {
         let (halt, mut halted) = watch::channel(false);
@@ -44,12 +43,11 @@ impl Subscription {
             // The site's end is a stop, too.
             let _ = stopping.wait_for(|stop| *stop).await;
         };
-        let copy = copying.get_or_insert_with(|| Box::pin(self.copy_beside()));
+        let mut copying = Box::pin(self.copy_beside());
         let mut streaming = Box::pin(self.stream(session, start, attempt, &mut halted));
         tokio::select! {
             end = &mut streaming => end,
-            copied = copy => {
-                *copying = None;
+            copied = &mut copying => {
                 halt.send_replace(true);
                 let end = streaming.await?;
                 copied?;
@@ -98,6 +96,12 @@ impl Subscription {
                     tracing::info!("{why}");
                     session.connection.close().await;
                     tokio::time::sleep(GIVE_WAY_FOR).await;
+                }
+                // The others stream on meanwhile.
+                Err(ApplyError::Capture(error)) if error.is_transient() => {
+                    tracing::info!(subscription = %name, "the copy is tried again: {error}");
+                    session.connection.close().await;
+                    tokio::time::sleep(TRY_AGAIN_AFTER).await;
                 }
                 Err(error) => return Err(error),
             }

@@ -50,8 +50,6 @@ pub(crate) struct Streaming<'a> {
     asked: u64,
     /// Copied tables.
     tables: Vec<TableProgress>,
-    /// Tables are copied beside: others that join wait until that is over, or it might never be.
-    copies_beside: bool,
     /// Foreign keys are to be added when every state is a prefix.
     foreign_keys_wait: bool,
     /// Changes of a table that is not copied have come by.
@@ -89,7 +87,6 @@ impl<'a> Streaming<'a> {
             seen: start.applied,
             consistent_at: start.consistent_at,
             asked: start.asked,
-            copies_beside: !start.beside.is_empty(),
             tables: start.tables,
             foreign_keys_wait: start.foreign_keys_wait,
             ask_again: false,
@@ -112,7 +109,7 @@ impl<'a> Streaming<'a> {
                 return Ok(StreamEnd::Stopped);
             }
             let sessions = *self.agent.capture_ready.borrow();
-            if (self.ask_again || self.asked != sessions) && !self.copies_beside {
+            if self.ask_again || self.asked != sessions {
                 self.commit_group().await?;
                 self.settle().await?;
                 if self.tables_have_joined(sessions).await {
@@ -230,7 +227,7 @@ impl<'a> Streaming<'a> {
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         let has_spares = self.writer.has_spares();
         let is_quiet = tokio::select! {
-            Ok(_) = ready.wait_for(|sessions| *sessions != asked), if !self.copies_beside => false,
+            Ok(_) = ready.wait_for(|sessions| *sessions != asked) => false,
             () = self.feed.wait_for_more() => false,
             _ = stop.wait_for(|stop| *stop) => false,
             () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => false,

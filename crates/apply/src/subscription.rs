@@ -31,6 +31,9 @@ use tokio::sync::watch;
 /// How long to wait for the connection of an agent that died to leave the target.
 pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(10);
 
+/// How often a copy beside the stream may be cut off.
+const CUT_OFF_MAX: u32 = 5;
+
 /// How long a stop waits for the open target transaction.
 const STOP_GRACE: Duration = Duration::from_secs(2);
 
@@ -177,7 +180,7 @@ impl Subscription {
         let mut alone = Alone::default();
         let mut without_partition = None;
         let mut copied_beside = false;
-        let mut copying = None;
+        let mut cut_off = 0;
         loop {
             let mut stop_early = stop.clone();
             let started = tokio::select! {
@@ -201,13 +204,15 @@ impl Subscription {
                 alone_until: alone.until,
                 cancel: cancel.clone(),
             };
-            copied_beside = false;
             let ended = if start.beside.is_empty() {
-                copying = None;
+                cut_off = 0;
                 self.stream(session, start, attempt, &mut stop).await
             } else {
-                self.stream_beside_copy(session, start, attempt, &mut copying, &stop).await
+                cut_off += 1;
+                self.stream_beside_copy(session, start, attempt, &stop).await
             };
+            // A table without a key starts over each time. The others wait for it in the end.
+            copied_beside = cut_off >= CUT_OFF_MAX;
             match ended {
                 Ok(StreamEnd::CopiedBeside) => copied_beside = true,
                 Ok(StreamEnd::Stopped) => return Ok(()),
@@ -286,12 +291,12 @@ impl Subscription {
                 .iter()
                 .map(|table| TableProgress { copied: true, ..table.clone() })
                 .collect();
-            let joined = self.new_tables(&begun).await;
             // What only has to be brought forward is ended first, whatever else has joined.
             let ends = copied_beside && !half_copied.is_empty();
             if ends {
                 self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, true).await?;
             }
+            let joined = self.new_tables(&begun).await;
             let left = if ends { Vec::new() } else { half_copied };
             let is_more = !left.is_empty() || !joined.is_empty();
             // Where foreign keys fire, tables at different points are in each other's way.
@@ -591,6 +596,9 @@ impl Subscription {
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();
+        // Their changes do not make us look for new tables.
+        let beside = start.beside.drain(..);
+        start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
         let mut streaming = Streaming::new(self, feed, writer, start);
         tracing::info!(subscription = %name, %applied, "subscription streaming");

@@ -40,12 +40,23 @@ pub enum FollowDdl {
     Stop,
 }
 
+/// What following has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Followed {
+    /// The target's table has another shape now.
+    pub changed: bool,
+    /// There is more to do: the version is to be followed again.
+    pub put_off: bool,
+}
+
 /// Follows one table.
 pub struct Follow<'a> {
     /// Subscription name.
     pub subscription: &'a str,
     /// What is done.
     pub policy: FollowDdl,
+    /// Columns are not dropped yet, and the version is not noted if there are such.
+    pub puts_drops_off: bool,
     /// Where the publisher is.
     pub source: &'a PublicationSpec,
     /// What tables are called on the target.
@@ -57,19 +68,18 @@ pub struct Follow<'a> {
 }
 
 impl Follow<'_> {
-    /// Brings the target's table to the new version, inside the open transaction. True if its shape
-    /// was changed.
+    /// Brings the target's table to the new version, inside the open transaction.
     pub async fn follow(
         &self,
         session: &mut Session,
         on_target: &TargetTable,
-    ) -> Result<bool, ApplyError> {
+    ) -> Result<Followed, ApplyError> {
         let published = published_name(self.relation);
         let before = load_definition(session, self.subscription, &published).await?;
         let before = before.map_err(|damaged| self.stops(damaged))?;
         let columns = &self.relation.columns;
         if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
-            return Ok(false);
+            return Ok(Followed { changed: false, put_off: false });
         }
         let had = |name: &str| match &before {
             Some(before) => before.columns.iter().any(|column| column.name == name),
@@ -112,7 +122,10 @@ impl Follow<'_> {
                 return Err(self.stops(&format!("column {} is new: {add}", quoted(first))));
             }
         }
-        let may_drop = self.policy == FollowDdl::AddDrop && before.is_some() && !gone.is_empty();
+        let may_drop = self.policy == FollowDdl::AddDrop
+            && !self.puts_drops_off
+            && before.is_some()
+            && !gone.is_empty();
         let (dropped, publishers_root) =
             if may_drop { self.dropped(&gone).await? } else { (Vec::new(), published) };
         let left: Vec<&str> = gone.iter().copied().filter(|name| !dropped.contains(name)).collect();
@@ -125,9 +138,12 @@ impl Follow<'_> {
         if !missing.is_empty() {
             self.add(session, &missing).await?;
         }
-        note_definition(session, self.subscription, &published_name(self.relation), self.relation)
-            .await?;
-        Ok(!missing.is_empty() || !dropped.is_empty())
+        let put_off = self.puts_drops_off && !left.is_empty();
+        if !put_off {
+            let published = published_name(self.relation);
+            note_definition(session, self.subscription, &published, self.relation).await?;
+        }
+        Ok(Followed { changed: !missing.is_empty() || !dropped.is_empty(), put_off })
     }
 
     /// A column that the publisher gave another type must have got it on the target too.
@@ -256,8 +272,8 @@ impl Follow<'_> {
                 self.refused(error, |refused| {
                     format!(
                         "column {column} was dropped, and the target refused to drop it \
-                         ({refused}). As the table's owner: {drop}; or leave it (follow_ddl = \
-                         \"add\")"
+                         ({refused}). As the table's owner, and where it is inherited from the \
+                         table that it comes from: {drop}; or leave it (follow_ddl = \"add\")"
                     )
                 })
             })?;

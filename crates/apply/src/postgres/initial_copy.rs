@@ -116,11 +116,11 @@ impl InitialCopy<'_> {
             .filter(|table| known.iter().any(|k| k.copied && k.is_still(table)))
             .map(|table| table.table.clone())
             .collect();
+        session.forget_begun(self.subscription, &published, known).await?;
         if self.only_begun {
-            published.retain(|table| known.iter().any(|known| known.table == table.table));
+            published.retain(|table| known.iter().any(|known| known.is_still(table)));
         }
         self.create_tables(session, &mut source, &published, &copied).await?;
-        session.forget_begun(self.subscription, &published, known).await?;
         let order = CopyOrder::load(session).await?;
         let standings: Vec<Standing> =
             published.iter().map(|table| self.standing(table, known)).collect();

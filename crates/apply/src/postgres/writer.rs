@@ -162,6 +162,8 @@ impl Writer {
 
     /// Begins a target transaction; of a batch nothing is sent before there is something to say.
     pub async fn begin(&mut self, batch: bool) -> Result<(), ApplyError> {
+        // What careful application has left: it has drained.
+        self.forget_superseded();
         self.batching = batch;
         if batch { Ok(()) } else { self.ensure_begun().await }
     }

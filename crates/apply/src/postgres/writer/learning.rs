@@ -3,7 +3,7 @@
 use super::Writer;
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::{Follow, FollowDdl};
+use crate::postgres::follow_ddl::Follow;
 use crate::postgres::statements::{TargetRelation, TargetTable, check_columns, target_table};
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
@@ -24,15 +24,14 @@ impl Writer {
         if self.relations.contains_key(&id) {
             return Ok(());
         }
-        let policy = self.following.policy;
-        self.learn_version(id, header, definitions, policy).await?;
+        self.learn_version(id, header, definitions, false).await?;
         self.forget_superseded();
         Ok(())
     }
 
     /// Forgets versions that another one has taken the place of: when one comes back, as it does
     /// when a column was added and dropped, the target has to follow again.
-    fn forget_superseded(&mut self) {
+    pub(super) fn forget_superseded(&mut self) {
         for id in self.superseded.drain(..) {
             self.relations.remove(&id);
             self.batches.forget(id);
@@ -50,7 +49,7 @@ impl Writer {
         id: DictionaryId,
         header: &Header,
         definitions: &Definitions,
-        policy: FollowDdl,
+        puts_drops_off: bool,
     ) -> Result<(), ApplyError> {
         let relation = definitions.get(&id).cloned().ok_or_else(|| ApplyError::Stored {
             position: header.end_lsn,
@@ -86,18 +85,22 @@ impl Writer {
         self.finish_closing().await?;
         self.ensure_begun().await?;
         let mut on_target = self.look_up(&table).await?;
+        let mut put_off = false;
         if let Some(there) = &on_target {
             let subscription = self.subscription.clone();
             let (source, names) = (self.following.source.clone(), self.target_names.clone());
             let follow = Follow {
                 subscription: &subscription,
-                policy,
+                policy: self.following.policy,
+                puts_drops_off,
                 source: &source,
                 names: &names,
                 table: &table,
                 relation: &relation,
             };
-            if follow.follow(self.session().await?, there).await? {
+            let followed = follow.follow(self.session().await?, there).await?;
+            put_off = followed.put_off;
+            if followed.changed {
                 self.be_alone().await?;
                 on_target = self.look_up(&table).await?;
             }
@@ -113,6 +116,9 @@ impl Writer {
             .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
         self.relations.insert(id, target);
         self.supersede(published, id);
+        if put_off {
+            self.superseded.push(id);
+        }
         Ok(())
     }
 
@@ -131,10 +137,6 @@ impl Writer {
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
         self.forget_superseded();
-        let policy = match self.following.policy {
-            FollowDdl::Add | FollowDdl::AddDrop => FollowDdl::Add,
-            FollowDdl::Stop => FollowDdl::Stop,
-        };
         let position = header.end_lsn;
         for command in commands {
             let change = decode_stored(command)
@@ -148,7 +150,7 @@ impl Writer {
             };
             for relation in relations {
                 if !self.relations.contains_key(&relation) {
-                    self.learn_version(relation, header, definitions, policy).await?;
+                    self.learn_version(relation, header, definitions, true).await?;
                 }
             }
         }
