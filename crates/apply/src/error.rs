@@ -175,9 +175,7 @@ impl ApplyError {
             | ApplyError::Stored { .. } => false,
         }
     }
-}
 
-impl ApplyError {
     /// Whether another session was in the way, and the target ended what we were at: trying again
     /// at once is what is called for (PostgreSQL docs: "13.5. Serialization Failure Handling").
     pub fn is_clash(&self) -> bool {

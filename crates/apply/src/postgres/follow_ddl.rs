@@ -138,7 +138,7 @@ impl Follow<'_> {
         if !missing.is_empty() {
             self.add(session, &missing).await?;
         }
-        let put_off = self.puts_drops_off && !left.is_empty();
+        let put_off = self.puts_drops_off && self.policy == FollowDdl::AddDrop && !left.is_empty();
         if !put_off {
             let published = published_name(self.relation);
             note_definition(session, self.subscription, &published, self.relation).await?;

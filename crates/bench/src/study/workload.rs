@@ -195,6 +195,7 @@ impl load::Session for Session {
                         deleted.push(id(self.number, rows.start));
                         rows.start += 1;
                     }
+                    // Too few rows are left to find some to update.
                     _ => {}
                 }
             }
