@@ -8,7 +8,7 @@
 mod workload;
 
 use crate::contest::{Bench, Ground, Terms};
-use crate::load::{Load, TERMS, take_turn};
+use crate::load::{Load, MARKERS_PER_SECOND, TERMS, take_turn};
 use crate::measurement::{Headline, Measurement};
 use anyhow::Result;
 use serde_json::json;
@@ -70,7 +70,7 @@ impl StudyCase {
             StudyCase::Streams3 => 3,
         };
         let load = Load {
-            per_second: COMMANDS_PER_SECOND / workload::COMMANDS_MEAN,
+            per_second: COMMANDS_PER_SECOND / workload::COMMANDS_MEAN + MARKERS_PER_SECOND,
             warm_up: WARM_UP * bench.plan.scale.min(1.0),
             seconds: SECONDS * bench.plan.scale,
             watches_legs: true,
