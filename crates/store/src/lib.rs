@@ -5,7 +5,10 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod replica;
 pub mod segmented;
+
+pub use replica::{Replicate, SpillReceiver, StoredBlock, StoredKind, StoredReader};
 
 use bytes::Bytes;
 use farshore_model::{Applied, DictionaryId, Durable, Lsn, PgTime};
@@ -191,6 +194,16 @@ pub enum StoreError {
         /// The log's end.
         end: Lsn,
     },
+    /// A block of another site's log does not begin where this replica ends.
+    #[error(
+        "what follows {after} was to be added to a log that ends at {end}: something between is missing, or is here already"
+    )]
+    Hole {
+        /// Where the block begins.
+        after: Lsn,
+        /// The log's end.
+        end: Lsn,
+    },
     /// An earlier failure closed the store for writing; reopen it after mending the cause.
     #[error("the store stopped taking writes after an earlier failure: {0}")]
     Failed(Arc<StoreError>),
@@ -209,6 +222,7 @@ impl StoreError {
             | StoreError::Locked { .. }
             | StoreError::Dropped { .. }
             | StoreError::OutOfOrder { .. }
+            | StoreError::Hole { .. }
             | StoreError::Failed(_)
             | StoreError::Unknown(_) => false,
         }

@@ -22,6 +22,7 @@ mod pressure;
 mod queue;
 mod reader;
 mod recovery;
+mod replica;
 mod retention;
 mod scan;
 mod segment;
@@ -41,7 +42,7 @@ use crate::{
 use cursors::{Cursors, Notes};
 use dictionary::Dictionary;
 use farshore_model::{Applied, DictionaryId, Durable, Lsn};
-use queue::{Queue, Queued};
+use queue::{Queue, Queueable, Queued};
 use segment::{Segment, SegmentList, lock};
 use spill::{SegmentedSpillWriter, SpillError, SpillFile, Spills};
 use std::collections::HashSet;
@@ -143,6 +144,8 @@ struct Log {
     /// The last position that an fsync has covered.
     synced_end: AtomicU64,
     failure: Mutex<Option<StoreError>>,
+    /// What the log that this one is a replica of has told of the next entries.
+    told: Mutex<replica::Told>,
     /// Held while retention works.
     retaining: Mutex<()>,
     /// Compression contexts that spill writers take turns with.
@@ -240,6 +243,7 @@ impl SegmentedStore {
             counters: Counters::default(),
             synced_end: AtomicU64::new(end.0),
             failure: Mutex::new(None),
+            told: Mutex::default(),
             retaining: Mutex::new(()),
             compressors: Mutex::new(Vec::new()),
             #[cfg(test)]
@@ -282,6 +286,29 @@ impl SegmentedStore {
     }
 }
 
+impl SegmentedStore {
+    /// Opens a finished spill.
+    fn spill_file(&self, spill: SpillId) -> Result<SpillFile, StoreError> {
+        let unknown = || StoreError::Unknown(format!("spill {}", spill.0));
+        if !lock(&self.log.spills).finished.contains_key(&spill) {
+            return Err(unknown());
+        }
+        let path = folder::spill_path(&self.log.dir, spill);
+        match SpillFile::open(&path, self.log.segments.store_id, spill) {
+            Ok(file) => Ok(file),
+            Err(SpillError::Missing) if !lock(&self.log.spills).finished.contains_key(&spill) => {
+                Err(unknown())
+            }
+            Err(SpillError::Missing) => Err(damaged(&path, "the file is missing".to_owned())),
+            Err(SpillError::Damaged(what)) => Err(damaged(&path, what)),
+            Err(SpillError::Newer(found)) => {
+                Err(StoreError::Newer { path, found, known: segment::FORMAT_VERSION })
+            }
+            Err(SpillError::Io(error)) => Err(error),
+        }
+    }
+}
+
 impl Drop for SegmentedStore {
     fn drop(&mut self) {
         self.log.queue.close();
@@ -318,7 +345,7 @@ impl Log {
         #[cfg(test)]
         let sink = sink.failing_with(&self.fail_sync);
         let held: HashSet<DictionaryId> = tail.held.into_iter().collect();
-        Ok(writer::Active { segment, sink, held, blocks, last })
+        Ok(writer::Active { segment, sink, held, told: None, blocks, last })
     }
 
     /// Refuses a batch that could not be written or read again as it is.
@@ -351,30 +378,25 @@ impl Log {
         }
     }
 
-    /// Marks the spills that a batch commits; refuses one that is not finished or was committed.
-    fn commit_spills(&self, batch: &Batch) -> Result<Vec<SpillId>, StoreError> {
-        let named = batch.entries.iter().filter_map(|entry| match entry.kind {
-            EntryKind::Spilled(spill) => Some(spill),
-            EntryKind::Transaction | EntryKind::Watermark => None,
-        });
-        let named: Vec<SpillId> = named.collect();
+    /// Marks the spills that entries commit; refuses one that is not finished or was committed.
+    fn commit_spills(&self, named: &[SpillId]) -> Result<(), StoreError> {
         if named.is_empty() {
-            return Ok(named);
+            return Ok(());
         }
         let mut spills = lock(&self.spills);
         let mut seen = HashSet::new();
-        for spill in &named {
+        for spill in named {
             let waiting = spills.finished.get(spill).is_some_and(|known| !known.committed);
             if !waiting || !seen.insert(*spill) {
                 return Err(StoreError::Unknown(format!("uncommitted spill {}", spill.0)));
             }
         }
-        for spill in &named {
+        for spill in named {
             if let Some(known) = spills.finished.get_mut(spill) {
                 known.committed = true;
             }
         }
-        Ok(named)
+        Ok(())
     }
 
     async fn append(&self, batch: Batch) -> Result<(), StoreError> {
@@ -384,8 +406,18 @@ impl Log {
         self.check(&batch)?;
         let bytes = batch.payload.len() + batch.entries.len() * ENTRY_OVERHEAD;
         let Some(permit) = self.queue.room_for(bytes).await else { return Err(self.failed()) };
-        let spills = self.commit_spills(&batch)?;
-        let refused = match self.queue.push(Queued { batch, permit }) {
+        let named = batch.entries.iter().filter_map(|entry| match entry.kind {
+            EntryKind::Spilled(spill) => Some(spill),
+            EntryKind::Transaction | EntryKind::Watermark => None,
+        });
+        let spills = named.collect();
+        self.push(Queued { content: Queueable::Batch(batch), permit }, spills)
+    }
+
+    /// Queues entries that commit these spills.
+    fn push(&self, queued: Queued, spills: Vec<SpillId>) -> Result<(), StoreError> {
+        self.commit_spills(&spills)?;
+        let refused = match self.queue.push(queued) {
             Ok(true) => return Ok(()),
             Ok(false) => self.failed(),
             Err(error) => error,
@@ -461,23 +493,7 @@ impl LogStore for SegmentedStore {
     }
 
     fn open_spill(&self, spill: SpillId) -> Result<Box<dyn SpillReader>, StoreError> {
-        let unknown = || StoreError::Unknown(format!("spill {}", spill.0));
-        if !lock(&self.log.spills).finished.contains_key(&spill) {
-            return Err(unknown());
-        }
-        let path = folder::spill_path(&self.log.dir, spill);
-        match SpillFile::open(&path, self.log.segments.store_id, spill) {
-            Ok(file) => Ok(Box::new(file.into_reader())),
-            Err(SpillError::Missing) if !lock(&self.log.spills).finished.contains_key(&spill) => {
-                Err(unknown())
-            }
-            Err(SpillError::Missing) => Err(damaged(&path, "the file is missing".to_owned())),
-            Err(SpillError::Damaged(what)) => Err(damaged(&path, what)),
-            Err(SpillError::Newer(found)) => {
-                Err(StoreError::Newer { path, found, known: segment::FORMAT_VERSION })
-            }
-            Err(SpillError::Io(error)) => Err(error),
-        }
+        Ok(Box::new(self.spill_file(spill)?.into_reader()))
     }
 
     fn register_cursor(&self, name: &str) -> Result<Cursor, StoreError> {

@@ -261,10 +261,7 @@ impl BlockReader {
         offset: u64,
         header: &Header,
     ) -> Result<Bytes, BlockError> {
-        self.stored.clear();
-        self.stored.resize(header.stored_len as usize, 0);
-        file.read_exact_at(&mut self.stored, offset + HEADER_LEN as u64)?;
-        check_crc(header, crc32c::crc32c(&self.stored))?;
+        self.read(file, offset, header)?;
         let raw = if header.zstd {
             self.decompress(header.raw_len as usize)?
         } else {
@@ -274,6 +271,27 @@ impl BlockReader {
             self.stored = Vec::new();
         }
         Ok(Bytes::from(raw))
+    }
+
+    /// The payload as it is stored, and its CRC32C, which was verified.
+    pub fn read_stored(
+        &mut self,
+        file: &File,
+        offset: u64,
+        header: &Header,
+    ) -> Result<(Bytes, u32), BlockError> {
+        let crc = self.read(file, offset, header)?;
+        Ok((Bytes::from(std::mem::take(&mut self.stored)), crc))
+    }
+
+    /// Fills the buffer with the stored payload; its CRC32C.
+    fn read(&mut self, file: &File, offset: u64, header: &Header) -> Result<u32, BlockError> {
+        self.stored.clear();
+        self.stored.resize(header.stored_len as usize, 0);
+        file.read_exact_at(&mut self.stored, offset + HEADER_LEN as u64)?;
+        let crc = crc32c::crc32c(&self.stored);
+        check_crc(header, crc)?;
+        Ok(crc)
     }
 
     fn decompress(&mut self, raw_len: usize) -> Result<Vec<u8>, BlockError> {

@@ -1,19 +1,49 @@
 //! What waits for the writer: batches, bounded by bytes, and requests to roll.
 
 use super::segment::lock;
-use crate::{Batch, StoreError};
-use farshore_model::Lsn;
+use crate::{Batch, StoreError, StoredBlock};
+use farshore_model::{DictionaryId, Lsn};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// A batch on its way to disk.
+/// Entries on their way to disk.
 #[derive(Debug)]
 pub(crate) struct Queued {
-    pub batch: Batch,
-    /// Given back when the batch has been written and its memory freed.
+    pub content: Queueable,
+    /// Given back when the entries have been written and their memory freed.
     pub permit: OwnedSemaphorePermit,
+}
+
+/// What can be on its way to disk.
+#[derive(Debug)]
+pub(crate) enum Queueable {
+    /// Entries that are made into blocks here.
+    Batch(Batch),
+    /// A block of entries of another store, and every definition that it may refer to.
+    Stored(StoredBlock, Arc<[DictionaryId]>),
+}
+
+impl Queueable {
+    /// Positions of the first and the last entry.
+    fn span(&self) -> Option<(Lsn, Lsn)> {
+        match self {
+            Queueable::Batch(batch) => {
+                let ends = batch.entries.first().zip(batch.entries.last());
+                ends.map(|(first, last)| (first.position, last.position))
+            }
+            Queueable::Stored(block, _) => Some((block.first, block.last)),
+        }
+    }
+
+    /// Payload bytes in memory.
+    pub fn len(&self) -> usize {
+        match self {
+            Queueable::Batch(batch) => batch.payload.len(),
+            Queueable::Stored(block, _) => block.payload.len(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -85,17 +115,18 @@ impl Queue {
 
     /// Hands a batch over. `Ok(false)` once the writer has ended.
     pub fn push(&self, queued: Queued) -> Result<bool, StoreError> {
-        let Some((first, last)) = queued.batch.entries.first().zip(queued.batch.entries.last())
-        else {
-            return Ok(true);
-        };
-        let (first, last) = (first.position, last.position);
+        let Some((first, last)) = queued.content.span() else { return Ok(true) };
         let mut state = lock(&self.state);
         if state.ended || state.closing {
             return Ok(false);
         }
         if first <= state.accepted_end {
             return Err(StoreError::OutOfOrder { position: first, end: state.accepted_end });
+        }
+        if let Queueable::Stored(block, _) = &queued.content
+            && block.after != state.accepted_end
+        {
+            return Err(StoreError::Hole { after: block.after, end: state.accepted_end });
         }
         state.accepted_end = last;
         state.batches.push_back(queued);

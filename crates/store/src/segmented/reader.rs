@@ -1,10 +1,10 @@
 //! Reads the log forwards, across segments, up to what is durable.
 
-use super::block::{self, BlockError, BlockReader, Container, Kind};
+use super::block::{self, BlockError, BlockReader, Container, Header, Kind};
 use super::index::{IndexFile, IndexFound, SparseIndex};
 use super::segment::{FILE_HEADER_LEN, Segment, SegmentList, definitions, lock, walk_entries};
-use super::{folder, io_error};
-use crate::{Entry, Item, LogReader, StoreError};
+use super::{folder, io_error, replica};
+use crate::{Entry, Item, LogReader, StoreError, StoredBlock, StoredReader};
 use farshore_model::Lsn;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -52,8 +52,14 @@ impl SegmentedReader {
         Ok(())
     }
 
-    /// Reads the block at `at`: a definitions block from before the starting point, or the next.
-    fn read_items(&mut self, at: u64, limit: u64, is_next: bool) -> Result<Vec<Item>, BlockError> {
+    /// The header of the block at `at`: a definitions block from before the starting point, or the
+    /// next. `None` if nothing in it is wanted.
+    fn next_header(
+        &mut self,
+        at: u64,
+        limit: u64,
+        is_next: bool,
+    ) -> Result<Option<Header>, BlockError> {
         let Place { segment, file, .. } = &self.place;
         let header = block::read_header(file, at, limit)?;
         let container = Container { store_id: self.list.store_id, number: segment.sequence };
@@ -67,12 +73,13 @@ impl SegmentedReader {
             self.place.chain = header.content.last;
             self.place.at = at + header.block_len();
         }
+        let passed = header.content.kind == Kind::Entries && header.content.last <= self.after;
+        Ok((!passed).then_some(header))
+    }
+
+    fn read_items(&mut self, at: u64, header: &Header) -> Result<Vec<Item>, BlockError> {
         let mut items = Vec::new();
-        if header.content.kind == Kind::Entries && header.content.last <= self.after {
-            return Ok(items);
-        }
-        let file = &self.place.file;
-        let raw = self.blocks.read_payload(file, at, &header)?;
+        let raw = self.blocks.read_payload(&self.place.file, at, header)?;
         match header.content.kind {
             Kind::Entries => {
                 // At most what the block can hold, whatever the header says.
@@ -102,26 +109,28 @@ impl SegmentedReader {
         }
         Ok(items)
     }
-}
 
-/// The place where what follows `after` begins.
-fn locate(list: &SegmentList, after: Lsn) -> Result<Place, StoreError> {
-    let dropped = |start| StoreError::Dropped { wanted: after, start };
-    loop {
-        let segment = list.holding(after).map_err(dropped)?;
-        if let Some(place) = Place::in_segment(segment.clone(), after, list.store_id)? {
-            return Ok(place);
+    fn read_stored(&mut self, at: u64, header: &Header) -> Result<StoredBlock, BlockError> {
+        let content = header.content;
+        match content.kind {
+            Kind::Entries if content.after < self.after => {
+                return Err(BlockError::Bad("no block begins where reading was to start"));
+            }
+            Kind::Entries => self.after = content.last,
+            Kind::Definitions => {}
+            Kind::Chunk | Kind::Footer => {
+                return Err(BlockError::Bad("a spill's block stands in a segment"));
+            }
         }
-        // Retention takes a segment from the list before it removes the file. So either the list
-        // has moved on, or a foreign hand removed the file.
-        if list.holding(after).is_ok_and(|again| again.sequence == segment.sequence) {
-            return Err(super::damaged(&segment.path, "the file is missing".to_owned()));
-        }
+        replica::read_stored(&mut self.blocks, &self.place.file, at, header)
     }
-}
 
-impl LogReader for SegmentedReader {
-    fn next_block(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+    /// The next block that holds something, as `read` has it.
+    fn next<T>(
+        &mut self,
+        read: impl Fn(&mut Self, u64, &Header) -> Result<T, BlockError>,
+        is_something: impl Fn(&T) -> bool,
+    ) -> Result<Option<T>, StoreError> {
         loop {
             let (limit, last, sealed) = {
                 let published = lock(&self.place.segment.published);
@@ -143,13 +152,45 @@ impl LogReader for SegmentedReader {
                 self.advance()?;
                 continue;
             }
-            let items = self
-                .read_items(at, limit, before.is_none())
-                .map_err(|error| error.into_store_error(&self.place.segment.path, at))?;
-            if !items.is_empty() {
-                return Ok(Some(items));
+            let found = match self.next_header(at, limit, before.is_none()) {
+                Ok(Some(header)) => read(self, at, &header).map(Some),
+                Ok(None) => Ok(None),
+                Err(error) => Err(error),
+            };
+            let found =
+                found.map_err(|error| error.into_store_error(&self.place.segment.path, at))?;
+            if let Some(found) = found.filter(&is_something) {
+                return Ok(Some(found));
             }
         }
+    }
+}
+
+/// The place where what follows `after` begins.
+fn locate(list: &SegmentList, after: Lsn) -> Result<Place, StoreError> {
+    let dropped = |start| StoreError::Dropped { wanted: after, start };
+    loop {
+        let segment = list.holding(after).map_err(dropped)?;
+        if let Some(place) = Place::in_segment(segment.clone(), after, list.store_id)? {
+            return Ok(place);
+        }
+        // Retention takes a segment from the list before it removes the file. So either the list
+        // has moved on, or a foreign hand removed the file.
+        if list.holding(after).is_ok_and(|again| again.sequence == segment.sequence) {
+            return Err(super::damaged(&segment.path, "the file is missing".to_owned()));
+        }
+    }
+}
+
+impl LogReader for SegmentedReader {
+    fn next_block(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+        self.next(SegmentedReader::read_items, |items| !items.is_empty())
+    }
+}
+
+impl StoredReader for SegmentedReader {
+    fn next_stored(&mut self) -> Result<Option<StoredBlock>, StoreError> {
+        self.next(SegmentedReader::read_stored, |_| true)
     }
 }
 

@@ -169,6 +169,32 @@ impl BlockSink {
         Ok(())
     }
 
+    /// Appends a block whose payload is stored as it is given: `crc` is its CRC32C, `raw_len` the
+    /// length it decompresses to if it is a zstd frame.
+    pub fn put_stored(
+        &mut self,
+        content: Content,
+        (zstd, raw_len): (bool, u32),
+        payload: &[u8],
+        crc: u32,
+    ) -> Result<(), StoreError> {
+        let header = self.header(content, zstd, payload.len(), raw_len as usize).encode(crc);
+        self.staged.extend_from_slice(&header);
+        self.sequence += 1;
+        if self.staged.len() + payload.len() > STAGED_MAX {
+            self.write_staged()?;
+        }
+        if payload.len() > STAGED_MAX {
+            for piece in payload.chunks(LARGE_STEP) {
+                self.write_at(piece, self.written)?;
+                self.written += piece.len() as u64;
+            }
+        } else {
+            self.staged.extend_from_slice(payload);
+        }
+        Ok(())
+    }
+
     /// Appends a block whose raw payload is `prefix` and then `payload`, without a copy of either:
     /// it is compressed piece by piece straight into the file, and written raw over that if it
     /// turns out not to shrink.

@@ -20,6 +20,7 @@ use super::segment::{
 };
 use super::sink::{BlockSink, Compressor, SinkStart};
 use super::{Log, damaged, io_error};
+use crate::replica::{StoredBlock, StoredKind};
 use crate::{SpillId, SpillItem, SpillReader, SpillWriter, StoreError};
 use bytes::Bytes;
 use farshore_fault as fault;
@@ -77,6 +78,33 @@ impl SegmentedSpillWriter {
             spills.next += 1;
             id
         };
+        SegmentedSpillWriter::create(log, id)
+    }
+
+    /// Begins a spill under an id that was given out elsewhere. What an earlier attempt left is
+    /// replaced.
+    pub fn receive(log: Arc<Log>, id: SpillId) -> Result<SegmentedSpillWriter, StoreError> {
+        {
+            let mut spills = lock(&log.spills);
+            match spills.finished.get(&id) {
+                Some(known) if known.committed => {
+                    return Err(StoreError::Unknown(format!("uncommitted spill {}", id.0)));
+                }
+                Some(_) => drop(spills.finished.remove(&id)),
+                None => {}
+            }
+            spills.next = spills.next.max(id.0.saturating_add(1));
+        }
+        let path = spill_path(&log.dir, id);
+        match std::fs::remove_file(&path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(io_error("replace", &path)(error)),
+        }
+        SegmentedSpillWriter::create(log, id)
+    }
+
+    fn create(log: Arc<Log>, id: SpillId) -> Result<SegmentedSpillWriter, StoreError> {
         let path = spill_path(&log.dir, id);
         let file = OpenOptions::new()
             .read(true)
@@ -163,6 +191,28 @@ impl SegmentedSpillWriter {
             } else {
                 sink.put(Some(compressor), content, commands)
             }
+        })
+    }
+
+    /// Takes a block as it is stored elsewhere, and the definitions that it holds.
+    pub fn put_stored(
+        &mut self,
+        content: Content,
+        block: &StoredBlock,
+        definitions: BTreeMap<DictionaryId, Bytes>,
+    ) -> Result<(), StoreError> {
+        if block.kind == StoredKind::Chunk {
+            self.command_bytes += u64::from(block.raw_len);
+        }
+        self.held.extend(definitions);
+        self.with_sink(|sink, _| {
+            let form = (block.zstd, block.raw_len);
+            sink.put_stored(content, form, &block.payload, block.checksum)?;
+            if sink.unsynced() >= SYNC_BYTES {
+                sink.write_staged()?;
+                sink.sync()?;
+            }
+            Ok(())
         })
     }
 
@@ -341,6 +391,15 @@ impl SpillFile {
             Err(BlockError::Io(error)) => Err(SpillError::Io(io_error("read", &self.path)(error))),
             Err(BlockError::Bad(what)) => Err(SpillError::Damaged(what.to_owned())),
         }
+    }
+
+    /// The file, whose blocks they are, and where they end.
+    pub fn blocks(&self) -> (&File, Container, u64) {
+        (&self.file, self.container, self.footer_at)
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 
     pub fn into_reader(self) -> SegmentedSpillReader {

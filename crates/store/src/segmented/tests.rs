@@ -2,6 +2,7 @@
 
 mod failure;
 mod property;
+mod replica;
 
 use super::{Options, RecoveryReport, SegmentedStore};
 use crate::LogStore;

@@ -5,7 +5,7 @@ use super::block::{Container, Content, Kind};
 use super::folder::{index_path, segment_path, sync_dir};
 use super::index::{IndexFile, SparseIndex};
 use super::pressure::Pressure;
-use super::queue::Queued;
+use super::queue::{Queueable, Queued};
 use super::scan::widen;
 use super::segment::{
     ENTRY_HEADER_LEN, FILE_HEADER_LEN, FileHeader, Published, SEGMENT_MAGIC, Segment, entry_header,
@@ -13,7 +13,7 @@ use super::segment::{
 };
 use super::sink::{BlockSink, Compressor, SinkStart};
 use super::{Log, io_error};
-use crate::{Batch, EntryKind, EntryMeta, SpillId, StoreError};
+use crate::{Batch, EntryKind, EntryMeta, SpillId, StoreError, StoredBlock};
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Durable, Lsn, PgTime};
 use std::collections::HashSet;
@@ -33,6 +33,8 @@ pub(crate) struct Active {
     pub sink: BlockSink,
     /// Definitions that stand in this segment already.
     pub held: HashSet<DictionaryId>,
+    /// In a replica, definitions that were added to those last.
+    pub told: Option<Arc<[DictionaryId]>>,
     pub blocks: u64,
     /// Position of the last entry written to a block or added to `raw`.
     pub last: Lsn,
@@ -111,7 +113,7 @@ impl Writer {
         let _guard = EndGuard(self.log.clone());
         loop {
             let work = self.log.queue.take();
-            let bytes = work.batches.iter().map(|queued| queued.batch.payload.len()).sum();
+            let bytes = work.batches.iter().map(|queued| queued.content.len()).sum();
             self.pressure.at_hand(bytes, Instant::now());
             let last = work.last;
             if let Err(error) = self.write(work.batches, work.roll) {
@@ -130,13 +132,16 @@ impl Writer {
         batches: impl IntoIterator<Item = Queued>,
         roll: Option<u64>,
     ) -> Result<(), StoreError> {
-        for Queued { batch, permit } in batches {
+        for Queued { content, permit } in batches {
             if self.active.sink.end() >= self.log.options.segment_bytes && self.has_entries() {
                 self.commit_group()?;
                 self.roll()?;
             }
-            self.add_batch(&batch)?;
-            drop(batch);
+            match &content {
+                Queueable::Batch(batch) => self.add_batch(batch)?,
+                Queueable::Stored(block, needed) => self.add_stored(block, needed)?,
+            }
+            drop(content);
             drop(permit);
         }
         self.commit_group()?;
@@ -178,6 +183,38 @@ impl Writer {
             }
         }
         self.log.counters.payload_bytes.fetch_add(batch.payload.len() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// A block of another store, as it is. Every segment holds what its own entries refer to, so
+    /// where one begins here all that the block may refer to comes first.
+    fn add_stored(
+        &mut self,
+        block: &StoredBlock,
+        needed: &Arc<[DictionaryId]>,
+    ) -> Result<(), StoreError> {
+        self.put_filling()?;
+        let same = self.active.told.as_ref().is_some_and(|told| Arc::ptr_eq(told, needed));
+        if !same {
+            for id in needed.iter() {
+                if self.active.held.insert(*id) {
+                    self.filling.definitions.push(*id);
+                }
+            }
+            self.active.told = Some(needed.clone());
+        }
+        self.filling.first = Some(block.first);
+        self.filling.after = self.active.last;
+        self.filling.commit_times = Some(block.commit_times);
+        self.filling.entries = block.items;
+        self.filling.spilled = block.spilled.len() as u32;
+        self.unpublished.spills.extend_from_slice(&block.spilled);
+        self.active.last = block.last;
+        if let Some(content) = self.describe_filling()? {
+            let form = (block.zstd, block.raw_len);
+            self.active.sink.put_stored(content, form, &block.payload, block.checksum)?;
+        }
+        self.log.counters.payload_bytes.fetch_add(u64::from(block.raw_len), Ordering::Relaxed);
         Ok(())
     }
 
@@ -427,5 +464,5 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
     let sink = BlockSink::new(file, &path, sink_start).waiting_with(&log.queue);
     #[cfg(test)]
     let sink = sink.failing_with(&log.fail_sync);
-    Ok(Active { segment, sink, held: HashSet::new(), blocks: 0, last: start })
+    Ok(Active { segment, sink, held: HashSet::new(), told: None, blocks: 0, last: start })
 }
