@@ -1,8 +1,10 @@
 //! The PostgreSQL publication behind a Farshore publication.
 
+mod columns;
 mod members;
 mod preflight;
 
+pub use columns::{AddedColumn, DroppedColumns, OldValue, partition_root};
 pub use members::Wanted;
 
 use crate::CaptureError;
