@@ -3,9 +3,10 @@
 use super::{PublicationSpec, TableName};
 use crate::CaptureError;
 use farshore_pg::{Connection, Error};
+use serde::{Deserialize, Serialize};
 
 /// A column that a table gained.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AddedColumn {
     /// Name.
     pub name: String,
@@ -14,7 +15,8 @@ pub struct AddedColumn {
 }
 
 /// What rows had in a column when it was added.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OldValue {
     /// NULL, or the column has gone again.
     Null,
@@ -28,7 +30,7 @@ pub enum OldValue {
 }
 
 /// What became of columns that are not published any more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DroppedColumns {
     /// Those that the publisher has dropped.
     pub columns: Vec<String>,

@@ -20,6 +20,7 @@ use crate::source::Key;
 use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, CopyOut, Mode, quote_literal};
+use serde::{Deserialize, Serialize};
 
 /// A snapshot of the publisher that any number of connections can read, for as long as this lives.
 pub struct ExportedSnapshot {
@@ -106,7 +107,8 @@ impl ExportedSnapshot {
 }
 
 /// How rows travel in a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CopyFormat {
     /// PostgreSQL's binary COPY format.
     Binary,
@@ -125,7 +127,7 @@ impl CopyFormat {
 }
 
 /// How the rows of one table travel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyPlan {
     /// The format of the values.
     pub format: CopyFormat,

@@ -2,6 +2,12 @@
 //!
 //! ```text
 //! direct    a publisher that this site connects to
+//! remote    a publisher that another site connects to, asked over channels
+//! serve     the other end of a channel: answers for one publication
+//! channel   what carries questions to the other site
+//! frame     what stands in one message of a channel
+//! message   requests and answers, as JSON
+//! rows      rows that were looked up, as bytes
 //! keys      keys of rows, in the form that they came in
 //! ```
 //!
@@ -11,13 +17,23 @@
 //! Dropping anything here ends what belongs to it on the publisher: a snapshot its slot, a session
 //! its transaction and locks.
 
+mod channel;
 mod direct;
+mod frame;
 mod keys;
+mod message;
+mod remote;
+mod rows;
+mod serve;
 
 pub use crate::publication::{AddedColumn, DroppedColumns, OldValue};
 pub use crate::snapshot::{FoundRow, RowPlace};
+pub use channel::{Channel, ChannelError, Opener};
 pub use direct::Direct;
+pub use frame::MESSAGE_BYTES_MAX;
 pub use keys::{Key, run_for_keys};
+pub use remote::Remote;
+pub use serve::{Registry, serve};
 
 use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};
