@@ -79,8 +79,18 @@ impl From<CaptureError> for Failure {
     }
 }
 
-fn refused(what: impl Into<String>) -> Failure {
-    Failure::Refused { what: what.into(), transient: false }
+/// Characters of what the other side sent that are shown.
+const SHOWN_MAX: usize = 300;
+
+/// What is refused, for the other side and for the log: what it sent may be in it.
+fn refused(what: impl AsRef<str>) -> Failure {
+    Failure::Refused { what: shown(what.as_ref()), transient: false }
+}
+
+/// One line, and no long one.
+fn shown(what: &str) -> String {
+    let one_line = |c: char| if c.is_control() { ' ' } else { c };
+    what.chars().take(SHOWN_MAX).map(one_line).collect()
 }
 
 /// What a channel stands for.
@@ -152,8 +162,8 @@ impl<'a> Server<'a> {
             Ok(decoded) => Ok(decoded),
             Err(what) => {
                 // It is told why; nothing else that it sends is looked at.
-                self.end_data(channel, Err(refused(what.clone()))).await?;
-                Err(ChannelError::permanent(format!("it sent {what}")).into())
+                self.end_data(channel, Err(refused(&what))).await?;
+                Err(ChannelError::permanent(format!("it sent {}", shown(&what))).into())
             }
         }
     }
