@@ -121,6 +121,10 @@ async fn questions(elsewhere: &Arc<Elsewhere>) {
         (json!({ "definitions": { "tables": [catalog] } }), "not of the publication"),
         (old_values("hidden", "added"), "not published now"),
         (old_values("orders", "secret_added"), "column secret_added of public.orders"),
+        (
+            json!({ "dropped_columns": { "table": table("orders"), "gone": vec!["x"; 1601] } }),
+            "1601 columns",
+        ),
         (dropped("public", "hidden"), "public.hidden, which is not published"),
         (dropped("pg_catalog", "pg_authid"), "which is not published"),
         (json!({ "hold_still": { "tables": [hidden] } }), "only a session"),
@@ -209,7 +213,7 @@ async fn sessions(elsewhere: &Arc<Elsewhere>) {
         (look_up(orders, json!(["id", "id", "id", "id", "id", "id", "id"])), one, "a key of 7"),
         (look_up(orders, json!(["id"])), &[&two_values], "another number of values"),
         (look_up(orders, json!(["id"])), &[b""], "another number of values"),
-        (json!({ "hold_still": { "tables": [orders, hidden] } }), &[], "not published"),
+        (json!({ "hold_still": { "tables": [orders, hidden] } }), &[], "not of the publication"),
         (json!({ "is_in_the_way": { "tables": [hidden] } }), &[], "not of the publication"),
         (json!({ "definitions": { "tables": [hidden] } }), &[], "not of the publication"),
         (json!("published_tables"), &[], "does not answer"),
@@ -220,6 +224,8 @@ async fn sessions(elsewhere: &Arc<Elsewhere>) {
         assert!(failure(&refused).contains(why), "{asked}: {refused}");
         assert_eq!(refused["failed"]["transient"], json!(false), "{asked}");
     }
+    let often = json!({ "hold_still": { "tables": vec![orders; 100_000] } });
+    assert_eq!(ask(&mut session, &often, &[]).await.1, json!({ "is": true }));
     // What is published is all that comes, whatever the other side says of filters and columns.
     let (data, done) = ask(&mut session, &cast(" character  VARYING "), &[]).await;
     assert_eq!(done, json!("done"));

@@ -79,6 +79,9 @@ impl From<CaptureError> for Failure {
     }
 }
 
+/// Columns that a table may have (PostgreSQL docs: "Appendix K. PostgreSQL Limits").
+const COLUMNS_MAX: usize = 1600;
+
 /// Characters of what the other side sent that are shown.
 const SHOWN_MAX: usize = 300;
 
@@ -273,6 +276,7 @@ impl<'a> Server<'a> {
         table: &TableName,
         gone: &[String],
     ) -> Result<DroppedColumns, Failure> {
+        check_count(gone.len())?;
         let mut sql = self.spec.connect(Mode::Sql).await?;
         self.publication_of(&mut sql, table).await?;
         let dropped = self.spec.dropped_columns(&mut sql, table, gone).await?;
@@ -285,6 +289,7 @@ impl<'a> Server<'a> {
         table: &TableName,
         columns: &[AddedColumn],
     ) -> Result<Vec<OldValue>, Failure> {
+        check_count(columns.len())?;
         let mut sql = self.spec.connect(Mode::Sql).await?;
         let published = self.publication_of(&mut sql, table).await?;
         let values = self.spec.old_values(&mut sql, table, columns).await?;
@@ -319,6 +324,14 @@ impl<'a> Server<'a> {
             None => Err(refused(format!("table {table}, which is not published now"))),
         }
     }
+}
+
+/// Refuses more columns than there can be.
+fn check_count(columns: usize) -> Result<(), Failure> {
+    if columns > COLUMNS_MAX {
+        return Err(refused(format!("{columns} columns of one table")));
+    }
+    Ok(())
 }
 
 /// Refuses what is neither published, nor a partitioned table that the publication names.

@@ -13,7 +13,7 @@ use crate::source::message::{Answer, Request, encode_answer};
 use crate::source::rows::encode_row;
 use crate::source::{ChannelError, CopyData, Key};
 use bytes::{Bytes, BytesMut};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 /// Characters that the name of a built-in type may have.
@@ -64,12 +64,16 @@ impl<'a> Session<'a> {
             }
             Request::HoldStill { tables } => {
                 let known = self.tables().await?;
-                let tables = tables.iter().map(|oid| member(&known, *oid).cloned());
-                let tables: Vec<PublishedTable> = tables.collect::<Result<_, Failure>>()?;
+                check_members(&tables, &known, &[])?;
+                let tables: HashSet<u32> = tables.into_iter().collect();
+                let tables = known.iter().filter(|table| tables.contains(&table.oid));
+                let tables: Vec<PublishedTable> = tables.cloned().collect();
                 Ok(Answer::Is(self.connection.hold_still(self.spec, &tables).await?))
             }
             Request::IsInTheWay { tables } => {
                 check_members(&tables, self.tables().await?.as_ref(), &[])?;
+                let tables = tables.into_iter().collect::<HashSet<u32>>();
+                let tables: Vec<u32> = tables.into_iter().collect();
                 Ok(Answer::Is(self.connection.is_in_the_way(self.spec, &tables).await?))
             }
             Request::Definitions { tables } => {
