@@ -59,7 +59,7 @@ const ALLOWED_IN_TESTS: &str = "farshore-testkit";
 const OUTSIDERS: &[(&str, &[&str])] = &[
     ("toml", &["farshore-node"]),
     ("clap", &["farshore-cli", "farshore-bench"]),
-    ("zstd", &["farshore-store", "farshore-bench"]),
+    ("zstd", &["farshore-store", "farshore-capture", "farshore-bench"]),
     ("rustls", &["farshore-pg"]),
     // Another client than ours: it belongs to what checks ours.
     ("postgres", &["farshore-testkit", "farshore-tests", "farshore-bench", "farshore-cli"]),

@@ -79,7 +79,7 @@ impl Subscription {
             let known = session.load_tables(name).await?;
             let copy = InitialCopy {
                 subscription: name,
-                spec: &self.source,
+                source: self.source.as_ref(),
                 target: &self.spec.target,
                 store: &self.store,
                 settings: self.spec.copy,

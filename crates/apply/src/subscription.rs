@@ -17,11 +17,12 @@ use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
 use crate::streaming::{StreamEnd, Streaming};
-use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
-use farshore_capture::{CaptureError, slot};
+use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_capture::slot;
+use farshore_capture::source::Source;
 use farshore_fault as fault;
 use farshore_model::{Applied, Lsn};
-use farshore_pg::{Config, Mode};
+use farshore_pg::Config;
 use farshore_store::{LogStore, StoreError};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
@@ -69,8 +70,8 @@ pub struct SubscriptionSpec {
 pub struct Subscription {
     /// What to apply.
     pub spec: SubscriptionSpec,
-    /// Where the rows of the initial copy come from.
-    pub source: PublicationSpec,
+    /// Where the rows of the initial copy come from, and what else the publisher is asked.
+    pub source: Arc<dyn Source>,
     /// Where the changes come from.
     pub store: Arc<dyn LogStore>,
     /// Counts capture's connections: from the first on a copy may begin, and each may have
@@ -403,12 +404,8 @@ impl Subscription {
     /// Tables that the publisher publishes and that are not copied. When it cannot be asked now,
     /// streaming goes on: a change of such a table would bring us back here.
     pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Vec<PublishedTable> {
-        let asked = async {
-            let mut sql = self.source.connect(Mode::Sql).await?;
-            self.source.published_tables(&mut sql).await
-        };
         let is_known = |table: &PublishedTable| known.iter().any(|k| k.copied && k.is_still(table));
-        match asked.await {
+        match self.source.published_tables().await {
             Ok(mut published) => {
                 published.retain(|table| !is_known(table));
                 published
@@ -422,11 +419,8 @@ impl Subscription {
 
     /// Whether the publisher publishes partitioned tables whose partitions we keep in step with.
     pub(crate) async fn partitions_may_have_changed(&self) -> bool {
-        let asked = async {
-            let mut sql = self.source.connect(Mode::Sql).await?;
-            self.source.partitioned_tables(&mut sql).await
-        };
-        self.spec.schema.create_tables && asked.await.is_ok_and(|tables| !tables.is_empty())
+        self.spec.schema.create_tables
+            && self.source.partitioned_tables().await.is_ok_and(|tables| !tables.is_empty())
     }
 
     /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
@@ -436,17 +430,7 @@ impl Subscription {
         session: &mut Session,
         tables: &[TableProgress],
     ) -> Result<(), ApplyError> {
-        let asked = async {
-            let mut sql = self.source.connect(Mode::Sql).await?;
-            let partitioned = self.source.partitioned_tables(&mut sql).await?;
-            if partitioned.is_empty() {
-                return Ok(None);
-            }
-            let published = self.source.published_tables(&mut sql).await?;
-            let definitions = self.source.definitions(&mut sql, &partitioned).await?;
-            Ok::<_, CaptureError>(Some((published, definitions)))
-        };
-        let (published, definitions) = match asked.await {
+        let (published, definitions) = match self.source.partitions().await {
             Ok(Some(answer)) => answer,
             Ok(None) => return Ok(()),
             Err(error) => {
@@ -516,7 +500,7 @@ impl Subscription {
         }
         let copy = InitialCopy {
             subscription: name,
-            spec: &self.source,
+            source: self.source.as_ref(),
             target: &self.spec.target,
             store: &self.store,
             settings: self.spec.copy,
@@ -606,7 +590,8 @@ impl Subscription {
             return streaming.run(stop).await.map_err(Failure::of_many);
         };
         let SubscriptionSpec { target, schema, .. } = &self.spec;
-        let mut sequences = Sequences::new(name, &self.source, target, schema, &self.store);
+        let source = self.source.as_ref();
+        let mut sequences = Sequences::new(name, source, target, schema, &self.store);
         let end = tokio::select! {
             end = streaming.run(stop) => end.map_err(Failure::of_many)?,
             never = sequences.follow(interval, &tables) => match never {},

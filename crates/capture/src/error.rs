@@ -14,6 +14,16 @@ pub enum CaptureError {
         #[source]
         error: farshore_pg::Error,
     },
+    /// Another site, which has the publisher, or the way to it.
+    #[error("site {site}: {message}")]
+    Remote {
+        /// That site's name.
+        site: String,
+        /// What it said, or what is wrong with the way to it.
+        message: String,
+        /// Whether trying again later, unchanged, can succeed.
+        transient: bool,
+    },
     /// The store refused.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -67,6 +77,7 @@ impl CaptureError {
     pub fn is_transient(&self) -> bool {
         match self {
             CaptureError::Publisher { error, .. } => error.is_transient(),
+            CaptureError::Remote { transient, .. } => *transient,
             // A full disk may get room again; a log that failed stays closed and says so itself.
             CaptureError::Store(StoreError::Io { .. })
             | CaptureError::TurnToText

@@ -12,6 +12,7 @@
 //! schema        definitions of the published tables, and the SQL that makes them elsewhere
 //! attendant     what a session does beside the stream
 //! snapshot      a consistent point, tables cut into ranges, rows out in COPY format
+//! source        what subscriptions ask of the publisher, wherever it is
 //! ```
 //!
 //! A slot is only ever told positions that are durable in the store.
@@ -25,6 +26,7 @@ mod reader;
 pub mod schema;
 pub mod slot;
 pub mod snapshot;
+pub mod source;
 pub mod types;
 
 pub use error::CaptureError;

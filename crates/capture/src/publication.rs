@@ -1,14 +1,18 @@
 //! The PostgreSQL publication behind a Farshore publication.
 
+mod columns;
 mod members;
 mod preflight;
+mod user_types;
 
+pub use columns::{AddedColumn, DroppedColumns, OldValue, partition_root};
 pub use members::Wanted;
 
 use crate::CaptureError;
 use crate::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Config, Connection, quote_literal};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// What to publish, as configured.
@@ -40,7 +44,7 @@ pub struct Article {
 }
 
 /// A table's schema and name, unquoted.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TableName {
     /// Schema.
     pub schema: String,
@@ -135,7 +139,7 @@ fn split_qualified(text: &str) -> Result<Vec<Option<String>>, String> {
 }
 
 /// A published table as the publisher describes it now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedTable {
     /// Its OID on the publisher.
     pub oid: u32,
@@ -144,6 +148,7 @@ pub struct PublishedTable {
     /// Published columns in table order.
     pub columns: Vec<PublishedColumn>,
     /// What their types are made of, where those are not PostgreSQL's own; sorted by OID.
+    #[serde(with = "user_types")]
     pub types: Vec<UserType>,
     /// Row filter as SQL, if any.
     pub row_filter: Option<String>,
@@ -169,7 +174,7 @@ pub struct PublishedTable {
 }
 
 /// A published column as the publisher describes it now.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedColumn {
     /// Name.
     pub name: String,

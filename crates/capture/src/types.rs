@@ -17,6 +17,11 @@ const NAMES_BY_OID: [u32; 22] = [
     2211, 4097, 4090, 3735, 3770, 4192,
 ];
 
+/// Whether a type is PostgreSQL's own and its values name nothing of the server's catalogs.
+pub(crate) fn is_built_in_value(oid: u32) -> bool {
+    oid < FIRST_UNSTABLE_OID && !NAMES_BY_OID.contains(&oid)
+}
+
 /// `aclitem` and `gtsvector`: built-in types that have no binary form. pgoutput sends them as text
 /// by itself, but fails on arrays and composites of them.
 const WITHOUT_BINARY_FORM: [u32; 2] = [1033, 3642];

@@ -9,6 +9,7 @@ use crate::stores;
 use crate::supervisor::{Notice, Outcome, supervise};
 use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription, SubscriptionStatus};
+use farshore_capture::source::Direct;
 use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
@@ -144,7 +145,7 @@ impl Site {
                 store: agent.store.clone(),
                 subscription: Arc::new(Subscription {
                     spec: subscription.spec.clone(),
-                    source: agent.capture.spec.clone(),
+                    source: Arc::new(Direct(agent.capture.spec.clone())),
                     store: agent.store.clone(),
                     capture_ready: agent.capture.ready.subscribe(),
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),

@@ -22,10 +22,11 @@ use crate::postgres::session::Session;
 use crate::postgres::statements::TargetTable;
 use crate::postgres::value_plan::ColumnType;
 use farshore_capture::CaptureError;
-use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
+use farshore_capture::source::{AddedColumn, DroppedColumns, OldValue, Source};
 use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
-use farshore_pg::{Connection, Mode, Row, quote_literal};
+use farshore_pg::quote_literal;
 use farshore_wire::pgoutput::stored;
 
 /// What is done about columns that the publisher's table gained or lost.
@@ -58,7 +59,7 @@ pub struct Follow<'a> {
     /// Columns are not dropped yet, and the version is not noted if there are such.
     pub puts_drops_off: bool,
     /// Where the publisher is.
-    pub source: &'a PublicationSpec,
+    pub source: &'a dyn Source,
     /// What tables are called on the target.
     pub names: &'a NameMap,
     /// The table on the target.
@@ -208,44 +209,22 @@ impl Follow<'_> {
     /// The top of the partitions that the table is one of, or the table itself; and whether it has
     /// or is a partition.
     async fn root(&self, session: &mut Session) -> Result<(TableName, bool), ApplyError> {
-        let rows = session.query(ROOT, &[Some(&self.table.schema), Some(&self.table.name)]).await?;
-        Ok(rows.first().map_or_else(|| (self.table.clone(), false), root_of))
+        let root = partition_root(&mut session.connection, self.table).await;
+        let root = root.map_err(|error| session.error(error))?;
+        Ok(root.unwrap_or_else(|| (self.table.clone(), false)))
     }
 
     /// Those of the columns that the publisher has dropped, and what it calls the top of the
-    /// partitions that the table is one of. A column that the table still has was dropped and added
-    /// again if it is published; if not, it was taken out of the publication.
-    async fn dropped<'a>(
+    /// partitions that the table is one of.
+    async fn dropped<'b>(
         &self,
-        gone: &[&'a str],
-    ) -> Result<(Vec<&'a str>, TableName), CaptureError> {
+        gone: &[&'b str],
+    ) -> Result<(Vec<&'b str>, TableName), CaptureError> {
         let published = published_name(self.relation);
-        let failed =
-            |error| CaptureError::Publisher { server: self.source.source.redacted(), error };
-        let mut publisher = self.source.connect(Mode::Sql).await?;
-        let there = publisher
-            .query(
-                "SELECT a.attname FROM pg_catalog.pg_attribute a \
-                 JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
-                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped",
-                &[Some(&published.schema), Some(&published.name)],
-            )
-            .await
-            .map_err(failed)?;
-        let name = [Some(published.schema.as_str()), Some(published.name.as_str())];
-        let root = publisher.query(ROOT, &name).await.map_err(failed)?;
-        let tables = self.source.published_tables(&mut publisher).await?;
-        publisher.close().await;
-        let now = tables.iter().find(|table| table.table == published);
-        // Without the table nobody can tell.
-        let is_dropped = |name: &&str| {
-            let is_there = there.iter().any(|row| row.get(0) == Some(name));
-            let is_published =
-                now.is_some_and(|table| table.columns.iter().any(|column| column.name == **name));
-            !there.is_empty() && (!is_there || is_published)
-        };
-        let root = root.first().map_or(published, |row| root_of(row).0);
+        let names: Vec<String> = gone.iter().map(|name| (*name).to_owned()).collect();
+        let dropped = self.source.dropped_columns(&published, &names).await?;
+        let DroppedColumns { columns, root } = dropped;
+        let is_dropped = |name: &&str| columns.iter().any(|column| column == name);
         Ok((gone.iter().copied().filter(is_dropped).collect(), root))
     }
 
@@ -304,12 +283,11 @@ impl Follow<'_> {
     }
 
     async fn add(&self, session: &mut Session, missing: &[&Column]) -> Result<(), ApplyError> {
-        let spec = self.source;
-        let mut publisher = spec.connect(Mode::Sql).await?;
-        let asked = self.old_values(&mut publisher, missing).await;
-        let old_values = asked
-            .map_err(|error| CaptureError::Publisher { server: spec.source.redacted(), error })?;
-        publisher.close().await;
+        let added = missing
+            .iter()
+            .map(|column| AddedColumn { name: column.name.clone(), type_oid: column.type_oid });
+        let (published, added) = (published_name(self.relation), added.collect::<Vec<_>>());
+        let old_values = self.source.old_values(&published, &added).await?;
         let file_node = self.file_node_of_copy(session).await?;
         let (root, _) = self.root(session).await?;
         for (column, old) in missing.iter().zip(old_values) {
@@ -372,50 +350,6 @@ impl Follow<'_> {
         Ok(rows.first().and_then(|row| row.parse(0).ok()))
     }
 
-    /// What the publisher's rows had in these columns when they were added.
-    async fn old_values(
-        &self,
-        publisher: &mut Connection,
-        columns: &[&Column],
-    ) -> Result<Vec<OldValue>, farshore_pg::Error> {
-        publisher.simple_query("SET search_path = ''; SET lc_monetary = 'C'").await?;
-        let published = published_name(self.relation);
-        let mut values = Vec::new();
-        for column in columns {
-            // A partitioned table has no rows of its own: its partitions know.
-            let rows = publisher
-                .query(
-                    "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '', \
-                       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0) \
-                     FROM pg_catalog.pg_class o \
-                     JOIN pg_catalog.pg_namespace n ON n.oid = o.relnamespace \
-                     JOIN pg_catalog.pg_class c ON c.oid = o.oid OR o.relkind = 'p' AND c.oid IN \
-                       (SELECT relid FROM pg_catalog.pg_partition_tree(o.oid) WHERE isleaf) \
-                     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
-                     WHERE n.nspname = $1 AND o.relname = $2 AND a.attname = $3 \
-                       AND NOT a.attisdropped AND a.atttypid = $4::text::oid \
-                     ORDER BY a.atthasmissing DESC LIMIT 1",
-                    &[
-                        Some(&published.schema),
-                        Some(&published.name),
-                        Some(&column.name),
-                        Some(&column.type_oid.to_string()),
-                    ],
-                )
-                .await?;
-            values.push(match rows.first() {
-                // The column has gone again, and with it whatever it held.
-                None => OldValue::Null,
-                Some(row) => match (row.get(0).and_then(only_element), row.get(1)) {
-                    (Some(text), _) => OldValue::Missing(text),
-                    (None, Some("t")) => OldValue::Filled { file_node: row.parse(2)? },
-                    (None, _) => OldValue::Null,
-                },
-            });
-        }
-        Ok(values)
-    }
-
     /// The column's type, as the target names it.
     async fn type_on_target(
         &self,
@@ -465,19 +399,6 @@ impl Follow<'_> {
     }
 }
 
-/// What rows had in a column when it was added.
-enum OldValue {
-    /// NULL.
-    Null,
-    /// This text.
-    Missing(String),
-    /// NULL if the table is still in the file that it was copied from; else each its own.
-    Filled {
-        /// The file it is in now.
-        file_node: u32,
-    },
-}
-
 fn quoted(column: &Column) -> String {
     quote_identifier(&column.name)
 }
@@ -494,19 +415,6 @@ fn same_type(a: &Column, b: &Column) -> bool {
 pub fn same_columns(a: &Relation, b: &Relation) -> bool {
     a.columns.len() == b.columns.len()
         && a.columns.iter().zip(&b.columns).all(|(a, b)| a.name == b.name && same_type(a, b))
-}
-
-/// The table at the top of a table's partition tree, and whether it is in one.
-const ROOT: &str = "SELECT rn.nspname, r.relname, r.oid <> c.oid OR c.relkind = 'p' \
-    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-    JOIN pg_catalog.pg_class r \
-      ON r.oid = coalesce(pg_catalog.pg_partition_root(c.oid)::pg_catalog.oid, c.oid) \
-    JOIN pg_catalog.pg_namespace rn ON rn.oid = r.relnamespace \
-    WHERE n.nspname = $1 AND c.relname = $2";
-
-fn root_of(row: &Row) -> (TableName, bool) {
-    let text = |column: usize| row.get(column).unwrap_or_default().to_owned();
-    (TableName { schema: text(0), name: text(1) }, row.get(2) == Some("t"))
 }
 
 /// The definition that a table follows, if one is known; what is wrong with it if it is damaged.
@@ -565,20 +473,6 @@ pub fn definition_of(table: &PublishedTable) -> Relation {
     }
 }
 
-/// The element of an array with one element, from the array's text.
-fn only_element(array: &str) -> Option<String> {
-    let inner = array.strip_prefix('{')?.strip_suffix('}')?;
-    let Some(quoted) = inner.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else {
-        return (inner != "NULL").then(|| inner.to_owned());
-    };
-    let mut element = String::new();
-    let mut chars = quoted.chars();
-    while let Some(char) = chars.next() {
-        element.push(if char == '\\' { chars.next()? } else { char });
-    }
-    Some(element)
-}
-
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let digits = text.strip_prefix("\\x")?.as_bytes();
     let (pairs, rest) = digits.as_chunks::<2>();
@@ -592,21 +486,6 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn missing_values_are_read_from_their_array() {
-        for (array, element) in [
-            ("{7}", Some("7")),
-            ("{\"a, \\\"b\\\" \\\\ {}\"}", Some("a, \"b\" \\ {}")),
-            ("{\"\"}", Some("")),
-            ("{\"{1,2}\"}", Some("{1,2}")),
-            ("{\"NULL\"}", Some("NULL")),
-            ("{NULL}", None),
-            ("7", None),
-        ] {
-            assert_eq!(only_element(array).as_deref(), element, "{array}");
-        }
-    }
 
     #[test]
     fn hexadecimal_digits_are_read() {

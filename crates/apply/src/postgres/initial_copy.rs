@@ -16,15 +16,13 @@ use crate::postgres::session::Session;
 use crate::postgres::statements::{TargetTable, check_columns, target_table};
 use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
-use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
+use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::slot;
-use farshore_capture::snapshot::{
-    BlockRange, CopyFormat, CopyPlan, ExportedSnapshot, SnapshotConnection, cut_into_ranges,
-    ranges_left,
-};
+use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, cut_into_ranges, ranges_left};
+use farshore_capture::source::{Snapshot, SnapshotSession, Source};
 use farshore_fault as fault;
 use farshore_model::{Lsn, Relation, quote_identifier};
-use farshore_pg::{Config, Mode};
+use farshore_pg::Config;
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -52,7 +50,7 @@ pub struct InitialCopy<'a> {
     /// Subscription name.
     pub subscription: &'a str,
     /// Where the rows come from.
-    pub spec: &'a PublicationSpec,
+    pub source: &'a dyn Source,
     /// Where they go.
     pub target: &'a Config,
     /// Where the log is that tells what happened since an earlier, unfinished copy.
@@ -82,10 +80,10 @@ const GIVE_WAY_AFTER: Duration = Duration::from_secs(4);
 pub const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
 
 /// A snapshot of the publisher whose tables stay as they are.
-struct Source {
-    snapshot: ExportedSnapshot,
+struct Still {
+    snapshot: Box<dyn Snapshot>,
     /// Holds the lock.
-    source: SnapshotConnection,
+    source: Box<dyn SnapshotSession>,
     published: Vec<PublishedTable>,
 }
 
@@ -108,8 +106,8 @@ impl InitialCopy<'_> {
         session: &mut Session,
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
-        let Source { snapshot, mut source, mut published } = self.open_source().await?;
-        let point = snapshot.consistent_point;
+        let Still { snapshot, mut source, mut published } = self.open_source().await?;
+        let point = snapshot.consistent_point();
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
         let copied: HashSet<TableName> = published
             .iter()
@@ -120,7 +118,7 @@ impl InitialCopy<'_> {
         if self.only_begun {
             published.retain(|table| known.iter().any(|known| known.is_still(table)));
         }
-        self.create_tables(session, &mut source, &published, &copied).await?;
+        self.create_tables(session, source.as_mut(), &published, &copied).await?;
         let order = CopyOrder::load(session).await?;
         let standings: Vec<Standing> =
             published.iter().map(|table| self.standing(table, known)).collect();
@@ -161,7 +159,7 @@ impl InitialCopy<'_> {
             let earlier = begun.remove(&name).zip(touched.remove(&name));
             let item = match earlier {
                 Some(((_, done), touched)) => {
-                    self.go_on(session, &mut source, table, &done, &touched, point).await?
+                    self.go_on(session, source.as_mut(), table, &done, &touched, point).await?
                 }
                 None => self.start(session, table, was_begun, point).await?,
             };
@@ -183,16 +181,17 @@ impl InitialCopy<'_> {
                 shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue =
                     stage.iter().flat_map(|unit| jobs(unit, &work)).collect();
                 let workers = 0..self.settings.workers.max(1);
-                try_join_all(workers.map(|_| self.worker(&snapshot, &work, &shared))).await?;
+                try_join_all(workers.map(|_| self.worker(snapshot.as_ref(), &work, &shared)))
+                    .await?;
             }
             Ok::<(), ApplyError>(())
         };
         let oids: Vec<u32> = work.iter().map(|work| work.table.oid).collect();
         tokio::select! {
             copied = copying => copied?,
-            error = self.give_way(&mut source, &oids) => return Err(error),
+            error = self.give_way(source.as_mut(), &oids) => return Err(error),
         }
-        drop(source);
+        source.close().await;
         snapshot.close().await;
         Ok(point)
     }
@@ -211,7 +210,7 @@ impl InitialCopy<'_> {
     async fn create_tables(
         &self,
         session: &mut Session,
-        source: &mut SnapshotConnection,
+        source: &mut dyn SnapshotSession,
         published: &[PublishedTable],
         copied: &HashSet<TableName>,
     ) -> Result<(), ApplyError> {
@@ -231,7 +230,7 @@ impl InitialCopy<'_> {
             return Ok(());
         }
         let oids: Vec<u32> = uncopied.iter().map(|table| table.oid).collect();
-        let definitions = self.spec.definitions(source.connection(), &oids).await?;
+        let definitions = source.definitions(&oids).await?;
         create_missing(session, self.subscription, self.schema, &definitions, &missing, copied)
             .await
     }
@@ -239,11 +238,11 @@ impl InitialCopy<'_> {
     /// Ends the copy when somebody on the publisher waits for an exclusive lock (TRUNCATE, DDL)
     /// that we stand in the way of: everything else on that table would queue up behind them. The
     /// copy then goes on at another snapshot.
-    async fn give_way(&self, source: &mut SnapshotConnection, tables: &[u32]) -> ApplyError {
+    async fn give_way(&self, source: &mut dyn SnapshotSession, tables: &[u32]) -> ApplyError {
         let mut waiting_before = false;
         loop {
             tokio::time::sleep(GIVE_WAY_AFTER / 2).await;
-            let waiting = match source.is_in_the_way(self.spec, tables).await {
+            let waiting = match source.is_in_the_way(tables).await {
                 Ok(waiting) => waiting,
                 Err(error) => return error.into(),
             };
@@ -269,26 +268,24 @@ impl InitialCopy<'_> {
     /// prevents that from then on; the tables' files tell whether it happened before the lock was
     /// there, and then another snapshot is taken. (To lock first and then take the snapshot could
     /// hang: its creation waits for transactions that may wait for the lock.)
-    async fn open_source(&self) -> Result<Source, ApplyError> {
-        let mut sql = self.spec.connect(Mode::Sql).await?;
+    async fn open_source(&self) -> Result<Still, ApplyError> {
         for _ in 0..SNAPSHOT_TRIES {
-            let before = self.spec.published_tables(&mut sql).await?;
-            let snapshot = ExportedSnapshot::export(self.spec, self.subscription).await?;
-            let mut source = snapshot.open(self.spec).await?;
-            let seen = source.tables(self.spec).await?;
-            if !source.hold_still(self.spec, &seen).await? {
-                drop(source);
+            let before = self.source.published_tables().await?;
+            let snapshot = self.source.export(self.subscription).await?;
+            let mut source = snapshot.open().await?;
+            let seen = source.tables().await?;
+            if !source.hold_still(&seen).await? {
+                source.close().await;
                 snapshot.close().await;
                 tokio::time::sleep(GIVE_WAY_FOR).await;
                 continue;
             }
-            let published = source.tables(self.spec).await?;
+            let published = source.tables().await?;
             let files = |tables: &[PublishedTable]| -> Vec<(u32, u32)> {
                 tables.iter().map(|table| (table.oid, table.file_node)).collect()
             };
             if files(&before) == files(&published) {
-                sql.close().await;
-                return Ok(Source { snapshot, source, published });
+                return Ok(Still { snapshot, source, published });
             }
             tracing::debug!(
                 subscription = %self.subscription,
@@ -390,7 +387,7 @@ impl InitialCopy<'_> {
     async fn go_on(
         &self,
         session: &mut Session,
-        source: &mut SnapshotConnection,
+        source: &mut dyn SnapshotSession,
         table: PublishedTable,
         done: &[BlockRange],
         touched: &Touched,
@@ -405,11 +402,9 @@ impl InitialCopy<'_> {
             return self.start(session, table, true, point).await;
         }
         let (there, plan) = self.check_target(session, &table).await?;
-        let (spec, subscription) = (self.spec, self.subscription);
         let into = self.schema.names.table(&table.table);
         let resume = Resume {
-            spec,
-            subscription,
+            subscription: self.subscription,
             table: &table,
             target: &into,
             there,
@@ -489,19 +484,19 @@ impl InitialCopy<'_> {
 
     async fn worker(
         &self,
-        snapshot: &ExportedSnapshot,
+        snapshot: &dyn Snapshot,
         work: &[Work],
         shared: &Mutex<Shared>,
     ) -> Result<(), ApplyError> {
         let next =
             || shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue.pop_front();
         let Some(mut job) = next() else { return Ok(()) };
-        let mut source = snapshot.open(self.spec).await?;
+        let mut source = snapshot.open().await?;
         let name = format!("farshore {} copy", self.subscription);
         let mut target = Session::connect(self.target, &name).await?;
         target.join_copy(self.subscription).await?;
         loop {
-            self.copy_job(&mut source, &mut target, work, &job).await?;
+            self.copy_job(source.as_mut(), &mut target, work, &job).await?;
             for (index, _) in job {
                 let finished = {
                     let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -522,7 +517,7 @@ impl InitialCopy<'_> {
     /// One target transaction: a range, or several tables that refer to each other.
     async fn copy_job(
         &self,
-        source: &mut SnapshotConnection,
+        source: &mut dyn SnapshotSession,
         target: &mut Session,
         work: &[Work],
         job: &Job,
@@ -551,7 +546,7 @@ impl InitialCopy<'_> {
     /// Returns the rows, and the bytes that are not reported yet.
     async fn copy_range(
         &self,
-        source: &mut SnapshotConnection,
+        source: &mut dyn SnapshotSession,
         target: &mut Session,
         work: &Work,
         range: BlockRange,
@@ -565,23 +560,19 @@ impl InitialCopy<'_> {
         let into =
             format!("COPY {}{list} FROM STDIN (FORMAT {})", work.target, work.plan.format.sql());
         // Never wait behind somebody who waits for us.
-        if !source.hold_still(self.spec, std::slice::from_ref(table)).await? {
+        if !source.hold_still(std::slice::from_ref(table)).await? {
             return Err(self.gives_way());
         }
-        let mut rows_out = source.copy_range(self.spec, table, range, &work.plan).await?;
+        let mut rows_out = source.copy_range(table, range, &work.plan).await?;
         let server = self.target.redacted();
         let target_error = |error| ApplyError::Target { server: server.clone(), error };
-        let source_error = |error| {
-            ApplyError::Capture(farshore_capture::CaptureError::Publisher {
-                server: self.spec.source.redacted(),
-                error,
-            })
-        };
         let mut rows_in = target.connection.copy_in(&into).await.map_err(target_error)?;
         let (mut bytes, mut reported) = (0_u64, Instant::now());
-        while let Some(data) = rows_out.next().await.map_err(source_error)? {
-            rows_in.send(&data).await.map_err(target_error)?;
-            bytes += data.len() as u64;
+        while let Some(pieces) = rows_out.next().await? {
+            for data in pieces {
+                rows_in.send(&data).await.map_err(target_error)?;
+                bytes += data.len() as u64;
+            }
             if reported.elapsed() > Duration::from_millis(200) {
                 self.update_copy(index, |copy| copy.bytes += std::mem::take(&mut bytes));
                 reported = Instant::now();

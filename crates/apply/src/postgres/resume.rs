@@ -19,11 +19,11 @@ use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::answers::answers;
 use crate::postgres::session::Session;
 use crate::postgres::statements::{Shape, TargetRelation, TargetTable};
-use bytes::{Buf, Bytes};
-use farshore_capture::publication::{PublicationSpec, PublishedTable, TableName};
-use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, SnapshotConnection};
+use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan};
+use farshore_capture::source::{FoundRow, Key, LookUp, RowPlace, SnapshotSession, run_for_keys};
 use farshore_model::transaction::{Header, commands};
-use farshore_model::{Lsn, Relation, ReplicaIdentity, TypeKind, Xid, quote_identifier};
+use farshore_model::{Lsn, Relation, ReplicaIdentity, Xid, quote_identifier};
 use farshore_pg::Connection;
 use farshore_store::{LogStore, StoreError};
 use farshore_wire::frontend::{self, Format};
@@ -36,8 +36,6 @@ use std::sync::Arc;
 const KEY_BYTES_MAX: usize = 32 << 20;
 /// Statements that return no rows, sent before their answers are read.
 const DELETES_IN_FLIGHT: usize = 200;
-/// Rows looked up at once; they are held in memory and may be large.
-const ROWS_IN_FLIGHT: usize = 8;
 
 /// What happened to a table between two points of the log.
 pub enum Touched {
@@ -47,8 +45,8 @@ pub enum Touched {
     Keys {
         /// The definition that the keys are of.
         relation: Arc<Relation>,
-        /// Each key's values in column order, as [`push_key`] writes them.
-        keys: HashSet<Vec<u8>>,
+        /// Each key's values in column order.
+        keys: HashSet<Key>,
     },
     /// Something that keys do not tell; why.
     Unknown(&'static str),
@@ -180,12 +178,12 @@ impl Reading<'_> {
             return;
         }
         for tuple in tuples.into_iter().flatten() {
-            let mut key = Vec::new();
+            let mut key = Key::default();
             if !push_key(&mut key, relation, tuple) {
                 *touched = Touched::Unknown("a key value is missing in the log");
                 return;
             }
-            self.key_bytes += key.len();
+            self.key_bytes += key.bytes();
             keys.insert(key);
         }
         if self.key_bytes > KEY_BYTES_MAX {
@@ -201,42 +199,23 @@ fn old_tuple(old: OldTuple<'_>) -> Option<Tuple<'_>> {
     }
 }
 
-/// Appends the key's values: each a format byte, a length (32 bits) and the bytes. False when a
-/// value is not in the tuple.
-fn push_key(key: &mut Vec<u8>, relation: &Relation, tuple: Tuple<'_>) -> bool {
+/// Appends the key's values. False when one is not in the tuple.
+fn push_key(key: &mut Key, relation: &Relation, tuple: Tuple<'_>) -> bool {
     for (column, value) in relation.columns.iter().zip(tuple.values()) {
         if !column.key {
             continue;
         }
-        let (format, bytes) = match value {
-            Value::Text(bytes) => (0, bytes),
-            Value::Binary(bytes) => (1, bytes),
+        match value {
+            Value::Text(bytes) => key.push(Format::Text, bytes),
+            Value::Binary(bytes) => key.push(Format::Binary, bytes),
             Value::Null | Value::Unchanged => return false,
-        };
-        key.push(format);
-        key.extend_from_slice(&(bytes.len() as u32).to_be_bytes());
-        key.extend_from_slice(bytes);
+        }
     }
     true
 }
 
-/// The values that [`push_key`] wrote.
-fn key_values(mut key: &[u8]) -> Vec<(Format, &[u8])> {
-    let mut values = Vec::new();
-    while key.len() >= 5 {
-        let format = if key.get_u8() == 0 { Format::Text } else { Format::Binary };
-        let len = (key.get_u32() as usize).min(key.len());
-        let (value, rest) = key.split_at(len);
-        values.push((format, value));
-        key = rest;
-    }
-    values
-}
-
 /// A table that goes on at a new snapshot.
 pub struct Resume<'a> {
-    /// Where its rows are.
-    pub spec: &'a PublicationSpec,
     /// Its subscription.
     pub subscription: &'a str,
     /// The table in the new snapshot.
@@ -258,26 +237,25 @@ impl Resume<'_> {
     /// Returns how many rows were put back.
     pub async fn bring_forward(
         &self,
-        source: &mut SnapshotConnection,
+        source: &mut dyn SnapshotSession,
         target: &mut Session,
         touched: &Touched,
     ) -> Result<u64, ApplyError> {
         target.simple("BEGIN").await?;
         let mut rows = 0;
         if let Touched::Keys { relation, keys } = touched {
-            let keys: Vec<&Vec<u8>> = keys.iter().collect();
+            let keys: Vec<&Key> = keys.iter().collect();
             self.delete_keys(target, relation, &keys).await?;
+            let key_columns = relation.columns.iter().filter(|column| column.key);
+            let key_columns: Vec<String> = key_columns.map(|column| column.name.clone()).collect();
+            let (table, plan) = (self.table, self.plan);
+            let wanted = LookUp { table, plan, key_columns: &key_columns, keys: &keys };
+            let mut found = source.look_up(wanted).await?;
             let mut seen = HashSet::new();
-            for some in keys.chunks(ROWS_IN_FLIGHT) {
-                let found = self.look_up(source.connection(), relation, some, &mut seen);
-                let found = found.await.map_err(|error| {
-                    ApplyError::Capture(farshore_capture::CaptureError::Publisher {
-                        server: self.spec.source.redacted(),
-                        error,
-                    })
-                })?;
-                rows += found.len() as u64;
-                let inserted = self.insert(&mut target.connection, &found).await;
+            while let Some(some) = found.next().await? {
+                let some = self.of_finished_ranges(some, &mut seen);
+                rows += some.len() as u64;
+                let inserted = self.insert(&mut target.connection, &some).await;
                 inserted.map_err(|error| target.error(error))?;
             }
         }
@@ -303,7 +281,7 @@ impl Resume<'_> {
         &self,
         target: &mut Session,
         relation: &Arc<Relation>,
-        keys: &[&Vec<u8>],
+        keys: &[&Key],
     ) -> Result<(), ApplyError> {
         let (table, there) = (self.target.clone(), self.there.clone());
         let relation = TargetRelation::new(relation.clone(), table, self.point, there)
@@ -316,69 +294,24 @@ impl Resume<'_> {
         Ok(())
     }
 
-    /// Rows of the keys that stand in finished ranges now, apart from those seen before: keys that
-    /// are spelled differently may be equal to the publisher (`1.0` and `1.00`).
-    async fn look_up(
+    /// Rows that stand in finished ranges now, apart from those seen before: keys that are spelled
+    /// differently may be equal to the publisher (`1.0` and `1.00`).
+    fn of_finished_ranges(
         &self,
-        source: &mut Connection,
-        relation: &Relation,
-        keys: &[&Vec<u8>],
-        seen: &mut HashSet<Bytes>,
-    ) -> Result<Vec<Vec<Option<Bytes>>>, farshore_pg::Error> {
-        let mut types = Vec::new();
-        let mut terms: Vec<String> = Vec::new();
-        for column in relation.columns.iter().filter(|column| column.key) {
-            types.push(column.type_oid);
-            let equals = self.equals(column.type_oid);
-            terms.push(format!("{} {equals} ${}", quote_identifier(&column.name), types.len()));
-        }
-        if let Some(filter) = &self.table.row_filter {
-            terms.push(format!("({filter})"));
-        }
-        // A partitioned table has no rows of its own.
-        let only = if self.table.partitioned { "" } else { "ONLY " };
-        // Where the row stands, as a text: that is the same bytes in either format.
-        let sql = format!(
-            "SELECT concat(tableoid, ' ', ctid), {} FROM {only}{} WHERE {}",
-            self.plan.select_list(self.table),
-            self.table.table,
-            terms.join(" AND ")
-        );
-        let format = match self.plan.format {
-            CopyFormat::Binary => Format::Binary,
-            CopyFormat::Text => Format::Text,
-        };
-        let mut found = run_for_keys(source, &sql, &types, keys, format).await?;
+        mut found: Vec<FoundRow>,
+        seen: &mut HashSet<RowPlace>,
+    ) -> Vec<FoundRow> {
         found.retain(|row| {
-            let Some(place) = row.first().and_then(Option::as_ref) else { return false };
-            let block = block_of(place);
-            block.is_some_and(|block| self.done.iter().any(|range| range.contains(block)))
-                && seen.insert(place.clone())
+            let block = u64::from(row.place.block);
+            self.done.iter().any(|range| range.contains(block)) && seen.insert(row.place)
         });
-        for row in &mut found {
-            row.remove(0);
-        }
-        Ok(found)
-    }
-
-    /// The equality operator of a type on the publisher, where our `search_path` is empty too.
-    fn equals(&self, mut oid: u32) -> String {
-        let known = |oid: u32| self.table.types.iter().find(|known| known.oid == oid);
-        while let Some(TypeKind::Domain { base }) = known(oid).map(|known| &known.kind) {
-            oid = *base;
-        }
-        match known(oid) {
-            Some(known) if known.kind == TypeKind::Base => {
-                format!("OPERATOR({}.=)", quote_identifier(&known.schema))
-            }
-            Some(_) | None => "=".to_owned(),
-        }
+        found
     }
 
     async fn insert(
         &self,
         target: &mut Connection,
-        rows: &[Vec<Option<Bytes>>],
+        rows: &[FoundRow],
     ) -> Result<(), farshore_pg::Error> {
         if rows.is_empty() {
             return Ok(());
@@ -398,8 +331,8 @@ impl Resume<'_> {
         };
         frontend::parse(target.out(), "", &sql, &[])?;
         for row in rows {
-            let mut bind = frontend::Bind::begin(target.out(), "", "", row.len())?;
-            for value in row {
+            let mut bind = frontend::Bind::begin(target.out(), "", "", row.values.len())?;
+            for value in &row.values {
                 bind.parameter(format, value.as_deref())?;
             }
             bind.finish(Format::Text)?;
@@ -408,60 +341,5 @@ impl Resume<'_> {
         }
         frontend::sync(target.out());
         answers(target).await.map(drop)
-    }
-}
-
-/// The block in `16384 (12,3)`: a table's OID and a row's `ctid`.
-fn block_of(place: &[u8]) -> Option<u64> {
-    let (_, ctid) = std::str::from_utf8(place).ok()?.split_once('(')?;
-    ctid.split_once(',')?.0.parse().ok()
-}
-
-/// Runs one statement for each key; returns all rows.
-async fn run_for_keys(
-    connection: &mut Connection,
-    sql: &str,
-    types: &[u32],
-    keys: &[&Vec<u8>],
-    results: Format,
-) -> Result<Vec<Vec<Option<Bytes>>>, farshore_pg::Error> {
-    frontend::parse(connection.out(), "", sql, types)?;
-    for key in keys {
-        let values = key_values(key);
-        let mut bind = frontend::Bind::begin(connection.out(), "", "", values.len())?;
-        for (format, value) in values {
-            bind.parameter(format, Some(value))?;
-        }
-        bind.finish(results)?;
-        frontend::execute(connection.out(), "", 0)?;
-    }
-    frontend::sync(connection.out());
-    connection.flush().await?;
-    answers(connection).await
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blocks_are_found_in_places() {
-        assert_eq!(block_of(b"16384 (12,3)"), Some(12));
-        assert_eq!(block_of(b"16384 (4294967294,1)"), Some(4_294_967_294));
-        assert_eq!(block_of(b"16384"), None);
-    }
-
-    #[test]
-    fn keys_round_trip() {
-        let mut key = Vec::new();
-        for (format, value) in [(1_u8, &b"\0\x01"[..]), (0, b"abc"), (0, b"")] {
-            key.push(format);
-            key.extend_from_slice(&(value.len() as u32).to_be_bytes());
-            key.extend_from_slice(value);
-        }
-        assert_eq!(
-            key_values(&key),
-            [(Format::Binary, &b"\0\x01"[..]), (Format::Text, b"abc"), (Format::Text, b"")]
-        );
     }
 }

@@ -8,10 +8,11 @@
 use crate::ApplyError;
 use crate::postgres::schema::SchemaSettings;
 use crate::postgres::session::Session;
-use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_capture::publication::TableName;
 use farshore_capture::schema::SequencePosition;
+use farshore_capture::source::Source;
 use farshore_model::{Lsn, quote_identifier};
-use farshore_pg::{Config, Mode};
+use farshore_pg::Config;
 use farshore_store::LogStore;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
@@ -23,7 +24,7 @@ pub(crate) struct Sequences<'a> {
     /// Subscription name.
     pub subscription: &'a str,
     /// Where they are read.
-    pub source: &'a PublicationSpec,
+    pub source: &'a dyn Source,
     /// Where they are set.
     pub target: &'a Config,
     /// Names on the target, and whether missing sequences are made.
@@ -49,7 +50,7 @@ impl<'a> Sequences<'a> {
     /// Nothing is known yet.
     pub fn new(
         subscription: &'a str,
-        source: &'a PublicationSpec,
+        source: &'a dyn Source,
         target: &'a Config,
         schema: &'a SchemaSettings,
         store: &'a Arc<dyn LogStore>,
@@ -74,13 +75,7 @@ impl<'a> Sequences<'a> {
     /// Moves every sequence to where it must be now. What fails is said and tried again later: the
     /// rows do not depend on it.
     pub async fn catch_up(&mut self, tables: &[TableName]) {
-        let positions = async {
-            let mut sql = self.source.connect(Mode::Sql).await?;
-            let positions = self.source.sequences(&mut sql).await?;
-            sql.close().await;
-            Ok::<_, ApplyError>(positions)
-        };
-        let outcome = match positions.await {
+        let outcome = match self.source.sequences().await {
             Ok(positions) => self.set_all(&positions).await,
             Err(error) => {
                 tracing::debug!(subscription = %self.subscription, %error, "sequences: by rows");

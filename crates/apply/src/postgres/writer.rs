@@ -20,8 +20,9 @@ use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Stat
 use crate::postgres::statements::{Prepared, Shape, TargetRelation};
 use crate::row_by_row::RowByRow;
 use bytes::Bytes;
-use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
+use farshore_capture::source::Source;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{DictionaryId, Lsn, Xid};
@@ -29,6 +30,7 @@ use farshore_wire::frontend::{Bind, EncodeError, Format};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
 use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 /// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
 const SHAPES_MAX: usize = 64;
@@ -73,7 +75,7 @@ pub struct Following {
     /// What is done about new columns.
     pub policy: FollowDdl,
     /// Where the publisher is.
-    pub source: PublicationSpec,
+    pub source: Arc<dyn Source>,
 }
 
 /// Where the commands of one transaction stand.

@@ -22,9 +22,10 @@ pub use sequences::SequencePosition;
 pub(crate) use sequences::read_positions;
 
 use crate::publication::TableName;
+use serde::{Deserialize, Serialize};
 
 /// Tables, and all that they need to be created.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Definitions {
     /// Extensions whose types, functions or operator classes are used.
     pub extensions: Vec<Extension>,
@@ -37,7 +38,7 @@ pub struct Definitions {
 }
 
 /// An extension and the schema its objects are in.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extension {
     /// Name.
     pub name: String,
@@ -46,7 +47,7 @@ pub struct Extension {
 }
 
 /// Something that columns, defaults or constraints refer to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Object {
     /// Schema.
     pub schema: String,
@@ -57,7 +58,8 @@ pub struct Object {
 }
 
 /// What an [`Object`] is, with the SQL pieces that make it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ObjectKind {
     /// `CREATE COLLATION … (options)`.
     Collation {
@@ -98,7 +100,7 @@ pub enum ObjectKind {
 }
 
 /// A sequence.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sequence {
     /// Schema and name.
     pub name: TableName,
@@ -111,7 +113,7 @@ pub struct Sequence {
 }
 
 /// A table.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Table {
     /// OID on the publisher.
     pub oid: u32,
@@ -136,7 +138,7 @@ pub struct Table {
 }
 
 /// A column.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableColumn {
     /// Name.
     pub name: String,
@@ -151,7 +153,8 @@ pub struct TableColumn {
 }
 
 /// How a column gets a value that nobody gives.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ColumnFill {
     /// NULL.
     #[default]
@@ -184,7 +187,8 @@ pub enum ColumnFill {
 }
 
 /// What a constraint is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ConstraintKind {
     /// `PRIMARY KEY`.
     PrimaryKey,
@@ -199,7 +203,7 @@ pub enum ConstraintKind {
 }
 
 /// A constraint.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Constraint {
     /// Name.
     pub name: String,
@@ -216,7 +220,7 @@ pub struct Constraint {
 }
 
 /// An index that no constraint stands for.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
     /// Name.
     pub name: String,

@@ -3,9 +3,10 @@
 use super::read::{is, oid_array, table_name, text};
 use crate::publication::{PublicationSpec, TableName};
 use farshore_pg::{Connection, Error};
+use serde::{Deserialize, Serialize};
 
 /// A sequence that belongs to what is published, and where it stands.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SequencePosition {
     /// Schema and name.
     pub name: TableName,

@@ -6,15 +6,21 @@
 //! whose commit record starts before the point. The stream carries all others, so a table copied
 //! at point `c` takes from the stream exactly the transactions with `commit_lsn >= c`.
 
+mod casts;
+mod look_up;
 mod ranges;
 
+pub use look_up::{FoundRow, LookUpStatement, RowPlace};
 pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
 
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
+use crate::schema::Definitions;
+use crate::source::Key;
 use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, CopyOut, Mode, quote_literal};
+use serde::{Deserialize, Serialize};
 
 /// A snapshot of the publisher that any number of connections can read, for as long as this lives.
 pub struct ExportedSnapshot {
@@ -57,8 +63,24 @@ impl ExportedSnapshot {
         self.connection.close().await;
     }
 
+    /// What the publisher calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Opens a connection that reads this snapshot.
     pub async fn open(&self, spec: &PublicationSpec) -> Result<SnapshotConnection, CaptureError> {
+        Self::open_named(spec, &self.name).await
+    }
+
+    /// Opens a connection that reads the snapshot of this [name](ExportedSnapshot::name).
+    ///
+    /// # Errors
+    /// One that is transient, where the snapshot has gone: a new one can be had.
+    pub async fn open_named(
+        spec: &PublicationSpec,
+        name: &str,
+    ) -> Result<SnapshotConnection, CaptureError> {
         let mut connection = spec.connect(Mode::Sql).await?;
         // As on a replication connection: names within values and filters come out qualified, and
         // money does not depend on the server's locale.
@@ -67,15 +89,26 @@ impl ExportedSnapshot {
             "{}; SET row_security = off; SET search_path = ''; SET lc_monetary = 'C'; \
              BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
             farshore_pg::no_timeouts(connection.server_version()),
-            quote_literal(&self.name)
+            quote_literal(name)
         );
-        connection.simple_query(&begin).await.map_err(|error| spec.publisher_error(error))?;
-        Ok(SnapshotConnection { connection })
+        match connection.simple_query(&begin).await {
+            Ok(_) => Ok(SnapshotConnection { connection }),
+            // Invalid parameter value, or since 17 undefined object.
+            Err(error) if matches!(error.sqlstate(), Some("22023" | "42704")) => {
+                Err(CaptureError::Interrupted(format!(
+                    "publication \"{}\": a snapshot on {} has ended before it was read: {error}",
+                    spec.name,
+                    spec.source.redacted()
+                )))
+            }
+            Err(error) => Err(spec.publisher_error(error)),
+        }
     }
 }
 
 /// How rows travel in a copy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum CopyFormat {
     /// PostgreSQL's binary COPY format.
     Binary,
@@ -94,7 +127,7 @@ impl CopyFormat {
 }
 
 /// How the rows of one table travel.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CopyPlan {
     /// The format of the values.
     pub format: CopyFormat,
@@ -170,9 +203,36 @@ impl SnapshotConnection {
         Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
     }
 
-    /// The connection, for queries inside the snapshot.
-    pub fn connection(&mut self) -> &mut Connection {
-        &mut self.connection
+    /// OIDs of the partitioned tables that the publication names.
+    pub async fn partitioned_tables(
+        &mut self,
+        spec: &PublicationSpec,
+    ) -> Result<Vec<u32>, CaptureError> {
+        spec.partitioned_tables(&mut self.connection).await
+    }
+
+    /// Definitions of tables of the publication, with what they need, in the snapshot.
+    pub async fn definitions(
+        &mut self,
+        spec: &PublicationSpec,
+        tables: &[u32],
+    ) -> Result<Definitions, CaptureError> {
+        spec.definitions(&mut self.connection, tables).await
+    }
+
+    /// Reads the rows that have one of these keys. They are held in memory, all at once.
+    pub async fn look_up(
+        &mut self,
+        spec: &PublicationSpec,
+        statement: &LookUpStatement,
+        keys: &[&Key],
+    ) -> Result<Vec<FoundRow>, CaptureError> {
+        statement.run(spec, &mut self.connection, keys).await
+    }
+
+    /// Ends the transaction and the connection.
+    pub async fn close(self) {
+        self.connection.close().await;
     }
 
     /// Starts to read the published rows of one range of one table.

@@ -1,5 +1,7 @@
+use serde::{Deserialize, Serialize};
+
 /// Consecutive blocks of a table's main fork.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct BlockRange {
     /// First block.
     pub start: u64,

@@ -93,7 +93,7 @@ impl Writer {
                 subscription: &subscription,
                 policy: self.following.policy,
                 puts_drops_off,
-                source: &source,
+                source: source.as_ref(),
                 names: &names,
                 table: &table,
                 relation: &relation,

@@ -1,0 +1,169 @@
+//! An initial copy whose publisher is behind channels, as at a far site.
+
+use bytes::Bytes;
+use farshore_apply::SubscriptionStatus;
+use farshore_apply::postgres::initial_copy::{CopySettings, InitialCopy};
+use farshore_apply::postgres::schema::SchemaSettings;
+use farshore_apply::postgres::session::Session;
+use farshore_capture::publication::{PublicationSpec, TablePattern};
+use farshore_capture::source::{Channel, ChannelError, Opener, Registry, Remote, serve};
+use farshore_pg::{Config, Connection, Mode};
+use farshore_store::segmented::{Options, SegmentedStore};
+use farshore_store::{BoxFuture, LogStore};
+use farshore_testkit::postgres::{Cluster, Installation};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use tokio::runtime::Runtime;
+use tokio::sync::{mpsc, watch};
+
+const NAME: &str = "far";
+
+struct Pipe {
+    to: mpsc::Sender<Bytes>,
+    from: mpsc::Receiver<Bytes>,
+}
+
+impl Channel for Pipe {
+    fn send(&mut self, message: Bytes) -> BoxFuture<'_, Result<(), ChannelError>> {
+        Box::pin(async move {
+            let sent = self.to.send(message).await;
+            sent.map_err(|_| ChannelError::away("nobody is at the other end"))
+        })
+    }
+
+    fn next(&mut self) -> BoxFuture<'_, Result<Option<Bytes>, ChannelError>> {
+        Box::pin(async move { Ok(self.from.recv().await) })
+    }
+}
+
+/// The way to the site that has the publisher; it leads there so many times.
+struct Way {
+    spec: PublicationSpec,
+    snapshots: Arc<Registry>,
+    stop: watch::Sender<bool>,
+    left: AtomicUsize,
+}
+
+impl Opener for Way {
+    fn open(&self) -> BoxFuture<'_, Result<Box<dyn Channel>, ChannelError>> {
+        Box::pin(async move {
+            let less = |left: usize| left.checked_sub(1);
+            if self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_err() {
+                return Err(ChannelError::away("no way there"));
+            }
+            let (to, far_from) = mpsc::channel(2);
+            let (far_to, from) = mpsc::channel(2);
+            let mut far = Pipe { to: far_to, from: far_from };
+            let (spec, snapshots) = (self.spec.clone(), self.snapshots.clone());
+            let stop = self.stop.subscribe();
+            tokio::spawn(async move { serve(&spec, &snapshots, &mut far, stop).await });
+            Ok(Box::new(Pipe { to, from }) as Box<dyn Channel>)
+        })
+    }
+}
+
+fn way(spec: &PublicationSpec, times: usize) -> Remote {
+    let (stop, _) = watch::channel(false);
+    let (spec, snapshots) = (spec.clone(), Arc::default());
+    let left = AtomicUsize::new(times);
+    Remote::new("hq", Arc::new(Way { spec, snapshots, stop, left }))
+}
+
+const SETUP: &str = "
+CREATE TYPE mood AS ENUM ('fine', 'not so');
+CREATE TABLE orders (id bigint PRIMARY KEY, mood mood DEFAULT 'fine', note text, amount int);
+INSERT INTO orders SELECT i, 'not so', repeat(md5(i::text), i % 9), i
+  FROM generate_series(1, 30000) i;
+CREATE TABLE lines (id serial PRIMARY KEY, of_order bigint REFERENCES orders, body bytea);
+INSERT INTO lines (of_order, body) SELECT i, decode(md5(i::text), 'hex')
+  FROM generate_series(1, 500) i;
+CREATE INDEX ON lines (of_order);
+CREATE DATABASE target;
+";
+
+async fn value(config: &Config, sql: &str) -> String {
+    let mut connection = Connection::connect(config, Mode::Sql).await.unwrap();
+    let rows = connection.query(sql, &[]).await.unwrap();
+    rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned()
+}
+
+#[test]
+fn a_target_is_made_and_filled_over_channels() {
+    let installation = Installation::find(18).unwrap();
+    let builder = Cluster::builder(&installation).setting("wal_level", "logical");
+    let cluster = builder.start().unwrap();
+    for statement in SETUP.split(";\n") {
+        cluster.execute_script(statement).unwrap();
+    }
+    let config = |database: &str| Config::parse(&cluster.url(database)).unwrap();
+    let (publisher, target) = (config("postgres"), config("target"));
+    let spec = PublicationSpec {
+        name: "shop".into(),
+        source: publisher.clone(),
+        tables: vec![TablePattern::parse("public.*").unwrap()],
+        articles: BTreeMap::new(),
+        via_partition_root: false,
+        adopt_publication: None,
+        adopt_slot: None,
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+    let store: Arc<dyn LogStore> = store;
+    Runtime::new().unwrap().block_on(async {
+        let mut sql = spec.connect(Mode::Sql).await.unwrap();
+        spec.ensure_publication(&mut sql).await.unwrap();
+        let mut session = Session::connect(&target, "farshore test").await.unwrap();
+        session.ensure_schema().await.unwrap();
+        let row = "INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
+                   VALUES ($1, 'shop', '', 'copying', '0/0')";
+        session.execute(row, &[Some(NAME)]).await.unwrap();
+        let (schema, status) = (SchemaSettings::default(), Arc::new(Mutex::default()));
+        let status: Arc<Mutex<SubscriptionStatus>> = status;
+
+        // Questions, the snapshot, its first session and one of two workers: then no way more.
+        for (times, whole) in [(4, false), (100, true)] {
+            let source = way(&spec, times);
+            let copy = InitialCopy {
+                subscription: NAME,
+                source: &source,
+                target: &target,
+                store: &store,
+                settings: CopySettings { workers: 2, range_blocks: 50 },
+                streaming: false,
+                schema: &schema,
+                ends: true,
+                only_begun: false,
+                status: &status,
+            };
+            let known = session.load_tables(NAME).await.unwrap();
+            match copy.run(&mut session, &known).await {
+                Ok(_) => assert!(whole),
+                Err(error) => {
+                    assert!(!whole && error.is_transient(), "{error}");
+                    assert_eq!(error.to_string(), "site hq: no way there");
+                }
+            }
+        }
+        for table in ["orders", "lines"] {
+            let sum = format!("SELECT md5(string_agg(t::text, ',' ORDER BY id)) FROM {table} t");
+            assert_eq!(value(&target, &sum).await, value(&publisher, &sum).await, "{table}");
+        }
+        let indexes = "SELECT count(*) FROM pg_indexes WHERE schemaname = 'public'";
+        assert_eq!(value(&target, indexes).await, "2");
+        let after = "SELECT string_agg(object, '; ' ORDER BY stage) FROM farshore.after_copy";
+        let after = value(&target, after).await;
+        assert_eq!(after, "index public.lines_of_order_idx; constraint lines_of_order_fkey of public.lines");
+        // What the copy held on the publisher has gone with its channels.
+        for left in ["pg_replication_slots", "pg_locks WHERE relation = 'orders'::regclass"] {
+            let left = format!("SELECT count(*) FROM {left}");
+            for _ in 0..200 {
+                if value(&publisher, &left).await == "0" {
+                    break;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+            }
+            assert_eq!(value(&publisher, &left).await, "0", "{left}");
+        }
+    });
+}

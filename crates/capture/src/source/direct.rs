@@ -1,0 +1,243 @@
+//! A publisher that this site connects to: a connection for each question, and one for each
+//! session.
+
+use super::{
+    AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, Key, LookUp, OldValue,
+    Snapshot, SnapshotSession, Source,
+};
+use crate::CaptureError;
+use crate::publication::{PublicationSpec, PublishedTable, TableName};
+use crate::schema::{Definitions, SequencePosition};
+use crate::snapshot::{
+    BlockRange, CopyPlan, ExportedSnapshot, LookUpStatement, SnapshotConnection,
+};
+use bytes::Bytes;
+use farshore_model::Lsn;
+use farshore_pg::{CopyOut, Mode};
+use farshore_store::BoxFuture;
+use futures_util::FutureExt;
+
+/// Rows looked up at once; they are held in memory and may be large.
+pub(super) const ROWS_IN_FLIGHT: usize = 8;
+
+/// Pieces of a copy are handed on together up to this many bytes.
+const PIECES_BYTES: usize = 256 << 10;
+
+/// The publisher of a publication of this site.
+#[derive(Clone, Debug)]
+pub struct Direct(
+    /// The publication.
+    pub PublicationSpec,
+);
+
+impl Source for Direct {
+    fn server(&self) -> String {
+        self.0.source.redacted()
+    }
+
+    fn published_tables(&self) -> Asked<'_, Vec<PublishedTable>> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let tables = self.0.published_tables(&mut sql).await?;
+            sql.close().await;
+            Ok(tables)
+        })
+    }
+
+    fn partitioned_tables(&self) -> Asked<'_, Vec<u32>> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let tables = self.0.partitioned_tables(&mut sql).await?;
+            sql.close().await;
+            Ok(tables)
+        })
+    }
+
+    fn partitions(&self) -> Asked<'_, Option<(Vec<PublishedTable>, Definitions)>> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let partitioned = self.0.partitioned_tables(&mut sql).await?;
+            let mut found = None;
+            if !partitioned.is_empty() {
+                let published = self.0.published_tables(&mut sql).await?;
+                found = Some((published, self.0.definitions(&mut sql, &partitioned).await?));
+            }
+            sql.close().await;
+            Ok(found)
+        })
+    }
+
+    fn definitions<'a>(&'a self, tables: &'a [u32]) -> Asked<'a, Definitions> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let definitions = self.0.definitions(&mut sql, tables).await?;
+            sql.close().await;
+            Ok(definitions)
+        })
+    }
+
+    fn sequences(&self) -> Asked<'_, Vec<SequencePosition>> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let positions = self.0.sequences(&mut sql).await?;
+            sql.close().await;
+            Ok(positions)
+        })
+    }
+
+    fn dropped_columns<'a>(
+        &'a self,
+        table: &'a TableName,
+        gone: &'a [String],
+    ) -> Asked<'a, DroppedColumns> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let dropped = self.0.dropped_columns(&mut sql, table, gone).await?;
+            sql.close().await;
+            Ok(dropped)
+        })
+    }
+
+    fn old_values<'a>(
+        &'a self,
+        table: &'a TableName,
+        columns: &'a [AddedColumn],
+    ) -> Asked<'a, Vec<OldValue>> {
+        Box::pin(async move {
+            let mut sql = self.0.connect(Mode::Sql).await?;
+            let values = self.0.old_values(&mut sql, table, columns).await?;
+            sql.close().await;
+            Ok(values)
+        })
+    }
+
+    fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
+        Box::pin(async move {
+            let snapshot = ExportedSnapshot::export(&self.0, reader).await?;
+            let snapshot = DirectSnapshot { spec: self.0.clone(), snapshot };
+            Ok(Box::new(snapshot) as Box<dyn Snapshot>)
+        })
+    }
+}
+
+struct DirectSnapshot {
+    spec: PublicationSpec,
+    snapshot: ExportedSnapshot,
+}
+
+impl Snapshot for DirectSnapshot {
+    fn consistent_point(&self) -> Lsn {
+        self.snapshot.consistent_point
+    }
+
+    fn open(&self) -> Asked<'_, Box<dyn SnapshotSession>> {
+        Box::pin(async move {
+            let connection = self.snapshot.open(&self.spec).await?;
+            let session = DirectSession { spec: self.spec.clone(), connection };
+            Ok(Box::new(session) as Box<dyn SnapshotSession>)
+        })
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(self.snapshot.close())
+    }
+}
+
+struct DirectSession {
+    spec: PublicationSpec,
+    connection: SnapshotConnection,
+}
+
+impl SnapshotSession for DirectSession {
+    fn tables(&mut self) -> Asked<'_, Vec<PublishedTable>> {
+        Box::pin(self.connection.tables(&self.spec))
+    }
+
+    fn hold_still<'a>(&'a mut self, tables: &'a [PublishedTable]) -> Asked<'a, bool> {
+        Box::pin(self.connection.hold_still(&self.spec, tables))
+    }
+
+    fn is_in_the_way<'a>(&'a mut self, tables: &'a [u32]) -> Asked<'a, bool> {
+        Box::pin(self.connection.is_in_the_way(&self.spec, tables))
+    }
+
+    fn definitions<'a>(&'a mut self, tables: &'a [u32]) -> Asked<'a, Definitions> {
+        Box::pin(self.connection.definitions(&self.spec, tables))
+    }
+
+    fn copy_range<'a>(
+        &'a mut self,
+        table: &'a PublishedTable,
+        range: BlockRange,
+        plan: &'a CopyPlan,
+    ) -> Asked<'a, Box<dyn CopyData + 'a>> {
+        Box::pin(async move {
+            let spec = &self.spec;
+            let rows = self.connection.copy_range(spec, table, range, plan).await?;
+            Ok(Box::new(DirectCopy { spec, rows }) as Box<dyn CopyData + 'a>)
+        })
+    }
+
+    fn look_up<'a>(&'a mut self, wanted: LookUp<'a>) -> Asked<'a, Box<dyn FoundRows + 'a>> {
+        Box::pin(async move {
+            let LookUp { table, plan, key_columns, keys } = wanted;
+            let statement =
+                LookUpStatement::new(table, plan, key_columns).map_err(CaptureError::Setup)?;
+            let left = keys.chunks(ROWS_IN_FLIGHT);
+            let Self { spec, connection } = self;
+            Ok(Box::new(DirectRows { spec, connection, statement, left })
+                as Box<dyn FoundRows + 'a>)
+        })
+    }
+
+    fn close(self: Box<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(self.connection.close())
+    }
+}
+
+/// What comes of a range.
+pub(super) struct DirectCopy<'a> {
+    pub spec: &'a PublicationSpec,
+    pub rows: CopyOut<'a>,
+}
+
+impl CopyData for DirectCopy<'_> {
+    fn next(&mut self) -> Asked<'_, Option<Vec<Bytes>>> {
+        Box::pin(async move {
+            let failed = |error| self.spec.publisher_error(error);
+            let Some(first) = self.rows.next().await.map_err(failed)? else { return Ok(None) };
+            let mut bytes = first.len();
+            let mut pieces = vec![first];
+            // What is at hand comes along: a row at a time would be a future for each.
+            while bytes < PIECES_BYTES {
+                match self.rows.next().now_or_never() {
+                    Some(Ok(Some(piece))) => {
+                        bytes += piece.len();
+                        pieces.push(piece);
+                    }
+                    Some(Err(error)) => return Err(failed(error)),
+                    // At the end, it says so again.
+                    Some(Ok(None)) | None => break,
+                }
+            }
+            Ok(Some(pieces))
+        })
+    }
+}
+
+struct DirectRows<'a> {
+    spec: &'a PublicationSpec,
+    connection: &'a mut SnapshotConnection,
+    statement: LookUpStatement,
+    left: std::slice::Chunks<'a, &'a Key>,
+}
+
+impl FoundRows for DirectRows<'_> {
+    fn next(&mut self) -> Asked<'_, Option<Vec<FoundRow>>> {
+        Box::pin(async move {
+            let Some(keys) = self.left.next() else { return Ok(None) };
+            let found = self.connection.look_up(self.spec, &self.statement, keys).await?;
+            Ok::<_, CaptureError>(Some(found))
+        })
+    }
+}
