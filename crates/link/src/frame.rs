@@ -239,9 +239,11 @@ impl Announced {
     }
 }
 
-/// The frame that `input` begins with, its payload, and how many bytes it takes; `None` if more
-/// bytes are needed.
-pub fn decode(input: &[u8]) -> Result<Option<(Header, &[u8], usize)>, FrameError> {
+/// A frame, its payload, and how many bytes the two take.
+pub type Decoded<'a> = (Header, &'a [u8], usize);
+
+/// The frame that `input` begins with; `None` if more bytes are needed.
+pub fn decode(input: &[u8]) -> Result<Option<Decoded<'_>>, FrameError> {
     let Some(head) = input.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let announced = Announced::decode(head)?;
     let end = HEADER_BYTES + announced.header.payload_bytes as usize;

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
+use tokio::task::coop::consume_budget;
 
 /// An open session. Both sides have one each, and they are alike.
 pub struct Session {
@@ -123,6 +124,8 @@ impl Sender {
                          are allowed"
                 ))
             })?;
+        // Who sends or takes many messages in a row lets others of its thread have their turn.
+        consume_budget().await;
         self.hand_on().await?;
         let piece_bytes_max = self
             .pacer
@@ -226,6 +229,7 @@ impl Receiver {
     /// When the session fails, messages that arrived whole are still returned before the error.
     /// Nothing is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
+        consume_budget().await;
         loop {
             while let Some(piece) = self.shared.take() {
                 if let Some(message) =

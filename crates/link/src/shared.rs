@@ -10,6 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{Notify, watch};
 
+/// How long a peer's last words on one connection may come after the end of another.
+const OTHERS_MAY_KNOW: Duration = Duration::from_millis(250);
+
 /// How far a session is. It leaves `Running` once.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
@@ -89,6 +92,13 @@ impl Shared {
     /// Ends the session with an error; the first one counts.
     pub(crate) fn fail(&self, error: LinkError) {
         self.leave_running(Phase::Failed(error));
+    }
+
+    /// Ends the session because a connection is gone, unless the peer says on another why it is.
+    pub(crate) async fn fail_after_last_words(&self, error: LinkError) {
+        let mut phase = self.phase();
+        let _ = tokio::time::timeout(OTHERS_MAY_KNOW, phase.wait_for(Phase::is_over)).await;
+        self.fail(error);
     }
 
     /// Ends the session because the peer broke a rule.

@@ -169,8 +169,7 @@ impl Writer {
             biased;
             () = over(&mut phase) => {}
             Err(error) = self.write() => {
-                session.fail(self.stripe.io_error(error));
-                return;
+                return session.fail_after_last_words(self.stripe.io_error(error)).await;
             }
         }
         let phase = phase.borrow().clone();
@@ -313,8 +312,10 @@ impl Reader {
                 after: dead_after,
             }),
         };
-        if let Err(error) = ended {
-            session.fail(error);
+        match ended {
+            Ok(()) => {}
+            Err(gone @ LinkError::Vanished { .. }) => session.fail_after_last_words(gone).await,
+            Err(error) => session.fail(error),
         }
         // What the peer still sends is read, so that what this side said last arrives.
         let is_done = matches!(&*phase.borrow(), Phase::Done);

@@ -13,8 +13,8 @@ use tokio_rustls::TlsStream;
 /// TLS reads its socket 4 KiB at a time; the buffer between saves most of the system calls.
 pub(crate) type Socket = BufReader<TcpStream>;
 
-/// A connection after TLS.
-pub(crate) type Wire = TlsStream<Socket>;
+/// A connection after TLS. Boxed, as it is more than a kilobyte and handed around.
+pub(crate) type Wire = Box<TlsStream<Socket>>;
 
 const SOCKET_BUFFER_BYTES: usize = 64 << 10;
 
@@ -57,10 +57,10 @@ pub(crate) fn socket(tcp: TcpStream) -> io::Result<Socket> {
 }
 
 /// A connection whose TLS is up.
-pub(crate) fn wire(tls: impl Into<Wire>) -> Wire {
-    let mut wire = tls.into();
+pub(crate) fn wire(tls: impl Into<TlsStream<Socket>>) -> Wire {
+    let mut wire = Box::new(tls.into());
     let limit = Some(TLS_BUFFER_BYTES);
-    match &mut wire {
+    match &mut *wire {
         TlsStream::Client(client) => client.get_mut().1.set_buffer_limit(limit),
         TlsStream::Server(server) => server.get_mut().1.set_buffer_limit(limit),
     }

@@ -1,6 +1,8 @@
 //! Two sites of one authority, connected over loopback.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub mod log;
+pub mod raw;
 pub mod relay;
 
 use anyhow::{Context, Result};
@@ -12,7 +14,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Longer than anything in a test takes, however busy the machine: for "it comes to an end".
-pub const LONG: Duration = Duration::from_secs(60);
+pub const LONG: Duration = Duration::from_secs(180);
 
 pub struct Sites {
     folder: TempDir,
@@ -54,7 +56,8 @@ impl Sites {
 }
 
 pub fn options(connections: usize) -> LinkOptions {
-    LinkOptions { connections, ..LinkOptions::default() }
+    // A busy machine is no silent peer.
+    LinkOptions { connections, dead_after: LONG, ..LinkOptions::default() }
 }
 
 /// A listener "near" and an identity "far" that may dial it.

@@ -87,5 +87,9 @@ async fn carry(
         }
         fate.carried.fetch_add(count as u64, SeqCst);
     }
+    if fate.swallowed.load(SeqCst) {
+        // The end of a connection vanishes too.
+        std::future::pending::<()>().await;
+    }
     let _ = to.shutdown().await;
 }
