@@ -1,5 +1,5 @@
-//! What a session carries over loopback, and what it costs: MB/s, and CPU seconds per GB of both
-//! sides together. `cargo run --release -p farshore-link --example throughput [connections [KiB
+//! What a session carries over loopback, and what it costs: MB/s, CPU seconds per GB of both sides
+//! together, and how long a small message takes there and back. `cargo run --release -p farshore-link --example throughput [connections [KiB
 //! per message [MB in all]]]`
 
 use farshore_link::certificates::Authority;
@@ -45,7 +45,18 @@ async fn main() -> anyhow::Result<()> {
     let dialer = Dialer::new(&address, "near", &*identity(&authority, "far")?, options.clone())?;
     let (dialed, accepted) =
         tokio::join!(dialer.open(b""), async { listener.next().await.accept(options).await });
-    let ((mut send, _keep), (reply, mut receive)) = (dialed?.split(), accepted?.split());
+    let ((mut send, mut back), (mut reply, mut receive)) = (dialed?.split(), accepted?.split());
+
+    let mut round_trips = Vec::new();
+    for _ in 0..5_000 {
+        let began = Instant::now();
+        send.send(bytes::Bytes::from_static(&[7; 200])).await?;
+        let Some(message) = receive.next().await? else { break };
+        reply.send(message).await?;
+        back.next().await?;
+        round_trips.push(began.elapsed());
+    }
+    round_trips.sort_unstable();
 
     let message = bytes::Bytes::from(vec![0x5a; message_kib << 10]);
     let count = total_mb * 1_000_000 / message.len();
@@ -73,6 +84,10 @@ async fn main() -> anyhow::Result<()> {
         traffic.waited_for_peer.as_secs_f64(),
         traffic.waited_for_network.as_secs_f64(),
     );
-    drop(reply);
+    println!(
+        "200 bytes there and back: median {:?}, 99 % within {:?}",
+        round_trips[round_trips.len() / 2],
+        round_trips[round_trips.len() * 99 / 100]
+    );
     Ok(())
 }

@@ -4,7 +4,7 @@ use crate::handshake::{Answer, HandshakeError, Hello, VERSION_MAX};
 use crate::opening::{Opening, Openings};
 use crate::site_name::site_of;
 use crate::trust::{tls_error, why_rejected, why_untrusted};
-use crate::wire::{Broken, Wire, hear_hello, part, refuse, say_answer, socket, wire};
+use crate::wire::{Broken, Socket, Wire, hear_hello, part, refuse, say_answer, socket, wire};
 use crate::{Identity, LinkError, LinkOptions, Session};
 use bytes::Bytes;
 use std::io;
@@ -143,10 +143,28 @@ struct Door {
     incoming: mpsc::Sender<Incoming>,
 }
 
-/// Why a connection is turned away, for the log.
+/// Why a connection is turned away, for the log, and what is still to be done about it.
 struct Turned {
     site: Option<String>,
     why: String,
+    farewell: Farewell,
+}
+
+enum Farewell {
+    None,
+    /// Of TLS: an alert is on its way, and it may have sent more than was looked at.
+    Alert(Socket),
+    Words(Wire, String),
+}
+
+impl Farewell {
+    async fn say(self) {
+        match self {
+            Farewell::None => {}
+            Farewell::Alert(socket) => part(socket).await,
+            Farewell::Words(wire, words) => refuse(wire, words).await,
+        }
+    }
 }
 
 async fn accept(tcp: TcpListener, door: Arc<Door>) {
@@ -161,9 +179,11 @@ async fn accept(tcp: TcpListener, door: Arc<Door>) {
             Ok((tcp, peer)) => {
                 let door = door.clone();
                 handshakes.spawn(async move {
-                    if let Err(Turned { site, why }) = door.greet(tcp, peer).await {
+                    if let Err(turned) = door.greet(tcp, peer).await {
+                        let (site, why) = (turned.site, turned.why);
                         let site = site.as_deref().unwrap_or("unknown");
                         tracing::warn!(%peer, site, "link: turned a connection away: {why}");
+                        turned.farewell.say().await;
                     }
                     drop(permit);
                 });
@@ -180,25 +200,28 @@ impl Door {
     /// Brings a connection to where it is part of a session.
     async fn greet(&self, tcp: TcpStream, peer: SocketAddr) -> Result<(), Turned> {
         let within = self.options.connect_timeout;
-        let slow = |site, what: &str| Turned { site, why: format!("{what} within {within:?}") };
+        let slow = |site, what: &str| Turned {
+            site,
+            why: format!("{what} within {within:?}"),
+            farewell: Farewell::None,
+        };
         let (wire, site, hello) = timeout(within, self.authenticate(tcp))
             .await
             .unwrap_or_else(|_| Err(slow(None, "it did not finish the handshake")))?;
-        let turned = |why| Turned { site: Some(site.clone()), why };
+        let turned = |why, farewell| Turned { site: Some(site.clone()), why, farewell };
+        let told = |wire, why: String| {
+            let farewell = Farewell::Words(wire, words(&why));
+            turned(why, farewell)
+        };
         if hello.stripe > 0 {
-            let Err((wire, why)) = self.openings.join(&site, &hello, wire) else { return Ok(()) };
-            refuse(wire, words(&why)).await;
-            return Err(turned(why));
+            return self.openings.join(&site, &hello, wire).map_err(|(wire, why)| told(wire, why));
         }
         let mut opening = match self.openings.begin(&site, &hello) {
             Ok(opening) => opening,
-            Err(why) => {
-                refuse(wire, words(&why)).await;
-                return Err(turned(why));
-            }
+            Err(why) => return Err(told(wire, why)),
         };
         let wires = match timeout(within, gather(&mut opening, wire)).await {
-            Ok(gathered) => gathered.map_err(turned)?,
+            Ok(gathered) => gathered.map_err(|why| turned(why, Farewell::None))?,
             Err(_) => {
                 let what = format!(
                     "{} of its {} connections did not come",
@@ -220,22 +243,21 @@ impl Door {
         if let Err(error) = self.incoming.send_timeout(incoming, within).await {
             let why = "this site is too busy to answer; try again later";
             error.into_inner().refuse(why).await;
-            return Err(turned("nobody took the session up: this site is too busy".to_owned()));
+            let why = "nobody took the session up: this site is too busy".to_owned();
+            return Err(turned(why, Farewell::None));
         }
         Ok(())
     }
 
     async fn authenticate(&self, tcp: TcpStream) -> Result<(Wire, String, Hello), Turned> {
-        let unknown = |why: String| Turned { site: None, why };
+        let unknown = |why, farewell| Turned { site: None, why, farewell };
         let identity = self.identity.read().unwrap_or_else(PoisonError::into_inner).clone();
-        let socket = socket(tcp).map_err(|error| unknown(error.to_string()))?;
+        let socket = socket(tcp).map_err(|error| unknown(error.to_string(), Farewell::None))?;
         let tls = TlsAcceptor::from(identity.server()).accept(socket).into_fallible().await;
         let mut wire = match tls {
             Ok(tls) => wire(tls),
             Err((error, socket)) => {
-                // It may have sent more than was looked at, and should still read the alert.
-                part(socket).await;
-                return Err(unknown(why_no_tls(&error)));
+                return Err(unknown(why_no_tls(&error), Farewell::Alert(socket)));
             }
         };
         let certificates = wire.get_ref().1.peer_certificates().unwrap_or_default();
@@ -246,21 +268,22 @@ impl Door {
         let site = match site {
             Ok(site) => site,
             Err(what) => {
+                let words = format!("this site's certificate does not do: {what}");
                 let why = format!("its certificate does not do: {what}");
-                refuse(wire, format!("your certificate does not do: {what}")).await;
-                return Err(unknown(why));
+                return Err(unknown(why, Farewell::Words(wire, words)));
             }
         };
-        let turned = |why| Turned { site: Some(site.clone()), why };
+        let turned = |why, farewell| Turned { site: Some(site.clone()), why, farewell };
         match hear_hello(&mut wire).await {
             Ok(hello) => Ok((wire, site, hello)),
-            Err(Broken::Io(error)) => Err(turned(why_no_hello(&error))),
+            Err(Broken::Io(error)) => Err(turned(why_no_hello(&error), Farewell::None)),
             Err(Broken::Handshake(error)) => {
                 let why = error.to_string();
-                if !matches!(error, HandshakeError::Magic(_)) {
-                    refuse(wire, words(&why)).await;
-                }
-                Err(turned(why))
+                let farewell = match error {
+                    HandshakeError::Magic(_) => Farewell::None,
+                    _ => Farewell::Words(wire, words(&why)),
+                };
+                Err(turned(why, farewell))
             }
         }
     }

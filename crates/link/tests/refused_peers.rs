@@ -203,7 +203,7 @@ async fn peers_without_a_site() -> Result<()> {
     raw.say(&hello().encode()).await?;
     let answer = soon("an answer", raw.answer()).await??;
     assert!(
-        matches!(&answer, Answer::Refused { why } if why.contains("your certificate does not do: it names no site")),
+        matches!(&answer, Answer::Refused { why } if why.contains("this site's certificate does not do: it names no site")),
         "{answer:?}"
     );
     ground

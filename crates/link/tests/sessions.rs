@@ -4,13 +4,15 @@ mod sites;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use farshore_link::{Dialer, LinkError, LinkOptions, Receiver, Sender};
+use farshore_link::{Dialer, LinkError, LinkOptions, Pacer, Rates, Receiver, Sender};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use sites::relay::Relay;
 use sites::{connected, near_and_far, open, options, soon};
+use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Most are small, one in 200 takes several pieces.
 fn random_message(random: &mut StdRng) -> Bytes {
@@ -287,6 +289,52 @@ async fn a_request_is_answered_in_words() -> Result<()> {
             "site near refused: there is no publication sales. Known: orders"
         );
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_pacer_holds_all_sessions_of_a_link_together() -> Result<()> {
+    let rates = Rates::new(NonZeroU64::new(2_000_000), Vec::new())?;
+    let pacer = Arc::new(Pacer::new(rates));
+    let paced = LinkOptions { pacer: Some(pacer.clone()), ..options(3) };
+    let (_sites, listener, far) = near_and_far(options(3)).await?;
+    let address = listener.local_address().to_string();
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        let dialer = Dialer::new(&address, "near", &far, paced.clone())?;
+        let (dialed, accepted) = tokio::join!(dialer.open(b""), async {
+            listener.next().await.accept(options(3)).await
+        });
+        sessions.push((dialed?.split(), accepted?.split()));
+    }
+    let began = Instant::now();
+    let message = Bytes::from(vec![0; 600_000]);
+    let [
+        ((first, _first_keep), (_first_also, from_first)),
+        ((second, _second_keep), (_second_also, from_second)),
+    ] = &mut sessions[..]
+    else {
+        bail!("there are two");
+    };
+    soon("they arrive", async {
+        let (a, b, c, d) = tokio::join!(
+            first.send(message.clone()),
+            second.send(message.clone()),
+            from_first.next(),
+            from_second.next()
+        );
+        a?;
+        b?;
+        ensure!(c?.is_some() && d?.is_some());
+        Ok(())
+    })
+    .await??;
+    // 1.2 MB at 2 MB/s, less what a pause may have earned and what goes without waiting at the end.
+    let elapsed = began.elapsed();
+    assert!(elapsed > Duration::from_millis(300), "{elapsed:?}");
+    // Without a cap the rest goes at once; the clock does not matter then.
+    pacer.set_rates(Rates::UNLIMITED);
+    first.send(Bytes::from(vec![0; 20_000_000])).await?;
     Ok(())
 }
 

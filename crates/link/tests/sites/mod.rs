@@ -56,8 +56,8 @@ impl Sites {
 }
 
 pub fn options(connections: usize) -> LinkOptions {
-    // A busy machine is no silent peer.
-    LinkOptions { connections, dead_after: LONG, ..LinkOptions::default() }
+    // A busy machine is no silent peer, and no ping shall wake what should have been woken before.
+    LinkOptions { connections, keepalive: LONG / 3, dead_after: LONG, ..LinkOptions::default() }
 }
 
 /// A listener "near" and an identity "far" that may dial it.
