@@ -77,7 +77,8 @@ impl Listener {
         self.local
     }
 
-    /// Another identity for connections from now on: renewed, or with more revocations.
+    /// Another identity for connections from now on: renewed, or with more revocations. Sessions
+    /// that are open go on, also those of a site that has been revoked since.
     pub fn set_identity(&self, identity: Arc<Identity>) {
         *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
     }
@@ -95,7 +96,6 @@ impl Listener {
 
 /// A session that a peer asks for. It waits for an answer no longer than its `connect_timeout`;
 /// dropping this closes its connections without one.
-#[derive(Debug)]
 pub struct Incoming {
     /// The site that the peer's certificate names.
     pub site: String,
@@ -105,6 +105,15 @@ pub struct Incoming {
     pub request: Bytes,
     wires: Vec<Wire>,
     window_bytes: u64,
+}
+
+impl std::fmt::Debug for Incoming {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Incoming")
+            .field("site", &self.site)
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Incoming {
@@ -153,7 +162,7 @@ struct Turned {
 enum Farewell {
     None,
     /// Of TLS: an alert is on its way, and it may have sent more than was looked at.
-    Alert(Socket),
+    Alert(Box<Socket>),
     Words(Wire, String),
 }
 
@@ -161,7 +170,7 @@ impl Farewell {
     async fn say(self) {
         match self {
             Farewell::None => {}
-            Farewell::Alert(socket) => part(socket).await,
+            Farewell::Alert(socket) => part(*socket).await,
             Farewell::Words(wire, words) => refuse(wire, words).await,
         }
     }
@@ -257,7 +266,7 @@ impl Door {
         let mut wire = match tls {
             Ok(tls) => wire(tls),
             Err((error, socket)) => {
-                return Err(unknown(why_no_tls(&error), Farewell::Alert(socket)));
+                return Err(unknown(why_no_tls(&error), Farewell::Alert(Box::new(socket))));
             }
         };
         let certificates = wire.get_ref().1.peer_certificates().unwrap_or_default();

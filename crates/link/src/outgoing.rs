@@ -8,6 +8,12 @@ use std::collections::VecDeque;
 /// Pieces wait here until a connection takes them; so much may wait per connection.
 const WAITING_BYTES_PER_STRIPE: usize = 256 << 10;
 
+/// So many pieces may wait per connection, however small.
+const WAITING_PIECES_PER_STRIPE: usize = 1024;
+
+/// A connection takes no more small pieces at once, so that others have some too.
+const PIECES_AT_ONCE: usize = 512;
+
 /// A piece of a message, cut but not numbered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
@@ -49,6 +55,7 @@ pub(crate) struct Outgoing {
     waiting: VecDeque<Frame>,
     waiting_bytes: usize,
     waiting_bytes_max: usize,
+    waiting_pieces_max: usize,
     /// Number of the next piece.
     next: u64,
     /// Credit that pieces took since the session began, and that the peer granted.
@@ -70,6 +77,7 @@ impl Outgoing {
             waiting: VecDeque::new(),
             waiting_bytes: 0,
             waiting_bytes_max: stripes * WAITING_BYTES_PER_STRIPE,
+            waiting_pieces_max: stripes * WAITING_PIECES_PER_STRIPE,
             next: 0,
             spent: 0,
             granted: window_bytes,
@@ -90,7 +98,7 @@ impl Outgoing {
             }
             // One piece always fits, however large.
             if self.waiting_bytes > 0 && self.waiting_bytes + piece.bytes > self.waiting_bytes_max
-                || self.waiting.len() >= self.waiting_bytes_max / 256
+                || self.waiting.len() >= self.waiting_pieces_max
             {
                 return Err(Wait::Room);
             }
@@ -113,7 +121,7 @@ impl Outgoing {
         let mut bytes = 0;
         while let Some(frame) = self.waiting.front() {
             let more = frame.header.payload_bytes as usize;
-            if bytes > 0 && bytes + more > bytes_max || into.len() >= 512 {
+            if bytes > 0 && bytes + more > bytes_max || into.len() >= PIECES_AT_ONCE {
                 break;
             }
             bytes += more;

@@ -19,6 +19,9 @@ const BURST: Duration = Duration::from_millis(50);
 /// How long the largest piece of a message takes at the current rate.
 const PIECE: Duration = Duration::from_millis(250);
 
+/// No wait is longer, whatever was promised ahead.
+const WAIT_MAX: Duration = Duration::from_secs(86_400);
+
 /// Pieces are not cut smaller than this for the sake of a cap.
 const PIECE_BYTES_MIN: usize = 4 << 10;
 
@@ -130,7 +133,7 @@ impl Bucket {
         let wait = if self.level >= 0.0 {
             Duration::ZERO
         } else {
-            Duration::try_from_secs_f64(-self.level / rate).unwrap_or(Duration::MAX)
+            Duration::try_from_secs_f64(-self.level / rate).unwrap_or(WAIT_MAX).min(WAIT_MAX)
         };
         self.level -= bytes as f64;
         wait
@@ -263,6 +266,13 @@ mod tests {
         bucket.take(1_000_000_000, Duration::ZERO, rate(10_000));
         assert_eq!(bucket.take(1_000_000, Duration::ZERO, None), Duration::ZERO);
         assert_eq!(bucket.take(1, Duration::ZERO, rate(10_000)), Duration::ZERO);
+    }
+
+    #[test]
+    fn no_wait_is_endless() {
+        let mut bucket = Bucket::default();
+        bucket.take(u64::MAX, Duration::ZERO, rate(RATE_MIN));
+        assert_eq!(bucket.take(1, Duration::ZERO, rate(RATE_MIN)), WAIT_MAX);
     }
 
     #[test]

@@ -201,7 +201,8 @@ impl Writer {
                 ping_at = now + keepalive;
             }
             if self.held.is_empty() {
-                session.take_pieces(BATCH_BYTES, &mut self.held);
+                let bytes_max = pacer.as_ref().map_or(BATCH_BYTES, |p| p.piece_bytes_max());
+                session.take_pieces(bytes_max.min(BATCH_BYTES), &mut self.held);
                 let bytes = self.held.iter().map(Frame::wire_bytes).sum();
                 go_at = match &pacer {
                     Some(pacer) if bytes > 0 => now + pacer.take(bytes),
