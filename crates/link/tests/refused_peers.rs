@@ -19,7 +19,6 @@ use std::time::Duration;
 use time::OffsetDateTime;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tracing::subscriber::DefaultGuard;
 
 /// A listener, and a session with it that nothing may disturb.
 struct Ground {
@@ -27,7 +26,6 @@ struct Ground {
     listener: Listener,
     log: Log,
     good: ((Sender, Receiver), (Sender, Receiver)),
-    _catching: DefaultGuard,
 }
 
 impl Ground {
@@ -36,13 +34,13 @@ impl Ground {
     }
 
     async fn with(sites: Sites, options: LinkOptions) -> Result<Ground> {
-        let (log, catching) = Log::catch();
+        let log = Log::catch();
         let listener =
             Listener::bind("127.0.0.1:0", sites.identity("near")?, options.clone()).await?;
         let address = listener.local_address().to_string();
         let good = open(&listener, &address, &*sites.identity("good")?, options).await?;
         let good = (good.0.split(), good.1.split());
-        Ok(Ground { sites, listener, log, good, _catching: catching })
+        Ok(Ground { sites, listener, log, good })
     }
 
     fn address(&self) -> SocketAddr {

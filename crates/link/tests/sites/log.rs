@@ -1,26 +1,39 @@
 //! What is logged, as text.
 
 use anyhow::Result;
+use std::cell::RefCell;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use tokio::sync::watch;
-use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
+
+thread_local! {
+    /// Whose lines this thread writes: a test's tasks all run on the test's thread.
+    static CATCHING: RefCell<Option<Log>> = const { RefCell::new(None) };
+}
+
+/// One subscriber for the whole process: those of single threads lose lines while others of their
+/// kind come and go.
+static SUBSCRIBED: Once = Once::new();
 
 #[derive(Clone)]
 pub struct Log(Arc<watch::Sender<String>>);
 
 impl Log {
-    /// Catches what this thread logs until the guard is dropped.
-    pub fn catch() -> (Log, DefaultGuard) {
+    /// Catches what this thread logs from now on.
+    pub fn catch() -> Log {
+        SUBSCRIBED.call_once(|| {
+            let subscriber = tracing_subscriber::fmt()
+                .with_ansi(false)
+                .without_time()
+                .with_target(false)
+                .with_writer(ToThisThread)
+                .finish();
+            tracing::subscriber::set_global_default(subscriber).expect("it is the only one");
+        });
         let log = Log(Arc::new(watch::Sender::new(String::new())));
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .without_time()
-            .with_target(false)
-            .with_writer(log.clone())
-            .finish();
-        (log, tracing::subscriber::set_default(subscriber))
+        CATCHING.set(Some(log.clone()));
+        log
     }
 
     /// Waits for a line with all these words, takes it out and returns it.
@@ -47,9 +60,15 @@ impl Log {
     }
 }
 
-impl io::Write for Log {
+struct ToThisThread;
+
+impl io::Write for ToThisThread {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.send_modify(|text| text.push_str(&String::from_utf8_lossy(bytes)));
+        CATCHING.with_borrow(|log| {
+            if let Some(Log(text)) = log {
+                text.send_modify(|text| text.push_str(&String::from_utf8_lossy(bytes)));
+            }
+        });
         Ok(bytes.len())
     }
 
@@ -58,10 +77,10 @@ impl io::Write for Log {
     }
 }
 
-impl<'a> MakeWriter<'a> for Log {
-    type Writer = Log;
+impl MakeWriter<'_> for ToThisThread {
+    type Writer = ToThisThread;
 
-    fn make_writer(&'a self) -> Log {
-        self.clone()
+    fn make_writer(&self) -> ToThisThread {
+        ToThisThread
     }
 }
