@@ -21,6 +21,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "farshore-apply",
             "farshore-capture",
             "farshore-store",
+            "farshore-link",
             "farshore-pg",
             "farshore-model",
             "farshore-fault",
@@ -44,6 +45,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     // A store never looks inside a payload: it knows neither servers nor their messages.
     ("farshore-store", &["farshore-model", "farshore-fault"]),
+    // A link never decodes a change: it carries opaque messages, whoever sends them.
+    ("farshore-link", &[]),
     ("farshore-pg", &["farshore-wire", "farshore-model", "farshore-fault"]),
     ("farshore-wire", &["farshore-model"]),
     ("farshore-model", &[]),
@@ -60,7 +63,8 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
     ("toml", &["farshore-node"]),
     ("clap", &["farshore-cli", "farshore-bench"]),
     ("zstd", &["farshore-store", "farshore-capture", "farshore-bench"]),
-    ("rustls", &["farshore-pg"]),
+    ("rustls", &["farshore-pg", "farshore-link"]),
+    ("rcgen", &["farshore-link"]),
     // Another client than ours: it belongs to what checks ours.
     ("postgres", &["farshore-testkit", "farshore-tests", "farshore-bench", "farshore-cli"]),
     // Pure crates do no input or output.
@@ -68,6 +72,7 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
         "tokio",
         &[
             "farshore-pg",
+            "farshore-link",
             "farshore-store",
             "farshore-capture",
             "farshore-apply",
@@ -168,6 +173,9 @@ fn a_forbidden_edge_is_found() {
     for (from, to, for_tests, is_allowed) in [
         ("farshore-store", "farshore-wire", false, false),
         ("farshore-store", "farshore-pg", true, false),
+        ("farshore-link", "farshore-store", false, false),
+        ("farshore-link", "farshore-model", false, false),
+        ("farshore-node", "farshore-link", false, true),
         ("farshore-wire", "farshore-pg", false, false),
         ("farshore-testkit", "farshore-model", false, false),
         ("farshore-node", "farshore-cli", false, false),

@@ -1,0 +1,219 @@
+//! The side that opens sessions.
+
+use crate::handshake::{Answer, Hello, REQUEST_BYTES_MAX, SessionId, VERSION_MAX, VERSION_MIN};
+use crate::site_name::check_site_name;
+use crate::trust::{tls_error, why_rejected, why_untrusted};
+use crate::wire::{Broken, Wire, hear_answer, say_hello, socket, wire};
+use crate::{Identity, LinkError, LinkOptions, Session};
+use ring::rand::{SecureRandom, SystemRandom};
+use rustls::pki_types::{DnsName, ServerName};
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio_rustls::TlsConnector;
+
+/// Opens sessions with one peer.
+#[derive(Clone)]
+pub struct Dialer {
+    address: String,
+    site: String,
+    tls: TlsConnector,
+    options: LinkOptions,
+}
+
+impl std::fmt::Debug for Dialer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Dialer")
+            .field("address", &self.address)
+            .field("site", &self.site)
+            .field("options", &self.options)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Dialer {
+    /// `address` is `host:port`; `site` is the name that the peer's certificate must carry.
+    /// Nothing is connected yet.
+    pub fn new(
+        address: &str,
+        site: &str,
+        identity: &Identity,
+        options: LinkOptions,
+    ) -> Result<Dialer, LinkError> {
+        options.check()?;
+        check_site_name(site).map_err(LinkError::Options)?;
+        let config =
+            identity.client(site).map_err(|error| LinkError::Options(error.to_string()))?;
+        let (address, site) = (address.to_owned(), site.to_owned());
+        Ok(Dialer { address, site, tls: TlsConnector::from(config), options })
+    }
+
+    /// Opens a session: connects, says `request` (at most 64 KiB) and waits for the peer to accept
+    /// it. [`LinkError::Refused`] carries the peer's words. Each step takes at most
+    /// `connect_timeout`. Dropping the future closes what was opened.
+    pub async fn open(&self, request: &[u8]) -> Result<Session, LinkError> {
+        if request.len() > REQUEST_BYTES_MAX {
+            return Err(LinkError::Options(format!(
+                "a request of {} bytes is too long for a link; {REQUEST_BYTES_MAX} are allowed",
+                request.len()
+            )));
+        }
+        let mut session = SessionId::default();
+        SystemRandom::new()
+            .fill(&mut session)
+            .map_err(|_| LinkError::Options("the system gives no random numbers".to_owned()))?;
+        let mut hello = Hello {
+            version_min: VERSION_MIN,
+            version_max: VERSION_MAX,
+            stripe: 0,
+            stripes: self.options.connections as u8,
+            session,
+            window_bytes: self.options.window_bytes as u64,
+            request: request.to_vec(),
+        };
+
+        // Whether the peer trusts us shows on the first connection, before the others are tried.
+        let (peer, first) = self.within("answer", self.first(&hello)).await?;
+        hello.request.clear();
+        let mut wires = self.within("take all connections", self.further(peer, hello)).await?;
+        wires.insert(0, first);
+        let window_bytes = self.within("answer the request", self.acceptance(&mut wires)).await?;
+        Ok(Session::start(wires, self.site.clone(), peer, window_bytes, &self.options))
+    }
+
+    /// The site that is expected there.
+    pub fn site(&self) -> &str {
+        &self.site
+    }
+
+    async fn first(&self, hello: &Hello) -> Result<(SocketAddr, Wire), LinkError> {
+        let tcp = TcpStream::connect(&self.address).await.map_err(|e| self.not_connected(e))?;
+        let peer = tcp.peer_addr().map_err(|e| self.not_connected(e))?;
+        let mut wire = self.tls(tcp).await?;
+        // Where the peer turned us away, it is not the writing that tells why.
+        let said = say_hello(&mut wire, hello).await;
+        if hello.stripes > 1 || said.is_err() {
+            match self.answer(&mut wire).await? {
+                Answer::Opened => said.map_err(|e| self.not_connected(e))?,
+                Answer::Accepted { .. } => return Err(self.odd("it accepted too early")),
+                Answer::Refused { why } => return Err(self.refused(why)),
+            }
+        }
+        Ok((peer, wire))
+    }
+
+    /// To the same address: a name may stand for several machines.
+    async fn further(&self, peer: SocketAddr, hello: Hello) -> Result<Vec<Wire>, LinkError> {
+        let mut joining = JoinSet::new();
+        for stripe in 1..hello.stripes {
+            let (dialer, hello) = (self.clone(), Hello { stripe, ..hello.clone() });
+            joining.spawn(async move {
+                let tcp =
+                    TcpStream::connect(peer).await.map_err(|error| dialer.not_connected(error))?;
+                let mut wire = dialer.tls(tcp).await?;
+                // If this fails, so does the reading that follows.
+                let _ = say_hello(&mut wire, &hello).await;
+                Ok((stripe, wire))
+            });
+        }
+        let mut wires = Vec::new();
+        while let Some(joined) = joining.join_next().await {
+            // A task of ours that panicked or was cancelled has no wire to give.
+            wires.push(joined.map_err(|e| self.not_connected(io::Error::other(e)))??);
+        }
+        wires.sort_unstable_by_key(|(stripe, _)| *stripe);
+        Ok(wires.into_iter().map(|(_, wire)| wire).collect())
+    }
+
+    async fn acceptance(&self, wires: &mut [Wire]) -> Result<u64, LinkError> {
+        let mut granted = None;
+        for wire in wires {
+            match self.answer(wire).await? {
+                Answer::Accepted { window_bytes, .. }
+                    if granted.is_none_or(|before| before == window_bytes) =>
+                {
+                    granted = Some(window_bytes);
+                }
+                Answer::Accepted { .. } => {
+                    return Err(self.odd("its connections grant different credit"));
+                }
+                Answer::Opened => return Err(self.odd("it opened the session twice")),
+                Answer::Refused { why } => return Err(self.refused(why)),
+            }
+        }
+        granted.ok_or_else(|| self.odd("there is no connection"))
+    }
+
+    async fn tls(&self, tcp: TcpStream) -> Result<Wire, LinkError> {
+        let socket = socket(tcp).map_err(|error| self.not_connected(error))?;
+        // Not looked at: sites are named otherwise, and the name is not sent.
+        let name = DnsName::try_from_str("farshore.internal")
+            .map_err(|error| LinkError::Options(error.to_string()))?
+            .to_owned();
+        match self.tls.connect(ServerName::DnsName(name), socket).await {
+            Ok(tls) => Ok(wire(tls)),
+            Err(error) => Err(self.tls_failed(error)),
+        }
+    }
+
+    async fn answer(&self, wire: &mut Wire) -> Result<Answer, LinkError> {
+        hear_answer(wire).await.map_err(|broken| match broken {
+            Broken::Io(error) => self.tls_failed(error),
+            Broken::Handshake(error) => LinkError::Handshake { site: self.site.clone(), error },
+        })
+    }
+
+    fn tls_failed(&self, error: io::Error) -> LinkError {
+        let (site, address) = (self.site.clone(), self.address.clone());
+        let Some(tls) = tls_error(&error) else {
+            let is_closed = matches!(
+                error.kind(),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset
+            );
+            return self.not_connected(if is_closed {
+                let what = "it closed the connection before it answered (its log may say why)";
+                io::Error::new(error.kind(), what)
+            } else {
+                error
+            });
+        };
+        if let Some(why) = why_untrusted(tls) {
+            return LinkError::Untrusted { site, address, why };
+        }
+        if let rustls::Error::AlertReceived(alert) = tls
+            && let Some(why) = why_rejected(*alert)
+        {
+            return LinkError::Rejected { site, address, why: why.to_owned() };
+        }
+        LinkError::NotALink { address, why: tls.to_string() }
+    }
+
+    fn not_connected(&self, error: io::Error) -> LinkError {
+        let (site, address) = (self.site.clone(), self.address.clone());
+        LinkError::Connect { site, address, error: Arc::new(error) }
+    }
+
+    fn refused(&self, why: String) -> LinkError {
+        LinkError::Refused { site: self.site.clone(), why }
+    }
+
+    fn odd(&self, what: &str) -> LinkError {
+        LinkError::Protocol { site: self.site.clone(), what: what.to_owned() }
+    }
+
+    async fn within<T>(
+        &self,
+        what: &'static str,
+        step: impl Future<Output = Result<T, LinkError>>,
+    ) -> Result<T, LinkError> {
+        let within: Duration = self.options.connect_timeout;
+        tokio::time::timeout(within, step).await.unwrap_or_else(|_| {
+            let (site, address) = (self.site.clone(), self.address.clone());
+            Err(LinkError::TimedOut { site, address, what, within })
+        })
+    }
+}
