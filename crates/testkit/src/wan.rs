@@ -28,7 +28,9 @@
 //! # What is true of the line
 //!
 //! - Nothing arrives before its time, and no direction is faster than its rate. Things arrive late
-//!   by what waking a thread takes: about 0.1 ms, more on a busy machine.
+//!   by what waking a thread takes: about 0.1 ms, more on a busy machine. In a stream the threads
+//!   wake every 0.5 ms at most, or every fiftieth of the way if that is less, so that a packet may
+//!   be late by twice that each way.
 //! - Rates and counters are of bytes on the wire: IP packets of at most 1,500 bytes, headers
 //!   included, frames of a link layer not. A TCP stream gets 1448/1500 of the rate.
 //! - TCP hands over super-segments of up to 64 KiB where it can, and they travel as one, which

@@ -19,6 +19,13 @@ use std::time::{Duration, Instant};
 
 /// Frames taken or handed over before the other gets its turn.
 const BATCH: usize = 64;
+/// With more frames than this under way, the thread need not wake for each of them.
+const STREAM_FRAMES: usize = 8;
+/// In a stream the thread sleeps this long after it woke, as network cards do: waking costs more
+/// than handing over.
+const REST: Duration = Duration::from_micros(500);
+/// But no longer than this share of the way.
+const RESTS_PER_WAY: u32 = 50;
 /// The forwarder stands for hardware, which is not late because the servers are busy.
 const NICENESS: libc::c_int = -15;
 
@@ -140,6 +147,7 @@ impl Forwarder {
     fn carry(&mut self) -> Result<()> {
         let shared = self.state.clone();
         while let Event::Work { is_readable } = self.wait()? {
+            let woken = Instant::now();
             let mut state = shared.lock().unwrap_or_else(PoisonError::into_inner);
             if self.cuts_seen != state.cuts {
                 self.cuts_seen = state.cuts;
@@ -150,6 +158,11 @@ impl Forwarder {
             }
             self.hand_over(&mut state);
             state.cpu = cpu_of_this_thread();
+            let rest = REST.min(state.conditions.delay / RESTS_PER_WAY);
+            drop(state);
+            if self.held.len() > STREAM_FRAMES {
+                std::thread::sleep(rest.saturating_sub(woken.elapsed()));
+            }
         }
         Ok(())
     }

@@ -64,6 +64,11 @@ impl Held {
         self.filled += len;
     }
 
+    /// How many frames there are.
+    pub(super) fn len(&self) -> usize {
+        self.frames.len()
+    }
+
     /// When the first frame is due.
     pub(super) fn due(&self) -> Option<u64> {
         self.frames.front().map(|frame| frame.due)
