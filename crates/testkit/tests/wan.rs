@@ -200,11 +200,15 @@ fn datagrams(config: WanConfig, count: u32) -> Result<(Vec<u32>, Flow)> {
         let mut bytes = [0; 100];
         bytes[..4].copy_from_slice(&number.to_le_bytes());
         from.send_to(&bytes, address)?;
+        // No more at once than the device holds.
+        let sent = number + 1;
+        if sent % 100 == 0 || sent == count {
+            wait_until("the datagrams to be taken", PATIENCE, &[], || {
+                let flow = wan.traffic().near_to_far;
+                Ok((flow.packets + flow.dropped >= u64::from(sent)).then_some(()))
+            })?;
+        }
     }
-    wait_until("the datagrams to be taken", PATIENCE, &[], || {
-        let flow = wan.traffic().near_to_far;
-        Ok((flow.packets + flow.dropped >= u64::from(count)).then_some(()))
-    })?;
     wan.set_loss(0.0);
     wan.set_rate(None);
     let flow = wan.traffic().near_to_far;

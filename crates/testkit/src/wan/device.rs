@@ -59,7 +59,11 @@ pub(super) fn create(address: Ipv4Addr) -> Result<File> {
     control(&socket, libc::SIOCSIFMTU, with_mtu).context("set the MTU")?;
     let mut with_queue = request(NAME);
     with_queue.ifr_ifru.ifru_metric = QUEUE_FRAMES;
-    control(&socket, libc::SIOCSIFTXQLEN, with_queue).context("set the device's queue")?;
+    match control(&socket, libc::SIOCSIFTXQLEN, with_queue) {
+        // In a user namespace the kernel keeps to its own 500 frames.
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {}
+        result => result.context("set the device's queue")?,
+    }
     up.ifr_name = request(NAME).ifr_name;
     control(&socket, libc::SIOCSIFFLAGS, up).context("bring up the TUN device")?;
     Ok(tun)
