@@ -486,6 +486,11 @@ fn servers_stand_at_both_ends() -> Result<()> {
     let wrong = right.replace("s3cret", "guess");
     ensure!(wan.near().enter(|| Client::connect(&wrong, NoTls).is_err())?);
     far.execute_script("SELECT 1")?;
+
+    // A command that changes its user (where this process may), and runs at an end.
+    let mut version = installation.command("postgres");
+    let output = wan.far().enter(|| version.arg("--version").output())??;
+    ensure!(output.status.success());
     Ok(())
 }
 

@@ -88,7 +88,9 @@ impl Namespace {
     }
 
     /// A command that will run in the namespace. It must not change its user, because the user
-    /// changes before the namespace does: [`Namespace::spawn`] starts such commands.
+    /// changes before the namespace does. Commands that do (all of
+    /// [`Installation`](crate::postgres::Installation)'s) are started by [`Namespace::spawn`], or
+    /// by [`Namespace::enter`]: what a thread in the namespace starts is in it.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let handle = self.0.handle.clone();
