@@ -121,7 +121,7 @@ impl Pair {
             .collect();
         self.site.add(&format!(
             "[publication.{name}]\nsource = \"{}\"\ntables = [{}]\n{more}\n",
-            self.publisher.url(DATABASE),
+            self.site.url_of(&self.publisher, DATABASE),
             tables.join(", ")
         ))
     }

@@ -1,8 +1,10 @@
 //! A farshore site in a temporary directory: its file, its process, its verbs.
 
 use anyhow::{Context, Result, bail, ensure};
+use farshore_testkit::postgres::Cluster;
 use farshore_testkit::process::{Farshore, FarshoreBuilder, faults_binary};
 use farshore_testkit::wait::{log_tail, wait_until};
+use farshore_testkit::wan::Namespace;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -36,6 +38,7 @@ pub struct Site {
     /// Bytes of the log that were there when the process was last started.
     log_start: usize,
     environment: Vec<(String, String)>,
+    place: Option<Namespace>,
     directory: TempDir,
 }
 
@@ -53,6 +56,7 @@ impl Site {
             text: "[site]\nname = \"t1\"\ndata_dir = \"data\"\n".to_owned(),
             log_start: 0,
             environment: Vec::new(),
+            place: None,
             directory,
         };
         site.write()?;
@@ -62,6 +66,19 @@ impl Site {
     /// Sets an environment variable for the verbs and the process.
     pub fn env(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Runs the process and the verbs in a network namespace from now on.
+    pub fn place(&mut self, place: &Namespace) {
+        self.place = Some(place.clone());
+    }
+
+    /// A URL by which the site reaches a server of the test.
+    pub fn url_of(&self, server: &Cluster, database: &str) -> String {
+        match &self.place {
+            Some(place) => server.url_from(place, database),
+            None => server.url(database),
+        }
     }
 
     /// Adds sections to the site file. A running node reads them when it is started again.
@@ -100,6 +117,7 @@ impl Site {
 
     fn builder(&self) -> FarshoreBuilder {
         let builder = Farshore::builder(&self.binary, &self.file());
+        let builder = self.place.iter().fold(builder, FarshoreBuilder::place);
         self.environment.iter().fold(builder, |builder, (name, value)| builder.env(name, value))
     }
 
@@ -240,7 +258,9 @@ impl Site {
     /// # Errors
     /// When the program cannot be run.
     pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<Verb> {
-        let output = Command::new(&self.binary)
+        let command = self.place.as_ref().map(|place| place.command(&self.binary));
+        let output = command
+            .unwrap_or_else(|| Command::new(&self.binary))
             .arg(verb)
             .arg(self.file())
             .args(arguments)

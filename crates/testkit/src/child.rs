@@ -1,13 +1,14 @@
 //! Child processes that do not outlive the test, and whose end is an event.
 
 use crate::proc_fs;
+use crate::wan::Namespace;
 use anyhow::{Context, Result};
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::LazyLock;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 /// How a child ended and what it cost, its own reaped children included.
@@ -27,6 +28,8 @@ pub struct Supervised {
     pidfd: OwnedFd,
     ended: Option<Ended>,
     peak_rss_bytes: u64,
+    /// The thread that started it lives in there, see [`Spawner`].
+    _place: Option<Namespace>,
 }
 
 struct Job {
@@ -35,12 +38,44 @@ struct Job {
     reply: SyncSender<io::Result<Child>>,
 }
 
-/// The kernel sends the death signal when the *thread* that forked ends, so every child is forked
-/// by one thread that lives as long as the process.
-static SPAWNER: LazyLock<SyncSender<Job>> = LazyLock::new(|| {
-    let (jobs, inbox) = sync_channel::<Job>(1);
-    std::thread::spawn(move || {
-        for mut job in inbox {
+/// Has processes started by one thread. The kernel sends the death signal when the *thread* that
+/// forked ends, so that thread must live as long as the processes do.
+#[derive(Debug)]
+pub(crate) struct Spawner(SyncSender<Job>);
+
+/// What the thread of a [`Spawner`] gets to do.
+pub(crate) struct Jobs(Receiver<Job>);
+
+/// Starts what is not to be in a network namespace of its own.
+static SPAWNER: LazyLock<Spawner> = LazyLock::new(|| {
+    let (spawner, jobs) = Spawner::channel();
+    std::thread::spawn(|| jobs.serve());
+    spawner
+});
+
+impl Spawner {
+    /// The two ends.
+    pub(crate) fn channel() -> (Spawner, Jobs) {
+        let (jobs, inbox) = sync_channel(1);
+        (Spawner(jobs), Jobs(inbox))
+    }
+
+    fn spawn(&self, command: Command, orphan_signal: i32) -> Result<Child> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let (reply, answer) = sync_channel(1);
+        self.0
+            .send(Job { command, orphan_signal, reply })
+            .ok()
+            .context("the thread that starts processes is gone")?;
+        let child = answer.recv().context("the thread that starts processes is gone")?;
+        child.with_context(|| format!("start {program}"))
+    }
+}
+
+impl Jobs {
+    /// Starts processes from the calling thread until the [`Spawner`] is dropped.
+    pub(crate) fn serve(self) {
+        for mut job in self.0 {
             let child = spawn_here(&mut job.command, job.orphan_signal);
             // The asker waits for the answer; if its thread died the child must not linger.
             if let Err(unheard) = job.reply.send(child)
@@ -50,9 +85,8 @@ static SPAWNER: LazyLock<SyncSender<Job>> = LazyLock::new(|| {
                 let _ = child.wait();
             }
         }
-    });
-    jobs
-});
+    }
+}
 
 fn spawn_here(command: &mut Command, orphan_signal: i32) -> io::Result<Child> {
     // SAFETY: getpid has no preconditions.
@@ -81,20 +115,31 @@ impl Supervised {
     /// # Errors
     /// When the program cannot be started.
     pub fn spawn(command: Command, orphan_signal: i32) -> Result<Supervised> {
-        let program = command.get_program().to_string_lossy().into_owned();
-        let (reply, answer) = sync_channel(1);
-        SPAWNER
-            .send(Job { command, orphan_signal, reply })
-            .ok()
-            .context("the thread that starts processes is gone")?;
-        let child = answer
-            .recv()
-            .context("the thread that starts processes is gone")?
-            .with_context(|| format!("start {program}"))?;
+        Supervised::spawn_in(None, command, orphan_signal)
+    }
+
+    /// As [`Supervised::spawn`], in a network namespace, which lives at least as long as the
+    /// child.
+    ///
+    /// # Errors
+    /// When the program cannot be started.
+    pub fn spawn_in(
+        place: Option<&Namespace>,
+        command: Command,
+        orphan_signal: i32,
+    ) -> Result<Supervised> {
+        let spawner = place.map_or(&*SPAWNER, Namespace::spawner);
+        let child = spawner.spawn(command, orphan_signal)?;
         let pid = child.id() as i32;
         // The handle is given up without a wait: this type alone reaps the child.
         drop(child);
-        Ok(Supervised { pid, pidfd: open_pidfd(pid)?, ended: None, peak_rss_bytes: 0 })
+        Ok(Supervised {
+            pid,
+            pidfd: open_pidfd(pid)?,
+            ended: None,
+            peak_rss_bytes: 0,
+            _place: place.cloned(),
+        })
     }
 
     /// Process id. It is not reused before the end was noticed by a wait.

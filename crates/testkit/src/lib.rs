@@ -13,6 +13,7 @@
 //! | [`prefix`] | workload, oracle, samplers and checker of the prefix guarantee |
 //! | [`chaos`] | a seeded schedule of kills among farshore, publisher and subscriber |
 //! | [`wait`] | bounded waiting for a condition, with the last lines of logs on timeout |
+//! | [`wan`] | two networks and a long line between them: delay, rate, loss, cuts, flipped bits |
 //! | [`interrupt`] | Ctrl-C ends a long run in order |
 //! | [`child`], [`port`], [`proc_fs`] | the operating-system pieces under them |
 
@@ -26,6 +27,7 @@ pub mod prefix;
 pub mod proc_fs;
 pub mod process;
 pub mod wait;
+pub mod wan;
 
 /// The seed of a randomised test: the environment variable `FARSHORE_SEED`, else from the clock.
 /// Print it, so that a failure can be replayed.

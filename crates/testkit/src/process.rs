@@ -3,6 +3,7 @@
 use crate::child::{Ended, Supervised};
 use crate::proc_fs;
 use crate::wait::log_tail;
+use crate::wan::Namespace;
 use anyhow::{Context, Result, bail};
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -93,6 +94,7 @@ pub struct FarshoreBuilder {
     site: PathBuf,
     log: PathBuf,
     environment: Vec<(String, String)>,
+    place: Option<Namespace>,
 }
 
 /// A running `farshore run`, or one that has ended. Dropping it kills it; if the test process
@@ -107,6 +109,12 @@ impl FarshoreBuilder {
     /// Sets an environment variable; a later value for the same name wins.
     pub fn env(mut self, name: &str, value: &str) -> FarshoreBuilder {
         self.environment.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Runs it in a network namespace. Default: where the test runs.
+    pub fn place(mut self, place: &Namespace) -> FarshoreBuilder {
+        self.place = Some(place.clone());
         self
     }
 
@@ -139,7 +147,7 @@ impl FarshoreBuilder {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        let process = Supervised::spawn(command, libc::SIGKILL)?;
+        let process = Supervised::spawn_in(self.place.as_ref(), command, libc::SIGKILL)?;
         Ok(Farshore { process, log: self.log.clone() })
     }
 
@@ -148,7 +156,9 @@ impl FarshoreBuilder {
     /// # Errors
     /// When it cannot be run or fails; with its message.
     pub fn status_json(&self) -> Result<String> {
-        let output = Command::new(&self.binary)
+        let command = self.place.as_ref().map(|place| place.command(&self.binary));
+        let output = command
+            .unwrap_or_else(|| Command::new(&self.binary))
             .arg("status")
             .arg(&self.site)
             .arg("--json")
@@ -171,6 +181,7 @@ impl Farshore {
             site: site.to_owned(),
             log: site.with_extension("log"),
             environment: Vec::new(),
+            place: None,
         }
     }
 

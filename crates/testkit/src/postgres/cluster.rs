@@ -6,6 +6,7 @@ use crate::child::{Supervised, open_pidfd, wait_pidfd};
 use crate::port::ReservedPort;
 use crate::proc_fs;
 use crate::wait::{log_tail, wait_until};
+use crate::wan::{self, Namespace};
 use ::postgres::{Client, NoTls};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -36,6 +37,7 @@ pub struct ClusterBuilder {
     installation: Installation,
     settings: Vec<(String, String)>,
     password: Option<String>,
+    place: Option<Namespace>,
 }
 
 /// A cluster with a data directory, a port and a log of its own. Dropping it stops the server and
@@ -47,6 +49,7 @@ pub struct Cluster {
     server: Option<Supervised>,
     port: ReservedPort,
     password: Option<String>,
+    place: Option<Namespace>,
     /// CPU time of earlier runs of the server.
     spent_cpu: Duration,
     peak_rss_bytes: u64,
@@ -69,13 +72,23 @@ impl ClusterBuilder {
         self
     }
 
+    /// Runs the server in a network namespace, where it listens on the namespace's address too.
+    /// This process then reaches it by its Unix socket. Default: where the test runs.
+    pub fn place(mut self, place: &Namespace) -> ClusterBuilder {
+        self.place = Some(place.clone());
+        self
+    }
+
     /// Creates the cluster and starts it. Takes about a second.
     ///
     /// # Errors
     /// When a directory, a port or the server cannot be had; the message shows the server's log.
     pub fn start(self) -> Result<Cluster> {
-        let mut cluster = Cluster::without_data(self.installation)?;
+        let mut cluster = Cluster::without_data(self.installation, self.place)?;
         template::create_data_dir(&cluster.installation, &cluster.data_dir())?;
+        if cluster.place.is_some() {
+            cluster.write_access_rules("trust")?;
+        }
         cluster.write_configuration(&self.settings)?;
         cluster.start()?;
         if let Some(password) = self.password {
@@ -89,10 +102,15 @@ impl Cluster {
     /// A cluster of this installation, with test settings: `fsync` is on, because durability is
     /// what tests are about.
     pub fn builder(installation: &Installation) -> ClusterBuilder {
-        ClusterBuilder { installation: installation.clone(), settings: Vec::new(), password: None }
+        ClusterBuilder {
+            installation: installation.clone(),
+            settings: Vec::new(),
+            password: None,
+            place: None,
+        }
     }
 
-    fn without_data(installation: Installation) -> Result<Cluster> {
+    fn without_data(installation: Installation, place: Option<Namespace>) -> Result<Cluster> {
         let root = tempfile::Builder::new()
             .prefix("farshore-pg")
             .tempdir()
@@ -104,6 +122,7 @@ impl Cluster {
             server: None,
             port: ReservedPort::new()?,
             password: None,
+            place,
             spent_cpu: Duration::ZERO,
             peak_rss_bytes: 0,
             left_shared_memory: BTreeSet::new(),
@@ -112,9 +131,10 @@ impl Cluster {
         })
     }
 
-    /// A copy of this stopped server, not started, on a port of its own and with these settings.
+    /// A copy of this stopped server, not started, on a port of its own, in the same place and with
+    /// these settings.
     pub(super) fn stopped_copy(&self, settings: &[(&str, &str)]) -> Result<Cluster> {
-        let mut copy = Cluster::without_data(self.installation.clone())?;
+        let mut copy = Cluster::without_data(self.installation.clone(), self.place.clone())?;
         template::copy_tree(&self.data_dir(), &copy.data_dir())?;
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         copy.write_configuration(&settings.iter().map(owned).collect::<Vec<_>>())?;
@@ -136,8 +156,12 @@ impl Cluster {
             bail!("{socket_dir} is too long for a unix socket; point TMPDIR to a shorter path");
         }
         let port = self.port.number().to_string();
+        let addresses = match &self.place {
+            Some(place) => format!("127.0.0.1,{}", place.address()),
+            None => "127.0.0.1".to_owned(),
+        };
         let fixed = [
-            ("listen_addresses", "127.0.0.1"),
+            ("listen_addresses", addresses.as_str()),
             ("port", &port),
             ("unix_socket_directories", &socket_dir),
             ("shared_buffers", "128MB"),
@@ -166,16 +190,32 @@ impl Cluster {
         );
         self.execute_script(&statement)?;
         self.password = Some(password.to_owned());
-        let rules = "local all all trust\nlocal replication all trust\n\
-             host all all 127.0.0.1/32 scram-sha-256\nhost replication all 127.0.0.1/32 scram-sha-256\n";
-        std::fs::write(self.data_dir().join("pg_hba.conf"), rules).context("write pg_hba.conf")?;
+        self.write_access_rules("scram-sha-256")?;
         self.execute_script("SELECT pg_reload_conf()")?;
         // The reload is a signal to the server: the new rules hold once a login with a wrong
         // password fails.
-        let wrong = self.config("postgres").password("certainly wrong").clone();
+        let mut wrong = Client::configure();
+        wrong.host("127.0.0.1").port(self.port()).user("postgres").password("certainly wrong");
+        let is_refused = || wrong.connect(NoTls).is_err();
         wait_until("the new pg_hba.conf", START_TIMEOUT, &[&self.log_path()], || {
-            Ok(wrong.connect(NoTls).is_err().then_some(()))
+            let is_refused = match &self.place {
+                Some(place) => place.enter(is_refused)?,
+                None => is_refused(),
+            };
+            Ok(is_refused.then_some(()))
         })
+    }
+
+    /// Says who may connect by TCP, and how they prove who they are.
+    fn write_access_rules(&self, method: &str) -> Result<()> {
+        let mut rules = "local all all trust\nlocal replication all trust\n".to_owned();
+        let line = self.place.as_ref().map(|_| wan::NETWORK);
+        for network in ["127.0.0.1/32"].into_iter().chain(line) {
+            for database in ["all", "replication"] {
+                writeln!(rules, "host {database} all {network} {method}")?;
+            }
+        }
+        std::fs::write(self.data_dir().join("pg_hba.conf"), rules).context("write pg_hba.conf")
     }
 
     /// The installation it runs on.
@@ -203,19 +243,43 @@ impl Cluster {
         self.root.path().join("postgres.log")
     }
 
-    /// A connection URL for user `postgres`; with the password if one was set.
+    /// A connection URL for user `postgres`, for this process; with the password if one was set.
     pub fn url(&self, database: &str) -> String {
+        match &self.place {
+            Some(_) => self.url_at(&percent_encoded(&self.socket_dir()), database),
+            None => self.url_at("127.0.0.1", database),
+        }
+    }
+
+    /// As [`Cluster::url`], for a process in `place`: by loopback if the server is there too, else
+    /// over the line. Of no use when the server is in no namespace.
+    pub fn url_from(&self, place: &Namespace, database: &str) -> String {
+        match &self.place {
+            Some(own) if !own.is_same(place) => self.url_at(&own.address().to_string(), database),
+            _ => self.url_at("127.0.0.1", database),
+        }
+    }
+
+    fn url_at(&self, host: &str, database: &str) -> String {
         let password = match &self.password {
             Some(password) => format!(":{password}"),
             None => String::new(),
         };
-        format!("postgres://postgres{password}@127.0.0.1:{}/{database}", self.port())
+        format!("postgres://postgres{password}@{host}:{}/{database}", self.port())
+    }
+
+    /// Where the server runs, if that is a network namespace.
+    pub fn place(&self) -> Option<&Namespace> {
+        self.place.as_ref()
     }
 
     fn config(&self, database: &str) -> ::postgres::Config {
         let mut config = Client::configure();
+        match &self.place {
+            Some(_) => config.host_path(self.socket_dir()),
+            None => config.host("127.0.0.1"),
+        };
         config
-            .host("127.0.0.1")
             .port(self.port())
             .user("postgres")
             .dbname(database)
@@ -282,7 +346,7 @@ impl Cluster {
             .stdout(log.try_clone()?)
             .stderr(log);
         // An orphaned server shuts down at once, and takes its children and shared memory along.
-        let mut server = Supervised::spawn(command, libc::SIGQUIT)?;
+        let mut server = Supervised::spawn_in(self.place.as_ref(), command, libc::SIGQUIT)?;
         let pid_file = self.data_dir().join("postmaster.pid");
         wait_until("PostgreSQL to start", START_TIMEOUT, &[&log_path], || {
             if let Some(ended) = server.try_wait()? {
@@ -443,4 +507,19 @@ impl Drop for Cluster {
             eprintln!("kept: {}", Path::display(self.root.path()));
         }
     }
+}
+
+/// A path as the host in a URL.
+fn percent_encoded(path: &Path) -> String {
+    use std::os::unix::ffi::OsStrExt;
+    let mut text = String::new();
+    for byte in path.as_os_str().as_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' => {
+                text.push(char::from(*byte));
+            }
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
 }
