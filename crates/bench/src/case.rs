@@ -6,6 +6,7 @@ use crate::fanout::{self, FanoutCase};
 use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
 use crate::study::{self, StudyCase};
+use crate::wan::{self, WanCase};
 use anyhow::Result;
 
 /// What is measured as one.
@@ -21,6 +22,8 @@ pub enum Case {
     Latency(LatencyCase),
     /// The throughput study.
     Study(StudyCase),
+    /// A long line between publisher and subscriber.
+    Wan(WanCase),
 }
 
 impl Case {
@@ -31,7 +34,8 @@ impl Case {
         let live = LatencyCase::ALL.map(Case::Latency);
         let study = StudyCase::ALL.map(Case::Study);
         let fanout = FanoutCase::ALL.map(Case::Fanout);
-        drains.chain(from_store).chain(fanout).chain(live).chain(study).collect()
+        let wan = WanCase::ALL.map(Case::Wan);
+        drains.chain(from_store).chain(fanout).chain(live).chain(study).chain(wan).collect()
     }
 
     /// The scenario it belongs to.
@@ -42,6 +46,7 @@ impl Case {
             Case::Fanout(_) => fanout::FANOUT,
             Case::Latency(_) => latency::LATENCY,
             Case::Study(_) => study::STUDY,
+            Case::Wan(_) => wan::WAN,
         }
     }
 
@@ -52,6 +57,7 @@ impl Case {
             Case::Fanout(case) => case.name(),
             Case::Latency(case) => case.name(),
             Case::Study(case) => case.name(),
+            Case::Wan(case) => case.name(),
         }
     }
 
@@ -66,6 +72,7 @@ impl Case {
             Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
             Case::Latency(case) => case.measure(bench),
             Case::Study(case) => case.measure(bench),
+            Case::Wan(case) => case.measure(bench),
         }
     }
 }

@@ -10,14 +10,17 @@ mod meter;
 mod native;
 mod relay;
 
+use farshore::{COMPRESSION, CONNECTIONS};
 pub use farshore::{Farshore, Status, binary};
 use ground::Built;
 pub use ground::{DRAIN_MAX, Ground};
-pub use native::{Native, OPTIONS as NATIVE_OPTIONS};
+pub use native::Native;
+use native::OPTIONS as NATIVE_OPTIONS;
 
 use crate::arguments::Plan;
 use crate::backlog::Backlog;
-use crate::measurement::Run;
+use crate::line::Conditions;
+use crate::measurement::{Own, Run};
 use crate::servers::Servers;
 use anyhow::{Context, Result};
 use farshore_testkit::checksum;
@@ -26,6 +29,7 @@ use farshore_testkit::process::FarshoreBuilder;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// What every case is measured with.
 #[derive(Debug, Clone, Copy)]
@@ -76,11 +80,17 @@ pub trait Contestant {
         Ok(())
     }
 
-    /// Lets it work; returns without waiting for anything.
+    /// Lets it work; returns without waiting for what it does.
     ///
     /// # Errors
     /// When it cannot be started.
     fn start(&mut self) -> Result<()>;
+
+    /// Waits until all that was there is copied and changes follow.
+    ///
+    /// # Errors
+    /// When it has given up, or the time is over.
+    fn await_copied(&mut self, timeout: Duration) -> Result<()>;
 
     /// Whether there is hope; asked often.
     ///
@@ -88,11 +98,11 @@ pub trait Contestant {
     /// Why it has given up.
     fn check(&mut self) -> Result<()>;
 
-    /// CPU seconds and peak resident bytes of its own process, if it has one.
+    /// Its own processes, if it has some.
     ///
     /// # Errors
     /// When the kernel refuses to tell.
-    fn own(&mut self) -> Result<Option<(f64, u64)>>;
+    fn own(&mut self) -> Result<Vec<Own>>;
 
     /// Stops it and waits until it has let go of its slots.
     ///
@@ -119,6 +129,15 @@ pub enum Stopped {
     Subscribers,
 }
 
+/// Where Farshore is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sites {
+    /// One site, beside the publisher.
+    One,
+    /// One beside the publisher, and one beside the subscriber that pulls from it.
+    Two,
+}
+
 /// How two contenders meet.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
@@ -130,6 +149,22 @@ pub struct Terms {
     pub counts_bytes: bool,
     /// Farshore's connections to a target at most, where it is not left to it.
     pub streams: Option<usize>,
+    /// Where Farshore is.
+    pub sites: Sites,
+    /// The line between the servers, if there is one.
+    pub line: Option<Conditions>,
+}
+
+impl Terms {
+    /// One subscriber beside the publisher.
+    pub const PLAIN: Terms = Terms {
+        stopped: Stopped::Everything,
+        subscribers: 1,
+        counts_bytes: false,
+        streams: None,
+        sites: Sites::One,
+        line: None,
+    };
 }
 
 /// What both needed, run by run, and what the figures depend on.
@@ -154,19 +189,16 @@ impl Contest {
         backlog: &dyn Backlog,
         terms: Terms,
     ) -> Result<Contest> {
-        let mut settings = bench.settings();
-        let (mut farshore, mut native) = (Vec::new(), Vec::new());
+        let mut contest = Contest::new(bench, backlog, terms);
         for run in 0..bench.plan.runs {
-            let label = format!("{name} run {}/{}", run + 1, bench.plan.runs);
-            let ground = Ground::new(bench, &label, terms)?;
-            // The same data in every run: runs differ by chance alone.
-            let turn = take_turn(&ground, backlog, terms, run % 2 == 1);
-            ground.clear(turn.is_err())?;
-            let turn = turn?;
-            farshore.push(turn.farshore);
-            native.push(turn.native);
-            settings.insert("backlog_wal_mb", json!(turn.wal_bytes >> 20));
+            contest.hold_once(bench, name, run, backlog, terms)?;
         }
+        Ok(contest)
+    }
+
+    /// A contest without runs yet.
+    pub fn new(bench: Bench<'_>, backlog: &dyn Backlog, terms: Terms) -> Contest {
+        let mut settings = bench.settings(terms);
         let work = backlog.work();
         settings.extend([
             ("commands", json!(work.commands)),
@@ -185,19 +217,50 @@ impl Contest {
             let who = "checked for farshore's role; native's worker does not check them";
             settings.insert("foreign_keys", json!(who));
         }
-        Ok(Contest { farshore, native, settings })
+        Contest { farshore: Vec::new(), native: Vec::new(), settings }
+    }
+
+    /// Lets both drain a backlog once.
+    ///
+    /// # Errors
+    /// When something fails, or a target is not equal in the end.
+    pub fn hold_once(
+        &mut self,
+        bench: Bench<'_>,
+        name: &str,
+        run: usize,
+        backlog: &dyn Backlog,
+        terms: Terms,
+    ) -> Result<()> {
+        let label = format!("{name} run {}/{}", run + 1, bench.plan.runs);
+        let ground = Ground::new(bench, &label, terms)?;
+        // The same data in every run: runs differ by chance alone.
+        let turn = take_turn(&ground, backlog, terms, run % 2 == 1);
+        ground.clear(turn.is_err())?;
+        let turn = turn?;
+        self.farshore.push(turn.farshore);
+        self.native.push(turn.native);
+        self.settings.insert("backlog_wal_mb", json!(turn.wal_bytes >> 20));
+        Ok(())
     }
 }
 
 impl Bench<'_> {
-    /// Settings that all lines have.
-    pub fn settings(&self) -> BTreeMap<&'static str, Value> {
+    /// Settings that all lines of output have.
+    pub fn settings(&self, terms: Terms) -> BTreeMap<&'static str, Value> {
         let mut settings = self.servers.settings();
         settings.extend([
             ("scale", json!(self.plan.scale)),
             ("seed", json!(self.plan.seed)),
             ("native_options", json!(NATIVE_OPTIONS)),
         ]);
+        if let (Some(line), Some(conditions)) = (&self.servers.line, terms.line) {
+            settings.extend(line.settings(conditions));
+        }
+        if terms.sites == Sites::Two {
+            settings.insert("connections", json!(CONNECTIONS));
+            settings.insert("compression", json!(format!("zstd {COMPRESSION}")));
+        }
         settings
     }
 }
@@ -237,7 +300,8 @@ fn take_turn(
         farshore.stop()?;
     }
 
-    let (farshore, native) = if farshore_first {
+    ground.set_line();
+    let (mut farshore, mut native) = if farshore_first {
         let first = drain(ground, &mut farshore)?;
         (first, drain(ground, &mut native)?)
     } else {
@@ -245,6 +309,10 @@ fn take_turn(
         (drain(ground, &mut farshore)?, first)
     };
     prove_equal(ground)?;
+    for run in [&mut farshore, &mut native] {
+        let seconds = run.values.get("seconds").copied().unwrap_or(f64::INFINITY);
+        run.values.insert("wal_mb_per_s", wal_bytes as f64 / 1e6 / seconds);
+    }
     Ok(Turn { farshore, native, wal_bytes })
 }
 
@@ -259,13 +327,11 @@ fn drain(ground: &Ground<'_>, contestant: &mut dyn Contestant) -> Result<Run> {
     contestant.start()?;
     watch.await_markers(contestant)?;
     let seconds = meter.seconds();
-    let (costs, bytes_sent) = (meter.read(ground, contestant)?, meter.bytes_sent(ground));
+    let (costs, sent) = (meter.read(ground, contestant)?, meter.sent(ground));
     contestant.stop()?;
     ground.say(&format!("{name} drained it in {seconds:.2} s"));
     let mut values = BTreeMap::from([("seconds", seconds), ("publisher_cpu_s", costs.publisher)]);
-    if let Some(bytes) = bytes_sent {
-        values.insert("bytes_sent_mb", bytes as f64 / 1_048_576.0);
-    }
+    values.extend(sent);
     Ok(Run { values, costs })
 }
 

@@ -10,7 +10,7 @@ use crate::backlog::{
     Tx5m, Update1, Wide100,
 };
 use crate::contest::{Bench, Contest, Stopped, Terms};
-use crate::measurement::{Headline, Measurement};
+use crate::measurement::{Headline, Measurement, NATIVE};
 use anyhow::Result;
 
 /// The name of the scenario in which everything was stopped.
@@ -105,9 +105,10 @@ impl DrainCase {
         };
         let backlog = self.backlog(bench.plan.scale);
         let name = format!("{scenario}/{}", self.name());
-        let terms = Terms { stopped, subscribers: 1, counts_bytes: false, streams: None };
+        let terms = Terms { stopped, ..Terms::PLAIN };
         let contest = Contest::hold(bench, &name, backlog.as_ref(), terms)?;
-        let headline = Headline { scenario, case: self.name(), metric: "seconds", also: &[] };
+        let (case, metric) = (self.name(), "seconds");
+        let headline = Headline { scenario, case, metric, other: NATIVE, also: &[] };
         Ok(Measurement::of_runs(headline, &contest.farshore, &contest.native, contest.settings))
     }
 }

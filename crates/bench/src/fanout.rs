@@ -3,8 +3,8 @@
 //! the log, by native replication from a slot for each.
 
 use crate::backlog::Mix59;
-use crate::contest::{Bench, Contest, Stopped, Terms};
-use crate::measurement::{Headline, Measurement};
+use crate::contest::{Bench, Contest, Terms};
+use crate::measurement::{Headline, Measurement, NATIVE};
 use anyhow::Result;
 
 /// The scenario's name.
@@ -51,18 +51,14 @@ impl FanoutCase {
     pub fn measure(self, bench: Bench<'_>) -> Result<Measurement> {
         let backlog = Mix59::new(bench.plan.scale * SHARE);
         let name = format!("{FANOUT}/{}", self.name());
-        let terms = Terms {
-            stopped: Stopped::Everything,
-            subscribers: self.subscribers(),
-            counts_bytes: true,
-            streams: None,
-        };
+        let terms = Terms { subscribers: self.subscribers(), counts_bytes: true, ..Terms::PLAIN };
         let mut contest = Contest::hold(bench, &name, &backlog, terms)?;
         contest.settings.insert("subscribers", self.subscribers().into());
         let headline = Headline {
             scenario: FANOUT,
             case: self.name(),
             metric: "publisher_cpu_s",
+            other: NATIVE,
             also: &["bytes_sent_mb", "seconds"],
         };
         Ok(Measurement::of_runs(headline, &contest.farshore, &contest.native, contest.settings))

@@ -9,12 +9,14 @@
 
 mod traffic;
 
-use crate::contest::{Bench, Ground};
-use crate::load::{self, Load, TERMS, take_turn};
-use crate::measurement::{Headline, Measurement};
+pub use traffic::Traffic;
+
+use crate::contest::{Bench, Ground, Terms};
+use crate::load::{self, Load, take_turn};
+use crate::measurement::{Headline, Measurement, NATIVE};
 use anyhow::Result;
-use serde_json::json;
-use traffic::Traffic;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
 
 /// The scenario's name.
 pub const LATENCY: &str = "latency";
@@ -58,10 +60,10 @@ impl LatencyCase {
         }
     }
 
-    fn traffic(self) -> Traffic {
+    fn traffic(self) -> fn() -> Traffic {
         match self {
-            LatencyCase::Steady1000 => Traffic::of_one_row(),
-            LatencyCase::Ceiling50 | LatencyCase::Ceiling80 => Traffic::of_many_rows(),
+            LatencyCase::Steady1000 => Traffic::of_one_row,
+            LatencyCase::Ceiling50 | LatencyCase::Ceiling80 => Traffic::of_many_rows,
         }
     }
 
@@ -71,38 +73,78 @@ impl LatencyCase {
     /// When something fails, or a target is not equal in the end.
     pub fn measure(self, bench: Bench<'_>) -> Result<Vec<Measurement>> {
         let name = format!("{LATENCY}/{}", self.name());
-        let mut settings = bench.settings();
+        let mut settings = BTreeMap::new();
         let mut rate = 1_000.0;
         if let Some(share) = self.share() {
-            let ceiling = native_ceiling(bench, &name, self.traffic())?;
+            let ceiling = native_ceiling(bench, &name, self.traffic()())?;
             settings.insert("native_ceiling_per_s", json!(ceiling.round()));
             rate = ceiling * share;
         }
-        let load = Load {
+        let steady = Steady {
+            scenario: LATENCY,
+            case: self.name(),
+            traffic: self.traffic(),
             per_second: rate,
+            terms: Terms::PLAIN,
+            also: &["committed_per_s"],
+            settings,
+        };
+        steady.measure(bench)
+    }
+}
+
+/// A load at a steady rate.
+#[derive(Debug)]
+pub struct Steady {
+    /// The scenario.
+    pub scenario: &'static str,
+    /// The case.
+    pub case: &'static str,
+    /// What it is made of.
+    pub traffic: fn() -> Traffic,
+    /// Transactions per second.
+    pub per_second: f64,
+    /// How the contenders meet.
+    pub terms: Terms,
+    /// Metrics that are told beside the latencies.
+    pub also: &'static [&'static str],
+    /// What else the figures depend on.
+    pub settings: BTreeMap<&'static str, Value>,
+}
+
+impl Steady {
+    /// Measures it: a line for each metric.
+    ///
+    /// # Errors
+    /// When something fails, or a target is not equal in the end.
+    pub fn measure(self, bench: Bench<'_>) -> Result<Vec<Measurement>> {
+        let Steady { scenario, case, traffic, per_second, terms, also, .. } = self;
+        let load = Load {
+            per_second,
             warm_up: WARM_UP * bench.plan.scale.min(1.0),
             seconds: SECONDS * bench.plan.scale,
             watches_legs: false,
         };
         let (mut farshore, mut native) = (Vec::new(), Vec::new());
         for run in 0..bench.plan.runs {
-            let label = format!("{name} run {}/{}", run + 1, bench.plan.runs);
-            let ground = Ground::new(bench, &label, TERMS)?;
-            let turn = take_turn(&ground, self.traffic(), load, run % 2 == 1);
+            let label = format!("{scenario}/{case} run {}/{}", run + 1, bench.plan.runs);
+            let ground = Ground::new(bench, &label, terms)?;
+            let turn = take_turn(&ground, traffic(), load, run % 2 == 1);
             ground.clear(turn.is_err())?;
             let turn = turn?;
             farshore.push(turn.farshore);
             native.push(turn.native);
         }
+        let mut settings = bench.settings(terms);
+        settings.extend(self.settings);
         settings.extend([
-            ("transactions_per_s", json!(rate.round())),
-            ("rows_per_transaction", json!(self.traffic().rows())),
+            ("transactions_per_s", json!(per_second.round())),
+            ("rows_per_transaction", json!(traffic().rows())),
             ("seconds", json!(load.seconds)),
             ("markers_per_s", json!(load::MARKERS_PER_SECOND)),
         ]);
         let line = |metric| {
-            let also = &["committed_per_s"];
-            let headline = Headline { scenario: LATENCY, case: self.name(), metric, also };
+            let headline = Headline { scenario, case, metric, other: NATIVE, also };
             Measurement::of_runs(headline, &farshore, &native, settings.clone())
         };
         Ok(METRICS.map(line).into())
@@ -111,7 +153,7 @@ impl LatencyCase {
 
 /// Transactions per second that native replication applies when all are there already.
 fn native_ceiling(bench: Bench<'_>, name: &str, mut traffic: Traffic) -> Result<f64> {
-    let ground = Ground::new(bench, &format!("{name} ceiling"), TERMS)?;
+    let ground = Ground::new(bench, &format!("{name} ceiling"), Terms::PLAIN)?;
     let backlog = |traffic: &mut Traffic| traffic.backlog(&ground, bench.plan.scale);
     let measured = load::drain_natively(&ground, &mut traffic, backlog);
     ground.clear(measured.is_err())?;

@@ -9,9 +9,7 @@ pub use beats::PER_SECOND as MARKERS_PER_SECOND;
 pub use pace::Load;
 
 use crate::backlog::Tables;
-use crate::contest::{
-    Contestant, DRAIN_MAX, Farshore, Ground, Native, Stopped, Terms, prove_equal,
-};
+use crate::contest::{Contestant, DRAIN_MAX, Farshore, Ground, Native, prove_equal};
 use crate::measurement::Run;
 use anyhow::Result;
 use beats::{Beats, Sightings};
@@ -22,9 +20,6 @@ use std::time::Instant;
 
 /// A load that reaches less than this share of its rate is said to have fallen behind.
 const PACE_KEPT: f64 = 0.98;
-/// Databases and connections as in a drain.
-pub const TERMS: Terms =
-    Terms { stopped: Stopped::Everything, subscribers: 1, counts_bytes: false, streams: None };
 
 /// Transactions that a load is made of; it goes on from phase to phase.
 pub trait Source: Tables {
@@ -101,6 +96,7 @@ pub fn take_turn<S: Source>(
     let mut native = Native::prepare(ground)?;
     let mut farshore = Farshore::prepare(ground, &source)?;
     ground.even_out()?;
+    ground.set_line();
     let turn = if farshore_first {
         let farshore = phase(ground, &mut farshore, &mut source, load)?;
         Turn { farshore, native: phase(ground, &mut native, &mut source, load)? }
@@ -136,7 +132,7 @@ fn phase<S: Source>(
     let meter = ground.begin(contestant)?;
     ground.say(&format!("{name}: {:.0} transactions per second", load.per_second));
     let (beats, seen, committed) = pace::run(ground, contestant, source, load)?;
-    let costs = meter.read(ground, contestant)?;
+    let (costs, sent) = (meter.read(ground, contestant)?, meter.sent(ground));
     contestant.stop()?;
 
     let latencies = seen.sightings.latencies_ms(&beats, load.warm_up);
@@ -161,6 +157,7 @@ fn phase<S: Source>(
         // Less than was asked for if the publisher could not commit more.
         ("committed_per_s", per_second),
     ]);
+    values.extend(sent);
     values.extend(seen.legs.summary(&beats, load.warm_up));
     Ok(Run { values, costs })
 }

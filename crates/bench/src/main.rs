@@ -11,6 +11,7 @@ mod contest;
 mod drain;
 mod fanout;
 mod latency;
+mod line;
 mod load;
 mod measurement;
 mod page;
@@ -18,12 +19,15 @@ mod progress;
 mod servers;
 mod study;
 mod text;
+mod wan;
 
 use anyhow::{Context, Result};
 use arguments::{Arguments, Plan};
+use case::Case;
 use clap::Parser;
 use contest::Bench;
 use farshore_testkit::interrupt::{Interrupt, Interrupted};
+use farshore_testkit::wan::gain_rights;
 use measurement::Measurement;
 use progress::say;
 use servers::Servers;
@@ -59,9 +63,15 @@ fn main() -> ExitCode {
 
 /// Runs every planned case; `false` when one of them failed.
 fn run(plan: &Plan) -> Result<bool> {
+    if plan.cases.iter().any(|case| matches!(case, Case::Wan(_))) {
+        // Only a process that has a single thread yet can have them. Where they cannot be had,
+        // the cases that need them say so.
+        let _ = gain_rights();
+    }
     let interrupt = Interrupt::install()?;
     let mut measured = Vec::new();
-    let mut report = |measurement: Measurement| -> Result<()> {
+    let mut report = |mut measurement: Measurement| -> Result<()> {
+        wan::compare_ways(&mut measurement, &measured);
         let line = serde_json::to_string(&measurement).context("write a measurement as JSON")?;
         let mut out = std::io::stdout().lock();
         say(&measurement.summary());

@@ -51,15 +51,33 @@ pub struct Run {
     pub costs: Costs,
 }
 
+impl Run {
+    /// A metric's value; not a number if it was not measured.
+    pub fn value(&self, metric: &str) -> f64 {
+        self.values.get(metric).copied().unwrap_or(f64::NAN)
+    }
+}
+
 /// What one contender's work cost.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Costs {
     /// CPU seconds of the publisher's processes.
     pub publisher: f64,
     /// CPU seconds of the subscriber's processes.
     pub subscriber: f64,
-    /// CPU seconds and peak resident bytes of a process of its own, if it has one.
-    pub own: Option<(f64, u64)>,
+    /// Its own processes, if it has some; the same in every run.
+    pub own: Vec<Own>,
+}
+
+/// What a contender's own process has cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Own {
+    /// The process, in the output.
+    pub name: &'static str,
+    /// CPU seconds.
+    pub cpu: f64,
+    /// Peak resident bytes.
+    pub peak_rss_bytes: u64,
 }
 
 /// What a line is about.
@@ -71,6 +89,8 @@ pub struct Headline<'a> {
     pub case: &'static str,
     /// What the contenders are compared by; less is better.
     pub metric: &'static str,
+    /// Whom Farshore is compared with: [`NATIVE`], but for special cases.
+    pub other: &'static str,
     /// Other metrics that are told beside it.
     pub also: &'a [&'static str],
 }
@@ -101,27 +121,25 @@ fn spread(values: impl Iterator<Item = f64>) -> [f64; 2] {
 impl Measurement {
     /// The line for a person.
     pub fn summary(&self) -> String {
-        let best = self.others.values().copied().fold(f64::INFINITY, f64::min);
+        let others: String =
+            self.others.iter().map(|(name, value)| format!(", {name} {value:.2}")).collect();
         let Measurement { scenario, case, metric, farshore, advantage, .. } = self;
-        format!(
-            "{scenario}/{case}: {metric} farshore {farshore:.2}, native {best:.2}: {advantage:.2} ×"
-        )
+        format!("{scenario}/{case}: {metric} farshore {farshore:.2}{others}: {advantage:.2} ×")
     }
 
     /// Sums up the runs of a case.
     pub fn of_runs(
         headline: Headline<'_>,
         farshore: &[Run],
-        native: &[Run],
+        others: &[Run],
         settings: BTreeMap<&'static str, serde_json::Value>,
     ) -> Measurement {
-        let Headline { scenario, case, metric, also } = headline;
-        let (ours, theirs) = (median(values(farshore, metric)), median(values(native, metric)));
-        let rss = farshore.iter().filter_map(|run| run.costs.own).map(|(_, bytes)| bytes).max();
+        let Headline { scenario, case, metric, other, also } = headline;
+        let (ours, theirs) = (median(values(farshore, metric)), median(values(others, metric)));
         let beside = |metric| {
             BTreeMap::from([
                 (FARSHORE, rounded(median(values(farshore, metric)))),
-                (NATIVE, rounded(median(values(native, metric)))),
+                (other, rounded(median(values(others, metric)))),
             ])
         };
         Measurement {
@@ -130,19 +148,16 @@ impl Measurement {
             metric,
             better: "lower",
             farshore: rounded(ours),
-            others: BTreeMap::from([(NATIVE, rounded(theirs))]),
+            others: BTreeMap::from([(other, rounded(theirs))]),
             advantage: (theirs / ours.max(f64::MIN_POSITIVE) * 100.0).round() / 100.0,
             runs: farshore.len(),
             spread: BTreeMap::from([
                 (FARSHORE, spread(values(farshore, metric))),
-                (NATIVE, spread(values(native, metric))),
+                (other, spread(values(others, metric))),
             ]),
             cpu_s: cpu(farshore),
-            cpu_s_native: cpu(native),
-            peak_rss_mb: BTreeMap::from([(
-                FARSHORE,
-                (rss.unwrap_or(0) as f64 / 1_048_576.0 * 10.0).round() / 10.0,
-            )]),
+            cpu_s_native: cpu(others),
+            peak_rss_mb: peak_rss_mb(farshore),
             also: also.iter().map(|metric| (*metric, beside(metric))).collect(),
             settings,
         }
@@ -154,16 +169,29 @@ fn values(runs: &[Run], metric: &str) -> impl Iterator<Item = f64> {
 }
 
 fn cpu(runs: &[Run]) -> BTreeMap<&'static str, f64> {
-    let costs = || runs.iter().map(|run| run.costs);
+    let costs = || runs.iter().map(|run| &run.costs);
     let mut cpu = BTreeMap::from([
         ("publisher", rounded(median(costs().map(|costs| costs.publisher)))),
         ("subscriber", rounded(median(costs().map(|costs| costs.subscriber)))),
     ]);
-    if costs().any(|costs| costs.own.is_some()) {
-        let own = costs().filter_map(|costs| costs.own).map(|(cpu, _)| cpu);
-        cpu.insert(FARSHORE, rounded(median(own)));
+    for name in own(runs).map(|own| own.name) {
+        let of_this = own(runs).filter(|own| own.name == name).map(|own| own.cpu);
+        cpu.insert(name, rounded(median(of_this)));
     }
     cpu
+}
+
+fn peak_rss_mb(runs: &[Run]) -> BTreeMap<&'static str, f64> {
+    own(runs).fold(BTreeMap::new(), |mut peaks, own| {
+        let mb = (own.peak_rss_bytes as f64 / 1_048_576.0 * 10.0).round() / 10.0;
+        let peak = peaks.entry(own.name).or_insert(0.0_f64);
+        *peak = peak.max(mb);
+        peaks
+    })
+}
+
+fn own(runs: &[Run]) -> impl Iterator<Item = &Own> {
+    runs.iter().flat_map(|run| &run.costs.own)
 }
 
 #[cfg(test)]
@@ -172,15 +200,21 @@ mod tests {
 
     #[test]
     fn a_measurement_is_medians_in_the_documented_form() {
-        let run = |seconds, own| Run {
+        let run = |seconds, own: &[Own]| Run {
             values: BTreeMap::from([("seconds", seconds), ("publisher_cpu_s", 1.0)]),
-            costs: Costs { publisher: 1.0, subscriber: 2.0, own },
+            costs: Costs { publisher: 1.0, subscriber: 2.0, own: own.to_vec() },
         };
-        let ours = [1.9, 1.7, 1.8].map(|seconds| run(seconds, Some((0.6, 88 << 20))));
-        let theirs = [4.6, 5.1, 4.8].map(|seconds| run(seconds, None));
+        let own = Own { name: FARSHORE, cpu: 0.6, peak_rss_bytes: 88 << 20 };
+        let ours = [1.9, 1.7, 1.8].map(|seconds| run(seconds, &[own]));
+        let theirs = [4.6, 5.1, 4.8].map(|seconds| run(seconds, &[]));
         let settings = BTreeMap::from([("scale", serde_json::json!(1))]);
-        let mut headline =
-            Headline { scenario: "drain", case: "mix-59", metric: "seconds", also: &[] };
+        let mut headline = Headline {
+            scenario: "drain",
+            case: "mix-59",
+            metric: "seconds",
+            other: NATIVE,
+            also: &[],
+        };
         let line = Measurement::of_runs(headline, &ours, &theirs, settings.clone());
         assert_eq!(
             serde_json::to_string(&line).unwrap(),

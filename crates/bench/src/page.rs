@@ -10,6 +10,15 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Processes whose CPU time is told, and how each is drawn.
+const PROCESSES: [(&str, &str); 5] = [
+    ("publisher", "publisher"),
+    ("farshore", "farshore"),
+    ("farshore_near", "farshore"),
+    ("farshore_far", "farshore"),
+    ("subscriber", "subscriber"),
+];
+
 const STYLE: &str = include_str!("page/style.css");
 
 /// Writes `bench.html` and `bench.jsonl` into a folder, which is made if need be.
@@ -95,6 +104,10 @@ fn meaning(metric: &str) -> (&str, &str) {
     match metric {
         "seconds" => ("Seconds from a stopped backlog to equal", "s"),
         "publisher_cpu_s" => ("CPU seconds of the publisher from a stopped backlog to equal", "s"),
+        "mix_seconds" => ("Seconds from a stopped backlog over 59 tables to equal", "s"),
+        "wire_mb" => ("Megabytes over the line until equal", "MB"),
+        "mix_wire_mb" => ("Megabytes over the line until equal, 59 tables", "MB"),
+        "seconds_per_gb" => ("Seconds to copy a gigabyte", "s"),
         "p50_ms" => ("Milliseconds from commit to visible: half of all take no longer", "ms"),
         "p99_ms" => ("Milliseconds from commit to visible: 99 of 100 take no longer", "ms"),
         "max_ms" => ("Milliseconds from commit to visible: the longest", "ms"),
@@ -126,28 +139,33 @@ fn details(m: &Measurement) -> String {
         .into_iter()
         .map(|(name, processes)| Bar {
             label: name.to_owned(),
-            parts: ["publisher", "farshore", "subscriber"]
+            parts: PROCESSES
                 .into_iter()
-                .filter_map(|process| {
+                .filter_map(|(process, class)| {
                     let value = *processes.get(process)?;
-                    Some(Part { name: process.to_owned(), class: process, value })
+                    Some(Part { name: process.replace('_', " "), class, value })
                 })
                 .collect(),
             spread: None,
         })
         .collect();
-    let rss = m.peak_rss_mb.get("farshore").copied().unwrap_or(0.0);
+    let rss: Vec<String> = m
+        .peak_rss_mb
+        .iter()
+        .map(|(process, mb)| format!("{} {mb:.0} MiB", process.replace('_', " ")))
+        .collect();
     format!(
         "<section><h2>{} <span class=\"advantage\">{:.2} ×</span></h2>\
          <p class=\"note\">{}</p>\
          <h3>{heading}</h3>{}\
          <h3>CPU seconds by process</h3>{}\
-         <p class=\"note\">Peak memory of farshore: {rss:.0} MiB</p>{}{}</section>",
+         <p class=\"note\">Peak memory: {}</p>{}{}</section>",
         escape(&title(m)),
         m.advantage,
         escape(&work(m)),
         chart::bars(&values, unit),
         chart::bars(&cpu, "s"),
+        rss.join(", "),
         also(m),
         settings(m)
     )
@@ -162,6 +180,9 @@ fn work(m: &Measurement) -> String {
             setting("rows_per_transaction"),
             setting("seconds")
         );
+    }
+    if m.settings.contains_key("table_mb") {
+        return format!("{} rows, {} MB", setting("rows"), setting("table_mb"));
     }
     format!(
         "{} commands in {} transactions over {} table(s); {} MB of WAL",
@@ -225,20 +246,26 @@ fn utc(unix_seconds: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::measurement::{Costs, Headline, Run};
+    use crate::measurement::{Costs, FARSHORE, Headline, Own, Run};
     use std::collections::BTreeMap;
 
     #[test]
     fn the_page_holds_every_case_and_needs_nothing_from_elsewhere() {
-        let run = |seconds, own| Run {
+        let run = |seconds, own: &[Own]| Run {
             values: BTreeMap::from([("seconds", seconds), ("p99_ms", 7.25)]),
-            costs: Costs { publisher: 1.5, subscriber: 2.5, own },
+            costs: Costs { publisher: 1.5, subscriber: 2.5, own: own.to_vec() },
         };
         let settings = BTreeMap::from([("note", Value::from("a < b"))]);
         let measurement = Measurement::of_runs(
-            Headline { scenario: "drain", case: "mix-59", metric: "seconds", also: &["p99_ms"] },
-            &[run(2.0, Some((0.5, 64 << 20)))],
-            &[run(5.0, None)],
+            Headline {
+                scenario: "drain",
+                case: "mix-59",
+                metric: "seconds",
+                other: NATIVE,
+                also: &["p99_ms"],
+            },
+            &[run(2.0, &[Own { name: FARSHORE, cpu: 0.5, peak_rss_bytes: 64 << 20 }])],
+            &[run(5.0, &[])],
             settings,
         );
         let failed = [("drain/rows-1k".to_owned(), "<it> broke".to_owned())];
@@ -248,7 +275,7 @@ mod tests {
             "2.50 ×",
             "a &lt; b",
             "&lt;it&gt; broke",
-            "64 MiB",
+            "farshore 64 MiB",
             "p99_ms: farshore 7.25, native 7.25",
             "<svg",
         ] {

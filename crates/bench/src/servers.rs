@@ -1,7 +1,9 @@
 //! The pair of servers that everything is measured on.
 
+use crate::line::Line;
 use anyhow::Result;
-use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::postgres::{Cluster, ClusterBuilder, Installation};
+use farshore_testkit::wan::{Namespace, Side};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
@@ -35,6 +37,8 @@ pub struct Servers {
     pub publisher: Cluster,
     /// Where it is to arrive; both contenders have a database of their own here.
     pub subscriber: Cluster,
+    /// What lies between them, if they are not beside each other. Dropped last: both are in it.
+    pub line: Option<Line>,
 }
 
 impl Servers {
@@ -43,13 +47,31 @@ impl Servers {
     /// # Errors
     /// When PostgreSQL is not installed or does not start; says what to do.
     pub fn start() -> Result<Servers> {
+        Servers::start_at(None)
+    }
+
+    /// Starts both, the publisher at the near end of a line and the subscriber at the far end.
+    ///
+    /// # Errors
+    /// As [`Servers::start`], and when there can be no line here: says why.
+    pub fn start_across_a_line() -> Result<Servers> {
+        Servers::start_at(Some(Line::start()?))
+    }
+
+    fn start_at(line: Option<Line>) -> Result<Servers> {
         let installation = Installation::find(MAJOR)?;
-        let start = || {
+        let start = |side| {
             let builder = Cluster::builder(&installation);
             let builder = SETTINGS.iter().fold(builder, |b, (name, value)| b.setting(name, value));
-            builder.start()
+            let end = line.as_ref().map(|line| line.end(side));
+            end.into_iter().fold(builder, ClusterBuilder::place).start()
         };
-        Ok(Servers { publisher: start()?, subscriber: start()? })
+        Ok(Servers { publisher: start(Side::Near)?, subscriber: start(Side::Far)?, line })
+    }
+
+    /// The network at one end; none if both ends are this machine's.
+    pub fn end(&self, side: Side) -> Option<&Namespace> {
+        self.line.as_ref().map(|line| line.end(side))
     }
 
     /// Writes everything dirty now, so that no measurement pays for what was before it, and both
@@ -69,7 +91,11 @@ impl Servers {
         settings.insert("postgres", json!(self.publisher.installation().version()));
         let cores = std::thread::available_parallelism().map_or(0, usize::from);
         settings.insert("cores", json!(cores));
-        settings.insert("pair", json!("both servers and farshore on one machine, TCP loopback"));
+        let pair = match &self.line {
+            None => "both servers and farshore on one machine, TCP loopback",
+            Some(_) => "both servers and farshore on one machine, in two networks with a line",
+        };
+        settings.insert("pair", json!(pair));
         settings
     }
 }

@@ -8,8 +8,8 @@
 mod workload;
 
 use crate::contest::{Bench, Ground, Terms};
-use crate::load::{Load, MARKERS_PER_SECOND, TERMS, take_turn};
-use crate::measurement::{Headline, Measurement};
+use crate::load::{Load, MARKERS_PER_SECOND, take_turn};
+use crate::measurement::{Headline, Measurement, NATIVE};
 use anyhow::Result;
 use serde_json::json;
 use workload::Workload;
@@ -78,14 +78,15 @@ impl StudyCase {
         let (mut farshore, mut native) = (Vec::new(), Vec::new());
         for run in 0..bench.plan.runs {
             let label = format!("{STUDY}/{} run {}/{}", self.name(), run + 1, bench.plan.runs);
-            let ground = Ground::new(bench, &label, Terms { streams: Some(streams), ..TERMS })?;
+            let ground =
+                Ground::new(bench, &label, Terms { streams: Some(streams), ..Terms::PLAIN })?;
             let turn = take_turn(&ground, Workload::new(), load, run % 2 == 1);
             ground.clear(turn.is_err())?;
             let turn = turn?;
             farshore.push(turn.farshore);
             native.push(turn.native);
         }
-        let mut settings = bench.settings();
+        let mut settings = bench.settings(Terms::PLAIN);
         settings.extend([
             ("streams", json!(streams)),
             ("clients", json!(workload::CLIENTS)),
@@ -95,7 +96,8 @@ impl StudyCase {
             ("seconds", json!(load.seconds)),
         ]);
         let line = |metric| {
-            let headline = Headline { scenario: STUDY, case: self.name(), metric, also: &ALSO };
+            let (scenario, case, other) = (STUDY, self.name(), NATIVE);
+            let headline = Headline { scenario, case, metric, other, also: &ALSO };
             Measurement::of_runs(headline, &farshore, &native, settings.clone())
         };
         Ok(METRICS.map(line).into())

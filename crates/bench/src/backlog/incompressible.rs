@@ -16,12 +16,18 @@ const BODY_BYTES: usize = 980;
 #[derive(Debug)]
 pub struct Incompressible {
     rows: u64,
+    body_bytes: usize,
 }
 
 impl Incompressible {
     /// A share of the full work.
     pub fn new(scale: f64) -> Incompressible {
-        Incompressible { rows: scaled(ROWS, scale, ROWS_PER_TRANSACTION) }
+        Incompressible::of(ROWS, BODY_BYTES, scale)
+    }
+
+    /// A share of other work: so many rows of so many random bytes.
+    pub fn of(rows: u64, body_bytes: usize, scale: f64) -> Incompressible {
+        Incompressible { rows: scaled(rows, scale, ROWS_PER_TRANSACTION), body_bytes }
     }
 }
 
@@ -49,7 +55,7 @@ impl Backlog for Incompressible {
             let first = transaction * ROWS_PER_TRANSACTION;
             let ids: Vec<i64> = (first..first + ROWS_PER_TRANSACTION).map(|id| id as i64).collect();
             let mut body = || {
-                let mut bytes = vec![0; BODY_BYTES];
+                let mut bytes = vec![0; self.body_bytes];
                 prose.rng().fill_bytes(&mut bytes);
                 bytes
             };

@@ -1,20 +1,32 @@
-//! Farshore, as a process with a site file of its own.
+//! Farshore, as a process with a site file of its own, or two of them with a link.
+
+mod site;
 
 use super::ground::{DRAIN_MAX, Ground, SWITCH_MAX};
-use super::{Contender, Contestant};
+use super::{Contender, Contestant, Sites};
 use crate::backlog::{SCHEMA, Tables};
-use anyhow::{Context, Result, bail};
-use farshore_testkit::process::{self, FarshoreBuilder, release_binary};
-use farshore_testkit::wait::{log_tail, wait_until};
+use crate::measurement::{FARSHORE, Own};
+use anyhow::Result;
+use farshore_testkit::port::ReservedPort;
+use farshore_testkit::process::{FarshoreBuilder, release_binary};
+use farshore_testkit::wait::wait_until;
+use farshore_testkit::wan::Side;
 use serde::Deserialize;
+use site::{Site, issue_certificates};
 use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 /// How often a drain looks whether Farshore has given up. Asking costs it next to nothing.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// Names of two sites, and of their certificates.
+const NEAR: &str = "near";
+const FAR: &str = "far";
+/// TCP connections of a link; Farshore's default.
+pub const CONNECTIONS: u64 = 4;
+/// zstd level on a link; Farshore's default.
+pub const COMPRESSION: u64 = 1;
 
 /// The optimised binary; built if need be.
 ///
@@ -28,7 +40,7 @@ pub fn binary() -> Result<PathBuf> {
 /// What of `farshore status --json` is of interest here.
 #[derive(Debug, Deserialize)]
 pub struct Status {
-    /// Log readers.
+    /// Log readers, and what is received from other sites.
     pub publications: Vec<Agent>,
     /// Distribution.
     pub subscriptions: Vec<Agent>,
@@ -60,65 +72,91 @@ impl Agent {
     }
 }
 
-/// A site that has made its slot and has copied what was there.
+/// A site, or two of them.
 #[derive(Debug)]
 pub struct Farshore<'a> {
     ground: &'a Ground<'a>,
-    builder: FarshoreBuilder,
-    binary: PathBuf,
-    site: PathBuf,
-    process: Option<process::Farshore>,
+    /// The site with the publication, beside the publisher; also with the subscriptions if there
+    /// is no other one.
+    near: Site,
+    /// The site with the subscriptions, beside the subscriber.
+    far: Option<Site>,
     paused: bool,
-    /// Of earlier processes that were part of the work.
-    peak_rss_bytes: u64,
     looked: Instant,
+    _port: Option<ReservedPort>,
     // Removed last.
     folder: TempDir,
 }
 
 impl<'a> Farshore<'a> {
-    /// Writes the site file, starts Farshore, waits until it streams, stops it.
+    /// Starts Farshore, waits until it streams, stops it.
     ///
     /// # Errors
     /// When it does not get that far within a minute; with the end of its log.
     pub fn prepare(ground: &'a Ground<'a>, tables: &dyn Tables) -> Result<Farshore<'a>> {
-        let folder = tempfile::Builder::new().prefix("farshore-bench").tempdir()?;
-        let site = folder.path().join("site.toml");
-        let mut text = format!(
-            "[site]\nname = \"bench\"\ndata_dir = \"data\"\n\n\
-             [publication.bench]\nsource = \"{}\"\ntables = [\"{SCHEMA}.*\"]\n",
-            ground.publisher_url()
-        );
-        for name in ground.targets(Contender::Farshore) {
-            let target = ground.farshore_url(&name, tables);
-            // Writing to a String cannot fail.
-            let _ = write!(
-                text,
-                "\n[subscription.{name}]\npublication = \"bench\"\ntarget = \"{target}\"\n"
-            );
-            if let Some(streams) = ground.streams {
-                let _ = writeln!(text, "streams = {streams}");
-            }
-        }
-        std::fs::write(&site, text).context("write the site file")?;
-        let builder = process::Farshore::builder(ground.binary(), &site);
-        let mut farshore = Farshore {
-            ground,
-            builder,
-            binary: ground.binary().to_owned(),
-            site,
-            process: None,
-            paused: false,
-            peak_rss_bytes: 0,
-            looked: Instant::now(),
-            folder,
-        };
+        let mut farshore = Farshore::new(ground, tables)?;
         farshore.start()?;
-        farshore.await_agents("farshore's initial copy", SWITCH_MAX, |status| {
-            status.subscriptions.iter().all(|agent| agent.state == "streaming")
-        })?;
+        farshore.await_copied(SWITCH_MAX)?;
         farshore.stop()?;
         Ok(farshore)
+    }
+
+    /// Writes what is to be there before the first start.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn new(ground: &'a Ground<'a>, tables: &dyn Tables) -> Result<Farshore<'a>> {
+        let folder = tempfile::Builder::new().prefix("farshore-bench").tempdir()?;
+        let publication = format!(
+            "[publication.bench]\nsource = \"{}\"\ntables = [\"{SCHEMA}.*\"]\n",
+            ground.publisher_url()
+        );
+        let site = |name, side, text: &str| {
+            Site::new(name, ground.binary(), &folder.path().join(name), ground.end(side), text)
+        };
+        let (near, far, port) = match ground.sites {
+            Sites::One => {
+                let text = format!(
+                    "{}\n{publication}{}",
+                    identity(FARSHORE),
+                    subscriptions(ground, Side::Near, "bench", tables)
+                );
+                (site(FARSHORE, Side::Near, &text)?, None, None)
+            }
+            Sites::Two => {
+                let certificates = folder.path().join("certificates");
+                issue_certificates(ground.binary(), &certificates, &[NEAR, FAR])?;
+                let port = ReservedPort::new()?;
+                let host = ground.host(Side::Far, Side::Near);
+                let address = format!("{host}:{}", port.number());
+                let near = format!(
+                    "{}{}listen = \"{address}\"\n\n{publication}\n\
+                     [downstream.{FAR}]\npublications = [\"bench\"]\ncompression = {COMPRESSION}\n",
+                    identity(NEAR),
+                    certificate(&certificates, NEAR)
+                );
+                let far = format!(
+                    "{}{}\n[upstream.{NEAR}]\naddress = \"{address}\"\n\
+                     connections = {CONNECTIONS}\n{}",
+                    identity(FAR),
+                    certificate(&certificates, FAR),
+                    subscriptions(ground, Side::Far, &format!("{NEAR}/bench"), tables)
+                );
+                let near = site("farshore_near", Side::Near, &near)?;
+                (near, Some(site("farshore_far", Side::Far, &far)?), Some(port))
+            }
+        };
+        let (paused, looked) = (false, Instant::now());
+        Ok(Farshore { ground, near, far, paused, looked, _port: port, folder })
+    }
+
+    fn sites(&mut self) -> impl Iterator<Item = &mut Site> {
+        [&mut self.near].into_iter().chain(&mut self.far)
+    }
+
+    /// The site with the subscriptions.
+    fn distributor(&self) -> &Site {
+        self.far.as_ref().unwrap_or(&self.near)
     }
 
     /// Tells the stopped site that its subscriptions are to stand still until they are resumed.
@@ -131,7 +169,8 @@ impl<'a> Farshore<'a> {
         Ok(())
     }
 
-    /// Waits until the store holds everything up to a position, and more.
+    /// Waits until the store that the subscriptions are served from holds everything up to a
+    /// position, and more.
     ///
     /// # Errors
     /// When capture stops, or after a quarter of an hour.
@@ -139,25 +178,13 @@ impl<'a> Farshore<'a> {
         self.await_agents("the backlog in farshore's store", DRAIN_MAX, |status| {
             status.publications.iter().all(|agent| agent.durable() > position)
         })?;
-        let (_, peak) = self.own()?.unwrap_or_default();
-        self.peak_rss_bytes = peak;
-        Ok(())
+        self.sites().try_for_each(Site::keep_peak)
     }
 
     /// Runs a verb for operators for every subscription.
     fn of_each_subscription(&self, verb: &str) -> Result<()> {
         for name in self.ground.targets(Contender::Farshore) {
-            let output = Command::new(&self.binary)
-                .arg(verb)
-                .arg(&self.site)
-                .args(["--subscription", &name])
-                .stdin(Stdio::null())
-                .output()
-                .with_context(|| format!("run farshore {verb}"))?;
-            if !output.status.success() {
-                let said = String::from_utf8_lossy(&output.stderr);
-                bail!("farshore {verb} failed: {}", said.trim());
-            }
+            self.distributor().verb(verb, &["--subscription", &name])?;
         }
         Ok(())
     }
@@ -171,34 +198,46 @@ impl<'a> Farshore<'a> {
         let log = self.log();
         wait_until(what, timeout, &[&log], || {
             self.ground.interrupt().check()?;
-            self.look()?;
-            Ok(self.status()?.filter(|status| ready(status)).map(|_| ()))
+            self.sites().try_for_each(Site::look)?;
+            Ok(self.distributor().status()?.filter(|status| ready(status)).map(|_| ()))
         })
     }
+}
 
-    fn status(&self) -> Result<Option<Status>> {
-        // The verb fails while the node is not up yet, and when an agent is in trouble; the
-        // latter is seen once the agent stops, or in the log when the wait is over.
-        let Ok(text) = self.builder.status_json() else { return Ok(None) };
-        serde_json::from_str(&text).map(Some).context("read farshore's status")
-    }
+/// The beginning of a site file.
+fn identity(name: &str) -> String {
+    format!("[site]\nname = \"{name}\"\ndata_dir = \"data\"\n")
+}
 
-    fn look(&mut self) -> Result<()> {
-        let log = self.builder.log_path();
-        if let Some(process) = &mut self.process
-            && let Some(status) = process.exit_status()?
-        {
-            bail!("farshore ended: {status}{}", log_tail(log, 25));
+/// Who the site is to the other one.
+fn certificate(folder: &Path, name: &str) -> String {
+    let folder = folder.display();
+    format!(
+        "certificate = \"{folder}/{name}.crt\"\nkey = \"{folder}/{name}.key\"\n\
+         ca = \"{folder}/ca.crt\"\n"
+    )
+}
+
+/// A subscription for each of Farshore's databases, as a site at one end has them.
+fn subscriptions(
+    ground: &Ground<'_>,
+    from: Side,
+    publication: &str,
+    tables: &dyn Tables,
+) -> String {
+    let mut text = String::new();
+    for name in ground.targets(Contender::Farshore) {
+        let target = ground.farshore_url(from, &name, tables);
+        // Writing to a String cannot fail.
+        let _ = write!(
+            text,
+            "\n[subscription.{name}]\npublication = \"{publication}\"\ntarget = \"{target}\"\n"
+        );
+        if let Some(streams) = ground.streams {
+            let _ = writeln!(text, "streams = {streams}");
         }
-        let Some(status) = self.status()? else { return Ok(()) };
-        for agent in status.publications.iter().chain(&status.subscriptions) {
-            if agent.state == "stopped" {
-                let error = agent.error.as_deref().unwrap_or("no reason given");
-                bail!("farshore's \"{}\" has stopped: {error}{}", agent.name, log_tail(log, 25));
-            }
-        }
-        Ok(())
     }
+    text
 }
 
 /// `16/B374D848` as a number.
@@ -217,9 +256,10 @@ impl Contestant for Farshore<'_> {
         if !self.paused {
             return Ok(());
         }
-        self.process = Some(self.builder.start()?);
+        self.sites().try_for_each(Site::start)?;
         self.await_agents("farshore's log reader", SWITCH_MAX, |status| {
-            status.publications.iter().all(|agent| agent.state == "streaming")
+            let reads = |agent: &Agent| ["streaming", "receiving"].contains(&agent.state.as_str());
+            status.publications.iter().all(reads)
                 && status.subscriptions.iter().all(|agent| agent.state == "paused")
         })
     }
@@ -229,10 +269,16 @@ impl Contestant for Farshore<'_> {
             self.of_each_subscription("resume")?;
             self.paused = false;
         } else {
-            self.process = Some(self.builder.start()?);
+            self.sites().try_for_each(Site::start)?;
         }
         self.looked = Instant::now();
         Ok(())
+    }
+
+    fn await_copied(&mut self, timeout: Duration) -> Result<()> {
+        self.await_agents("farshore's initial copy", timeout, |status| {
+            status.subscriptions.iter().all(|agent| agent.state == "streaming")
+        })
     }
 
     fn check(&mut self) -> Result<()> {
@@ -240,32 +286,24 @@ impl Contestant for Farshore<'_> {
             return Ok(());
         }
         self.looked = Instant::now();
-        self.look()
+        self.sites().try_for_each(Site::look)
     }
 
-    fn own(&mut self) -> Result<Option<(f64, u64)>> {
-        match &mut self.process {
-            Some(process) => {
-                let peak = process.peak_rss_bytes().max(self.peak_rss_bytes);
-                Ok(Some((process.cpu_seconds()?, peak)))
-            }
-            None => Ok(None),
-        }
+    fn own(&mut self) -> Result<Vec<Own>> {
+        self.sites().filter_map(|site| site.own().transpose()).collect()
     }
 
     fn stop(&mut self) -> Result<()> {
-        if let Some(mut process) = self.process.take() {
-            process.sigterm(SWITCH_MAX)?;
-        }
+        self.sites().try_for_each(|site| site.stop(SWITCH_MAX))?;
         self.ground.await_idle_slots()
     }
 
     fn log(&self) -> PathBuf {
-        self.builder.log_path().to_owned()
+        self.distributor().builder().log_path().to_owned()
     }
 
     fn status(&self) -> Option<FarshoreBuilder> {
-        Some(self.builder.clone())
+        Some(self.distributor().builder().clone())
     }
 }
 

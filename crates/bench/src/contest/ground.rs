@@ -1,15 +1,18 @@
 //! The databases of one run, and what both contenders need of them.
 
 use super::relay::Relay;
-use super::{Bench, Contender, Terms};
+use super::{Bench, Contender, Sites, Terms};
 use crate::backlog::{Backlog, MARKER, SCHEMA, STAGING, Tables};
+use crate::line::Conditions;
 use crate::progress::say;
 use crate::text::Prose;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
+use farshore_testkit::wan::{Namespace, Side};
 use postgres::{Client, GenericClient};
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -31,6 +34,10 @@ pub struct Ground<'a> {
     subscribers: usize,
     /// Farshore's connections to a target at most.
     pub(super) streams: Option<usize>,
+    /// Where Farshore is.
+    pub(super) sites: Sites,
+    /// What the line is like once all is prepared.
+    line: Option<Conditions>,
     /// On the contenders' way to the publisher.
     pub(super) relay: Option<Relay>,
 }
@@ -52,14 +59,21 @@ impl<'a> Ground<'a> {
     pub fn new(bench: Bench<'a>, label: &str, terms: Terms) -> Result<Ground<'a>> {
         bench.interrupt.check()?;
         let port = bench.servers.publisher.port();
+        // A relay would be at neither end.
+        ensure!(!terms.counts_bytes || bench.servers.line.is_none(), "a line counts its bytes");
         let relay = terms.counts_bytes.then(|| Relay::to(port)).transpose()?;
         let ground = Ground {
             bench,
             label: label.to_owned(),
             subscribers: terms.subscribers,
             streams: terms.streams,
+            sites: terms.sites,
+            line: terms.line,
             relay,
         };
+        if let Some(line) = &bench.servers.line {
+            line.set(None);
+        }
         ground.clear_all().context("make room")?;
         for (cluster, database) in ground.databases() {
             cluster.execute_script(&format!("CREATE DATABASE {database}"))?;
@@ -148,6 +162,14 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
+    /// Ends the preparations, which nobody wants to wait for: from here on the line is as long and
+    /// as narrow as it is to be.
+    pub fn set_line(&self) {
+        if let Some(line) = &self.bench.servers.line {
+            line.set(self.line);
+        }
+    }
+
     /// Waits until no slot of the published database is in use.
     ///
     /// # Errors
@@ -229,13 +251,29 @@ impl<'a> Ground<'a> {
         self.bench.servers.subscriber.url(database)
     }
 
-    /// URL by which Farshore reaches one of its databases.
-    pub fn farshore_url(&self, database: &str, tables: &dyn Tables) -> String {
-        if tables.checks_foreign_keys() {
-            let port = self.bench.servers.subscriber.port();
-            format!("postgres://{PLAIN_ROLE}@127.0.0.1:{port}/{database}")
-        } else {
-            self.target_url(database)
+    /// URL by which Farshore at one end reaches one of its databases.
+    pub fn farshore_url(&self, from: Side, database: &str, tables: &dyn Tables) -> String {
+        let role = if tables.checks_foreign_keys() { PLAIN_ROLE } else { "postgres" };
+        let host = self.host(from, Side::Far);
+        let port = self.bench.servers.subscriber.port();
+        format!("postgres://{role}@{host}:{port}/{database}")
+    }
+
+    /// The subscriber.
+    pub fn subscriber(&self) -> &Cluster {
+        &self.bench.servers.subscriber
+    }
+
+    /// The network at one end; none if both ends are this machine's.
+    pub fn end(&self, side: Side) -> Option<&Namespace> {
+        self.bench.servers.end(side)
+    }
+
+    /// The address of one end for who is at the other end, or there too.
+    pub fn host(&self, from: Side, to: Side) -> Ipv4Addr {
+        match self.end(to) {
+            Some(end) if from != to => end.address(),
+            _ => Ipv4Addr::LOCALHOST,
         }
     }
 
@@ -260,15 +298,17 @@ impl<'a> Ground<'a> {
         Ok(())
     }
 
-    /// Where contenders reach the publisher.
-    pub fn publisher_port(&self) -> u16 {
+    /// Where contenders at one end reach the publisher.
+    pub fn publisher_address(&self, from: Side) -> (Ipv4Addr, u16) {
         let direct = || self.bench.servers.publisher.port();
-        self.relay.as_ref().map_or_else(direct, Relay::port)
+        let port = self.relay.as_ref().map_or_else(direct, Relay::port);
+        (self.host(from, Side::Near), port)
     }
 
-    /// URL by which Farshore reaches the published database.
+    /// URL by which Farshore reaches the published database, which it is always beside.
     pub fn publisher_url(&self) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/{SOURCE}", self.publisher_port())
+        let (host, port) = self.publisher_address(Side::Near);
+        format!("postgres://postgres@{host}:{port}/{SOURCE}")
     }
 
     /// The subscriber's log.

@@ -3,53 +3,70 @@
 use super::ground::{Ground, SOURCE, SWITCH_MAX};
 use super::{Contender, Contestant};
 use crate::backlog::SCHEMA;
+use crate::measurement::Own;
 use anyhow::{Context, Result};
 use farshore_testkit::wait::wait_until;
+use farshore_testkit::wan::Side;
 use postgres::Client;
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Subscription options; what is not named has PostgreSQL's default, as `synchronous_commit = off`
 /// for the apply worker.
 pub const OPTIONS: &str = "binary = true, streaming = parallel";
 
-/// Subscriptions that have copied what was there and are disabled.
+/// Subscriptions, one for each target.
 pub struct Native<'a> {
     ground: &'a Ground<'a>,
     /// A subscription is named as its database.
     targets: Vec<(String, Client)>,
+    /// Whether there are subscriptions yet.
+    is_made: bool,
 }
 
 impl<'a> Native<'a> {
     /// Creates a subscription per target, waits for its initial copy, disables it.
     ///
     /// # Errors
-    /// When a server refuses, or a copy takes more than a minute.
+    /// When a server refuses, or copies take more than a minute for each target.
     pub fn prepare(ground: &'a Ground<'a>) -> Result<Native<'a>> {
+        let mut native = Native::new(ground)?;
+        native.start()?;
+        let targets = native.targets.len().max(1) as u32;
+        native.await_copied(SWITCH_MAX * targets)?;
+        native.stop()?;
+        Ok(native)
+    }
+
+    /// Makes what is to be made before there are subscriptions: its start creates them.
+    ///
+    /// # Errors
+    /// When a server refuses.
+    pub fn new(ground: &'a Ground<'a>) -> Result<Native<'a>> {
         ground
             .source()?
             .batch_execute(&format!("CREATE PUBLICATION native FOR TABLES IN SCHEMA {SCHEMA}"))?;
-        let mut native = Native { ground, targets: Vec::new() };
-        let log = native.log();
+        let mut targets = Vec::new();
         for name in ground.targets(Contender::Native) {
-            let mut target = ground.target(&name)?;
+            let target = ground.target(&name)?;
+            targets.push((name, target));
+        }
+        Ok(Native { ground, targets, is_made: false })
+    }
+
+    fn create(&mut self) -> Result<()> {
+        let (host, port) = self.ground.publisher_address(Side::Far);
+        for (name, target) in &mut self.targets {
             target
                 .batch_execute(&format!(
                     "CREATE SUBSCRIPTION {name} \
-                     CONNECTION 'host=127.0.0.1 port={} user=postgres dbname={SOURCE}' \
-                     PUBLICATION native WITH ({OPTIONS})",
-                    ground.publisher_port()
+                     CONNECTION 'host={host} port={port} user=postgres dbname={SOURCE}' \
+                     PUBLICATION native WITH ({OPTIONS})"
                 ))
                 .context("create the native subscription")?;
-            wait_until("the native initial copy", SWITCH_MAX, &[&log], || {
-                ground.interrupt().check()?;
-                let unready = "SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r'";
-                Ok(target.query(unready, &[])?.is_empty().then_some(()))
-            })?;
-            target.batch_execute(&format!("ALTER SUBSCRIPTION {name} DISABLE"))?;
-            native.targets.push((name, target));
         }
-        ground.await_idle_slots()?;
-        Ok(native)
+        self.is_made = true;
+        Ok(())
     }
 
     fn alter(&mut self, how: &str) -> Result<()> {
@@ -66,15 +83,27 @@ impl Contestant for Native<'_> {
     }
 
     fn start(&mut self) -> Result<()> {
-        self.alter("ENABLE")
+        if self.is_made { self.alter("ENABLE") } else { self.create() }
+    }
+
+    fn await_copied(&mut self, timeout: Duration) -> Result<()> {
+        let log = self.log();
+        for (_, target) in &mut self.targets {
+            wait_until("the native initial copy", timeout, &[&log], || {
+                self.ground.interrupt().check()?;
+                let unready = "SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r'";
+                Ok(target.query(unready, &[])?.is_empty().then_some(()))
+            })?;
+        }
+        Ok(())
     }
 
     fn check(&mut self) -> Result<()> {
         Ok(())
     }
 
-    fn own(&mut self) -> Result<Option<(f64, u64)>> {
-        Ok(None)
+    fn own(&mut self) -> Result<Vec<Own>> {
+        Ok(Vec::new())
     }
 
     fn stop(&mut self) -> Result<()> {
