@@ -1,12 +1,13 @@
 //! A pair with the prefix checker's workload running through it, and readers watching the
 //! subscriber all the time.
 
-use crate::{DATABASE, Link, Pair};
+use crate::{DATABASE, Link, Pair, Upstream};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::prefix::{
     Oracle, Samplers, Workload, WorkloadOptions, check, create_tables, table_names,
 };
+use farshore_testkit::wan::Wan;
 use farshore_testkit::{checksum, seed};
 use std::time::Duration;
 
@@ -18,6 +19,19 @@ pub struct Checked {
     oracle: Oracle,
     /// The servers and the site.
     pub pair: Pair,
+    /// The publication's site, where that is another one.
+    pub upstream: Option<Upstream>,
+}
+
+/// Whether publication and subscription are at one site.
+#[derive(Clone, Copy)]
+pub enum Sites<'a> {
+    /// They are.
+    One,
+    /// The publication's site is upstream of the subscription's.
+    Two,
+    /// And a line is between them.
+    Across(&'a Wan),
 }
 
 impl Checked {
@@ -32,7 +46,24 @@ impl Checked {
         tables: &[&str],
         schema: &str,
     ) -> Result<Checked> {
-        Checked::start_through(publisher, None, subscriber, tables, schema)
+        Checked::start_at(Sites::One, publisher, None, subscriber, tables, schema)
+    }
+
+    /// As [`Checked::start`], with the publication at a site of its own.
+    ///
+    /// # Errors
+    /// As [`Checked::start`].
+    pub fn start_far(publisher: Cluster, subscriber: Cluster) -> Result<Checked> {
+        Checked::start_at(Sites::Two, publisher, None, subscriber, &[], "")
+    }
+
+    /// As [`Checked::start_far`], with a line between the sites; the publisher is at its near end
+    /// and the subscriber at its far one.
+    ///
+    /// # Errors
+    /// As [`Checked::start`].
+    pub fn start_across(wan: &Wan, publisher: Cluster, subscriber: Cluster) -> Result<Checked> {
+        Checked::start_at(Sites::Across(wan), publisher, None, subscriber, &[], "")
     }
 
     /// As [`Checked::start`], with writers and node that reach the publisher through a link.
@@ -40,6 +71,17 @@ impl Checked {
     /// # Errors
     /// As [`Checked::start`].
     pub fn start_through(
+        publisher: Cluster,
+        link: Option<&Link>,
+        subscriber: Cluster,
+        tables: &[&str],
+        schema: &str,
+    ) -> Result<Checked> {
+        Checked::start_at(Sites::One, publisher, link, subscriber, tables, schema)
+    }
+
+    fn start_at(
+        sites: Sites<'_>,
         publisher: Cluster,
         link: Option<&Link>,
         subscriber: Cluster,
@@ -67,13 +109,26 @@ impl Checked {
         let workload = Workload::start(&source, &options);
         let patterns: Vec<&str> = tables.iter().copied().chain(["prefix.*"]).collect();
         pair.add_publication("p", &patterns, "segment_size = \"64KB\"")?;
-        pair.site.replace(&pair.publisher.url(DATABASE), &source)?;
+        if link.is_some() {
+            pair.site.replace(&pair.publisher.url(DATABASE), &source)?;
+        }
         let target = pair.subscriber.url(DATABASE);
-        pair.add_subscription("s", "p", &target)?;
+        let place = if let Sites::Across(wan) = sites { Some(wan.far()) } else { None };
+        let target_of_site =
+            place.map_or_else(|| target.clone(), |far| pair.subscriber.url_from(far, DATABASE));
+        pair.add_subscription("s", "p", &target_of_site)?;
+        let mut upstream = match sites {
+            Sites::One => None,
+            Sites::Two => Some(Upstream::split(&mut pair)?),
+            Sites::Across(wan) => Some(Upstream::split_across(&mut pair, Some(wan))?),
+        };
+        if let Some(upstream) = &mut upstream {
+            upstream.site.start()?;
+        }
         pair.site.start()?;
         pair.await_arrival()?;
         let samplers = Samplers::start(&target, 1, Duration::from_millis(20));
-        Ok(Checked { samplers, workload, oracle, pair })
+        Ok(Checked { samplers, workload, oracle, pair, upstream })
     }
 
     /// Waits until the writers have committed `more` transactions.
@@ -108,6 +163,9 @@ impl Checked {
             .context("what readers saw")?;
         println!("{written}; {summary}");
         self.pair.site.stop()?;
+        if let Some(upstream) = &mut self.upstream {
+            upstream.site.stop()?;
+        }
         Ok(self.pair)
     }
 }

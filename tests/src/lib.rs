@@ -7,9 +7,11 @@ pub mod mixed_tables;
 mod pair;
 mod site;
 mod small_disk;
+mod upstream;
 
 pub use checked::Checked;
 pub use link::Link;
 pub use pair::{DATABASE, Direction, Pair, both_ways, publisher_cluster, subscriber_cluster};
 pub use site::{Site, Verb};
 pub use small_disk::SmallDisk;
+pub use upstream::{DOWNSTREAM, UPSTREAM, Upstream, certificate_lines, issue_certificates};

@@ -48,12 +48,20 @@ impl Site {
     /// # Errors
     /// When farshore does not build or there is no temporary directory.
     pub fn new() -> Result<Site> {
+        Site::named("t1")
+    }
+
+    /// As [`Site::new`], with a name.
+    ///
+    /// # Errors
+    /// As [`Site::new`].
+    pub fn named(name: &str) -> Result<Site> {
         let mut directory = tempfile::Builder::new().prefix("farshore-site").tempdir()?;
         directory.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
         let site = Site {
             farshore: None,
             binary: faults_binary()?,
-            text: "[site]\nname = \"t1\"\ndata_dir = \"data\"\n".to_owned(),
+            text: format!("[site]\nname = \"{name}\"\ndata_dir = \"data\"\n"),
             log_start: 0,
             environment: Vec::new(),
             place: None,
@@ -99,6 +107,31 @@ impl Site {
         ensure!(self.text.contains(from), "{from} is not in the site file:\n{}", self.text);
         self.text = self.text.replace(from, to);
         self.write()
+    }
+
+    /// Adds lines to the section `[site]`.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn add_to_site(&mut self, lines: &str) -> Result<()> {
+        self.replace("data_dir = \"data\"\n", &format!("data_dir = \"data\"\n{lines}"))
+    }
+
+    /// Takes the sections out whose names begin so, and returns them.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn remove_sections(&mut self, beginning: &str) -> Result<String> {
+        let (mut kept, mut taken, mut takes) = (String::new(), String::new(), false);
+        for line in self.text.split_inclusive('\n') {
+            if let Some(section) = line.strip_prefix('[') {
+                takes = section.starts_with(beginning);
+            }
+            if takes { &mut taken } else { &mut kept }.push_str(line);
+        }
+        self.text = kept;
+        self.write()?;
+        Ok(taken)
     }
 
     fn write(&self) -> Result<()> {

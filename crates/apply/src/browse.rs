@@ -1,5 +1,9 @@
 //! The stored log, readable: one line per change, as text or as JSON.
 
+mod schedule;
+
+pub use schedule::schedule;
+
 use crate::ApplyError;
 use crate::careful::Chunks;
 use crate::conflict::{self, relations_of};

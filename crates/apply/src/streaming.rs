@@ -158,14 +158,8 @@ impl<'a> Streaming<'a> {
     }
 
     async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
-        let (bytes, barrier) = match &body {
-            Body::Inline(bytes) => (bytes.len() as u64, contains_truncate(bytes)),
-            // Unknown, and large: it stands alone.
-            Body::Spilled(_) => (u64::MAX, true),
-        };
-        let commands = header.commands;
-        let behind = self.is_behind(header.commit_time);
-        let decision = self.scheduler.step(Input::Transaction { commands, bytes, behind, barrier });
+        let (input, _) = input_of(&header, &body, self.is_behind(header.commit_time));
+        let decision = self.scheduler.step(input);
         if decision.commit_before {
             self.commit_open().await?;
         }
@@ -331,6 +325,32 @@ impl<'a> Streaming<'a> {
             }
         });
     }
+}
+
+/// What the scheduler is told of a transaction, and what it is made of.
+pub(crate) struct Facts {
+    /// Bytes of the body; not known of a spill.
+    pub bytes: Option<u64>,
+    /// It stands alone, because of the locks that it takes or because it is in a spill.
+    pub barrier: bool,
+}
+
+/// A transaction as an input of the scheduler.
+pub(crate) fn input_of(header: &Header, body: &Body, behind: bool) -> (Input, Facts) {
+    let facts = match body {
+        Body::Inline(bytes) => {
+            Facts { bytes: Some(bytes.len() as u64), barrier: contains_truncate(bytes) }
+        }
+        Body::Spilled(_) => Facts { bytes: None, barrier: true },
+    };
+    let input = Input::Transaction {
+        commands: header.commands,
+        // Unknown, and large.
+        bytes: facts.bytes.unwrap_or(u64::MAX),
+        behind,
+        barrier: facts.barrier,
+    };
+    (input, facts)
 }
 
 /// Whether one of the commands is a TRUNCATE (rolled back or not).

@@ -174,6 +174,17 @@ pub fn log_begins(store: &dyn LogStore) -> Option<Lsn> {
     store.note(NOTE_START)?.parse().ok()
 }
 
+/// Notes in a store that is to be a replica of another site's where its log begins, and which
+/// publisher it comes from.
+pub fn begin_replica(
+    store: &dyn LogStore,
+    publisher: &str,
+    begins: Lsn,
+) -> Result<(), farshore_store::StoreError> {
+    store.set_note(NOTE_SYSTEM, publisher)?;
+    store.set_note(NOTE_START, &begins.to_string())
+}
+
 /// Whether a store's notes say that capture has made or adopted its slot, or was about to make it.
 pub fn has_begun(note: impl Fn(&str) -> Option<String>) -> bool {
     note(NOTE_START).is_some() || note(NOTE_CREATING).is_some()

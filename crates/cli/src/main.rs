@@ -6,6 +6,7 @@ mod fault_points;
 mod request;
 mod run;
 mod schema;
+mod site_cert;
 mod status;
 
 use clap::{ArgGroup, CommandFactory, Parser, Subcommand};
@@ -151,12 +152,45 @@ enum Verb {
         /// One JSON object per line
         #[arg(long)]
         json: bool,
+        /// Instead of changes, the target transactions that this subscription would make of them
+        #[arg(long, value_name = "SUBSCRIPTION", conflicts_with = "table")]
+        schedule: Option<String>,
+    },
+    /// Make certificates that sites know each other by
+    SiteCert {
+        #[command(subcommand)]
+        action: SiteCertAction,
     },
     /// Replicate between two throwaway servers under load, and compare them
     Demo(demo::DemoArguments),
     /// List the crash points of a fault-injection build
     #[command(hide = true)]
     FaultPoints,
+}
+
+#[derive(Subcommand)]
+enum SiteCertAction {
+    /// Make a certificate and key for each site, and a private authority if there is none yet
+    Issue {
+        /// Folder of the authority; certificates and keys go there too
+        #[arg(long)]
+        dir: PathBuf,
+        /// Days that they are valid
+        #[arg(long, default_value_t = 825)]
+        days: u32,
+        /// Site names, as under [site] name
+        #[arg(required = true)]
+        sites: Vec<String>,
+    },
+    /// Take sites' certificates back: all that were issued for them until now
+    Revoke {
+        /// Folder of the authority; revoked.crl is written there
+        #[arg(long)]
+        dir: PathBuf,
+        /// Site names
+        #[arg(required = true)]
+        sites: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -180,10 +214,11 @@ fn main() -> ExitCode {
         Verb::Resync { site, subscription, table } => {
             request::request(&site, &Request::Resync { subscription, table })
         }
-        Verb::Browse { site, publication, from, to, table, limit, json } => {
-            let wanted = BrowseRequest { publication, from, to, table, limit, json };
+        Verb::Browse { site, publication, from, to, table, limit, json, schedule } => {
+            let wanted = BrowseRequest { publication, from, to, table, limit, json, schedule };
             request::request(&site, &Request::Browse(wanted))
         }
+        Verb::SiteCert { action } => site_cert::site_cert(&action),
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::FaultPoints => fault_points::fault_points(),
     }

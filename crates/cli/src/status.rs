@@ -86,7 +86,21 @@ fn render(report: &SiteReport, running: bool) -> String {
         if let Some(error) = &p.error {
             let _ = writeln!(out, "  error      {error}");
         }
-        if running {
+        if running && p.upstream.is_some() {
+            let _ = writeln!(
+                out,
+                "  positions  received {}  durable {}  acknowledged {}",
+                p.received, p.durable, p.acknowledged
+            );
+            let _ = writeln!(
+                out,
+                "  store      {} on disk; {} on the link, {} stored as {}",
+                bytes(p.store_bytes),
+                bytes(p.wire_bytes),
+                bytes(p.payload_bytes),
+                bytes(p.stored_bytes)
+            );
+        } else if running {
             let _ = writeln!(
                 out,
                 "  positions  publisher {}  received {}  durable {}  acknowledged {}",
@@ -102,6 +116,17 @@ fn render(report: &SiteReport, running: bool) -> String {
                 bytes(p.stored_bytes)
             );
         }
+    }
+    for d in &report.downstreams {
+        let state = if d.connected { "connected" } else { "away" };
+        let _ = writeln!(out, "\ndownstream {} ← {}: {state}", d.site, d.publication);
+        let _ = writeln!(
+            out,
+            "  durable    {} ({} behind the store)  {} sent",
+            d.durable,
+            bytes(d.behind_bytes),
+            bytes(d.sent_bytes)
+        );
     }
     for s in &report.subscriptions {
         let _ = writeln!(out, "\nsubscription {} ← {}: {}", s.name, s.publication, s.state);

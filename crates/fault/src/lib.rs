@@ -46,6 +46,10 @@ pub const POINTS: &[&str] = &[
     "apply.after-commit",
     "apply.before-acknowledge",
     "apply.after-acknowledge",
+    "receive.before-block",
+    "receive.after-block",
+    "receive.before-acknowledge",
+    "receive.after-acknowledge",
 ];
 
 /// Every defect that can be switched on. Each must be caught by a checker in `tests/`, or be shown

@@ -25,6 +25,7 @@ mod published;
 mod publisher;
 mod server;
 mod site;
+mod sites;
 mod tables;
 mod target;
 
@@ -168,6 +169,15 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
             target::check(config, subscription, published.as_ref(), &mut findings).await;
             all.append(&mut findings.all);
         }
+    }
+    all.append(&mut sites::check(config).await);
+    for subscription in &config.subscriptions {
+        if config.sites.received(&subscription.publication).is_none() {
+            continue;
+        }
+        let mut findings = Findings::subscription(&subscription.spec.name);
+        target::check(config, subscription, None, &mut findings).await;
+        all.append(&mut findings.all);
     }
     let mut findings = Findings::about(format!("site \"{}\"", config.name));
     site::check(config, published_bytes, &mut findings);

@@ -1,5 +1,6 @@
 //! The site file: parsed as typed ([`typed`]), then resolved once into what it means.
 
+pub mod sites;
 pub mod typed;
 
 use farshore_apply::postgres::follow_ddl::FollowDdl;
@@ -11,6 +12,7 @@ use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePa
 use farshore_capture::schema::NameMap;
 use farshore_model::nearest;
 use farshore_store::Retention;
+use sites::SitesConfig;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,6 +28,8 @@ pub struct SiteConfig {
     pub publications: Vec<Publication>,
     /// Subscriptions by name.
     pub subscriptions: Vec<Subscription>,
+    /// What other sites have to do with this one.
+    pub sites: SitesConfig,
 }
 
 impl SiteConfig {
@@ -45,9 +49,16 @@ impl SiteConfig {
 pub struct Publication {
     /// What is published.
     pub spec: PublicationSpec,
-    /// How long its log is kept.
+    /// How its log is kept.
+    pub log: LogSettings,
+}
+
+/// How a log is kept.
+#[derive(Clone, Debug)]
+pub struct LogSettings {
+    /// How long.
     pub retention: Retention,
-    /// Bytes per segment of its log.
+    /// Bytes per segment.
     pub segment_bytes: u64,
 }
 
@@ -127,11 +138,14 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
     check_name(&typed.site.name).map_err(|what| meaning("[site] name", what))?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let mut site = SiteConfig {
-        name: typed.site.name,
-        data_dir: folder.join(typed.site.data_dir),
+        name: typed.site.name.clone(),
+        data_dir: folder.join(&typed.site.data_dir),
         publications: Vec::new(),
         subscriptions: Vec::new(),
+        sites: SitesConfig::default(),
     };
+    let sites = sites::resolve(folder, &typed);
+    site.sites = sites.map_err(|(section, what)| meaning(&section, what))?;
     for (name, publication) in typed.publication {
         let section = format!("[publication.{name}]");
         site.publications
@@ -143,7 +157,8 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
             .and_then(|resolved| refuse_twins(&site, &resolved).map(|()| resolved));
         site.subscriptions.push(resolved.map_err(|what| meaning(&section, what))?);
     }
-    if site.publications.is_empty() {
+    sites::check_grants(&site).map_err(|(section, what)| meaning(&section, what))?;
+    if site.publications.is_empty() && site.sites.received.is_empty() {
         let what = "no publication is configured, so there is nothing to do. Add \
                     [publication.NAME] with source and tables";
         return Err(meaning("[site]", what.to_owned()));
@@ -180,7 +195,7 @@ fn refuse_twins(site: &SiteConfig, subscription: &Subscription) -> Result<(), St
     }
 }
 
-fn check_name(name: &str) -> Result<(), String> {
+pub(crate) fn check_name(name: &str) -> Result<(), String> {
     let fits = !name.is_empty()
         && name.len() <= NAME_CHARS_MAX
         && name.starts_with(|c: char| c.is_ascii_lowercase())
@@ -222,21 +237,11 @@ fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publicat
         articles
             .insert(table, Article { columns: article.columns, row_filter: article.row_filter });
     }
-    let age_max = match typed.retention_age {
-        None => None,
-        Some(text) => Some(parse_duration(&text).map_err(|what| format!("retention_age: {what}"))?),
-    };
-    let bytes_max = match typed.retention_size {
-        None => None,
-        Some(text) => Some(parse_bytes(&text).map_err(|what| format!("retention_size: {what}"))?),
-    };
-    let segment_bytes = match typed.segment_size {
-        None => 64 << 20,
-        Some(text) => parse_bytes(&text).map_err(|what| format!("segment_size: {what}"))?,
-    };
-    if !((64 << 10)..=(4 << 30)).contains(&segment_bytes) {
-        return Err("segment_size: must be from 64KB to 4GB".to_owned());
-    }
+    let log = resolve_log(
+        typed.retention_age.as_deref(),
+        typed.retention_size.as_deref(),
+        typed.segment_size.as_deref(),
+    )?;
     Ok(Publication {
         spec: PublicationSpec {
             name: name.to_owned(),
@@ -247,9 +252,31 @@ fn resolve_publication(name: &str, typed: typed::Publication) -> Result<Publicat
             adopt_publication: typed.adopt_publication,
             adopt_slot: typed.adopt_slot,
         },
-        retention: Retention { age_max, bytes_max },
-        segment_bytes,
+        log,
     })
+}
+
+fn resolve_log(
+    retention_age: Option<&str>,
+    retention_size: Option<&str>,
+    segment_size: Option<&str>,
+) -> Result<LogSettings, String> {
+    let age_max = match retention_age {
+        None => None,
+        Some(text) => Some(parse_duration(text).map_err(|what| format!("retention_age: {what}"))?),
+    };
+    let bytes_max = match retention_size {
+        None => None,
+        Some(text) => Some(parse_bytes(text).map_err(|what| format!("retention_size: {what}"))?),
+    };
+    let segment_bytes = match segment_size {
+        None => 64 << 20,
+        Some(text) => parse_bytes(text).map_err(|what| format!("segment_size: {what}"))?,
+    };
+    if !((64 << 10)..=(4 << 30)).contains(&segment_bytes) {
+        return Err("segment_size: must be from 64KB to 4GB".to_owned());
+    }
+    Ok(LogSettings { retention: Retention { age_max, bytes_max }, segment_bytes })
 }
 
 fn resolve_subscription(
@@ -258,7 +285,11 @@ fn resolve_subscription(
     typed: typed::Subscription,
 ) -> Result<Subscription, String> {
     check_name(name)?;
-    if !site.publications.iter().any(|p| p.spec.name == typed.publication) {
+    let is_here = site.publications.iter().any(|p| p.spec.name == typed.publication);
+    if !is_here && site.sites.received(&typed.publication).is_none() {
+        if let Some((upstream, _)) = typed.publication.split_once('/') {
+            return Err(site.sites.unknown_upstream(upstream));
+        }
         let known: Vec<&str> = site.publications.iter().map(|p| p.spec.name.as_str()).collect();
         let guess = nearest(&typed.publication, known.iter().copied())
             .map_or_else(String::new, |near| format!(". Did you mean \"{near}\"?"));
@@ -325,7 +356,12 @@ fn resolve_subscription(
         publication: typed.publication.clone(),
         spec: SubscriptionSpec {
             name: name.to_owned(),
-            publication: format!("{}/{}", site.name, typed.publication),
+            // One that is received keeps the name that its own site gave it.
+            publication: if is_here {
+                format!("{}/{}", site.name, typed.publication)
+            } else {
+                typed.publication.clone()
+            },
             target,
             copy,
             schema,
@@ -444,7 +480,7 @@ on_conflict = "skip"
         assert_eq!(site.data_dir, Path::new("/etc/farshore/data"));
         let sales = &site.publications[0];
         assert_eq!(sales.spec.slot_name(), "farshore_sales");
-        assert_eq!(sales.retention.age_max, Some(Duration::from_secs(72 * 3600)));
+        assert_eq!(sales.log.retention.age_max, Some(Duration::from_secs(72 * 3600)));
         assert_eq!(site.subscriptions[0].spec.publication, "tukwila/sales");
         let policy = &site.subscriptions[0].spec.on_conflict;
         assert_eq!(policy.default, OnConflict::Skip);

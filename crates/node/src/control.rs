@@ -74,6 +74,9 @@ pub struct BrowseRequest {
     pub limit: u64,
     /// As JSON lines.
     pub json: bool,
+    /// Instead of changes, the groups that this subscription would apply them in.
+    #[serde(default)]
+    pub schedule: Option<String>,
 }
 
 /// Where a site's control socket is.

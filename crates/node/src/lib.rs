@@ -2,7 +2,9 @@
 //!
 //! ```text
 //! config      the site file: as typed → as meant
-//! site        stores, captures and subscriptions wired together
+//! site        stores, captures, receivers and subscriptions wired together
+//! agents      what each of them is, and how it says how it goes
+//! sites       publications from site to site, over links
 //! stores      opened, and rid of claims of subscriptions that are gone
 //! supervisor  start again what may recover, stop with a reason what cannot
 //! switch      pause, resume and hold one agent
@@ -13,6 +15,7 @@
 //! check       preflight: what will not work, before anything starts
 //! ```
 
+mod agents;
 pub mod check;
 pub mod config;
 pub mod control;
@@ -20,9 +23,11 @@ pub mod operate;
 pub mod report;
 pub mod schema;
 pub mod site;
+mod sites;
 mod stores;
 mod supervisor;
 mod switch;
 
 pub use farshore_fault as fault;
+pub use farshore_link::certificates;
 pub use farshore_model::nearest;

@@ -4,8 +4,9 @@ use crate::config::{self, SiteConfig};
 use crate::control::{Answer, BrowseRequest, Request};
 use crate::site::Site;
 use crate::stores;
-use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse};
+use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse, schedule};
 use farshore_apply::requests::{request_resync, request_skip};
+use farshore_apply::scheduler::GroupLimits;
 use farshore_apply::{ApplyError, SubscriptionSpec};
 use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
@@ -46,13 +47,15 @@ pub(crate) async fn answer(
         Request::Resync { subscription, table } => {
             site.resync(&subscription, table.as_deref()).await
         }
-        Request::Browse(wanted) => match site.store(&wanted.publication) {
-            Ok(store) => {
-                let mut to_client = ToClient(&mut lines);
-                list(&store, &wanted, &mut to_client).await
+        Request::Browse(wanted) => {
+            match (site.store(&wanted.publication), limits(&site.config, &wanted)) {
+                (Ok(store), Ok(limits)) => {
+                    let mut to_client = ToClient(&mut lines);
+                    list(&store, &wanted, limits, &mut to_client).await
+                }
+                (Err(error), _) | (_, Err(error)) => Err(error),
             }
-            Err(error) => Err(error),
-        },
+        }
     };
     (lines, outcome)
 }
@@ -80,14 +83,15 @@ impl Site {
             return Ok(format!("subscription \"{subscription}\" goes on"));
         }
         let publication = publication.unwrap_or_default();
-        let agent = self.publication(publication)?;
-        if let Some(failure) = agent.store.failure() {
+        let unknown = || unknown("publication", publication);
+        let switch = self.log_switch(publication).ok_or_else(unknown)?;
+        if let Some(failure) = self.log(publication).and_then(|log| log.failure()) {
             return Err(format!(
                 "publication \"{publication}\": its store takes no more ({failure}). Mend that and \
                  restart the node"
             ));
         }
-        agent.switch.resume().await;
+        switch.resume().await;
         tracing::info!(%publication, "resumed");
         Ok(format!("publication \"{publication}\" goes on"))
     }
@@ -113,7 +117,10 @@ impl Site {
     }
 
     fn store(&self, publication: &str) -> Result<Arc<dyn LogStore>, String> {
-        Ok(self.publication(publication)?.store.clone())
+        match self.log(publication) {
+            Some(log) => Ok(log),
+            None => Err(unknown("publication", publication)),
+        }
     }
 }
 
@@ -152,14 +159,9 @@ pub async fn without_node(
             resync_text(&spec, table.as_ref()).await
         }
         Request::Browse(wanted) => {
-            let publication = site
-                .publications
-                .iter()
-                .find(|p| p.spec.name == wanted.publication)
-                .ok_or_else(|| unknown("publication", &wanted.publication))?;
-            let store = stores::open_existing(site, publication)?;
+            let store = stores::open_existing(site, &wanted.publication)?;
             let store: Arc<dyn LogStore> = store;
-            list(&store, wanted, &mut Here(line)).await
+            list(&store, wanted, limits(site, wanted)?, &mut Here(line)).await
         }
     }
 }
@@ -183,12 +185,7 @@ fn offline(
     subscription: &str,
 ) -> Result<(SubscriptionSpec, Arc<dyn LogStore>), String> {
     let subscription = configured(site, subscription)?;
-    let publication = site
-        .publications
-        .iter()
-        .find(|p| p.spec.name == subscription.publication)
-        .ok_or_else(|| unknown("publication", &subscription.publication))?;
-    let store = stores::open_existing(site, publication)?;
+    let store = stores::open_existing(site, &subscription.publication)?;
     Ok((subscription.spec.clone(), store))
 }
 
@@ -260,9 +257,23 @@ impl<F: FnMut(&str) -> std::io::Result<()> + Send> Lines for Here<F> {
     }
 }
 
+/// The limits of the subscription whose schedule is wanted, if any is.
+fn limits(site: &SiteConfig, wanted: &BrowseRequest) -> Result<Option<GroupLimits>, String> {
+    let Some(name) = &wanted.schedule else { return Ok(None) };
+    let subscription = configured(site, name)?;
+    if subscription.publication != wanted.publication {
+        return Err(format!(
+            "subscription \"{name}\" follows publication \"{}\", not \"{}\"",
+            subscription.publication, wanted.publication
+        ));
+    }
+    Ok(Some(subscription.spec.limits))
+}
+
 async fn list<L: Lines<Error = Ended>>(
     store: &Arc<dyn LogStore>,
     wanted: &BrowseRequest,
+    limits: Option<GroupLimits>,
     lines: &mut L,
 ) -> Result<String, String> {
     let bound = |text: &Option<String>, option: &str| {
@@ -276,6 +287,11 @@ async fn list<L: Lines<Error = Ended>>(
         limit: wanted.limit,
         json: wanted.json,
     };
+    if let Some(limits) = limits {
+        let groups = schedule(store, &wanted, limits, lines).await;
+        let groups = groups.map_err(|Ended(error)| error)?;
+        return Ok(format!("{groups} groups, if the subscription had to catch up with all of it"));
+    }
     let shown = browse(store, &wanted, lines).await.map_err(|Ended(error)| error)?;
     let Shown { changes, more_at, log_start } = shown;
     let mut text = format!("{changes} changes");

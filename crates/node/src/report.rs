@@ -15,14 +15,37 @@ pub struct SiteReport {
     pub publications: Vec<PublicationReport>,
     /// Subscriptions.
     pub subscriptions: Vec<SubscriptionReport>,
+    /// What downstream sites have of each publication that they may have.
+    #[serde(default)]
+    pub downstreams: Vec<DownstreamReport>,
+}
+
+/// How a downstream site follows a publication.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct DownstreamReport {
+    /// The site.
+    pub site: String,
+    /// The publication.
+    pub publication: String,
+    /// It is connected.
+    pub connected: bool,
+    /// Durable there; the log is kept for it from here on.
+    pub durable: String,
+    /// Bytes of the publisher's log between what is durable here and there.
+    pub behind_bytes: u64,
+    /// Bytes sent since it connected, as they crossed.
+    pub sent_bytes: u64,
 }
 
 /// A publication's capture and store.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct PublicationReport {
-    /// Name.
+    /// Name; of a received one `upstream/publication`.
     pub name: String,
-    /// `streaming`, `starting` or `stopped`.
+    /// The site that it is received from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// `streaming` (of a received one `receiving`), `starting`, `retrying` or `stopped`.
     pub state: String,
     /// Why it is not streaming.
     pub error: Option<String>,

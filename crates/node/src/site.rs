@@ -1,23 +1,28 @@
 //! Stores, captures and subscriptions of one site, wired together and kept running.
 
+use crate::agents::{self, AgentFailure, PublicationAgent, ReceivedAgent, SubscriptionAgent, lock};
 use crate::check::gate::{self, Gate};
 use crate::config::{self, SiteConfig};
 use crate::control;
 use crate::operate;
-use crate::report::{CopyReport, PublicationReport, SiteReport, SubscriptionReport};
+use crate::report::{DownstreamReport, PublicationReport, SiteReport, SubscriptionReport};
+use crate::sites::receive::{Receive, ReceiveStatus};
+use crate::sites::serve::{Served, ServedSource, Serving};
+use crate::sites::{self, SourceOpener};
 use crate::stores;
-use crate::supervisor::{Notice, Outcome, supervise};
+use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, SERVER_BACK_OFF_MAX, supervise};
 use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription, SubscriptionStatus};
-use farshore_capture::source::Direct;
+use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus, slot};
+use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -48,53 +53,41 @@ pub enum SiteError {
         /// Reason.
         error: StoreError,
     },
-}
-
-/// A publication at work.
-pub(crate) struct PublicationAgent {
-    name: String,
-    pub(crate) store: Arc<SegmentedStore>,
-    capture: Arc<Capture>,
-    failure: Arc<Mutex<AgentFailure>>,
-    pub(crate) switch: Arc<Switch>,
-    retention: farshore_store::Retention,
-}
-
-/// A subscription at work.
-pub(crate) struct SubscriptionAgent {
-    name: String,
-    publication: String,
-    pub(crate) store: Arc<SegmentedStore>,
-    pub(crate) subscription: Arc<Subscription>,
-    failure: Arc<Mutex<AgentFailure>>,
-    pub(crate) switch: Arc<Switch>,
-}
-
-/// Why an agent is not running.
-#[derive(Debug, Default)]
-struct AgentFailure {
-    retrying: Option<String>,
-    stopped: Option<String>,
-    restarts: u64,
-}
-
-impl AgentFailure {
-    /// What was wrong before it was started by hand is history.
-    fn begin(&mut self) {
-        (self.retrying, self.stopped) = (None, None);
-    }
+    /// Who this site is to others.
+    #[error("{0}")]
+    Identity(#[from] IdentityError),
+    /// The certificate names another site.
+    #[error(
+        "this is site \"{site}\", and its certificate is for site \"{named}\". Name its own under \
+         [site] certificate and key (farshore site-cert issue makes one)"
+    )]
+    AnotherSite {
+        /// As the site file says.
+        site: String,
+        /// As the certificate says.
+        named: String,
+    },
+    /// Where downstream sites connect.
+    #[error("{0}")]
+    Link(#[from] LinkError),
 }
 
 /// A site whose stores are open.
 pub struct Site {
-    config: SiteConfig,
+    pub(crate) config: SiteConfig,
     publications: Vec<PublicationAgent>,
+    received: Vec<ReceivedAgent>,
     subscriptions: Vec<SubscriptionAgent>,
+    serving: Option<Arc<Serving>>,
+    identity: Option<Arc<Identity>>,
     started: Instant,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+/// What a subscription needs of the publication that it follows.
+struct Followed {
+    store: Arc<SegmentedStore>,
+    source: Arc<dyn Source>,
+    ready: watch::Receiver<u64>,
 }
 
 impl Site {
@@ -105,12 +98,18 @@ impl Site {
             path: config.data_dir.clone(),
             error,
         })?;
-        let mut stores = BTreeMap::new();
+        let identity = config.sites.identity.as_ref().map(Identity::load).transpose()?;
+        if let Some(identity) = identity.as_ref().filter(|id| id.site() != config.name) {
+            return Err(SiteError::AnotherSite {
+                site: config.name.clone(),
+                named: identity.site().to_owned(),
+            });
+        }
+        let identity = identity.map(Arc::new);
         let mut publications = Vec::new();
         for publication in &config.publications {
             let name = publication.spec.name.clone();
             let store = stores::open(&config, publication)?;
-            stores.insert(name.clone(), store.clone());
             let (ready, _) = watch::channel(0);
             let capture = Capture {
                 spec: publication.spec.clone(),
@@ -126,42 +125,100 @@ impl Site {
                 capture: Arc::new(capture),
                 failure: Arc::default(),
                 switch: Arc::new(Switch::new(false)),
-                retention: publication.retention.clone(),
+                retention: publication.log.retention.clone(),
+            });
+        }
+        let mut received = Vec::new();
+        for (log, identity) in config.sites.received.iter().zip(identity.iter().cycle()) {
+            let dialer = sites::dialer(&config.sites, &log.upstream, identity)?;
+            let Some((dialer, upstream)) = dialer.zip(config.sites.upstream(&log.upstream)) else {
+                continue;
+            };
+            let folder = stores::received_folder(&config, &log.name);
+            let store = stores::open_at(&folder, &log.name, &upstream.log)?;
+            received.push(ReceivedAgent {
+                name: log.name.clone(),
+                receive: Arc::new(Receive {
+                    site: log.upstream.clone(),
+                    publication: log.publication.clone(),
+                    folder: folder.display().to_string(),
+                    dialer,
+                    store,
+                    status: Mutex::new(ReceiveStatus::default()),
+                    spills: Arc::default(),
+                    ready: watch::channel(0).0,
+                }),
+                failure: Arc::default(),
+                switch: Arc::new(Switch::new(false)),
+                retention: upstream.log.retention.clone(),
             });
         }
         let mut subscriptions = Vec::new();
         for subscription in &config.subscriptions {
-            let Some(agent) = publications.iter().find(|p| p.name == subscription.publication)
-            else {
-                continue;
-            };
-            let paused = operate::is_paused(agent.store.as_ref(), &subscription.spec.name);
+            let followed = followed(&publications, &received, &subscription.publication);
+            let Some(Followed { store, source, ready }) = followed else { continue };
+            let paused = operate::is_paused(store.as_ref(), &subscription.spec.name);
             if paused {
                 tracing::info!(subscription = %subscription.spec.name, "paused; farshore resume lets it go on");
             }
             subscriptions.push(SubscriptionAgent {
                 name: subscription.spec.name.clone(),
                 publication: subscription.publication.clone(),
-                store: agent.store.clone(),
+                store: store.clone(),
                 subscription: Arc::new(Subscription {
                     spec: subscription.spec.clone(),
-                    source: Arc::new(Direct(agent.capture.spec.clone())),
-                    store: agent.store.clone(),
-                    capture_ready: agent.capture.ready.subscribe(),
+                    source,
+                    store,
+                    capture_ready: ready,
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),
                 }),
                 failure: Arc::default(),
                 switch: Arc::new(Switch::new(paused)),
             });
         }
-        let opened = publications.iter().map(|agent| (agent.name.as_str(), agent.store.as_ref()));
-        stores::drop_cursors_of_removed(opened, &config);
-        Ok(Site { config, publications, subscriptions, started: Instant::now() })
+        let serving = config.sites.listen.as_ref().map(|_| {
+            Arc::new(Serving::new(config.sites.clone(), served(&publications, &received)))
+        });
+        let site = Site {
+            config,
+            publications,
+            received,
+            subscriptions,
+            serving,
+            identity,
+            started: Instant::now(),
+        };
+        stores::drop_cursors_of_removed(
+            site.logs().map(|(name, store, _)| (name, store)),
+            &site.config,
+        );
+        Ok(site)
+    }
+
+    /// Every log that is kept here: name, store, and how long it is kept.
+    fn logs(&self) -> impl Iterator<Item = (&str, &SegmentedStore, &farshore_store::Retention)> {
+        let own = self.publications.iter();
+        let own = own.map(|agent| (agent.name.as_str(), agent.store.as_ref(), &agent.retention));
+        let received = self.received.iter();
+        own.chain(
+            received
+                .map(|agent| (agent.name.as_str(), agent.receive.store.as_ref(), &agent.retention)),
+        )
+    }
+
+    async fn listen(&self) -> Result<Option<Listener>, SiteError> {
+        let (Some(address), Some(identity)) = (&self.config.sites.listen, &self.identity) else {
+            return Ok(None);
+        };
+        let listener = Listener::bind(address, identity.clone(), LinkOptions::default()).await?;
+        tracing::info!(address = %listener.local_address(), "downstream sites may connect");
+        Ok(Some(listener))
     }
 
     /// Runs until `stop` turns true, then stops everything in order: nothing durable is lost
     /// either way, and a stop in order leaves less to do again.
     pub async fn run(self: Arc<Site>, stop: watch::Receiver<bool>) -> Result<(), SiteError> {
+        let listener = self.listen().await?;
         let path = control::socket_path(&self.config.data_dir);
         let control = control::listen(&self.config.data_dir)
             .map_err(|error| SiteError::DataDir { action: "listen on", path, error })?;
@@ -171,6 +228,19 @@ impl Site {
         }));
         let retention = tokio::spawn(self.clone().enforce_retention());
         let mut agents = JoinSet::new();
+        if let (Some(listener), Some(serving)) = (listener, &self.serving) {
+            agents.spawn(serving.clone().run(listener, stop.clone()));
+        }
+        for agent in &self.received {
+            let (switch, stop) = (agent.switch.clone(), stop.clone());
+            let (name, receive) = (agent.name.clone(), agent.receive.clone());
+            let failure = agent.failure.clone();
+            agents.spawn(async move {
+                let run =
+                    |halted| run_receive(name.clone(), receive.clone(), failure.clone(), halted);
+                switch.keep(stop, run).await;
+            });
+        }
         for agent in &self.publications {
             let site = self.clone();
             let (switch, stop) = (agent.switch.clone(), stop.clone());
@@ -214,21 +284,21 @@ impl Site {
             every.tick().await;
             let site = self.clone();
             let enforced = tokio::task::spawn_blocking(move || {
-                for agent in &site.publications {
-                    match agent.store.enforce_retention(&agent.retention) {
+                for (name, store, retention) in site.logs() {
+                    match store.enforce_retention(retention) {
                         Ok(expired) => {
                             for cursor in expired {
                                 tracing::error!(
-                                    publication = %agent.name,
-                                    subscription = %cursor.name,
+                                    publication = %name,
+                                    reader = %stores::reader_of(&cursor.name),
                                     applied = %cursor.applied,
-                                    "retention limits dropped changes that this subscription \
-                                     still needed; it must be copied anew"
+                                    "retention limits dropped changes that it still needed; it must \
+                                     be copied anew"
                                 );
                             }
                         }
                         Err(error) => {
-                            tracing::warn!(publication = %agent.name, "retention: {error}")
+                            tracing::warn!(publication = %name, "retention: {error}")
                         }
                     }
                 }
@@ -244,9 +314,18 @@ impl Site {
         found.ok_or_else(|| operate::unknown("subscription", name))
     }
 
-    pub(crate) fn publication(&self, name: &str) -> Result<&PublicationAgent, String> {
-        let found = self.publications.iter().find(|agent| agent.name == name);
-        found.ok_or_else(|| operate::unknown("publication", name))
+    /// The log of a publication, of this site or received.
+    pub(crate) fn log(&self, name: &str) -> Option<Arc<SegmentedStore>> {
+        let own = self.publications.iter().find(|agent| agent.name == name);
+        let received = self.received.iter().find(|agent| agent.name == name);
+        own.map(|agent| &agent.store).or(received.map(|agent| &agent.receive.store)).cloned()
+    }
+
+    /// The switch of what fills a publication's log: capture, or the receiver.
+    pub(crate) fn log_switch(&self, name: &str) -> Option<Arc<Switch>> {
+        let own = self.publications.iter().find(|agent| agent.name == name);
+        let received = self.received.iter().find(|agent| agent.name == name);
+        own.map(|agent| &agent.switch).or(received.map(|agent| &agent.switch)).cloned()
     }
 
     /// The site's state now.
@@ -255,10 +334,102 @@ impl Site {
             site: self.config.name.clone(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
-            publications: self.publications.iter().map(PublicationAgent::report).collect(),
+            publications: self
+                .publications
+                .iter()
+                .map(PublicationAgent::report)
+                .chain(self.received.iter().map(ReceivedAgent::report))
+                .collect(),
+            downstreams: self
+                .serving
+                .iter()
+                .flat_map(|serving| self.downstreams(serving))
+                .collect(),
             subscriptions: self.subscriptions.iter().map(SubscriptionAgent::report).collect(),
         }
     }
+}
+
+impl Site {
+    fn downstreams(&self, serving: &Serving) -> Vec<DownstreamReport> {
+        let report =
+            |((site, publication), following): ((String, String), sites::serve::Following)| {
+                let end = self.log(&publication).map_or(Lsn::ZERO, |log| log.durable().borrow().0);
+                DownstreamReport {
+                    site,
+                    publication,
+                    connected: following.connected,
+                    durable: following.durable.to_string(),
+                    behind_bytes: end.bytes_since(following.durable),
+                    sent_bytes: following.sent_bytes,
+                }
+            };
+        serving.following().into_iter().map(report).collect()
+    }
+}
+
+fn followed(
+    publications: &[PublicationAgent],
+    received: &[ReceivedAgent],
+    name: &str,
+) -> Option<Followed> {
+    if let Some(agent) = publications.iter().find(|agent| agent.name == name) {
+        return Some(Followed {
+            store: agent.store.clone(),
+            source: Arc::new(Direct(agent.capture.spec.clone())),
+            ready: agent.capture.ready.subscribe(),
+        });
+    }
+    let agent = received.iter().find(|agent| agent.name == name)?;
+    let receive = &agent.receive;
+    let opener =
+        SourceOpener { dialer: receive.dialer.clone(), publication: receive.publication.clone() };
+    Some(Followed {
+        store: receive.store.clone(),
+        source: Arc::new(Remote::new(&receive.site, Arc::new(opener))),
+        ready: receive.ready.subscribe(),
+    })
+}
+
+/// What downstream sites can be given.
+fn served(
+    publications: &[PublicationAgent],
+    received: &[ReceivedAgent],
+) -> BTreeMap<String, Served> {
+    let own = publications.iter().map(|agent| {
+        let source =
+            ServedSource::Here(Box::new(agent.capture.spec.clone()), Arc::new(Registry::default()));
+        let ready = agent.capture.ready.subscribe();
+        (agent.name.clone(), Served { store: agent.store.clone(), ready, source })
+    });
+    let received = received.iter().map(|agent| {
+        let receive = &agent.receive;
+        let source = ServedSource::Upstream(receive.dialer.clone(), receive.publication.clone());
+        let ready = receive.ready.subscribe();
+        (agent.name.clone(), Served { store: receive.store.clone(), ready, source })
+    });
+    own.chain(received).collect()
+}
+
+async fn run_receive(
+    name: String,
+    receive: Arc<Receive>,
+    failure: Arc<Mutex<AgentFailure>>,
+    stop: watch::Receiver<bool>,
+) {
+    lock(&failure).begin();
+    let agent = || {
+        let (receive, stop) = (receive.clone(), stop.clone());
+        async move {
+            match receive.run(stop).await {
+                Ok(()) => Outcome::Done,
+                Err(error) => outcome(error.is_transient(), &error),
+            }
+        }
+    };
+    let position = || receive.store.durable().borrow().0;
+    let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
+    supervise(("receiver", LINK_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
 }
 
 /// Whether an agent has passed its [`gate`]; it is asked again only until then.
@@ -307,8 +478,8 @@ async fn run_capture(
         }
     };
     let position = || capture.store.durable().borrow().0;
-    let notice = |notice: Notice<'_>| note(&failure, &notice);
-    supervise("capture", name, stop.clone(), agent, position, notice).await;
+    let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
+    supervise(("capture", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
 }
 
 /// Asks, but for a stop: then there is nothing more to do.
@@ -356,8 +527,9 @@ async fn run_subscription(
         }
     };
     let position = || lock(&subscription.status).applied.0;
-    let notice = |notice: Notice<'_>| note(&failure, &notice);
-    supervise("subscription", name, stop.clone(), agent, position, notice).await;
+    let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
+    supervise(("subscription", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, position, notice)
+        .await;
 }
 
 fn outcome(transient: bool, error: &dyn std::fmt::Display) -> Outcome {
@@ -365,97 +537,6 @@ fn outcome(transient: bool, error: &dyn std::fmt::Display) -> Outcome {
         Outcome::Transient(error.to_string())
     } else {
         Outcome::Permanent(error.to_string())
-    }
-}
-
-fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
-    let mut failure = lock(failure);
-    match notice {
-        Notice::Retrying(error) => {
-            failure.retrying = Some((*error).to_owned());
-            failure.restarts += 1;
-        }
-        Notice::Stopped(error) => failure.stopped = Some((*error).to_owned()),
-    }
-}
-
-impl PublicationAgent {
-    fn report(&self) -> PublicationReport {
-        let capture = lock(&self.capture.status).clone();
-        let store = self.store.status();
-        let failure = lock(&self.failure);
-        let (state, error) = match (&failure.stopped, capture.streaming) {
-            (Some(error), _) => ("stopped", Some(error.clone())),
-            (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
-            (None, true) => ("streaming", None),
-            (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
-            (None, false) => ("starting", None),
-        };
-        PublicationReport {
-            name: self.name.clone(),
-            state: state.to_owned(),
-            error,
-            publisher_end: capture.publisher_end.to_string(),
-            received: capture.received.to_string(),
-            durable: store.durable.to_string(),
-            acknowledged: capture.acknowledged.to_string(),
-            changes: capture.changes,
-            wire_bytes: capture.wire_bytes,
-            store_bytes: store.bytes_on_disk,
-            payload_bytes: store.payload_bytes_appended,
-            stored_bytes: store.stored_bytes_appended,
-            syncs: store.syncs,
-            store_start: store.start.to_string(),
-        }
-    }
-}
-
-impl SubscriptionAgent {
-    fn report(&self) -> SubscriptionReport {
-        let status = lock(&self.subscription.status).clone();
-        let failure = lock(&self.failure);
-        let live = matches!(status.phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming);
-        let (state, error) = match (&failure.stopped, &failure.retrying) {
-            _ if self.switch.is_paused() => ("paused", None),
-            (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
-            (None, Some(error)) if !live => ("retrying", Some(error.clone())),
-            (None, _) => (status.phase.word(), None),
-        };
-        let milliseconds = |micros: Option<u64>| micros.map(|micros| micros as f64 / 1_000.0);
-        let applied = if status.applied.0 == Lsn::ZERO {
-            let cursors = self.store.cursors();
-            cursors.iter().find(|c| c.name == self.name).map_or(Lsn::ZERO, |c| c.applied.0)
-        } else {
-            status.applied.0
-        };
-        SubscriptionReport {
-            name: self.name.clone(),
-            publication: self.publication.clone(),
-            state: state.to_owned(),
-            error,
-            applied: applied.to_string(),
-            behind_bytes: self.store.status().durable.0.bytes_since(applied),
-            transactions: status.transactions,
-            changes: status.changes,
-            target_commits: status.target_commits,
-            conflicts: status.conflicts,
-            lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
-            lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
-            lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),
-            restarts: failure.restarts,
-            copies: status
-                .copies
-                .iter()
-                .map(|copy| CopyReport {
-                    table: copy.table.clone(),
-                    ranges: copy.ranges,
-                    ranges_done: copy.ranges_done,
-                    rows: copy.rows,
-                    bytes: copy.bytes,
-                    bytes_total: copy.bytes_total,
-                })
-                .collect(),
-        }
     }
 }
 
@@ -472,6 +553,12 @@ pub fn offline_report(config: &config::SiteConfig) -> SiteReport {
                 state: offline(),
                 ..PublicationReport::default()
             })
+            .chain(config.sites.received.iter().map(|received| PublicationReport {
+                name: received.name.clone(),
+                upstream: Some(received.upstream.clone()),
+                state: offline(),
+                ..PublicationReport::default()
+            }))
             .collect(),
         subscriptions: config
             .subscriptions

@@ -1,27 +1,35 @@
 //! The stores of a site's publications.
 
 use crate::config::{self, SiteConfig};
+use crate::operate::unknown;
 use crate::site::SiteError;
+use crate::sites::serve::cursor_of;
 use farshore_apply::cursor_owner;
 use farshore_store::LogStore;
 use farshore_store::segmented::{Options, SegmentedStore};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Opens a publication's store where no node runs, if there is one.
+/// Opens the store of a publication, of this site or received, where no node runs, if there is one.
 pub(crate) fn open_existing(
     config: &SiteConfig,
-    publication: &config::Publication,
+    name: &str,
 ) -> Result<Arc<SegmentedStore>, String> {
-    let folder = folder(config, publication);
+    let (folder, log) = match (config.publication(name), config.sites.received(name)) {
+        (Some(publication), _) => (folder(config, publication), &publication.log),
+        (None, Some(received)) => match config.sites.upstream(&received.upstream) {
+            Some(upstream) => (received_folder(config, name), &upstream.log),
+            None => return Err(unknown("publication", name)),
+        },
+        (None, None) => return Err(unknown("publication", name)),
+    };
     if !folder.is_dir() {
-        let name = &publication.spec.name;
         let folder = folder.display();
         return Err(format!(
             "publication \"{name}\" has no store in {folder} yet. Run the node first"
         ));
     }
-    open(config, publication).map_err(|error| error.to_string())
+    open_at(&folder, name, log).map_err(|error| error.to_string())
 }
 
 fn folder(config: &SiteConfig, publication: &config::Publication) -> PathBuf {
@@ -33,17 +41,37 @@ pub(crate) fn open(
     config: &SiteConfig,
     publication: &config::Publication,
 ) -> Result<Arc<SegmentedStore>, SiteError> {
-    let name = &publication.spec.name;
-    let folder = folder(config, publication);
-    std::fs::create_dir_all(&folder).map_err(|error| SiteError::DataDir {
+    open_at(&folder(config, publication), &publication.spec.name, &publication.log)
+}
+
+/// The folder of a received publication's store.
+pub(crate) fn received_folder(config: &SiteConfig, name: &str) -> PathBuf {
+    config.data_dir.join("received").join(name.replace('/', "+"))
+}
+
+/// Opens the store of a publication in this folder, creating it if it is not there.
+pub(crate) fn open_at(
+    folder: &Path,
+    name: &str,
+    log: &config::LogSettings,
+) -> Result<Arc<SegmentedStore>, SiteError> {
+    std::fs::create_dir_all(folder).map_err(|error| SiteError::DataDir {
         action: "create",
-        path: folder.clone(),
+        path: folder.to_owned(),
         error,
     })?;
-    let options = Options { segment_bytes: publication.segment_bytes, ..Options::default() };
-    let (store, _recovery) = SegmentedStore::open(&folder, options)
-        .map_err(|error| SiteError::Store { publication: name.clone(), error })?;
+    let options = Options { segment_bytes: log.segment_bytes, ..Options::default() };
+    let (store, _recovery) = SegmentedStore::open(folder, options)
+        .map_err(|error| SiteError::Store { publication: name.to_owned(), error })?;
     Ok(store)
+}
+
+/// Whose cursor it is, for people.
+pub(crate) fn reader_of(cursor: &str) -> String {
+    match cursor.strip_prefix('@') {
+        Some(site) => format!("downstream site {site}"),
+        None => format!("subscription {cursor}"),
+    }
 }
 
 /// A subscription that left the site file claims its log no longer.
@@ -53,16 +81,20 @@ pub(crate) fn drop_cursors_of_removed<'a>(
 ) {
     for (publication, store) in publications {
         for cursor in store.cursors() {
-            let configured = config
+            let subscribed = config
                 .subscriptions
                 .iter()
                 .any(|s| s.publication == publication && s.spec.name == cursor_owner(&cursor.name));
-            if configured {
+            let granted = config.sites.downstreams.iter().any(|site| {
+                cursor_of(&site.site) == cursor.name
+                    && site.publications.iter().any(|granted| granted == publication)
+            });
+            if subscribed || granted {
                 continue;
             }
             tracing::warn!(
                 %publication,
-                subscription = %cursor.name,
+                reader = %reader_of(&cursor.name),
                 "no longer in the site file: its claim on the log is given up"
             );
             if let Err(error) = store.drop_cursor(&cursor.name) {

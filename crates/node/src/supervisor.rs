@@ -8,8 +8,10 @@ use tokio::time::Instant;
 
 /// First pause before an agent is started again.
 const BACK_OFF_MIN: Duration = Duration::from_millis(200);
-/// Longest pause.
-const BACK_OFF_MAX: Duration = Duration::from_secs(15);
+/// Longest pause before a server is asked again: trying costs it something.
+pub const SERVER_BACK_OFF_MAX: Duration = Duration::from_secs(15);
+/// Longest pause before another site is: a link that is there again should be in use again.
+pub const LINK_BACK_OFF_MAX: Duration = Duration::from_secs(2);
 /// An agent that ran this long is not in a crash loop.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 
@@ -35,9 +37,10 @@ pub enum Notice<'a> {
 }
 
 /// Runs `agent` until it is done or fails for good. Errors are logged here and nowhere else. The
-/// pauses grow for as long as `position`, which tells how far it has come, stays as it is.
+/// pauses grow, up to `back_off_max`, for as long as `position`, which tells how far it has come,
+/// stays as it is.
 pub async fn supervise<F, Fut>(
-    kind: &'static str,
+    (kind, back_off_max): (&'static str, Duration),
     name: String,
     mut stop: watch::Receiver<bool>,
     mut agent: F,
@@ -80,7 +83,7 @@ pub async fn supervise<F, Fut>(
                     () = tokio::time::sleep(back_off) => {}
                     _ = stop.wait_for(|stop| *stop) => return,
                 }
-                back_off = (back_off * 2).min(BACK_OFF_MAX);
+                back_off = (back_off * 2).min(back_off_max);
             }
         }
     }
@@ -102,7 +105,7 @@ mod tests {
             if failed.get() > failures { Outcome::Done } else { outcome() }
         };
         let at = || Lsn(position.get());
-        supervise("test", "a".to_owned(), stopped, agent, at, |_| {}).await;
+        supervise(("test", SERVER_BACK_OFF_MAX), "a".to_owned(), stopped, agent, at, |_| {}).await;
         begin.elapsed().as_secs()
     }
 

@@ -70,11 +70,11 @@ pub struct InitialCopy<'a> {
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
 
-/// How often a snapshot is taken again because a table was emptied or rewritten meanwhile.
-const SNAPSHOT_TRIES: usize = 50;
-
 /// How long others may wait for a table that is being copied.
 const GIVE_WAY_AFTER: Duration = Duration::from_secs(4);
+
+/// How long the log may take to come as far as a snapshot that was taken.
+const LOG_WAIT: Duration = Duration::from_secs(60);
 
 /// Pause before another snapshot is tried when tables are locked.
 pub const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
@@ -151,7 +151,11 @@ impl InitialCopy<'_> {
                 }
             }
         }
-        let mut touched = self.touched_since(&begun, point).await?;
+        let held: Vec<u32> = published.iter().map(|table| table.oid).collect();
+        let mut touched = tokio::select! {
+            touched = self.touched_since(&begun, point) => touched?,
+            error = self.give_way(source.as_mut(), &held) => return Err(error),
+        };
         let mut work = Vec::new();
         for table in published {
             let name = table.table.clone();
@@ -261,42 +265,12 @@ impl InitialCopy<'_> {
         ))
     }
 
-    /// Takes a snapshot of the publisher in which every table has all its rows.
-    ///
-    /// TRUNCATE and rewriting commands are not MVCC-safe (PostgreSQL docs: "13.6. Caveats"): a
-    /// table that is emptied after the snapshot was taken looks empty in the snapshot. A lock
-    /// prevents that from then on; the tables' files tell whether it happened before the lock was
-    /// there, and then another snapshot is taken. (To lock first and then take the snapshot could
-    /// hang: its creation waits for transactions that may wait for the lock.)
+    /// A snapshot of the publisher, and a session in it.
     async fn open_source(&self) -> Result<Still, ApplyError> {
-        for _ in 0..SNAPSHOT_TRIES {
-            let before = self.source.published_tables().await?;
-            let snapshot = self.source.export(self.subscription).await?;
-            let mut source = snapshot.open().await?;
-            let seen = source.tables().await?;
-            if !source.hold_still(&seen).await? {
-                source.close().await;
-                snapshot.close().await;
-                tokio::time::sleep(GIVE_WAY_FOR).await;
-                continue;
-            }
-            let published = source.tables().await?;
-            let files = |tables: &[PublishedTable]| -> Vec<(u32, u32)> {
-                tables.iter().map(|table| (table.oid, table.file_node)).collect()
-            };
-            if files(&before) == files(&published) {
-                return Ok(Still { snapshot, source, published });
-            }
-            tracing::debug!(
-                subscription = %self.subscription,
-                "a table was truncated or rewritten while the snapshot was taken; taking another"
-            );
-        }
-        Err(ApplyError::NotYet(format!(
-            "subscription \"{}\": tables are locked, truncated or rewritten on the publisher all the \
-             time; no snapshot could be taken between",
-            self.subscription
-        )))
+        let snapshot = self.source.export(self.subscription).await?;
+        let mut source = snapshot.open().await?;
+        let published = source.tables().await?;
+        Ok(Still { snapshot, source, published })
     }
 
     /// What happened to the tables of an earlier, unfinished copy since it took their rows.
@@ -311,8 +285,21 @@ impl InitialCopy<'_> {
             return Ok(HashMap::new());
         }
         let mut durable = self.store.durable();
-        if durable.wait_for(|durable| durable.0 >= point).await.is_err() {
-            return Err(ApplyError::NotYet("the store stopped taking writes".to_owned()));
+        let arrived = durable.wait_for(|durable| durable.0 >= point);
+        match tokio::time::timeout(LOG_WAIT, arrived).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(_)) => {
+                return Err(ApplyError::NotYet("the store stopped taking writes".to_owned()));
+            }
+            // The snapshot's locks and its slot are not held on the publisher for as long as a link
+            // may be down.
+            Err(_) => {
+                return Err(ApplyError::GaveWay(format!(
+                    "subscription \"{}\": the log has not come as far as the snapshot ({point}) \
+                     within {LOG_WAIT:?}; another snapshot is taken later",
+                    self.subscription
+                )));
+            }
         }
         touched_between(self.store, &since, point).await
     }

@@ -9,9 +9,11 @@
 mod casts;
 mod look_up;
 mod ranges;
+mod still;
 
 pub use look_up::{FoundRow, LookUpStatement, RowPlace};
 pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
+pub use still::StillSnapshot;
 
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
@@ -166,8 +168,8 @@ impl SnapshotConnection {
     }
 
     /// Keeps the tables' rows where they are until this connection ends: nothing may rewrite or
-    /// empty a table between its first range and its last. False if that cannot be had at once,
-    /// because somebody holds or waits for an exclusive lock: to queue up behind them could
+    /// empty a table between its first range and its last. False if that cannot be had at once:
+    /// because they are elsewhere by now, or because somebody holds or waits for an exclusive lock: to queue up behind them could
     /// deadlock with another connection of ours that they wait for.
     pub async fn hold_still(
         &mut self,
@@ -180,10 +182,29 @@ impl SnapshotConnection {
         let names: Vec<String> = tables.iter().map(|table| table.table.to_string()).collect();
         let lock = format!("LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT", names.join(", "));
         match self.connection.simple_query(&lock).await {
-            Ok(_) => Ok(true),
+            Ok(_) => self.files_are_the_same(spec, tables).await,
             Err(error) if error.sqlstate() == Some("55P03") => Ok(false),
             Err(error) => Err(spec.publisher_error(error)),
         }
+    }
+
+    /// Whether the tables' rows still are where they were when `tables` was read: whoever held them
+    /// until now may have been cut off, and the tables emptied or rewritten since.
+    async fn files_are_the_same(
+        &mut self,
+        spec: &PublicationSpec,
+        tables: &[PublishedTable],
+    ) -> Result<bool, CaptureError> {
+        let expected: Vec<String> =
+            tables.iter().map(|table| format!("({},{})", table.oid, table.file_node)).collect();
+        let changed = format!(
+            "SELECT count(*) FROM (VALUES {}) AS t (oid, node) \
+             WHERE coalesce(pg_relation_filenode(t.oid::oid)::bigint, 0) <> t.node",
+            expected.join(", ")
+        );
+        let rows = self.connection.query(&changed, &[]).await;
+        let rows = rows.map_err(|error| spec.publisher_error(error))?;
+        Ok(rows.first().and_then(|row| row.get(0)) == Some("0"))
     }
 
     /// Whether somebody waits for an exclusive lock on one of the tables.

@@ -8,9 +8,7 @@ use super::{
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
-use crate::snapshot::{
-    BlockRange, CopyPlan, ExportedSnapshot, LookUpStatement, SnapshotConnection,
-};
+use crate::snapshot::{BlockRange, CopyPlan, LookUpStatement, SnapshotConnection, StillSnapshot};
 use bytes::Bytes;
 use farshore_model::Lsn;
 use farshore_pg::{CopyOut, Mode};
@@ -113,7 +111,7 @@ impl Source for Direct {
 
     fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
         Box::pin(async move {
-            let snapshot = ExportedSnapshot::export(&self.0, reader).await?;
+            let snapshot = StillSnapshot::take(&self.0, reader).await?;
             let snapshot = DirectSnapshot { spec: self.0.clone(), snapshot };
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
         })
@@ -122,12 +120,12 @@ impl Source for Direct {
 
 struct DirectSnapshot {
     spec: PublicationSpec,
-    snapshot: ExportedSnapshot,
+    snapshot: StillSnapshot,
 }
 
 impl Snapshot for DirectSnapshot {
     fn consistent_point(&self) -> Lsn {
-        self.snapshot.consistent_point
+        self.snapshot.consistent_point()
     }
 
     fn open(&self) -> Asked<'_, Box<dyn SnapshotSession>> {

@@ -86,8 +86,10 @@ pub trait Source: fmt::Debug + Send + Sync {
         columns: &'a [AddedColumn],
     ) -> Asked<'a, Vec<OldValue>>;
 
-    /// Makes a new consistent point. Waits for the transactions that run now to end. `reader` names
-    /// who reads, for people who look at the publisher.
+    /// Makes a new consistent point at which every published table has all its rows, and keeps the
+    /// tables from being emptied or rewritten for as long as the snapshot lives. Waits for the
+    /// transactions that run now to end. `reader` names who reads, for people who look at the
+    /// publisher.
     fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>>;
 }
 

@@ -241,7 +241,8 @@ fn what_is_dropped_ends_on_the_publisher_too_and_what_is_lost_can_be_had_again()
         let mut data = session.copy_range(large, all, &plan).await.unwrap();
         data.next().await.unwrap();
         drop(data);
-        wait_for(&spec, sessions, "1").await;
+        // What keeps the snapshot and its tables stays.
+        wait_for(&spec, sessions, "2").await;
         assert!(transient(session.tables().await).contains("site hq"));
         drop(session);
         let mut session = snapshot.open().await.unwrap();
@@ -300,6 +301,8 @@ fn who_waits_for_a_lock_is_seen_and_who_has_it_is_not_waited_for() {
         let mut second = snapshot.open().await.unwrap();
         assert!(!second.hold_still(&people).await.unwrap());
         session.close().await;
+        assert!(!truncate.is_finished(), "the snapshot's tables are kept as they are");
+        snapshot.close().await;
         truncate.await.unwrap().unwrap();
     });
 }

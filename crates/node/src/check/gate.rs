@@ -33,7 +33,10 @@ pub async fn publication(publication: &Publication, started: bool) -> Gate {
 /// Whether a subscription may start.
 pub async fn subscription(config: &SiteConfig, subscription: &Subscription) -> Gate {
     let Some(publication) = config.publication(&subscription.publication) else {
-        return Gate::Unknown;
+        // Another site has the publisher: the copy finds out what is published.
+        let mut findings = Findings::subscription(&subscription.spec.name);
+        target::check(config, subscription, None, &mut findings).await;
+        return decide(findings.all, true);
     };
     // What is wrong there stops capture, and the subscription waits for it.
     let mut elsewhere = Findings::publication(&publication.spec.name);

@@ -46,8 +46,11 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
     let Ok(disk) = rustix::fs::statvfs(&present) else { return };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let room = format!("{} are free under data_dir {}", bytes(free), folder.display());
-    let limits: Vec<u64> =
-        config.publications.iter().filter_map(|p| p.retention.bytes_max).collect();
+    let own = config.publications.iter().map(|p| &p.log);
+    let received = config.sites.received.iter();
+    let received = received.filter_map(|r| config.sites.upstream(&r.upstream)).map(|up| &up.log);
+    let logs: Vec<_> = own.chain(received).collect();
+    let limits: Vec<u64> = logs.iter().filter_map(|log| log.retention.bytes_max).collect();
     let wanted: u64 = limits.iter().sum();
     if free < FREE_MIN {
         findings.warning(
@@ -66,7 +69,7 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
             bytes(published_bytes)
         ));
     }
-    if limits.len() < config.publications.len() {
+    if limits.len() < logs.len() {
         findings.note(
             "without retention_size a subscriber that stays away fills the disk under data_dir",
         );

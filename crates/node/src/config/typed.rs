@@ -16,6 +16,12 @@ pub struct SiteFile {
     /// `[subscription.NAME]`
     #[serde(default)]
     pub subscription: BTreeMap<String, Subscription>,
+    /// `[upstream.SITE]`
+    #[serde(default)]
+    pub upstream: BTreeMap<String, Upstream>,
+    /// `[downstream.SITE]`
+    #[serde(default)]
+    pub downstream: BTreeMap<String, Downstream>,
 }
 
 /// `[site]`
@@ -26,6 +32,47 @@ pub struct Site {
     pub name: String,
     /// Folder for everything durable; relative paths start at the site file.
     pub data_dir: PathBuf,
+    /// Address that downstream sites connect to, `host:port`.
+    pub listen: Option<String>,
+    /// This site's certificate; NAME.crt beside the site file by default.
+    pub certificate: Option<PathBuf>,
+    /// Its key; NAME.key by default.
+    pub key: Option<PathBuf>,
+    /// Certificates that sites' certificates are signed with; ca.crt by default.
+    pub ca: Option<PathBuf>,
+    /// Certificates that are not valid any more; revoked.crl by default, if there is one.
+    pub revoked: Option<PathBuf>,
+}
+
+/// `[upstream.SITE]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Upstream {
+    /// Where that site listens, `host:port`.
+    pub address: String,
+    /// Connections side by side.
+    pub connections: Option<usize>,
+    /// Received entries older than this are dropped even if a subscription still needs them.
+    pub retention_age: Option<String>,
+    /// Beyond this size the oldest received entries are dropped even if they are still needed.
+    pub retention_size: Option<String>,
+    /// Size of a log file.
+    pub segment_size: Option<String>,
+}
+
+/// `[downstream.SITE]`
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Downstream {
+    /// Publications that the site may have.
+    pub publications: Vec<String>,
+    /// Bytes per second at most, for instance `20MB`.
+    pub bandwidth: Option<String>,
+    /// `[downstream.SITE.bandwidth_at]`: `"08:00-18:00" = "2MB"`, in UTC.
+    #[serde(default)]
+    pub bandwidth_at: BTreeMap<String, String>,
+    /// zstd level of what crosses; 0: as it is stored.
+    pub compression: Option<i32>,
 }
 
 /// `[publication.NAME]`

@@ -17,7 +17,7 @@ use super::{AddedColumn, Direct, DroppedColumns, Key, OldValue, Source};
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
 use crate::schema::Definitions;
-use crate::snapshot::ExportedSnapshot;
+use crate::snapshot::StillSnapshot;
 use farshore_pg::{Connection, Mode};
 use registry::Registered;
 use session::Session;
@@ -107,7 +107,7 @@ enum Role<'a> {
 struct Exporting<'a> {
     /// Goes before the snapshot does: nobody is sent to one that has gone.
     registered: Registered<'a>,
-    snapshot: ExportedSnapshot,
+    snapshot: StillSnapshot,
 }
 
 struct Server<'a> {
@@ -202,14 +202,14 @@ impl<'a> Server<'a> {
             Role::Snapshot(_) => Err(refused("a question on the channel that keeps a snapshot")),
             Role::Questions => match request {
                 Request::Export { reader } => {
-                    let snapshot = ExportedSnapshot::export(self.spec, &reader).await?;
+                    let snapshot = StillSnapshot::take(self.spec, &reader).await?;
                     let added = self.snapshots.add(&self.spec.name, snapshot.name());
                     let registered = added.ok_or_else(|| Failure::Refused {
                         what: "a snapshot, because this system gives no random bytes".to_owned(),
                         transient: true,
                     })?;
                     let answer = Answer::Exported {
-                        consistent_point: snapshot.consistent_point.0,
+                        consistent_point: snapshot.consistent_point().0,
                         snapshot: registered.id.clone(),
                     };
                     *role = Role::Snapshot(Box::new(Exporting { registered, snapshot }));

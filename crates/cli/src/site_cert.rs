@@ -1,0 +1,53 @@
+use crate::SiteCertAction;
+use farshore_node::certificates::{Authority, CertificatesError};
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Makes or revokes sites' certificates.
+pub fn site_cert(action: &SiteCertAction) -> ExitCode {
+    let done = match action {
+        SiteCertAction::Issue { dir, days, sites } => issue(dir, *days, sites),
+        SiteCertAction::Revoke { dir, sites } => revoke(dir, sites),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farshore: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn issue(folder: &Path, days: u32, sites: &[String]) -> Result<(), CertificatesError> {
+    let authority = if folder.join("ca.crt").exists() {
+        Authority::open(folder)?
+    } else {
+        let authority = Authority::create(folder)?;
+        println!("made an authority: {} (keep ca.key here)", authority.certificate().display());
+        authority
+    };
+    for site in sites {
+        let made = authority.issue(site, days, folder)?;
+        println!(
+            "site \"{site}\": {} and {}, valid for {days} days; the site needs them and {}",
+            made.certificate.display(),
+            made.key.display(),
+            authority.certificate().display()
+        );
+    }
+    Ok(())
+}
+
+fn revoke(folder: &Path, sites: &[String]) -> Result<(), CertificatesError> {
+    let authority = Authority::open(folder)?;
+    for site in sites {
+        for revoked in authority.revoke(site)? {
+            println!("site \"{}\": certificate {} is revoked", revoked.site, revoked.serial);
+        }
+    }
+    println!(
+        "copy {} to every site (as [site] revoked says, or beside its site file) and restart it",
+        authority.revoked().display()
+    );
+    Ok(())
+}

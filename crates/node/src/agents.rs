@@ -1,0 +1,186 @@
+//! The agents of a site, and how each says how it goes.
+
+use crate::report::{CopyReport, PublicationReport, SubscriptionReport};
+use crate::sites::receive::Receive;
+use crate::supervisor::Notice;
+use crate::switch::Switch;
+use farshore_apply::{Phase, Subscription};
+use farshore_capture::Capture;
+use farshore_model::Lsn;
+use farshore_store::LogStore;
+use farshore_store::segmented::SegmentedStore;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+/// A publication at work.
+pub(crate) struct PublicationAgent {
+    pub(crate) name: String,
+    pub(crate) store: Arc<SegmentedStore>,
+    pub(crate) capture: Arc<Capture>,
+    pub(crate) failure: Arc<Mutex<AgentFailure>>,
+    pub(crate) switch: Arc<Switch>,
+    pub(crate) retention: farshore_store::Retention,
+}
+
+/// A publication of another site whose log is kept here.
+pub(crate) struct ReceivedAgent {
+    pub(crate) name: String,
+    pub(crate) receive: Arc<Receive>,
+    pub(crate) failure: Arc<Mutex<AgentFailure>>,
+    pub(crate) switch: Arc<Switch>,
+    pub(crate) retention: farshore_store::Retention,
+}
+
+/// A subscription at work.
+pub(crate) struct SubscriptionAgent {
+    pub(crate) name: String,
+    pub(crate) publication: String,
+    pub(crate) store: Arc<SegmentedStore>,
+    pub(crate) subscription: Arc<Subscription>,
+    pub(crate) failure: Arc<Mutex<AgentFailure>>,
+    pub(crate) switch: Arc<Switch>,
+}
+
+/// Why an agent is not running.
+#[derive(Debug, Default)]
+pub(crate) struct AgentFailure {
+    retrying: Option<String>,
+    stopped: Option<String>,
+    restarts: u64,
+}
+
+impl AgentFailure {
+    /// What was wrong before it was started by hand is history.
+    pub(crate) fn begin(&mut self) {
+        (self.retrying, self.stopped) = (None, None);
+    }
+}
+
+/// Takes down what the supervisor tells.
+pub(crate) fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
+    let mut failure = lock(failure);
+    match notice {
+        Notice::Retrying(error) => {
+            failure.retrying = Some((*error).to_owned());
+            failure.restarts += 1;
+        }
+        Notice::Stopped(error) => failure.stopped = Some((*error).to_owned()),
+    }
+}
+
+impl PublicationAgent {
+    pub(crate) fn report(&self) -> PublicationReport {
+        let capture = lock(&self.capture.status).clone();
+        let store = self.store.status();
+        let failure = lock(&self.failure);
+        let (state, error) = match (&failure.stopped, capture.streaming) {
+            (Some(error), _) => ("stopped", Some(error.clone())),
+            (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
+            (None, true) => ("streaming", None),
+            (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
+            (None, false) => ("starting", None),
+        };
+        PublicationReport {
+            name: self.name.clone(),
+            upstream: None,
+            state: state.to_owned(),
+            error,
+            publisher_end: capture.publisher_end.to_string(),
+            received: capture.received.to_string(),
+            durable: store.durable.to_string(),
+            acknowledged: capture.acknowledged.to_string(),
+            changes: capture.changes,
+            wire_bytes: capture.wire_bytes,
+            store_bytes: store.bytes_on_disk,
+            payload_bytes: store.payload_bytes_appended,
+            stored_bytes: store.stored_bytes_appended,
+            syncs: store.syncs,
+            store_start: store.start.to_string(),
+        }
+    }
+}
+
+impl ReceivedAgent {
+    pub(crate) fn report(&self) -> PublicationReport {
+        let receive = self.receive.status().clone();
+        let store = self.receive.store.status();
+        let failure = lock(&self.failure);
+        let (state, error) = match (&failure.stopped, receive.connected) {
+            (Some(error), _) => ("stopped", Some(error.clone())),
+            (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
+            (None, true) => ("receiving", None),
+            (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
+            (None, false) => ("starting", None),
+        };
+        PublicationReport {
+            name: self.name.clone(),
+            upstream: Some(self.receive.site.clone()),
+            state: state.to_owned(),
+            error,
+            // Only the upstream site hears of it.
+            publisher_end: String::new(),
+            received: receive.received.to_string(),
+            durable: store.durable.to_string(),
+            acknowledged: receive.acknowledged.to_string(),
+            changes: 0,
+            wire_bytes: receive.traffic.wire_bytes_received,
+            store_bytes: store.bytes_on_disk,
+            payload_bytes: store.payload_bytes_appended,
+            stored_bytes: store.stored_bytes_appended,
+            syncs: store.syncs,
+            store_start: store.start.to_string(),
+        }
+    }
+}
+
+impl SubscriptionAgent {
+    pub(crate) fn report(&self) -> SubscriptionReport {
+        let status = lock(&self.subscription.status).clone();
+        let failure = lock(&self.failure);
+        let live = matches!(status.phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming);
+        let (state, error) = match (&failure.stopped, &failure.retrying) {
+            _ if self.switch.is_paused() => ("paused", None),
+            (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
+            (None, Some(error)) if !live => ("retrying", Some(error.clone())),
+            (None, _) => (status.phase.word(), None),
+        };
+        let milliseconds = |micros: Option<u64>| micros.map(|micros| micros as f64 / 1_000.0);
+        let applied = if status.applied.0 == Lsn::ZERO {
+            let cursors = self.store.cursors();
+            cursors.iter().find(|c| c.name == self.name).map_or(Lsn::ZERO, |c| c.applied.0)
+        } else {
+            status.applied.0
+        };
+        SubscriptionReport {
+            name: self.name.clone(),
+            publication: self.publication.clone(),
+            state: state.to_owned(),
+            error,
+            applied: applied.to_string(),
+            behind_bytes: self.store.status().durable.0.bytes_since(applied),
+            transactions: status.transactions,
+            changes: status.changes,
+            target_commits: status.target_commits,
+            conflicts: status.conflicts,
+            lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
+            lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
+            lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),
+            restarts: failure.restarts,
+            copies: status
+                .copies
+                .iter()
+                .map(|copy| CopyReport {
+                    table: copy.table.clone(),
+                    ranges: copy.ranges,
+                    ranges_done: copy.ranges_done,
+                    rows: copy.rows,
+                    bytes: copy.bytes,
+                    bytes_total: copy.bytes_total,
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Other sites: who this one is to them, and what it receives from there.
+
+use super::{Finding, Findings};
+use crate::config::SiteConfig;
+use crate::sites::{SourceOpener, dialer};
+use farshore_capture::source::{Remote, Source};
+use farshore_link::Identity;
+use std::sync::Arc;
+
+/// Looks at the certificates here, and asks every upstream site for what is received from it.
+pub async fn check(config: &SiteConfig) -> Vec<Finding> {
+    let Some(files) = &config.sites.identity else { return Vec::new() };
+    let mut about = Findings::about(format!("site \"{}\"", config.name));
+    let identity = match Identity::load(files) {
+        Ok(identity) if identity.site() == config.name => identity,
+        Ok(identity) => {
+            about.error(
+                format!(
+                    "its certificate {} is for site \"{}\"",
+                    files.certificate.display(),
+                    identity.site()
+                ),
+                "Name its own under [site] certificate and key (farshore site-cert makes one)",
+            );
+            return about.all;
+        }
+        Err(error) => {
+            about.agent_error(&error, false);
+            return about.all;
+        }
+    };
+    about.note(format!("its certificate {} can be used", files.certificate.display()));
+    let mut all = about.all;
+    for received in &config.sites.received {
+        let mut findings = Findings::publication(&received.name);
+        let dialer = match dialer(&config.sites, &received.upstream, &identity) {
+            Ok(Some(dialer)) => dialer,
+            Ok(None) => continue,
+            Err(error) => {
+                findings.agent_error(&error, false);
+                all.append(&mut findings.all);
+                continue;
+            }
+        };
+        let opener = SourceOpener { dialer, publication: received.publication.clone() };
+        match Remote::new(&received.upstream, Arc::new(opener)).published_tables().await {
+            Ok(tables) => {
+                let bytes: u64 = tables.iter().map(|table| table.bytes).sum();
+                findings.note(format!(
+                    "site \"{}\" gives it: {} tables of {} MB",
+                    received.upstream,
+                    tables.len(),
+                    bytes >> 20
+                ));
+            }
+            Err(error) => findings.agent_error(&error, error.is_transient()),
+        }
+        all.append(&mut findings.all);
+    }
+    all
+}

@@ -1,0 +1,33 @@
+//! Publications from site to site.
+//!
+//! ```text
+//! protocol   what is asked for when a session is opened, and what its messages are
+//! receive    at the downstream site: a publication's log from its upstream site into a store here
+//! serve      at the upstream site: sessions of downstream sites, and what they may have
+//! channel    a session, as what a far subscription asks its publisher through
+//! ```
+//!
+//! A log crosses once, whoever applies it there, as its blocks are stored. An upstream store keeps
+//! what a downstream site does not hold durably: its cursor there moves on [`protocol::FromDownstream::Durable`]
+//! and on nothing else.
+
+mod channel;
+pub(crate) mod protocol;
+pub(crate) mod receive;
+pub(crate) mod serve;
+
+pub(crate) use channel::SourceOpener;
+
+use crate::config::sites::SitesConfig;
+use farshore_link::{Dialer, Identity, LinkError, LinkOptions};
+
+/// A dialer for an upstream site; `None` if the site file names none of that name.
+pub(crate) fn dialer(
+    sites: &SitesConfig,
+    site: &str,
+    identity: &Identity,
+) -> Result<Option<Dialer>, LinkError> {
+    let Some(upstream) = sites.upstream(site) else { return Ok(None) };
+    let options = LinkOptions { connections: upstream.connections, ..LinkOptions::default() };
+    Dialer::new(&upstream.address, site, identity, options).map(Some)
+}

@@ -1,0 +1,208 @@
+//! What sites say to each other. Requests and the first answer are JSON, so that a version can add
+//! to them; a log's messages are a tag and bytes.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use farshore_model::Lsn;
+use farshore_store::{SpillId, StoredBlock};
+use serde::{Deserialize, Serialize};
+
+/// What a session is opened for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Wanted {
+    /// A publication's log.
+    Log {
+        /// Its name at the upstream site.
+        publication: String,
+        /// What is there already; without it the downstream site has nothing of it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        have: Option<Have>,
+    },
+    /// To ask the publisher something: an initial copy, a table's definition.
+    Source {
+        /// Name of the publication at the upstream site.
+        publication: String,
+    },
+}
+
+/// How much of a log a downstream site has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Have {
+    /// Which log.
+    pub log_id: u64,
+    /// Up to where it is durable there.
+    #[serde(with = "as_text")]
+    pub durable: Lsn,
+}
+
+/// The upstream site's first message about a log.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// Blocks follow.
+    Follows {
+        /// Which log it is.
+        log_id: u64,
+        /// What follows begins after this position.
+        #[serde(with = "as_text")]
+        after: Lsn,
+        /// The publisher's system identifier.
+        publisher: String,
+    },
+    /// It cannot be had.
+    Refused {
+        /// Why, for a person.
+        why: String,
+        /// It may end by itself.
+        passes: bool,
+    },
+}
+
+/// A message of the upstream site, after its answer.
+#[derive(Debug)]
+pub(crate) enum FromUpstream {
+    /// The log's next block.
+    Block(StoredBlock),
+    /// A spill that the next block names begins.
+    SpillBegins(SpillId),
+    /// A block of that spill.
+    SpillBlock(StoredBlock),
+    /// That was the spill's last.
+    SpillEnds,
+    /// Tables may have joined the publication, or its capture has started.
+    Ready,
+}
+
+/// A message of the downstream site.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum FromDownstream {
+    /// The log is durable there up to here.
+    Durable(Lsn),
+}
+
+/// Positions as PostgreSQL writes them.
+mod as_text {
+    use farshore_model::Lsn;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub fn serialize<S: Serializer>(position: &Lsn, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(position)
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Lsn, D::Error> {
+        String::deserialize(from)?.parse().map_err(D::Error::custom)
+    }
+}
+
+const TAG_BLOCK: u8 = b'B';
+const TAG_SPILL_BEGINS: u8 = b'S';
+const TAG_SPILL_BLOCK: u8 = b'C';
+const TAG_SPILL_ENDS: u8 = b'E';
+const TAG_READY: u8 = b'R';
+const TAG_DURABLE: u8 = b'D';
+
+impl FromUpstream {
+    /// The message in parts, one after the other, so that payloads are not copied.
+    pub fn encode(&self) -> Vec<Bytes> {
+        let tag = |tag: u8, rest: &[u8]| {
+            let mut out = BytesMut::with_capacity(1 + rest.len());
+            out.put_u8(tag);
+            out.put_slice(rest);
+            out.freeze()
+        };
+        match self {
+            FromUpstream::Block(block) => {
+                vec![tag(TAG_BLOCK, &block.encode_head()), block.payload.clone()]
+            }
+            FromUpstream::SpillBlock(block) => {
+                vec![tag(TAG_SPILL_BLOCK, &block.encode_head()), block.payload.clone()]
+            }
+            FromUpstream::SpillBegins(spill) => {
+                vec![tag(TAG_SPILL_BEGINS, &spill.0.to_le_bytes())]
+            }
+            FromUpstream::SpillEnds => vec![tag(TAG_SPILL_ENDS, &[])],
+            FromUpstream::Ready => vec![tag(TAG_READY, &[])],
+        }
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// What is wrong with bytes that are none.
+    pub fn decode(mut bytes: Bytes) -> Result<FromUpstream, &'static str> {
+        if bytes.is_empty() {
+            return Err("an empty message");
+        }
+        match bytes.get_u8() {
+            TAG_BLOCK => StoredBlock::decode(bytes).map(FromUpstream::Block),
+            TAG_SPILL_BLOCK => StoredBlock::decode(bytes).map(FromUpstream::SpillBlock),
+            TAG_SPILL_BEGINS if bytes.len() == 8 => {
+                Ok(FromUpstream::SpillBegins(SpillId(bytes.get_u64_le())))
+            }
+            TAG_SPILL_ENDS if bytes.is_empty() => Ok(FromUpstream::SpillEnds),
+            TAG_READY if bytes.is_empty() => Ok(FromUpstream::Ready),
+            _ => Err("a message of an unknown kind"),
+        }
+    }
+}
+
+impl FromDownstream {
+    /// The message.
+    pub fn encode(&self) -> Bytes {
+        let FromDownstream::Durable(position) = self;
+        let mut out = BytesMut::with_capacity(9);
+        out.put_u8(TAG_DURABLE);
+        out.put_u64_le(position.0);
+        out.freeze()
+    }
+
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// What is wrong with bytes that are none.
+    pub fn decode(mut bytes: Bytes) -> Result<FromDownstream, &'static str> {
+        if bytes.len() != 9 || bytes.get_u8() != TAG_DURABLE {
+            return Err("a message of an unknown kind");
+        }
+        Ok(FromDownstream::Durable(Lsn(bytes.get_u64_le())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_round_trip_and_no_cut_passes() {
+        for message in
+            [FromUpstream::SpillBegins(SpillId(7)), FromUpstream::SpillEnds, FromUpstream::Ready]
+        {
+            let bytes = message.encode().concat();
+            let again = FromUpstream::decode(Bytes::from(bytes.clone())).unwrap();
+            assert_eq!(again.encode().concat(), bytes);
+            for len in 0..bytes.len() {
+                assert!(FromUpstream::decode(Bytes::from(bytes[..len].to_vec())).is_err());
+            }
+        }
+        let durable = FromDownstream::Durable(Lsn(5));
+        assert_eq!(FromDownstream::decode(durable.encode()), Ok(durable));
+        for len in 0..9 {
+            assert!(FromDownstream::decode(Bytes::from(vec![TAG_DURABLE; len])).is_err());
+        }
+        assert!(FromUpstream::decode(Bytes::from_static(b"Xyz")).is_err());
+    }
+
+    #[test]
+    fn requests_are_read_as_they_were_written() {
+        let have = Some(Have { log_id: u64::MAX, durable: Lsn(3) });
+        for wanted in [
+            Wanted::Log { publication: "sales".into(), have },
+            Wanted::Log { publication: "sales".into(), have: None },
+            Wanted::Source { publication: "tukwila/sales".into() },
+        ] {
+            let text = serde_json::to_string(&wanted).unwrap();
+            assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted, "{text}");
+        }
+    }
+}

@@ -1,0 +1,314 @@
+//! A publication's log from its upstream site into a store here.
+
+use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
+use farshore_capture::slot;
+use farshore_fault as fault;
+use farshore_link::{Dialer, LinkError, Receiver, Sender, Traffic};
+use farshore_model::{Lsn, PgTime};
+use farshore_store::segmented::SegmentedStore;
+use farshore_store::{
+    Batch, EntryKind, EntryMeta, LogStore, Replicate, SpillId, SpillReceiver, StoreError,
+    StoredBlock,
+};
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::{OwnedMutexGuard, watch};
+
+/// The store's note of which log it is a replica of.
+const NOTE_LOG: &str = "upstream.log";
+
+/// How receiving a publication goes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ReceiveStatus {
+    /// Blocks come in as they are made.
+    pub connected: bool,
+    /// Newest position that came in.
+    pub received: Lsn,
+    /// What the upstream site was told last.
+    pub acknowledged: Lsn,
+    /// Bytes on the link in this session, as frames.
+    pub traffic: Traffic,
+}
+
+/// Why a publication is not received.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ReceiveError {
+    /// The link.
+    #[error("{0}")]
+    Link(#[from] LinkError),
+    /// The store here.
+    #[error("{0}")]
+    Store(#[from] StoreError),
+    /// The upstream site says no.
+    #[error("site \"{site}\" does not give it: {why}")]
+    Refused {
+        /// The upstream site.
+        site: String,
+        /// In its words.
+        why: String,
+        /// It may end by itself.
+        passes: bool,
+    },
+    /// What came is not what a site of this kind sends.
+    #[error("site \"{site}\" sent {what}; is it of a newer version?")]
+    Protocol {
+        /// The upstream site.
+        site: String,
+        /// What came.
+        what: String,
+    },
+    /// What is here cannot be continued from there.
+    #[error(
+        "what is here of it is of another log than site \"{site}\" has now: its store was \
+         replaced. To begin anew: stop this node, remove {folder}, empty the targets' tables, DROP \
+         SCHEMA farshore CASCADE there, and start"
+    )]
+    AnotherLog {
+        /// The upstream site.
+        site: String,
+        /// The store's folder.
+        folder: String,
+    },
+}
+
+impl ReceiveError {
+    /// Whether trying again may help.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            // Also when certificates are refused: whoever mends that may do so at the other site.
+            ReceiveError::Link(_) => true,
+            ReceiveError::Store(error) => error.is_out_of_room(),
+            ReceiveError::Refused { passes, .. } => *passes,
+            ReceiveError::Protocol { .. } | ReceiveError::AnotherLog { .. } => false,
+        }
+    }
+}
+
+/// Receives one publication until told to stop.
+pub(crate) struct Receive {
+    /// The upstream site.
+    pub site: String,
+    /// Its name there.
+    pub publication: String,
+    /// The store's folder, for messages.
+    pub folder: String,
+    /// The way there.
+    pub dialer: Dialer,
+    /// Where it is kept.
+    pub store: Arc<SegmentedStore>,
+    /// How it goes.
+    pub status: Mutex<ReceiveStatus>,
+    /// Whoever writes a spill. A session that has ended may still be at it, on a thread of its own,
+    /// and its end removes the file.
+    pub spills: Arc<tokio::sync::Mutex<()>>,
+    /// As a capture's: counts occasions on which tables may have joined the publication.
+    pub ready: watch::Sender<u64>,
+}
+
+impl Receive {
+    /// Runs until `stop` turns true or the link or the store fails.
+    pub async fn run(&self, mut stop: watch::Receiver<bool>) -> Result<(), ReceiveError> {
+        let stopped = async {
+            // A sender that is gone is a stop too.
+            let _ = stop.wait_for(|stop| *stop).await;
+        };
+        let ended = tokio::select! {
+            biased;
+            () = stopped => Ok(()),
+            ended = self.session() => ended,
+        };
+        self.status().connected = false;
+        ended
+    }
+
+    pub fn status(&self) -> MutexGuard<'_, ReceiveStatus> {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn protocol(&self, what: impl Into<String>) -> ReceiveError {
+        ReceiveError::Protocol { site: self.site.clone(), what: what.into() }
+    }
+
+    async fn session(&self) -> Result<(), ReceiveError> {
+        drop(self.spills.lock().await);
+        // What an earlier session handed over is asked for again unless it is durable.
+        self.until_durable(self.store.accepted_end()).await?;
+        let have = self.have();
+        let wanted = Wanted::Log { publication: self.publication.clone(), have };
+        let request = serde_json::to_vec(&wanted).map_err(|error| {
+            self.protocol(format!("nothing, since a request could not be written ({error})"))
+        })?;
+        let (mut sender, mut receiver) = self.dialer.open(&request).await?.split();
+        let first = receiver.next().await?.ok_or_else(|| self.protocol("no answer"))?;
+        let answer: Answer = serde_json::from_slice(&first)
+            .map_err(|error| self.protocol(format!("an answer that cannot be read ({error})")))?;
+        self.begin(have, answer).await?;
+        tracing::info!(
+            site = %self.site, publication = %self.publication,
+            after = %self.store.durable().borrow().0, "receiving"
+        );
+        {
+            let mut status = self.status();
+            status.connected = true;
+            status.received = self.store.durable().borrow().0;
+        }
+        self.ready.send_modify(|times| *times += 1);
+        tokio::select! {
+            ended = self.take_in(&mut receiver) => ended,
+            ended = self.acknowledge(&mut sender) => ended,
+        }
+    }
+
+    /// What is here.
+    fn have(&self) -> Option<Have> {
+        let log_id = self.store.note(NOTE_LOG)?.parse().ok()?;
+        let begins = slot::log_begins(self.store.as_ref())?;
+        let durable = self.store.durable().borrow().0.max(begins);
+        Some(Have { log_id, durable })
+    }
+
+    /// Begins a replica, or goes on with it.
+    async fn begin(&self, have: Option<Have>, answer: Answer) -> Result<(), ReceiveError> {
+        let (log_id, after, publisher) = match answer {
+            Answer::Follows { log_id, after, publisher } => (log_id, after, publisher),
+            Answer::Refused { why, passes } => {
+                return Err(ReceiveError::Refused { site: self.site.clone(), why, passes });
+            }
+        };
+        match have {
+            Some(have) if have.log_id != log_id => return Err(self.another_log()),
+            Some(have) if have.durable != after => {
+                let what = format!("what follows {after} instead of {}", have.durable);
+                return Err(self.protocol(what));
+            }
+            Some(_) => {}
+            None if self.store.durable().borrow().0 > Lsn::ZERO => {
+                // Its notes are gone: nobody can tell which log this is.
+                return Err(self.another_log());
+            }
+            None => {
+                // The beginning comes last: until then there is nothing to go on with.
+                self.store.set_note(NOTE_LOG, &log_id.to_string())?;
+                slot::begin_replica(self.store.as_ref(), &publisher, after)?;
+            }
+        }
+        if self.store.durable().borrow().0 < after {
+            let mut batch = Batch::default();
+            batch.entries.push(EntryMeta {
+                position: after,
+                commit_time: PgTime(0),
+                kind: EntryKind::Watermark,
+                payload_len: 0,
+            });
+            self.store.append(batch).await?;
+            self.until_durable(after).await?;
+        }
+        Ok(())
+    }
+
+    fn another_log(&self) -> ReceiveError {
+        ReceiveError::AnotherLog { site: self.site.clone(), folder: self.folder.clone() }
+    }
+
+    async fn until_durable(&self, position: Lsn) -> Result<(), ReceiveError> {
+        let mut durable = self.store.durable();
+        match durable.wait_for(|durable| durable.0 >= position).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(self.store_failure()),
+        }
+    }
+
+    fn store_failure(&self) -> ReceiveError {
+        match self.store.failure() {
+            Some(error) => error.into(),
+            None => StoreError::Unknown("writer any more".to_owned()).into(),
+        }
+    }
+
+    async fn take_in(&self, receiver: &mut Receiver) -> Result<(), ReceiveError> {
+        let mut spill = None;
+        while let Some(message) = receiver.next().await? {
+            self.status().traffic = receiver.meter().traffic();
+            let message = FromUpstream::decode(message).map_err(|what| self.protocol(what))?;
+            match message {
+                FromUpstream::Block(block) => {
+                    let last = block.last;
+                    fault::point("receive.before-block");
+                    self.store.append_stored(block).await?;
+                    fault::point("receive.after-block");
+                    self.status().received = last;
+                }
+                FromUpstream::SpillBegins(id) => {
+                    let turn = self.spills.clone().lock_owned().await;
+                    spill = Some(Taking::begin(self.store.clone(), turn, id).await?);
+                }
+                FromUpstream::SpillBlock(block) => {
+                    let taking =
+                        spill.take().ok_or_else(|| self.protocol("a piece of no spill"))?;
+                    spill = Some(taking.take(block).await?);
+                }
+                FromUpstream::SpillEnds => {
+                    let taking =
+                        spill.take().ok_or_else(|| self.protocol("the end of no spill"))?;
+                    taking.finish().await?;
+                }
+                FromUpstream::Ready => self.ready.send_modify(|times| *times += 1),
+            }
+        }
+        Err(self.protocol("no more, without a reason"))
+    }
+
+    /// Tells the upstream site what is durable here, and so what it need not keep for us.
+    async fn acknowledge(&self, sender: &mut Sender) -> Result<(), ReceiveError> {
+        let mut durable = self.store.durable();
+        loop {
+            let position = durable.borrow_and_update().0;
+            fault::point("receive.before-acknowledge");
+            sender.send(FromDownstream::Durable(position).encode()).await?;
+            fault::point("receive.after-acknowledge");
+            self.status().acknowledged = position;
+            if durable.changed().await.is_err() {
+                return Err(self.store_failure());
+            }
+        }
+    }
+}
+
+/// A spill that comes in; what it does to the disk it does on a thread that may wait.
+struct Taking {
+    receiver: Box<dyn SpillReceiver>,
+    // Let go of last, when nothing touches the file any more.
+    turn: OwnedMutexGuard<()>,
+}
+
+impl Taking {
+    async fn begin(
+        store: Arc<SegmentedStore>,
+        turn: OwnedMutexGuard<()>,
+        id: SpillId,
+    ) -> Result<Taking, ReceiveError> {
+        blocking(move || store.receive_spill(id).map(|receiver| Taking { receiver, turn })).await
+    }
+
+    async fn take(mut self, block: StoredBlock) -> Result<Taking, ReceiveError> {
+        blocking(move || self.receiver.take(block).map(|()| self)).await
+    }
+
+    async fn finish(self) -> Result<(), ReceiveError> {
+        blocking(move || {
+            let Taking { receiver, turn } = self;
+            let finished = receiver.finish().map(drop);
+            drop(turn);
+            finished
+        })
+        .await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, ReceiveError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => Ok(done?),
+        Err(_) => Err(StoreError::Unknown("thread for a spill any more".to_owned()).into()),
+    }
+}

@@ -1,0 +1,562 @@
+//! Sessions of downstream sites, and what they may have.
+
+use super::channel::SessionChannel;
+use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
+use crate::config::sites::{Downstream, SitesConfig};
+use bytes::Bytes;
+use farshore_capture::publication::PublicationSpec;
+use farshore_capture::slot;
+use farshore_capture::source::{Registry, serve};
+use farshore_link::{
+    Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, Receiver, Sender, Session,
+};
+use farshore_model::{Applied, Lsn};
+use farshore_store::segmented::SegmentedStore;
+use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredBlock, StoredReader};
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::JoinSet;
+
+/// Sessions of one site that may ask publishers at once; each holds connections to one.
+const ASKING_MAX: usize = 256;
+
+/// How long one more of them waits for another's end; less than who asks has patience.
+const ASKING_WAIT: Duration = Duration::from_secs(5);
+
+/// How long an ended session's last words may take.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// What a downstream site is called among a store's cursors; no subscription can have such a name.
+pub(crate) fn cursor_of(site: &str) -> String {
+    format!("@{site}")
+}
+
+/// A publication that downstream sites can be given.
+pub(crate) struct Served {
+    /// Its log.
+    pub store: Arc<SegmentedStore>,
+    /// Counts occasions on which tables may have joined it.
+    pub ready: watch::Receiver<u64>,
+    /// Where its publisher can be asked.
+    pub source: ServedSource,
+}
+
+/// Where a publication's publisher can be asked.
+pub(crate) enum ServedSource {
+    /// From here.
+    Here(Box<PublicationSpec>, Arc<Registry>),
+    /// At the site that it comes from, under this name.
+    Upstream(Dialer, String),
+}
+
+/// How a downstream site follows a publication.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Following {
+    /// A session is open.
+    pub connected: bool,
+    /// Durable there.
+    pub durable: Lsn,
+    /// Bytes sent in the session that is open.
+    pub sent_bytes: u64,
+}
+
+/// What downstream sites are given.
+pub(crate) struct Serving {
+    sites: SitesConfig,
+    publications: BTreeMap<String, Served>,
+    pacers: HashMap<String, Arc<Pacer>>,
+    /// By site and publication.
+    following: Mutex<BTreeMap<(String, String), Following>>,
+    /// Sessions of each site that ask a publisher.
+    asking: HashMap<String, Arc<Semaphore>>,
+    /// Counts the sessions of each site and publication: a new one ends the one before it.
+    sessions: Mutex<HashMap<(String, String), watch::Sender<u64>>>,
+}
+
+/// Why a site does not get a log.
+struct Refusal {
+    why: String,
+    passes: bool,
+}
+
+impl Refusal {
+    fn passing(why: impl Into<String>) -> Refusal {
+        Refusal { why: why.into(), passes: true }
+    }
+
+    fn lasting(why: impl Into<String>) -> Refusal {
+        Refusal { why: why.into(), passes: false }
+    }
+}
+
+impl Serving {
+    /// What these sites are given of these publications.
+    pub fn new(sites: SitesConfig, publications: BTreeMap<String, Served>) -> Serving {
+        let pacers = sites.downstreams.iter().map(|downstream| {
+            (downstream.site.clone(), Arc::new(Pacer::new(downstream.rates.clone())))
+        });
+        let pacers = pacers.collect();
+        let asking = sites
+            .downstreams
+            .iter()
+            .map(|downstream| (downstream.site.clone(), Arc::new(Semaphore::new(ASKING_MAX))));
+        let asking = asking.collect();
+        let (following, sessions) = (Mutex::default(), Mutex::default());
+        Serving { sites, publications, pacers, following, asking, sessions }
+    }
+
+    /// The state of every downstream site, by site and publication.
+    pub fn following(&self) -> BTreeMap<(String, String), Following> {
+        let mut all = self.lock_following().clone();
+        for downstream in &self.sites.downstreams {
+            for publication in &downstream.publications {
+                let following =
+                    all.entry((downstream.site.clone(), publication.clone())).or_default();
+                let Some(served) = self.publications.get(publication) else { continue };
+                let cursors = served.store.cursors();
+                let name = cursor_of(&downstream.site);
+                if let Some(cursor) = cursors.iter().find(|cursor| cursor.name == name) {
+                    following.durable = cursor.applied.0;
+                }
+            }
+        }
+        all
+    }
+
+    fn lock_following(&self) -> MutexGuard<'_, BTreeMap<(String, String), Following>> {
+        self.following.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Serves whoever connects until `stop` turns true.
+    pub async fn run(self: Arc<Self>, listener: Listener, mut stop: watch::Receiver<bool>) {
+        let mut sessions = JoinSet::new();
+        loop {
+            let incoming = tokio::select! {
+                biased;
+                _ = stop.wait_for(|stop| *stop) => break,
+                Some(_) = sessions.join_next(), if !sessions.is_empty() => continue,
+                incoming = listener.next() => incoming,
+            };
+            let (serving, stop) = (self.clone(), stop.clone());
+            sessions.spawn(async move { serving.session(incoming, stop).await });
+        }
+        sessions.shutdown().await;
+    }
+
+    async fn session(&self, incoming: Incoming, mut stop: watch::Receiver<bool>) {
+        let (site, peer) = (incoming.site.clone(), incoming.peer);
+        let Some(downstream) = self.sites.downstream(&site) else {
+            let why = format!("there is no [downstream.{site}] in the site file here");
+            tracing::warn!(%site, %peer, "refused: {why}");
+            return incoming.refuse(&why).await;
+        };
+        let wanted: Wanted = match serde_json::from_slice(&incoming.request) {
+            Ok(wanted) => wanted,
+            Err(error) => {
+                tracing::warn!(%site, %peer, "refused: a request that cannot be read ({error})");
+                return incoming.refuse("the request cannot be read: is it a newer version?").await;
+            }
+        };
+        let publication = match &wanted {
+            Wanted::Log { publication, .. } | Wanted::Source { publication } => publication.clone(),
+        };
+        let granted = downstream.publications.contains(&publication);
+        let Some(served) = self.publications.get(&publication).filter(|_| granted) else {
+            // Whether there is such a publication is none of its business.
+            let why = format!(
+                "publication \"{publication}\" is not granted to site \"{site}\". Name it under \
+                 [downstream.{site}] publications, if that site may have it"
+            );
+            tracing::warn!(%site, %peer, "refused: {why}");
+            return incoming.refuse(&why).await;
+        };
+        let _permit = match (&wanted, self.asking.get(&site)) {
+            (Wanted::Source { .. }, Some(asking)) => match self.turn(asking).await {
+                Some(permit) => Some(permit),
+                None => {
+                    let why = format!("{ASKING_MAX} sessions of it ask publishers already");
+                    tracing::warn!(%site, %peer, "refused: {why}");
+                    return incoming.refuse(&why).await;
+                }
+            },
+            _ => None,
+        };
+        // Before the session is accepted: if it fails there, who asks is to know why.
+        let upstream = match (&wanted, &served.source) {
+            (Wanted::Source { .. }, ServedSource::Upstream(dialer, name)) => {
+                match open_upstream(dialer, name).await {
+                    Ok(session) => Some(session),
+                    Err(error) => {
+                        tracing::warn!(%site, %publication, "refused: {error}");
+                        return incoming.refuse(&error.to_string()).await;
+                    }
+                }
+            }
+            _ => None,
+        };
+        let pacer = self.pacers.get(&site).cloned();
+        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        let session = match incoming.accept(options).await {
+            Ok(session) => session,
+            Err(error) => return tracing::warn!(%site, %peer, "{error}"),
+        };
+        let halted = stop.clone();
+        let stopped = async {
+            let _ = stop.wait_for(|stop| *stop).await;
+        };
+        let ended = tokio::select! {
+            () = stopped => Ok(()),
+            ended = self.serve(downstream, &publication, served, (session, upstream), wanted, halted) => ended,
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%site, %publication, "session ended: {error}");
+        }
+    }
+
+    async fn serve(
+        &self,
+        downstream: &Downstream,
+        publication: &str,
+        served: &Served,
+        (session, upstream): (Session, Option<Session>),
+        wanted: Wanted,
+        halted: watch::Receiver<bool>,
+    ) -> Result<(), LinkError> {
+        match wanted {
+            Wanted::Log { have, .. } => {
+                let key = (downstream.site.clone(), publication.to_owned());
+                let mut newer = self.begin_session(&key);
+                tokio::select! {
+                    ended = self.serve_log(&key, downstream, served, session, have) => {
+                        if let Some(following) = self.lock_following().get_mut(&key) {
+                            following.connected = false;
+                        }
+                        ended
+                    }
+                    // What the old one reads is as dead as its peer.
+                    _ = newer.changed() => Ok(()),
+                }
+            }
+            Wanted::Source { .. } => {
+                match (&served.source, upstream) {
+                    (ServedSource::Here(spec, snapshots), _) => {
+                        let mut channel = SessionChannel::new(session);
+                        if let Err(error) = serve(spec, snapshots, &mut channel, halted).await {
+                            tracing::info!(site = %downstream.site, publication, "{error}");
+                        }
+                        // Its last words may say what is wrong.
+                        let _ = tokio::time::timeout(LAST_WORDS, channel.finish()).await;
+                    }
+                    (ServedSource::Upstream(..), Some(upstream)) => {
+                        forward(session, upstream).await?;
+                    }
+                    (ServedSource::Upstream(..), None) => {}
+                }
+                Ok(())
+            }
+        }
+    }
+
+    async fn turn(&self, asking: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
+        let turn = tokio::time::timeout(ASKING_WAIT, asking.clone().acquire_owned());
+        turn.await.ok()?.ok()
+    }
+
+    /// Ends the session that the site has of this publication, if any: it lost touch with it.
+    fn begin_session(&self, key: &(String, String)) -> watch::Receiver<u64> {
+        let mut sessions = self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let count = sessions.entry(key.clone()).or_insert_with(|| watch::channel(0).0);
+        count.send_modify(|count| *count += 1);
+        count.subscribe()
+    }
+
+    async fn serve_log(
+        &self,
+        key: &(String, String),
+        downstream: &Downstream,
+        served: &Served,
+        session: Session,
+        have: Option<Have>,
+    ) -> Result<(), LinkError> {
+        let (mut sender, mut receiver) = session.split();
+        let cursor = cursor_of(&downstream.site);
+        // What changed before the answer is seen by who looks when it has come.
+        let mut ready = served.ready.clone();
+        ready.mark_unchanged();
+        let received = matches!(served.source, ServedSource::Upstream(..));
+        let begun = begin(&served.store, received, &cursor, have);
+        let (answer, after) = match begun {
+            Ok((after, publisher)) => {
+                (Answer::Follows { log_id: served.store.log_id(), after, publisher }, Some(after))
+            }
+            Err(Refusal { why, passes }) => {
+                tracing::warn!(site = %key.0, publication = %key.1, "refused: {why}");
+                (Answer::Refused { why, passes }, None)
+            }
+        };
+        let answer = serde_json::to_vec(&answer).unwrap_or_default();
+        sender.send(Bytes::from(answer)).await?;
+        let Some(after) = after else { return sender.finish().await };
+        tracing::info!(site = %key.0, publication = %key.1, %after, "downstream site connected");
+        self.lock_following()
+            .insert(key.clone(), Following { connected: true, durable: after, sent_bytes: 0 });
+        tokio::select! {
+            ended = self.send_log(key, &mut sender, served, ready, after, downstream.compression) => ended,
+            ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
+        }
+    }
+
+    async fn take_positions(
+        &self,
+        key: &(String, String),
+        receiver: &mut Receiver,
+        store: &SegmentedStore,
+        cursor: &str,
+    ) -> Result<(), LinkError> {
+        while let Some(message) = receiver.next().await? {
+            match FromDownstream::decode(message) {
+                Ok(FromDownstream::Durable(position)) => {
+                    // It holds nothing that it has not got from here.
+                    if position > store.durable().borrow().0 {
+                        tracing::warn!(site = %key.0, %position, "it holds more than there is");
+                        return Ok(());
+                    }
+                    if let Err(error) = store.move_cursor(cursor, Applied(position)) {
+                        tracing::warn!(site = %key.0, publication = %key.1, "{error}");
+                        return Ok(());
+                    }
+                    if let Some(following) = self.lock_following().get_mut(key) {
+                        following.durable = position;
+                    }
+                }
+                Err(what) => {
+                    tracing::warn!(site = %key.0, publication = %key.1, "it sent {what}");
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_log(
+        &self,
+        key: &(String, String),
+        sender: &mut Sender,
+        served: &Served,
+        mut ready: watch::Receiver<u64>,
+        after: Lsn,
+        compression: i32,
+    ) -> Result<(), LinkError> {
+        let failed = |error: StoreError| {
+            tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
+        };
+        let mut durable = served.store.durable();
+        let reader = match served.store.read_stored(after) {
+            Ok(reader) => reader,
+            Err(error) => {
+                return {
+                    failed(error);
+                    Ok(())
+                };
+            }
+        };
+        let mut blocks = Blocks { reader: Some(reader), compression };
+        loop {
+            durable.mark_unchanged();
+            if ready.has_changed().unwrap_or(false) {
+                ready.mark_unchanged();
+                sender.send_parts(&FromUpstream::Ready.encode()).await?;
+            }
+            match blocks.next().await {
+                Ok(Some(block)) => {
+                    for spill in &block.spilled {
+                        match served.store.read_stored_spill(*spill) {
+                            Ok(reader) => {
+                                if let Err(error) =
+                                    send_spill(sender, *spill, reader, compression).await?
+                                {
+                                    return {
+                                        failed(error);
+                                        Ok(())
+                                    };
+                                }
+                            }
+                            Err(error) => {
+                                return {
+                                    failed(error);
+                                    Ok(())
+                                };
+                            }
+                        }
+                    }
+                    sender.send_parts(&FromUpstream::Block(block).encode()).await?;
+                    if let Some(following) = self.lock_following().get_mut(key) {
+                        following.sent_bytes = sender.traffic().wire_bytes_sent;
+                    }
+                }
+                Ok(None) => {
+                    tokio::select! {
+                        changed = durable.changed() => if changed.is_err() {
+                            // The store is closed, and the node with it, or it has failed.
+                            return Ok(());
+                        },
+                        changed = ready.changed() => if changed.is_err() {
+                            return Ok(());
+                        } else {
+                            sender.send_parts(&FromUpstream::Ready.encode()).await?;
+                        },
+                    }
+                }
+                Err(error) => {
+                    return {
+                        failed(error);
+                        Ok(())
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Where a log begins for a site that has this much of it; and the publisher's identity.
+fn begin(
+    store: &SegmentedStore,
+    received: bool,
+    cursor: &str,
+    have: Option<Have>,
+) -> Result<(Lsn, String), Refusal> {
+    let (Some(begins), Some(publisher)) =
+        (slot::log_begins(store), slot::publisher_identity(store))
+    else {
+        return Err(Refusal::passing("its capture has not begun yet"));
+    };
+    let failed = |error: StoreError| Refusal::passing(format!("its store refuses: {error}"));
+    let known = store.register_cursor(cursor).map_err(failed)?;
+    let durable = store.durable().borrow().0;
+    let after = match have {
+        Some(have) if have.log_id != store.log_id() => {
+            return Err(Refusal::lasting(
+                "the log here is another one than the site has: the store was replaced. Remove \
+                 the site's store of it, empty the targets' tables, DROP SCHEMA farshore CASCADE \
+                 there, and start it",
+            ));
+        }
+        // A replica that was set back is filled again from its own upstream site.
+        Some(have) if have.durable > durable && received => {
+            return Err(Refusal::passing(format!(
+                "the site has the log up to {}, and here it ends at {durable} as yet",
+                have.durable
+            )));
+        }
+        Some(have) if have.durable > durable => {
+            return Err(Refusal::lasting(format!(
+                "the site has the log up to {}, and here it ends at {durable}: the store was set \
+                 back",
+                have.durable
+            )));
+        }
+        Some(have) => have.durable,
+        // What an earlier attempt was promised is still there.
+        None if known.expired.is_none() => known.applied.0.max(begins),
+        None => durable.max(begins),
+    };
+    if durable < after {
+        return Err(Refusal::passing("its log does not reach its own beginning yet"));
+    }
+    match store.move_cursor(cursor, Applied(after)) {
+        Ok(()) => Ok((after, publisher)),
+        Err(StoreError::Dropped { start, .. }) => Err(Refusal::lasting(format!(
+            "the log no longer has what follows {after}; it begins at {start} now (retention \
+             limits dropped it, or the site was not granted it for a while). Remove the site's store of it, empty the targets' tables, DROP \
+             SCHEMA farshore CASCADE there, and start it"
+        ))),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Reads a log's blocks on threads that may wait.
+struct Blocks {
+    /// Absent while it reads.
+    reader: Option<Box<dyn StoredReader>>,
+    compression: i32,
+}
+
+impl Blocks {
+    async fn next(&mut self) -> Result<Option<StoredBlock>, StoreError> {
+        let gone = || StoreError::Unknown("reader any more".to_owned());
+        let mut reader = self.reader.take().ok_or_else(gone)?;
+        let compression = self.compression;
+        let read = tokio::task::spawn_blocking(move || {
+            let block = reader.next_stored().map(|block| block.map(|b| squeeze(b, compression)));
+            (reader, block)
+        });
+        let (reader, block) = read.await.map_err(|_| gone())?;
+        self.reader = Some(reader);
+        block
+    }
+}
+
+/// A block as it crosses. One that cannot be compressed crosses as it is.
+fn squeeze(mut block: StoredBlock, compression: i32) -> StoredBlock {
+    if compression > 0
+        && let Err(error) = block.compress(compression)
+    {
+        tracing::debug!("a block crosses as it is: {error}");
+    }
+    block
+}
+
+async fn send_spill(
+    sender: &mut Sender,
+    spill: SpillId,
+    reader: Box<dyn StoredReader>,
+    compression: i32,
+) -> Result<Result<(), StoreError>, LinkError> {
+    sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
+    let mut blocks = Blocks { reader: Some(reader), compression };
+    loop {
+        match blocks.next().await {
+            Ok(Some(block)) => {
+                sender.send_parts(&FromUpstream::SpillBlock(block).encode()).await?;
+            }
+            Ok(None) => break,
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    sender.send_parts(&FromUpstream::SpillEnds.encode()).await?;
+    Ok(Ok(()))
+}
+
+/// A session for questions at the site that a publication comes from.
+async fn open_upstream(dialer: &Dialer, name: &str) -> Result<Session, LinkError> {
+    let wanted = Wanted::Source { publication: name.to_owned() };
+    let request = serde_json::to_vec(&wanted).unwrap_or_default();
+    dialer.open(&request).await
+}
+
+/// Passes a downstream site's questions on to the site that the publication comes from.
+async fn forward(session: Session, upstream: Session) -> Result<(), LinkError> {
+    let (mut to_upstream, mut from_upstream) = upstream.split();
+    let (mut to_downstream, mut from_downstream) = session.split();
+    let asking = async {
+        while let Some(message) = from_downstream.next().await? {
+            to_upstream.send(message).await?;
+        }
+        Ok::<(), LinkError>(())
+    };
+    let answering = async {
+        while let Some(message) = from_upstream.next().await? {
+            to_downstream.send(message).await?;
+        }
+        Ok::<(), LinkError>(())
+    };
+    let ended = tokio::select! {
+        ended = asking => ended,
+        ended = answering => ended,
+    };
+    // What was passed on last may say what is wrong.
+    let _ = tokio::time::timeout(LAST_WORDS, to_downstream.finish()).await;
+    ended
+}

@@ -1,0 +1,122 @@
+//! Two sites with 77 ms between them, while the line does what lines do.
+//!
+//! - `FARSHORE_CUT_SECONDS`: how long it is cut (default 20).
+
+use anyhow::{Context, Result, ensure};
+use farshore_testkit::wan::{Direction, Wan, WanConfig};
+use farshore_tests::{Checked, SmallDisk, publisher_cluster, subscriber_cluster};
+use std::time::{Duration, Instant};
+
+const RTT: Duration = Duration::from_millis(77);
+
+/// A line, or `None` with the reason on standard output.
+fn line(loss: f64) -> Result<Option<Wan>> {
+    if let Err(reason) = Wan::available() {
+        let test = std::thread::current().name().unwrap_or("a test").to_owned();
+        println!("skipped: {test}: {reason}");
+        return Ok(None);
+    }
+    let bits_per_second = Some(100_000_000);
+    let seed = farshore_testkit::seed();
+    Wan::start(WanConfig { rtt: RTT, bits_per_second, loss, seed, ..WanConfig::default() })
+        .map(Some)
+}
+
+fn start(wan: &Wan) -> Result<Checked> {
+    let publisher = publisher_cluster(15)?.place(wan.near()).start()?;
+    let subscriber = subscriber_cluster(18)?.place(wan.far()).start()?;
+    Checked::start_across(wan, publisher, subscriber)
+}
+
+/// Waits until everything has arrived, and says how long that took.
+fn recover(checked: &mut Checked, from: &str) -> Result<()> {
+    let begin = Instant::now();
+    checked.pair.await_arrival()?;
+    println!("recovered from {from} in {:.1} s", begin.elapsed().as_secs_f64());
+    Ok(())
+}
+
+#[test]
+fn a_line_that_is_cut_flaps_and_goes_silent() -> Result<()> {
+    let Some(wan) = line(0.0)? else { return Ok(()) };
+    let mut checked = start(&wan)?;
+    let seconds = match std::env::var("FARSHORE_CUT_SECONDS") {
+        Ok(text) => text.parse().with_context(|| format!("FARSHORE_CUT_SECONDS={text}"))?,
+        Err(_) => 20,
+    };
+    // Nothing passes, and nobody is told: the sites find out by themselves.
+    wan.cut();
+    let cut = Instant::now();
+    checked.pair.site.await_trouble("up/p", "up")?;
+    while cut.elapsed() < Duration::from_secs(seconds) {
+        checked.await_commits(20)?;
+    }
+    wan.restore();
+    recover(&mut checked, &format!("a cut of {seconds} s"))?;
+    // Only acknowledgements are lost.
+    wan.cut_direction(Direction::FarToNear);
+    checked.await_commits(100)?;
+    wan.restore();
+    recover(&mut checked, "one direction cut")?;
+    for _ in 0..8 {
+        wan.cut();
+        checked.await_commits(15)?;
+        wan.restore();
+        checked.await_commits(15)?;
+    }
+    recover(&mut checked, "flapping")?;
+    checked.finish().map(drop)
+}
+
+#[test]
+fn a_line_that_loses_and_changes_packets() -> Result<()> {
+    let Some(wan) = line(0.01)? else { return Ok(()) };
+    let mut checked = start(&wan)?;
+    checked.await_commits(200)?;
+    recover(&mut checked, "1 % loss")?;
+    for flip in 0..6 {
+        let flipped = wan.traffic();
+        let (direction, before) = if flip % 2 == 0 {
+            (Direction::NearToFar, flipped.near_to_far.flipped_bits)
+        } else {
+            (Direction::FarToNear, flipped.far_to_near.flipped_bits)
+        };
+        wan.flip_next_bit(direction);
+        checked.await_commits(30)?;
+        recover(&mut checked, "a flipped bit")?;
+        let flipped = wan.traffic();
+        let after = match direction {
+            Direction::NearToFar => flipped.near_to_far.flipped_bits,
+            Direction::FarToNear => flipped.far_to_near.flipped_bits,
+        };
+        ensure!(after > before, "no bit was flipped");
+    }
+    checked.finish().map(drop)
+}
+
+#[test]
+fn a_receiver_whose_disk_is_full_waits_and_goes_on() -> Result<()> {
+    let Some(wan) = line(0.0)? else { return Ok(()) };
+    let mut checked = start(&wan)?;
+    checked.pair.site.stop()?;
+    let data = checked.pair.site.directory().join("data");
+    let aside = checked.pair.site.directory().join("aside");
+    std::fs::rename(&data, &aside)?;
+    let Some(disk) = SmallDisk::mount(&data, 24)? else {
+        std::fs::remove_dir(&data)?;
+        std::fs::rename(&aside, &data)?;
+        return Ok(());
+    };
+    let copied =
+        std::process::Command::new("cp").arg("-a").arg(aside.join(".")).arg(&data).status()?;
+    ensure!(copied.success(), "cp: {copied}");
+    checked.pair.site.start()?;
+    checked.await_commits(50)?;
+    recover(&mut checked, "a move to a small disk")?;
+    disk.fill()?;
+    checked.pair.site.await_trouble("up/p", "Free space on that disk")?;
+    checked.await_commits(100)?;
+    disk.free()?;
+    recover(&mut checked, "a full disk at the receiver")?;
+    checked.finish().map(drop)
+}

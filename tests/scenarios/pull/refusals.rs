@@ -1,0 +1,109 @@
+//! Peers that get nothing, and what they and the operator are told.
+
+use anyhow::{Context, Result, ensure};
+use farshore_tests::{Direction, Pair, UPSTREAM, Upstream, certificate_lines, issue_certificates};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+const SCHEMA: &str = "CREATE TABLE t (id bigint PRIMARY KEY, v text)";
+
+/// Each wrong thing is told where it is noticed; the right one runs after it.
+#[test]
+fn sites_get_what_they_are_granted_and_others_nothing() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;
+    pair.add_publication("secret", &[], "")?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.replace(", \"secret\"", "")?;
+    upstream.site.start()?;
+    let folder = upstream.certificates.path().to_owned();
+    let good = certificate_lines(&folder, "t1");
+
+    let elsewhere = tempfile::tempdir()?;
+    issue_certificates(elsewhere.path(), &["t1"])?;
+    issue_certificates(&folder, &["stranger"])?;
+    let foreign = certificate_lines(elsewhere.path(), "t1");
+    // The upstream site's authority is trusted, and the site's own certificate is of another one.
+    let foreign = foreign.replace(
+        &elsewhere.path().join("ca.crt").display().to_string(),
+        &folder.join("ca.crt").display().to_string(),
+    );
+    let cases: [(&str, &str, &str, &str, &str); 3] = [
+        (
+            "ungranted",
+            "\"up/p\"",
+            "\"up/secret\"",
+            "is not granted to site \"t1\"",
+            "is not granted to site \"t1\"",
+        ),
+        (
+            "nothing of that name",
+            "\"up/p\"",
+            "\"up/none\"",
+            "is not granted to site \"t1\"",
+            "is not granted to site \"t1\"",
+        ),
+        ("another authority", &good, &foreign, "refused our certificate", "refused"),
+    ];
+    for (what, right, wrong, there, here) in cases {
+        pair.site.replace(right, wrong)?;
+        pair.site.start()?;
+        let seen = pair.site.await_log(there, SOON).with_context(|| what.to_owned())?;
+        ensure!(seen.contains("up"), "{what}: {seen}");
+        upstream.site.await_log(here, SOON).with_context(|| what.to_owned())?;
+        pair.site.stop()?;
+        pair.site.replace(wrong, right)?;
+    }
+
+    // A site that nobody here knows, with a certificate that is good.
+    pair.site.replace("name = \"t1\"", "name = \"stranger\"")?;
+    let stranger = certificate_lines(&folder, "stranger");
+    pair.site.replace(&good, &stranger)?;
+    pair.site.start()?;
+    pair.site.await_log("no [downstream.stranger]", SOON)?;
+    pair.site.stop()?;
+    pair.site.replace("name = \"stranger\"", "name = \"t1\"")?;
+
+    // A certificate of another site than this one says it is.
+    pair.site.start()?;
+    let code = pair.site.await_exit(SOON)?;
+    ensure!(code == 1 && pair.site.log().contains("\"stranger\""), "{}", pair.site.log());
+    pair.site.replace(&stranger, &good)?;
+
+    // Whatever else knocks.
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x16, 3, 1, 0, 5, 1, 2, 3, 4, 5], &[0; 4096]] {
+        let mut knock = TcpStream::connect(("127.0.0.1", upstream.port()))?;
+        knock.set_read_timeout(Some(SOON))?;
+        knock.write_all(bytes)?;
+        let mut rest = Vec::new();
+        let _ = knock.read_to_end(&mut rest);
+    }
+    pair.site.start()?;
+    pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100) AS i")?;
+    pair.assert_equal(&["public"])?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0) && check.stdout.contains("site \"up\" gives it"), "{check:?}");
+    Ok(())
+}
+
+#[test]
+fn a_site_whose_upstream_was_replaced_stops_and_says_so() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (1, 'a')")?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    upstream.site.stop()?;
+    std::fs::remove_dir_all(upstream.site.directory().join("data"))?;
+    pair.publisher.execute_script("SELECT pg_drop_replication_slot('farshore_p')")?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    let line = pair.site.await_log(" stopped: ", SOON)?;
+    ensure!(line.contains("the log here is another one"), "{line}");
+    let (state, _) = pair.site.await_trouble(&format!("{UPSTREAM}/p"), "another one")?;
+    ensure!(state == "stopped", "{state}");
+    Ok(())
+}
