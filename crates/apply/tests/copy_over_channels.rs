@@ -121,8 +121,8 @@ fn a_target_is_made_and_filled_over_channels() {
         let (schema, status) = (SchemaSettings::default(), Arc::new(Mutex::default()));
         let status: Arc<Mutex<SubscriptionStatus>> = status;
 
-        // Questions, the snapshot, its first session and one of two workers: then no way more.
-        for (times, whole) in [(4, false), (100, true)] {
+        // The snapshot, its first session and one of two workers: then no way more.
+        for (times, whole) in [(3, false), (100, true)] {
             let source = way(&spec, times);
             let copy = InitialCopy {
                 subscription: NAME,

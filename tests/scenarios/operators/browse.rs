@@ -128,6 +128,17 @@ fn every_kind_of_change_is_shown_and_nothing_that_was_rolled_back() -> Result<()
             lines.len() == 4 && said.contains(&format!("more, see --limit and --from {large}")),
             "{said} {lines:#?}"
         );
+        // As the subscription would apply it, if it had to catch up: TRUNCATE and spill stand alone.
+        let groups = browse_json(&pair, &["--schedule", "s"])?;
+        let alone: Vec<&Value> =
+            groups.iter().filter(|g| g["ends_because"] == "a barrier stands alone").collect();
+        ensure!(
+            alone.len() >= 2 && alone.iter().all(|group| group["transactions"] == 1),
+            "{groups:#?}"
+        );
+        ensure!(alone.iter().any(|g| g["first"] == large && g["spilled"] == true), "{groups:#?}");
+        let numbers: Vec<u64> = groups.iter().filter_map(|g| g["group"].as_u64()).collect();
+        ensure!(numbers.iter().copied().eq(1..=groups.len() as u64), "{numbers:?}");
         // The same without a node.
         let online = browse(&pair, &["--limit", "0"])?;
         pair.site.stop()?;
@@ -137,6 +148,7 @@ fn every_kind_of_change_is_shown_and_nothing_that_was_rolled_back() -> Result<()
             ("--from", "yesterday", "is not a time in UTC"),
             ("--to", "0/x", "is not an LSN"),
             ("--table", "wide", "--table: "),
+            ("--schedule", "nobody", "no subscription \"nobody\""),
         ] {
             let said = pair.site.verb("browse", &["--publication", "p", option, value])?;
             ensure!(said.code == Some(1) && said.stderr.contains(why), "{said:?}");
