@@ -58,6 +58,33 @@ pub struct Browse {
     pub json: bool,
 }
 
+/// Where a transaction stands to what is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// Not wanted; others behind it may be, since commit times need not rise with positions.
+    Before,
+    /// Wanted.
+    Within,
+    /// Not wanted, and none behind it is.
+    Behind,
+}
+
+impl Browse {
+    fn place(&self, header: &Header) -> Place {
+        let too_early = match self.from {
+            Some(Bound::Time(from)) => header.commit_time < from,
+            // Reading starts there.
+            Some(Bound::Position(_)) | None => false,
+        };
+        match self.to {
+            Some(Bound::Position(to)) if header.end_lsn > to => Place::Behind,
+            Some(Bound::Time(to)) if header.commit_time > to => Place::Before,
+            Some(_) | None if too_early => Place::Before,
+            Some(_) | None => Place::Within,
+        }
+    }
+}
+
 /// What was not shown.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
@@ -103,14 +130,10 @@ pub async fn browse<L: Lines>(
             Some(LogItem::Watermark(_)) => continue,
             Some(LogItem::Halt(_)) | None => return Ok(shown),
         };
-        match wanted.to {
-            Some(Bound::Position(to)) if header.end_lsn > to => return Ok(shown),
-            // Commit times need not rise with positions.
-            Some(Bound::Time(to)) if header.commit_time > to => continue,
-            _ => {}
-        }
-        if matches!(wanted.from, Some(Bound::Time(from)) if header.commit_time < from) {
-            continue;
+        match wanted.place(&header) {
+            Place::Before => continue,
+            Place::Within => {}
+            Place::Behind => return Ok(shown),
         }
         let mut at = InTransaction { header: &header, subtransaction: header.xid };
         let mut is_first = true;

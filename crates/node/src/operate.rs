@@ -289,8 +289,9 @@ async fn list<L: Lines<Error = Ended>>(
     };
     if let Some(limits) = limits {
         let groups = schedule(store, &wanted, limits, lines).await;
-        let groups = groups.map_err(|Ended(error)| error)?;
-        return Ok(format!("{groups} groups, if the subscription had to catch up with all of it"));
+        let (groups, more) = groups.map_err(|Ended(error)| error)?;
+        let more = if more { "; there are more, see --limit" } else { "" };
+        return Ok(format!("{groups} groups, if the subscription had to catch up{more}"));
     }
     let shown = browse(store, &wanted, lines).await.map_err(|Ended(error)| error)?;
     let Shown { changes, more_at, log_start } = shown;

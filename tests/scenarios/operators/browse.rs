@@ -139,6 +139,8 @@ fn every_kind_of_change_is_shown_and_nothing_that_was_rolled_back() -> Result<()
         ensure!(alone.iter().any(|g| g["first"] == large && g["spilled"] == true), "{groups:#?}");
         let numbers: Vec<u64> = groups.iter().filter_map(|g| g["group"].as_u64()).collect();
         ensure!(numbers.iter().copied().eq(1..=groups.len() as u64), "{numbers:?}");
+        let (some, said) = browse(&pair, &["--schedule", "s", "--limit", "1"])?;
+        ensure!(some.len() == 1 && said.contains("there are more"), "{said} {some:#?}");
         // The same without a node.
         let online = browse(&pair, &["--limit", "0"])?;
         pair.site.stop()?;

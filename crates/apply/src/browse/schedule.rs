@@ -1,6 +1,6 @@
 //! How the scheduler would group what is stored, for a subscription that has to catch up with it.
 
-use super::{Bound, Browse, Lines};
+use super::{Bound, Browse, Lines, Place};
 use crate::ApplyError;
 use crate::log_feed::{LogFeed, LogItem};
 use crate::scheduler::{Decision, GroupLimits, Scheduler};
@@ -24,7 +24,8 @@ struct Group {
 }
 
 /// Writes a line for every group that the log would be applied in, as of now and with these
-/// limits, by a subscription that is behind all of it. Returns the number of groups. What runs side
+/// limits, by a subscription that is behind all of it. Returns the number of groups, and whether the
+/// limit on them left some out. What runs side
 /// by side is found out while they run: groups whose rows wait for each other go one after the
 /// other.
 ///
@@ -35,7 +36,7 @@ pub async fn schedule<L: Lines>(
     wanted: &Browse,
     limits: GroupLimits,
     lines: &mut L,
-) -> Result<u64, L::Error> {
+) -> Result<(u64, bool), L::Error> {
     let start = store.status().start;
     let after = match wanted.from {
         Some(Bound::Position(from)) => start.max(Lsn(from.0.saturating_sub(1))),
@@ -49,11 +50,10 @@ pub async fn schedule<L: Lines>(
             Some(LogItem::Watermark(_)) => continue,
             Some(LogItem::Halt(_)) | None => break,
         };
-        match (wanted.from, wanted.to) {
-            (_, Some(Bound::Position(to))) if header.end_lsn > to => break,
-            (_, Some(Bound::Time(to))) if header.commit_time > to => continue,
-            (Some(Bound::Time(from)), _) if header.commit_time < from => continue,
-            _ => {}
+        match wanted.place(&header) {
+            Place::Before => continue,
+            Place::Within => {}
+            Place::Behind => break,
         }
         let (input, facts) = input_of(&header, &body, true);
         let Decision { commit_before, begin, batch, commit_after, .. } = scheduler.step(input);
@@ -62,6 +62,9 @@ pub async fn schedule<L: Lines>(
             lines.line(&group.line(why, wanted.json)).await?;
         }
         if begin {
+            if wanted.limit > 0 && groups == wanted.limit {
+                return Ok((groups, true));
+            }
             groups += 1;
             let (first, last) = (header.end_lsn, header.end_lsn);
             let number = groups;
@@ -87,14 +90,11 @@ pub async fn schedule<L: Lines>(
         if let Some(group) = open.take_if(|_| commit_after) {
             lines.line(&group.line(why, wanted.json)).await?;
         }
-        if wanted.limit > 0 && groups >= wanted.limit && open.is_none() {
-            return Ok(groups);
-        }
     }
     if let Some(group) = open {
         lines.line(&group.line("the log ends", wanted.json)).await?;
     }
-    Ok(groups)
+    Ok((groups, false))
 }
 
 impl Group {
