@@ -223,9 +223,24 @@ impl Site {
     /// # Errors
     /// On timeout, with the end of the log.
     pub fn await_trouble(&self, agent: &str, text: &str) -> Result<(String, String)> {
+        self.await_trouble_while(agent, text, || Ok(()))
+    }
+
+    /// As [`Site::await_trouble`], doing `push` before each look: for trouble that goes away again
+    /// unless it is kept up.
+    ///
+    /// # Errors
+    /// As [`Site::await_trouble`], and what `push` fails with.
+    pub fn await_trouble_while(
+        &self,
+        agent: &str,
+        text: &str,
+        mut push: impl FnMut() -> Result<()>,
+    ) -> Result<(String, String)> {
         let builder = self.builder();
         let what = format!("{agent} to say \"{text}\"");
         wait_until(&what, TROUBLE_MAX, &[builder.log_path()], || {
+            push()?;
             let status = self.status()?;
             let agents = ["publications", "subscriptions"].map(|kind| status[kind].as_array());
             let agent = agents.into_iter().flatten().flatten().find(|a| a["name"] == agent);

@@ -1,8 +1,14 @@
 //! No room where the log is kept, and no room at the target.
 
 use anyhow::{Context, Result, ensure};
-use farshore_tests::{Checked, SmallDisk, publisher_cluster, subscriber_cluster};
+use farshore_tests::{Checked, Site, SmallDisk, publisher_cluster, subscriber_cluster};
 use std::process::Command;
+
+/// Keeps the disk full until `agent` tells of it: what is applied leaves the log, and the room of
+/// its segments would carry a modest load on for ever.
+fn fill_until_told(disk: &SmallDisk, site: &Site, agent: &str) -> Result<(String, String)> {
+    site.await_trouble_while(agent, "No space left on device", || disk.fill())
+}
 
 #[test]
 fn the_distributors_disk_is_full() -> Result<()> {
@@ -20,8 +26,7 @@ fn the_distributors_disk_is_full() -> Result<()> {
     checked.pair.await_arrival()?;
 
     for _ in 0..2 {
-        disk.fill()?;
-        let (state, error) = checked.pair.site.await_trouble("p", "No space left on device")?;
+        let (state, error) = fill_until_told(&disk, &checked.pair.site, "p")?;
         ensure!(state == "retrying", "{state}");
         ensure!(error.contains("Free space on that disk"), "{error}");
         checked.await_commits(100)?;
@@ -33,13 +38,11 @@ fn the_distributors_disk_is_full() -> Result<()> {
     }
 
     // A stop does not wait for room, nor does a kill lose anything.
-    disk.fill()?;
-    checked.pair.site.await_trouble("p", "No space left on device")?;
+    fill_until_told(&disk, &checked.pair.site, "p")?;
     checked.pair.site.stop().context("stop on a full disk")?;
     checked.pair.site.start().context("start on a full disk")?;
     // What was not durable has been given back.
-    disk.fill()?;
-    checked.pair.site.await_trouble("p", "No space left on device")?;
+    fill_until_told(&disk, &checked.pair.site, "p")?;
     checked.pair.site.kill9()?;
     disk.free()?;
     checked.pair.site.start()?;
@@ -72,8 +75,7 @@ fn the_targets_disk_is_full() -> Result<()> {
     checked.pair.site.start()?;
     checked.pair.await_arrival()?;
 
-    disk.fill()?;
-    let (state, error) = checked.pair.site.await_trouble("s", "No space left on device")?;
+    let (state, error) = fill_until_told(&disk, &checked.pair.site, "s")?;
     ensure!(state == "retrying", "{state}: {error}");
     disk.free()?;
     checked.pair.await_arrival()?;
