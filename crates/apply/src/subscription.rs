@@ -6,7 +6,7 @@ use crate::conflict::ConflictPolicy;
 use crate::log_feed::LogFeed;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
-use crate::postgres::lanes::{CancelTokens, LaneSettings};
+use crate::postgres::lanes::{CancelTokens, LaneSettings, Streams};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::schema::{SchemaSettings, create_missing};
@@ -63,7 +63,7 @@ pub struct SubscriptionSpec {
     /// What is done about columns that the publisher's tables gain.
     pub follow_ddl: FollowDdl,
     /// Connections to the target at most, side by side, while it is far behind.
-    pub streams: usize,
+    pub streams: Streams,
 }
 
 /// Carries one subscription from the store to its target until told to stop.
@@ -268,10 +268,7 @@ impl Subscription {
         self.set_status(|status| status.phase = Phase::Starting);
         let application = format!("farshore {name}");
         let mut session = Session::connect(&self.spec.target, &application).await?;
-        session.ensure_schema().await?;
-        session.lock_subscription(name, LOCK_WAIT).await?;
-        session.wait_for_lanes(name, LOCK_WAIT).await?;
-        let progress = session.load_progress(name).await?;
+        let (mut progress, mut tables) = session.open_subscription(name, LOCK_WAIT).await?;
         if let Some(progress) = &progress {
             self.check_origin(progress)?;
         }
@@ -280,12 +277,13 @@ impl Subscription {
         if let (Some(start), false) = (cursor.expired, unfinished) {
             return Err(self.gap(start));
         }
-        let mut tables = session.load_tables(name).await?;
         let asked = *self.capture_ready.borrow();
         let half_copied: Vec<TableProgress> =
             tables.iter().filter(|table| !table.copied).cloned().collect();
         let mut beside = Vec::new();
+        let mut is_known = true;
         if unfinished {
+            is_known = false;
             self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
         } else {
             let begun: Vec<TableProgress> = tables
@@ -295,11 +293,13 @@ impl Subscription {
             // What only has to be brought forward is ended first, whatever else has joined.
             let ends = copied_beside && !half_copied.is_empty();
             if ends {
+                is_known = false;
                 self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, true).await?;
             }
             let joined = self.new_tables(&begun).await;
             let left = if ends { Vec::new() } else { half_copied };
             let is_more = !left.is_empty() || !joined.is_empty();
+            is_known &= !is_more;
             // Where foreign keys fire, tables at different points are in each other's way.
             if is_more && session.replica_role {
                 self.keep_log_for_copy()?;
@@ -311,11 +311,14 @@ impl Subscription {
                 self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
             }
         }
-        tables = session.load_tables(name).await?;
+        if !is_known {
+            tables = session.load_tables(name).await?;
+            progress = session.load_progress(name).await?;
+        }
         if asked > 0 && self.spec.schema.create_tables {
             self.create_partitions(&mut session, &tables).await?;
         }
-        let progress = session.load_progress(name).await?.ok_or_else(|| {
+        let progress = progress.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
         })?;
         tables.retain(|table| table.copied && !beside.iter().any(|b| b.table == table.table));
@@ -360,12 +363,12 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
             Err(error) => return Err(error.into()),
         }
+        let (skips, foreign_keys_wait) = session.load_requests(name).await?;
         let consistent = applied >= consistent_at;
-        if consistent {
+        if consistent && foreign_keys_wait {
             session.add_foreign_keys(name).await?;
         }
-        let foreign_keys_wait = !consistent && session.foreign_keys_wait(name).await?;
-        let skips = session.load_skips(name).await?;
+        let foreign_keys_wait = !consistent && foreign_keys_wait;
         let start =
             Start { applied, tables, beside, consistent_at, asked, foreign_keys_wait, skips };
         Ok((session, start))

@@ -50,6 +50,8 @@ pub(crate) enum Unfinished {
     Answer,
     /// The same, to extended queries that a Sync ends.
     ExtendedAnswer,
+    /// This many answers that end with ReadyForQuery each.
+    Answers(u32),
     /// An answer to a simple query, and the server first waits for the end of the COPY data.
     CopyIn,
 }
@@ -205,6 +207,12 @@ impl Connection {
         self.transport.read_available().map(drop)
     }
 
+    /// Writes what the socket takes now of what waits in [`Connection::out`], without waiting. What
+    /// is left is written by [`Connection::flush`] or [`Connection::receive`].
+    pub fn write_available(&mut self) {
+        self.transport.write_available();
+    }
+
     /// Deals with what may come at any time.
     fn absorb(&mut self, message: Message) -> Option<Message> {
         match message {
@@ -236,12 +244,18 @@ impl Connection {
             frontend::copy_fail(self.out(), "the client gave up")?;
             self.unfinished = Unfinished::Answer;
         }
-        match self.unfinished {
-            Unfinished::Nothing => Ok(()),
-            Unfinished::Answer | Unfinished::ExtendedAnswer | Unfinished::CopyIn => {
-                self.receive_ready().await
-            }
+        while self.unfinished != Unfinished::Nothing {
+            self.receive_ready().await?;
         }
+        Ok(())
+    }
+
+    /// ReadyForQuery has come.
+    pub(crate) fn answer_ended(&mut self) {
+        self.unfinished = match self.unfinished {
+            Unfinished::Answers(left @ 2..) => Unfinished::Answers(left - 1),
+            _ => Unfinished::Nothing,
+        };
     }
 
     /// Receives until the server waits for a query.
@@ -249,7 +263,7 @@ impl Connection {
         loop {
             match self.receive().await? {
                 Message::ReadyForQuery(_) => {
-                    self.unfinished = Unfinished::Nothing;
+                    self.answer_ended();
                     return Ok(());
                 }
                 Message::ErrorResponse(error) if error.is_fatal() => {

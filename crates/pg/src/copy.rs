@@ -184,7 +184,10 @@ impl CopyIn<'_> {
     fn check_running(&self) -> Result<(), Error> {
         match self.connection.unfinished {
             Unfinished::CopyIn => Ok(()),
-            Unfinished::Nothing | Unfinished::Answer | Unfinished::ExtendedAnswer => {
+            Unfinished::Nothing
+            | Unfinished::Answer
+            | Unfinished::Answers(_)
+            | Unfinished::ExtendedAnswer => {
                 Err(Error::Protocol("this COPY FROM STDIN has failed already".into()))
             }
         }

@@ -33,7 +33,7 @@ pub use copy::{CopyIn, CopyOut};
 pub use error::Error;
 pub use farshore_model::quote_identifier;
 pub use farshore_wire::backend::{ServerError, TransactionStatus};
-pub use query::{ResultSet, Row};
+pub use query::{Question, ResultSet, Row};
 pub use quote::quote_literal;
 
 /// SQL that lifts the role's and the server's time limits for a session that waits by design.

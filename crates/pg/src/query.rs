@@ -18,6 +18,16 @@ pub struct ResultSet {
     pub tag: String,
 }
 
+/// One of several questions that are sent together.
+#[derive(Debug, Clone, Copy)]
+pub enum Question<'a> {
+    /// Statements by the simple protocol, all in one implicit transaction. The rows of all of them
+    /// are the answer.
+    Simple(&'a str),
+    /// One statement with parameters in text form.
+    Extended(&'a str, &'a [Option<&'a str>]),
+}
+
 /// A row of text values. It owns its memory: keeping it keeps nothing else alive.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -219,6 +229,82 @@ impl Connection {
                     return Ok((rows, tag));
                 }
                 other => return Err(self.unexpected(other).await),
+            }
+        }
+    }
+
+    /// Sends questions together and waits for their answers: one round trip, however many they
+    /// are. Each is run whatever became of those before it, and has its own answer. None may be a
+    /// COPY.
+    ///
+    /// # Errors
+    /// The connection is lost. What the server refuses is in that question's place.
+    pub async fn ask_all(
+        &mut self,
+        questions: &[Question<'_>],
+    ) -> Result<Vec<Result<Vec<Row>, Error>>, Error> {
+        self.settle().await?;
+        self.encode(|out| {
+            for question in questions {
+                match question {
+                    Question::Simple(sql) => frontend::query(out, sql)?,
+                    Question::Extended(sql, parameters) => {
+                        frontend::parse(out, "", sql, &[])?;
+                        let mut bind = Bind::begin(out, "", "", parameters.len())?;
+                        for value in *parameters {
+                            bind.parameter(Format::Text, value.map(str::as_bytes))?;
+                        }
+                        bind.finish(Format::Text)?;
+                        frontend::describe(out, Target::Portal(""))?;
+                        frontend::execute(out, "", 0)?;
+                        frontend::sync(out);
+                    }
+                }
+            }
+            Ok(())
+        })?;
+        if !questions.is_empty() {
+            let answers = u32::try_from(questions.len()).unwrap_or(u32::MAX);
+            self.unfinished = Unfinished::Answers(answers);
+        }
+        let mut answers = Vec::with_capacity(questions.len());
+        while answers.len() < questions.len() {
+            answers.push(self.one_answer().await?);
+        }
+        Ok(answers)
+    }
+
+    /// The answer that ends with the next ReadyForQuery. The outer error is of the connection.
+    async fn one_answer(&mut self) -> Result<Result<Vec<Row>, Error>, Error> {
+        let mut columns: Arc<[String]> = Arc::new([]);
+        let mut rows = Ok(Vec::new());
+        loop {
+            match self.receive().await? {
+                Message::ParseComplete
+                | Message::BindComplete
+                | Message::NoData
+                | Message::CommandComplete(_)
+                | Message::EmptyQueryResponse => {}
+                Message::RowDescription(fields) => columns = names(fields),
+                Message::DataRow(data) => {
+                    if let Ok(known) = &mut rows {
+                        match Row::new(&columns, &data) {
+                            Ok(row) => known.push(row),
+                            Err(error) => rows = Err(error),
+                        }
+                    }
+                }
+                Message::ErrorResponse(error) if error.is_fatal() => {
+                    return Err(Error::Server(error));
+                }
+                Message::ErrorResponse(error) => rows = Err(Error::Server(error)),
+                Message::ReadyForQuery(_) => {
+                    self.answer_ended();
+                    return Ok(rows);
+                }
+                other => {
+                    return Err(Error::Protocol(format!("{other:?} in the answer to a question")));
+                }
             }
         }
     }

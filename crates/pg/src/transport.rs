@@ -94,12 +94,18 @@ impl Transport {
         }
     }
 
-    /// Reads what the socket has now, without waiting, and pushes on with what waits to be
-    /// written. Says whether anything was read.
-    pub(crate) fn read_available(&mut self) -> Result<bool, Error> {
+    /// Writes what the socket takes now, without waiting.
+    pub(crate) fn write_available(&mut self) {
         // Nobody is parked on this socket while we hold `&mut self`, so no wake-up gets lost.
         let mut cx = Context::from_waker(Waker::noop());
         let _written_or_later: Poll<()> = self.poll_write(&mut cx);
+    }
+
+    /// Reads what the socket has now, without waiting, and pushes on with what waits to be
+    /// written. Says whether anything was read.
+    pub(crate) fn read_available(&mut self) -> Result<bool, Error> {
+        self.write_available();
+        let mut cx = Context::from_waker(Waker::noop());
         match self.poll_read_some(&mut cx) {
             Poll::Pending => Ok(false),
             Poll::Ready(read) => read.map(|()| true),

@@ -4,7 +4,7 @@ mod cluster;
 
 use bytes::{BufMut, BytesMut};
 use cluster::Cluster;
-use farshore_pg::{Connection, Error, Mode, TransactionStatus, quote_literal};
+use farshore_pg::{Connection, Error, Mode, Question, TransactionStatus, quote_literal};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, Bind, Format, Target};
 use std::task::{Context, Waker};
@@ -64,6 +64,34 @@ async fn queries_give_rows_and_errors() {
     connection.close().await;
 }
 
+#[tokio::test]
+async fn questions_that_are_asked_together_have_answers_of_their_own() {
+    let Some(cluster) = Cluster::start(&[], &[]) else { return };
+    let mut connection = cluster.connect().await;
+    let answers = connection
+        .ask_all(&[
+            Question::Simple("SELECT 1; SELECT 2"),
+            Question::Extended("SELECT 1/0", &[]),
+            Question::Extended("SELECT $1::text, NULL", &[Some("it's")]),
+            Question::Simple("no SQL"),
+            Question::Simple(""),
+            Question::Extended("SELECT generate_series(1, 1000)", &[]),
+        ])
+        .await
+        .unwrap();
+    let values = |n: usize| -> Vec<Option<&str>> {
+        answers[n].as_ref().unwrap().iter().map(|row| row.get(0)).collect()
+    };
+    assert_eq!(values(0), [Some("1"), Some("2")]);
+    assert_eq!(answers[1].as_ref().unwrap_err().sqlstate(), Some("22012"));
+    assert_eq!(values(2), [Some("it's")]);
+    assert_eq!(answers[3].as_ref().unwrap_err().sqlstate(), Some("42601"));
+    assert!(values(4).is_empty());
+    assert_eq!(values(5).len(), 1000);
+    assert!(connection.ask_all(&[]).await.unwrap().is_empty());
+    assert_eq!(connection.query("SELECT 1", &[]).await.unwrap()[0].get(0), Some("1"));
+}
+
 /// Drops a future after its first poll.
 fn begin_and_drop(future: impl Future) {
     let mut future = std::pin::pin!(future);
@@ -83,6 +111,9 @@ async fn a_dropped_operation_leaves_the_connection_usable() {
     begin_and_drop(connection.query("SELECT generate_series(1, 1000)", &[]));
     works(&mut connection).await;
     begin_and_drop(connection.query("COPY t FROM STDIN", &[]));
+    works(&mut connection).await;
+    let questions = [Question::Simple("SELECT 1"), Question::Extended("SELECT 1/0", &[])];
+    begin_and_drop(connection.ask_all(&[questions[0], questions[1], questions[0]]));
     works(&mut connection).await;
     begin_and_drop(connection.copy_in("COPY t FROM STDIN"));
     works(&mut connection).await;

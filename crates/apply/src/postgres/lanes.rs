@@ -1,33 +1,55 @@
 //! Connections that groups take turns on.
 //!
 //! A group's statements run on one connection. While it is worked on, the next group's may run on
-//! another: commits go out in the order of the log all the same, each after the one before it is
-//! confirmed, so readers see prefixes only. Changes of one row never run side by side
-//! ([`Lanes::is_touched`]), nor does anything that is not a batch.
+//! another: commits happen in the order of the log all the same, so readers see prefixes only.
+//! Changes of one row never run side by side ([`Lanes::is_touched`]), nor does anything that is not
+//! a batch.
+//!
+//! The order is kept by the target itself, so that no group waits the round trip of the one before
+//! it. A batch's transaction begins by taking a lock of its own, its *fence*. When all its
+//! statements are answered as they should be, and those of the groups before it too, its end goes
+//! out in one piece:
+//!
+//! ```text
+//! AWAIT     the fence of the group before: held until that one is committed or rolled back
+//! PROGRESS  from where that one left it; an error, and with it no COMMIT, if it is not there
+//! COMMIT
+//! ```
 //!
 //! What else could be in the way (a unique key that moved from one row to another, somebody else's
 //! locks) is left to the target to notice. A later group that is refused, or that an earlier one
 //! waits for, is given up with everything that is not committed, and applied again with nothing
 //! beside it ([`PipelineError::Met`]).
 
+mod circle;
+mod connect;
+mod touched;
+
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
-use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
-use crate::postgres::session::Session;
+use circle::HeldUp;
+use connect::{Lane, connect, prepare};
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
-use farshore_pg::{CancelToken, Config, Connection, Mode};
+use farshore_pg::{CancelToken, Config};
 use farshore_wire::frontend::Format;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
+use tokio::task::JoinSet;
+use touched::Touched;
 
 /// While an earlier group is waited for, it is looked this often whether it waits for a later one.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
-/// moment: a plan made while a table was empty must not read all of it later.
-const PLANNING: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
-     SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
+/// A target whose answers take this long is far: what bounds a connection is then the line, not the
+/// target, so there are more of them.
+const FAR: Duration = Duration::from_millis(5);
+
+/// Bytes that may wait to be written, on all connections together, to a target that is far: what
+/// keeps them all busy while the next group is made. (One that is near takes them at once.)
+const UNWRITTEN_FAR_MAX: usize = 16 << 20;
 
 const BEGIN: &str = "farshore_begin";
 /// Where foreign keys fire: those that can wait are checked at the commit, where the target is as
@@ -35,6 +57,8 @@ const BEGIN: &str = "farshore_begin";
 const DEFER: &str = "farshore_defer";
 const COMMIT: &str = "farshore_commit";
 const PROGRESS: &str = "farshore_progress";
+const FENCE: &str = "farshore_fence";
+const AWAIT: &str = "farshore_await";
 
 /// Ends what the target is at.
 pub type CancelTokens = Arc<Mutex<Vec<CancelToken>>>;
@@ -46,62 +70,27 @@ pub struct LaneSettings {
     pub subscription: String,
     /// The target database.
     pub target: Config,
-    /// Connections at most, 1 or more.
-    pub streams: usize,
+    /// Connections at most.
+    pub streams: Streams,
     /// Up to here only one is used.
     pub alone_until: Lsn,
     /// Where each connection leaves its token.
     pub cancel: CancelTokens,
 }
 
-/// Keys of one table that a group keeps apart; with more, it meets everything in that table.
-const KEYS_MAX: usize = 100_000;
-
-/// Rows that a group changes, by the hashes of their keys.
-#[derive(Debug, Default)]
-struct Touched {
-    tables: HashMap<u32, Keys>,
+/// Connections at most, 1 or more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// To a target that is near.
+    pub near: usize,
+    /// To one that is [`FAR`].
+    pub far: usize,
 }
 
-#[derive(Debug)]
-enum Keys {
-    /// Of one version of the table's definition.
-    Of(DictionaryId, HashSet<u64>),
-    /// Too many to keep, or of versions whose keys cannot be compared.
-    All,
-}
-
-impl Touched {
-    /// Adds rows of a table, as one version of its definition has it.
-    fn add(&mut self, table: u32, relation: DictionaryId, keys: impl Iterator<Item = u64>) {
-        let known = self.tables.entry(table).or_insert(Keys::Of(relation, HashSet::new()));
-        match known {
-            Keys::Of(version, hashes) if *version == relation => {
-                hashes.extend(keys);
-                if hashes.len() > KEYS_MAX {
-                    *known = Keys::All;
-                }
-            }
-            Keys::Of(..) => *known = Keys::All,
-            Keys::All => {}
-        }
-    }
-
-    /// Whether this row is among those here, as far as single rows are told apart.
-    fn has(&self, table: u32, key: u64) -> bool {
-        match self.tables.get(&table) {
-            Some(Keys::Of(_, hashes)) => hashes.contains(&key),
-            Some(Keys::All) | None => false,
-        }
-    }
-
-    /// Whether rows of this version of the table cannot be told from those here.
-    fn has_all(&self, table: u32, relation: DictionaryId) -> bool {
-        match self.tables.get(&table) {
-            None => false,
-            Some(Keys::Of(version, _)) => *version != relation,
-            Some(Keys::All) => true,
-        }
+impl Streams {
+    /// As many wherever the target is.
+    pub fn fixed(streams: usize) -> Streams {
+        Streams { near: streams, far: streams }
     }
 }
 
@@ -117,6 +106,10 @@ struct Open {
     /// It has changes that do not stand in batches.
     exclusive: bool,
     touched: Touched,
+    /// Its first position: it names the group.
+    first: Lsn,
+    /// The statement that takes its fence was sent.
+    fenced: bool,
 }
 
 /// A group that is complete and not committed.
@@ -128,24 +121,40 @@ struct Closing {
     state: &'static str,
     stage: Stage,
     group: Open,
+    /// Its end was sent while the group before it was not confirmed.
+    awaits: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// For the groups before it.
+    /// For answers to its statements, and for the ends of the groups before it.
     Waits,
-    /// Its progress was sent after its statements; once all is answered it is committed.
+    /// Its end was sent.
     Ends,
-    /// Its COMMIT was sent.
-    Commits,
+}
+
+/// How far a closed group was moved on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// Not at all.
+    Waits,
+    /// Its end was sent, now or before.
+    Ends,
+    /// It is done with.
+    Done,
 }
 
 /// The connections of one subscription.
 pub struct Lanes {
     settings: LaneSettings,
+    /// Connections at most.
+    streams: usize,
+    is_far: bool,
     pipelines: Vec<Pipeline>,
     /// The target's processes at their other ends.
     pids: Vec<String>,
+    /// Connections that are being made.
+    connecting: JoinSet<Result<Lane, String>>,
     /// The open group's, once that has begun.
     current: usize,
     open: Open,
@@ -154,21 +163,6 @@ pub struct Lanes {
     foreign_keys_fire: bool,
     held_up: HeldUp,
 }
-
-/// What looks at an earlier group that is waited for have found, one after the other.
-#[derive(Debug, Default)]
-struct HeldUp {
-    /// It waits for a later one.
-    by_ours: u32,
-    /// It waits for anybody, or nobody could be asked.
-    at_all: u32,
-}
-
-/// Locks of a moment look like a circle too; those are gone at the next look.
-const LOOKS_AT_A_CIRCLE: u32 = 2;
-/// A circle may close where no server can see it: in another subscription that commits in order
-/// too, or in an application.
-const LOOKS_AT_ANY_LOCK: u32 = 5;
 
 impl Lanes {
     /// Starts with the session that holds the subscription's lock.
@@ -180,16 +174,23 @@ impl Lanes {
         mut first: Pipeline,
         foreign_keys_fire: bool,
     ) -> Result<Lanes, (Lanes, PipelineError)> {
-        let (prepared, pids) = match prepare(&mut first).await {
-            Ok(pid) => (Ok(()), vec![pid]),
-            Err(error) => (Err(error), Vec::new()),
+        let (prepared, pids, is_far) = match prepare(&mut first).await {
+            Ok((pid, round_trip)) => (Ok(()), vec![pid], round_trip >= FAR),
+            Err(error) => (Err(error), Vec::new(), false),
         };
-        // In another connection a parent that is not committed is no parent.
-        let streams = if foreign_keys_fire { 1 } else { settings.streams.max(1) };
+        let streams = match settings.streams {
+            // In another connection a parent that is not committed is no parent.
+            _ if foreign_keys_fire => 1,
+            Streams { far, .. } if is_far => far.max(1),
+            Streams { near, .. } => near.max(1),
+        };
         let lanes = Lanes {
-            settings: LaneSettings { streams, ..settings },
+            settings,
+            streams,
+            is_far,
             pipelines: vec![first],
             pids,
+            connecting: JoinSet::new(),
             current: 0,
             open: Open::default(),
             closing: VecDeque::new(),
@@ -230,10 +231,12 @@ impl Lanes {
             self.current().run(statement, 0, Expect::Done, |_| Ok(()))?;
         }
         self.open.begun = true;
+        self.open.first = position;
         self.open.overlaps = !self.closing.is_empty();
         Ok(())
     }
 
+    /// Makes a connection that no closed group is on the current one.
     async fn take_lane(&mut self, position: Lsn) -> Result<(), PipelineError> {
         if position <= self.settings.alone_until {
             self.finish().await?;
@@ -242,56 +245,59 @@ impl Lanes {
             let is_free = |lane: &usize| self.closing.iter().all(|c| c.lane != *lane);
             if let Some(free) = (0..self.pipelines.len()).find(is_free) {
                 self.current = free;
-            } else if self.pipelines.len() < self.settings.streams {
-                self.add_lane().await;
-            } else {
-                self.finish_first().await?;
+                break;
             }
+            self.connect_more();
+            // Whichever comes first: one more connection, or one that is free.
+            let mut connecting = std::mem::take(&mut self.connecting);
+            let moved = tokio::select! {
+                biased;
+                Some(lane) = connecting.join_next() => {
+                    self.connecting = connecting;
+                    self.add_lane(lane.unwrap_or_else(|error| Err(error.to_string())));
+                    continue;
+                }
+                moved = self.advance() => moved,
+            };
+            self.connecting = connecting;
+            moved?;
+            self.poll().await?;
         }
         self.current().forget_stale()
     }
 
+    /// Begins to make connections: to a target that is far all of them, since each takes as long
+    /// as the first.
+    fn connect_more(&mut self) {
+        let most = if self.is_far { self.streams } else { self.pipelines.len() + 1 };
+        while self.pipelines.len() + self.connecting.len() < most.min(self.streams) {
+            self.connecting.spawn(connect(self.settings.clone(), self.foreign_keys_fire));
+        }
+    }
+
     /// One more connection, or the decision to do without.
-    async fn add_lane(&mut self) {
-        match self.connect().await {
-            Ok((pipeline, pid)) => {
+    fn add_lane(&mut self, lane: Result<Lane, String>) {
+        match lane {
+            Ok(Lane { pipeline, pid }) => {
                 self.pipelines.push(pipeline);
                 self.pids.push(pid);
             }
             Err(error) => {
-                self.settings.streams = self.pipelines.len();
+                self.streams = self.pipelines.len() + self.connecting.len();
                 tracing::info!(
                     subscription = %self.settings.subscription,
                     "goes on with {} of its connections to the target: {error}",
-                    self.settings.streams
+                    self.streams
                 );
             }
-        }
-    }
-
-    async fn connect(&self) -> Result<(Pipeline, String), String> {
-        let LaneSettings { subscription, target, cancel, .. } = &self.settings;
-        let application = format!("farshore {subscription}");
-        let session = Session::connect(target, &application).await;
-        let mut session = session.map_err(|error| error.to_string())?;
-        let token = session.connection.cancel_token();
-        cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(token);
-        if session.replica_role == self.foreign_keys_fire {
-            return Err("session_replication_role can be set on some of them only".to_owned());
-        }
-        if !session.join_lanes(subscription).await.map_err(|error| error.to_string())? {
-            return Err("another agent waits for this one to end".to_owned());
-        }
-        let mut pipeline = Pipeline::new(session);
-        match prepare(&mut pipeline).await {
-            Ok(pid) => Ok((pipeline, pid)),
-            Err(error) => Err(format!("{error:?}")),
         }
     }
 
     /// Closes the connections beside the first. Nothing is open or closing.
     pub async fn close_spares(&mut self) {
         self.current = 0;
+        self.connecting.abort_all();
+        self.connecting = JoinSet::new();
         self.pids.truncate(1);
         for spare in self.pipelines.drain(1..) {
             spare.close().await;
@@ -300,7 +306,7 @@ impl Lanes {
 
     /// Whether there are connections beside the first.
     pub fn has_spares(&self) -> bool {
-        self.pipelines.len() > 1
+        self.pipelines.len() > 1 || !self.connecting.is_empty()
     }
 
     /// Notes that the open group changes these rows, before any of them is sent. Waits for groups
@@ -312,7 +318,10 @@ impl Lanes {
         keys: impl Iterator<Item = u64>,
     ) -> Result<(), PipelineError> {
         self.open.has_batches = true;
-        if self.settings.streams > 1 {
+        if self.streams > 1 {
+            if self.is_far {
+                self.connect_more();
+            }
             let is_in_the_way = |closing: &Closing| {
                 closing.group.exclusive || closing.group.touched.has_all(table, relation)
             };
@@ -320,6 +329,13 @@ impl Lanes {
                 self.finish().await?;
             }
             self.open.touched.add(table, relation, keys);
+            if !self.open.fenced {
+                self.open.fenced = true;
+                let key = self.fence_key(self.open.first);
+                self.current().run(FENCE, 1, Expect::Done, |bind| {
+                    bind.parameter(Format::Text, Some(key.as_bytes()))
+                })?;
+            }
         }
         Ok(())
     }
@@ -346,45 +362,76 @@ impl Lanes {
         state: &'static str,
     ) -> Result<(), PipelineError> {
         let group = std::mem::take(&mut self.open);
-        let (lane, stage) = (self.current, Stage::Waits);
-        self.closing.push_back(Closing { lane, from, to, state, stage, group });
-        if self.closing.len() > 1 {
-            self.write().await?;
-            return self.poll().await;
-        }
-        // Its turn is now: what is left of it goes out with its progress.
-        self.step(false).await?;
-        self.write().await
+        self.current().ask_for_answers();
+        let (lane, stage, awaits) = (self.current, Stage::Waits, false);
+        self.closing.push_back(Closing { lane, from, to, state, stage, group, awaits });
+        self.write().await?;
+        self.poll().await
     }
 
-    /// Writes the open group's messages, and sees to those before it meanwhile: the target may
-    /// take no more before they are committed.
+    /// Writes the open group's messages, or to a target that is far lets some of them wait, and
+    /// sees to those before it meanwhile: the target may take no more before they are committed.
     pub async fn write(&mut self) -> Result<(), PipelineError> {
+        let unwritten_max = if self.is_far { UNWRITTEN_FAR_MAX } else { 0 };
         loop {
-            let front = self.closing.front().map(|closing| closing.lane);
-            let Some(front) = front.filter(|front| *front != self.current) else {
-                return self.current().send().await;
-            };
-            let Ok([current, front]) = self.pipelines.get_disjoint_mut([self.current, front])
-            else {
+            let unwritten = self.pipelines.iter_mut().map(Pipeline::write_available).sum::<usize>();
+            if unwritten <= unwritten_max {
                 return Ok(());
-            };
-            tokio::select! {
-                biased;
-                written = current.send() => return written,
-                answered = front.next_answer() => answered?,
-                () = tokio::time::sleep(LOOK_EVERY) => self.check_for_a_circle().await?,
             }
+            self.advance().await?;
             self.poll().await?;
+        }
+    }
+
+    /// Waits until something was written or answered on one of the connections. When nothing is
+    /// for a while, looks whether groups wait for each other.
+    async fn advance(&mut self) -> Result<(), PipelineError> {
+        let busy = self.pipelines.iter_mut().enumerate().filter_map(|(lane, pipeline)| {
+            pipeline.is_busy().then(|| (lane, Box::pin(pipeline.exchange())))
+        });
+        let mut exchanges: Vec<_> = busy.collect();
+        let any = poll_fn(|cx| {
+            for (lane, exchange) in &mut exchanges {
+                if let Poll::Ready(exchanged) = exchange.as_mut().poll(cx) {
+                    return Poll::Ready((*lane, exchanged));
+                }
+            }
+            Poll::Pending
+        });
+        let moved = tokio::time::timeout(LOOK_EVERY, any).await;
+        drop(exchanges);
+        match moved {
+            Ok((_, Ok(()))) => Ok(()),
+            Ok((lane, Err(error))) => Err(self.blame(lane, error)),
+            Err(_) => self.check_for_a_circle().await,
+        }
+    }
+
+    /// What an error of a lane comes from.
+    fn blame(&self, lane: usize, error: PipelineError) -> PipelineError {
+        let awaits = self.closing.iter().any(|closing| closing.lane == lane && closing.awaits);
+        match error {
+            // It went with the group that it waited for. What is wrong is found there, or when it
+            // is applied again.
+            PipelineError::ProgressMoved if awaits => {
+                PipelineError::Met("the group before it was not committed".to_owned())
+            }
+            error => error,
         }
     }
 
     /// Takes the answers that are here, and moves closed groups on.
     pub async fn poll(&mut self) -> Result<(), PipelineError> {
-        while let Some(closing) = self.closing.front() {
-            let is_answered = self.pipelines[closing.lane].poll()?;
-            if !self.step(is_answered).await? {
-                break;
+        let mut index = 0;
+        while let Some(closing) = self.closing.get(index) {
+            let (lane, stage) = (closing.lane, closing.stage);
+            // What ends behind another is of no interest before that has ended.
+            let is_answered = (index == 0 || stage == Stage::Waits)
+                && self.pipelines[lane].poll().map_err(|error| self.blame(lane, error))?;
+            match self.step(index, is_answered).await? {
+                Step::Waits => break,
+                Step::Ends => index += 1,
+                Step::Done => {}
             }
         }
         Ok(())
@@ -393,129 +440,58 @@ impl Lanes {
     /// Waits until all closed groups are on their way: with one connection that is when the
     /// COMMIT is sent, with more when it is confirmed.
     pub async fn finish(&mut self) -> Result<(), PipelineError> {
-        while !self.closing.is_empty() {
-            self.finish_first().await?;
+        loop {
+            self.poll().await?;
+            if self.closing.is_empty() {
+                return Ok(());
+            }
+            self.advance().await?;
         }
-        Ok(())
     }
 
-    async fn finish_first(&mut self) -> Result<(), PipelineError> {
-        let left = self.closing.len();
-        while self.closing.len() == left
-            && let Some(closing) = self.closing.front()
-        {
-            let pipeline = &mut self.pipelines[closing.lane];
-            match tokio::time::timeout(LOOK_EVERY, pipeline.drain()).await {
-                Ok(drained) => {
-                    drained?;
-                    self.held_up = HeldUp::default();
-                }
-                Err(_) => {
-                    self.check_for_a_circle().await?;
-                    continue;
-                }
-            }
-            while self.closing.len() == left && self.step(true).await? {
-                let answered = self.closing.front().map(|c| self.pipelines[c.lane].is_answered());
-                if answered != Some(true) {
-                    break;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves the first closed group on; false when it waits for answers.
-    async fn step(&mut self, is_answered: bool) -> Result<bool, PipelineError> {
-        let Some(closing) = self.closing.front_mut() else { return Ok(false) };
-        if is_answered {
+    /// Moves a closed group on, if all of its lane's statements `is_answered`.
+    async fn step(&mut self, index: usize, is_answered: bool) -> Result<Step, PipelineError> {
+        if is_answered && index == 0 {
             self.held_up = HeldUp::default();
         }
-        let pipeline = &mut self.pipelines[closing.lane];
-        match closing.stage {
-            Stage::Waits => {
-                let (from, to) = (closing.from.to_string(), closing.to.to_string());
-                let name = &self.settings.subscription;
-                pipeline.run(PROGRESS, 4, Expect::Progress, |bind| {
-                    for text in [name.as_str(), &from, &to, closing.state] {
-                        bind.parameter(Format::Text, Some(text.as_bytes()))?;
-                    }
-                    Ok(())
-                })?;
-                // Written by whoever looks for the answers.
-                pipeline.ask_for_answers();
-                closing.stage = Stage::Ends;
-                Ok(true)
+        let before = index.checked_sub(1).and_then(|before| self.closing.get(before));
+        // Its fence is taken: it would not have been sent its end before that was answered.
+        let behind = before.map(|before| {
+            let may_be_awaited = before.stage == Stage::Ends && before.group.fenced;
+            may_be_awaited.then(|| self.fence_key(before.group.first))
+        });
+        let Some(closing) = self.closing.get_mut(index) else { return Ok(Step::Waits) };
+        match (closing.stage, behind) {
+            (Stage::Ends, None) if is_answered => {
+                self.closing.pop_front();
+                Ok(Step::Done)
             }
-            Stage::Ends if is_answered => {
-                send_commit(pipeline, closing.to, closing.group.has_batches).await?;
-                closing.stage = Stage::Commits;
+            (Stage::Ends, _) => Ok(Step::Ends),
+            (Stage::Waits, Some(None)) => Ok(Step::Waits),
+            (Stage::Waits, _) if !is_answered => Ok(Step::Waits),
+            (Stage::Waits, behind) => {
+                let fence = behind.flatten();
+                closing.stage = Stage::Ends;
+                closing.awaits = fence.is_some();
+                let pipeline = &mut self.pipelines[closing.lane];
+                send_end(pipeline, &self.settings.subscription, closing, fence).await?;
                 // What follows on the same connection follows the COMMIT too. Behind a batch the
                 // next group is to have a connection of its own; and one that is on another
-                // connection already must see this one confirmed before it writes its progress.
+                // connection already must know this one's fence, or see it confirmed.
                 let (is_batch, lane) = (closing.group.has_batches, closing.lane);
                 let stays_on_it = self.closing.len() == 1 && self.current == lane;
-                if self.settings.streams == 1 || (!is_batch && stays_on_it) {
+                if self.streams == 1 || (!is_batch && stays_on_it) {
                     self.closing.pop_front();
+                    return Ok(Step::Done);
                 }
-                Ok(true)
+                Ok(Step::Ends)
             }
-            Stage::Commits if is_answered => {
-                self.closing.pop_front();
-                Ok(true)
-            }
-            Stage::Ends | Stage::Commits => Ok(false),
         }
     }
 
-    /// An earlier group that waits for a lock of a later one would wait forever: the later one
-    /// waits for it, and the target cannot know.
-    async fn check_for_a_circle(&mut self) -> Result<(), PipelineError> {
-        let Some(first) = self.closing.front() else { return Ok(()) };
-        let pid = |lane: usize| self.pids.get(lane).map_or("", String::as_str);
-        let mut later: Vec<&str> = self.closing.iter().skip(1).map(|c| pid(c.lane)).collect();
-        if self.open.begun {
-            later.push(pid(self.current));
-        }
-        if later.is_empty() {
-            return Ok(());
-        }
-        match self.blockers(pid(first.lane), &later).await {
-            Some(Blockers { any: false, .. }) => self.held_up = HeldUp::default(),
-            Some(Blockers { ours, .. }) => {
-                self.held_up.at_all += 1;
-                self.held_up.by_ours = if ours { self.held_up.by_ours + 1 } else { 0 };
-            }
-            None => self.held_up.at_all += 1,
-        }
-        let HeldUp { by_ours, at_all } = self.held_up;
-        if by_ours >= LOOKS_AT_A_CIRCLE || at_all >= LOOKS_AT_ANY_LOCK {
-            let what = "an earlier group waits for a lock".to_owned();
-            return Err(PipelineError::Met(what));
-        }
-        Ok(())
-    }
-
-    /// Who keeps process `first` waiting; `None` if that could not be found out. Asked on a
-    /// connection of its own.
-    async fn blockers(&self, first: &str, later: &[&str]) -> Option<Blockers> {
-        let waiting = "WITH RECURSIVE w (pid) AS ( \
-             SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids($1::text::int)) UNION \
-             SELECT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid)) FROM w) \
-             SELECT pg_catalog.count(*), pg_catalog.count(*) \
-               FILTER (WHERE pid::text = ANY ($2::text::text[])) FROM w";
-        let later = format!("{{{}}}", later.join(","));
-        let application = format!("farshore {} looks for locks", self.settings.subscription);
-        let target = self.settings.target.clone().with_application_name(&application);
-        let asked = async {
-            let mut connection = Connection::connect(&target, Mode::Sql).await.ok()?;
-            let found = connection.query(waiting, &[Some(first), Some(&later)]).await.ok();
-            connection.close().await;
-            let row = found?.into_iter().next()?;
-            let is_some = |column| row.get(column).is_some_and(|count| count != "0");
-            Some(Blockers { any: is_some(0), ours: is_some(1) })
-        };
-        tokio::time::timeout(LOOK_EVERY, asked).await.ok().flatten()
+    /// What the fence of the group that begins at `first` is called.
+    fn fence_key(&self, first: Lsn) -> String {
+        format!("farshore group {} {first}", self.settings.subscription)
     }
 
     /// Commits the open group as it is, without progress. Only for the defect that separates the
@@ -553,28 +529,26 @@ impl Lanes {
     }
 }
 
-/// Who keeps a process waiting.
-struct Blockers {
-    any: bool,
-    /// Later groups are among them, or behind them.
-    ours: bool,
-}
-
-/// What every connection needs. Returns the target's process (a pooler tells another one at
-/// first).
-async fn prepare(pipeline: &mut Pipeline) -> Result<String, PipelineError> {
-    let connection = &mut pipeline.idle_session().await?.connection;
-    connection.simple_query(PLANNING).await?;
-    let rows = connection.query("SELECT pg_catalog.pg_backend_pid()", &[]).await?;
-    let pid = rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
-    // Progress is moved by who sees what the group before has committed.
-    pipeline.parse(BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED", &[], None)?;
-    pipeline.parse(COMMIT, "COMMIT", &[], None)?;
-    pipeline.parse(DEFER, "SET CONSTRAINTS ALL DEFERRED", &[], None)?;
-    pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
-    pipeline.sync();
-    pipeline.drain().await?;
-    Ok(pid)
+/// Sends what ends a group: behind the group of `fence`, if there is one.
+async fn send_end(
+    pipeline: &mut Pipeline,
+    subscription: &str,
+    closing: &Closing,
+    fence: Option<String>,
+) -> Result<(), PipelineError> {
+    if let Some(fence) = fence {
+        pipeline.run(AWAIT, 1, Expect::Done, |bind| {
+            bind.parameter(Format::Text, Some(fence.as_bytes()))
+        })?;
+    }
+    let (from, to) = (closing.from.to_string(), closing.to.to_string());
+    pipeline.run(PROGRESS, 4, Expect::Progress, |bind| {
+        for text in [subscription, &from, &to, closing.state] {
+            bind.parameter(Format::Text, Some(text.as_bytes()))?;
+        }
+        Ok(())
+    })?;
+    send_commit(pipeline, closing.to, closing.group.has_batches).await
 }
 
 async fn send_commit(

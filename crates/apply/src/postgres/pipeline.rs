@@ -6,6 +6,7 @@
 
 use crate::ApplyError;
 use crate::error::passes_by_itself;
+use crate::postgres::progress::ADVANCE_FAILED;
 use crate::postgres::session::Session;
 use bytes::{Bytes, BytesMut};
 use farshore_model::{DictionaryId, Lsn, PgTime};
@@ -294,9 +295,27 @@ impl Pipeline {
         self.session.connection.out().len() >= WRITE_BYTES
     }
 
-    /// Whether everything is answered.
-    pub fn is_answered(&self) -> bool {
-        self.in_flight.is_empty()
+    /// Whether something is to be written or answered.
+    pub fn is_busy(&mut self) -> bool {
+        !self.in_flight.is_empty() || !self.session.connection.out().is_empty()
+    }
+
+    /// Writes what waits to be written, or waits for one message of the target when nothing does.
+    /// Cancel-safe.
+    pub async fn exchange(&mut self) -> Result<(), PipelineError> {
+        if self.session.connection.out().is_empty() {
+            self.next_answer().await
+        } else {
+            self.send().await
+        }
+    }
+
+    /// Writes what the socket takes now; returns how many bytes are left.
+    pub fn write_available(&mut self) -> usize {
+        if !self.session.connection.out().is_empty() {
+            self.session.connection.write_available();
+        }
+        self.session.connection.out().len()
     }
 
     /// Waits for one message of the target; forever if nothing was asked. Cancel-safe.
@@ -435,6 +454,7 @@ impl Pipeline {
             (Message::CopyInResponse(_), Expect::Counted { .. }) => return Ok(()),
             // Rows without columns, of statements that only count them.
             (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_)) => return Ok(()),
+            (Message::DataRow(_), Expect::Done | Expect::Progress) => return Ok(()),
             (Message::ParseComplete, Expect::BatchParsed(_)) => {}
             (Message::CloseComplete, Expect::Closed) => {}
             (Message::CommandComplete(tag), Expect::Counted { relation, rows }) => {
@@ -453,10 +473,9 @@ impl Pipeline {
                     return Err(PipelineError::Rows(change.clone(), rows));
                 }
             }
-            (Message::CommandComplete(tag), Expect::Progress) => {
-                if tag.rows() != Some(1) {
-                    return Err(PipelineError::ProgressMoved);
-                }
+            (Message::CommandComplete(_), Expect::Progress) => {}
+            (Message::ErrorResponse(error), Expect::Progress) if error.code == ADVANCE_FAILED => {
+                return Err(PipelineError::ProgressMoved);
             }
             (Message::CommandComplete(tag), Expect::Commit { position, .. }) => {
                 // COMMIT of a failed transaction answers ROLLBACK without an error.

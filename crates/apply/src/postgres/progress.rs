@@ -10,11 +10,14 @@
 //! | `after_copy` | index or constraint that a created table still lacks | with the table, and with the index |
 
 use crate::ApplyError;
-use crate::postgres::session::Session;
+use crate::postgres::schema::foreign_keys_waiting_sql;
+use crate::postgres::session::{Session, lock_sql};
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::snapshot::BlockRange;
 use farshore_model::Lsn;
+use farshore_pg::{Question, Row};
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 /// Held while the schema is made, so that two subscriptions do not make it at once.
 const SCHEMA_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('farshore schema', 0))";
@@ -113,9 +116,21 @@ const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND 
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'definition' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
-/// Adds to progress and fences: exactly one row must change, or another writer was here.
-pub const ADVANCE: &str = "UPDATE farshore.subscription SET applied = $3, state = $4, \
-    applied_at = clock_timestamp() WHERE name = $1 AND applied = $2";
+const LOAD_PROGRESS: &str =
+    "SELECT state, applied, publisher, publication FROM farshore.subscription WHERE name = $1";
+
+const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership \
+    FROM farshore.table_copy WHERE subscription = $1 ORDER BY 1, 2";
+
+/// Moves progress on from where the last group left it. If it is not there (another writer was
+/// here), that is an error of [`ADVANCE_FAILED`], and with it the transaction cannot be committed.
+pub const ADVANCE: &str = "WITH moved AS (UPDATE farshore.subscription SET applied = $3, \
+    state = $4, applied_at = clock_timestamp() WHERE name = $1 AND applied = $2 RETURNING 1) \
+    SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('progress of a Farshore subscription is not where it \
+    was left; rows moved: ' || count(*))::int END FROM moved";
+
+/// SQLSTATE of an [`ADVANCE`] that does not meet its row: invalid_text_representation.
+pub const ADVANCE_FAILED: &str = "22P02";
 
 /// Types of [`ADVANCE`]'s parameters: text, pg_lsn, pg_lsn, text.
 pub const ADVANCE_TYPES: [u32; 4] = [25, 3220, 3220, 25];
@@ -193,26 +208,46 @@ impl TableProgress {
 impl Session {
     /// Makes the `farshore` schema where it is missing.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
-        let present = self.query(LATEST, &[]).await?;
-        if present.first().and_then(|row| row.get(0)) == Some("t") {
+        if is_true(&self.query(LATEST, &[]).await?) {
             return Ok(());
         }
         self.simple(&format!("BEGIN; {SCHEMA_LOCK}")).await?;
         let there = self.query("SELECT to_regnamespace('farshore') IS NOT NULL", &[]).await?;
-        let is_there = there.first().and_then(|row| row.get(0)) == Some("t");
+        let is_there = is_true(&there);
         let make = if is_there { "" } else { MAKE_SCHEMA };
         self.simple(&format!("{make} {SCHEMA} COMMIT")).await
     }
 
+    /// Takes the subscription's lock ([`Session::lock_subscription`]), makes the `farshore` schema
+    /// where it is missing, and reads what it has of the subscription: its row if there is one,
+    /// and the copies that were begun or finished.
+    pub async fn open_subscription(
+        &mut self,
+        name: &str,
+        wait: Duration,
+    ) -> Result<(Option<Progress>, Vec<TableProgress>), ApplyError> {
+        let lock = lock_sql(name, wait);
+        let which = [Some(name)];
+        let [locked, present] =
+            self.ask([Question::Simple(&lock), Question::Simple(LATEST)]).await?;
+        if let Err(error) = locked {
+            return Err(self.locked_by(name, error).await);
+        }
+        if !is_true(&present?) {
+            self.ensure_schema().await?;
+        }
+        let questions = [LOAD_PROGRESS, LOAD_TABLES].map(|sql| Question::Extended(sql, &which));
+        let [progress, tables] = self.ask(questions).await?;
+        Ok((self.progress_of(&progress?)?, self.tables_of(&tables?)?))
+    }
+
     /// The subscription's row, if there is one.
     pub async fn load_progress(&mut self, name: &str) -> Result<Option<Progress>, ApplyError> {
-        let rows = self
-            .query(
-                "SELECT state, applied, publisher, publication FROM farshore.subscription \
-                 WHERE name = $1",
-                &[Some(name)],
-            )
-            .await?;
+        let rows = self.query(LOAD_PROGRESS, &[Some(name)]).await?;
+        self.progress_of(&rows)
+    }
+
+    fn progress_of(&self, rows: &[Row]) -> Result<Option<Progress>, ApplyError> {
         let Some(row) = rows.first() else { return Ok(None) };
         let text = |i: usize| row.get(i).unwrap_or_default().to_owned();
         Ok(Some(Progress {
@@ -225,14 +260,11 @@ impl Session {
 
     /// Copies begun or finished.
     pub async fn load_tables(&mut self, name: &str) -> Result<Vec<TableProgress>, ApplyError> {
-        let rows = self
-            .query(
-                "SELECT schema_name, table_name, state, copied_at, membership \
-                 FROM farshore.table_copy \
-                 WHERE subscription = $1 ORDER BY 1, 2",
-                &[Some(name)],
-            )
-            .await?;
+        let rows = self.query(LOAD_TABLES, &[Some(name)]).await?;
+        self.tables_of(&rows)
+    }
+
+    fn tables_of(&self, rows: &[Row]) -> Result<Vec<TableProgress>, ApplyError> {
         rows.iter()
             .map(|row| {
                 Ok(TableProgress {
@@ -304,11 +336,17 @@ impl Session {
         .map(drop)
     }
 
-    /// Positions of transactions that are to be left out.
-    pub async fn load_skips(&mut self, name: &str) -> Result<BTreeSet<Lsn>, ApplyError> {
-        let query = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
-        let rows = self.query(query, &[Some(name)]).await?;
-        rows.iter().map(|row| row.parse(0).map_err(|error| self.error(error))).collect()
+    /// Positions of transactions that are to be left out, and whether foreign keys are still to
+    /// be added.
+    pub async fn load_requests(&mut self, name: &str) -> Result<(BTreeSet<Lsn>, bool), ApplyError> {
+        let skips = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
+        let waiting = foreign_keys_waiting_sql();
+        let which = [Some(name)];
+        let questions = [Question::Extended(skips, &which), Question::Extended(&waiting, &which)];
+        let [skips, waiting] = self.ask(questions).await?;
+        let skips: Result<_, _> =
+            skips?.iter().map(|row| row.parse(0).map_err(|error| self.error(error))).collect();
+        Ok((skips?, !waiting?.is_empty()))
     }
 
     /// What is on the target of a table whose copy was begun.
@@ -341,4 +379,8 @@ impl Session {
         }
         Ok(done)
     }
+}
+
+fn is_true(rows: &[Row]) -> bool {
+    rows.first().and_then(|row| row.get(0)) == Some("t")
 }

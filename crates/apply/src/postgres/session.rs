@@ -1,7 +1,8 @@
 //! A connection to a target, set up for applying.
 
 use crate::ApplyError;
-use farshore_pg::{Config, Connection, Mode, Row, quote_literal};
+use farshore_pg::{Config, Connection, Mode, Question, Row, quote_literal};
+use std::time::Duration;
 
 /// A target connection.
 pub struct Session {
@@ -24,43 +25,76 @@ impl Session {
             .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
         let version = connection.server_version();
         let mut session = Session { connection, server, replica_role: false };
-        session
-            .simple(&format!(
-                "{}; SET synchronous_commit = on; SET row_security = off; \
-                     SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'",
-                farshore_pg::no_timeouts(version)
-            ))
-            .await?;
-        match session.connection.simple_query("SET session_replication_role = replica").await {
+        let settings = format!(
+            "{}; SET synchronous_commit = on; SET row_security = off; \
+             SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'",
+            farshore_pg::no_timeouts(version)
+        );
+        let role = Question::Simple("SET session_replication_role = replica");
+        let [set, role] = session.ask([Question::Simple(&settings), role]).await?;
+        set?;
+        match role {
             Ok(_) => session.replica_role = true,
-            Err(error) if error.sqlstate() == Some("42501") => {}
-            Err(error) => return Err(session.error(error)),
+            Err(ApplyError::Target { error, .. }) if error.sqlstate() == Some("42501") => {}
+            Err(error) => return Err(error),
         }
         Ok(session)
     }
 
-    /// Takes the lock that makes this the only agent of `subscription` in this database. Waits
-    /// for the connection of an agent that died to end, up to `wait`.
+    /// Asks several questions in one round trip; see [`Connection::ask_all`].
+    pub async fn ask<const N: usize>(
+        &mut self,
+        questions: [Question<'_>; N],
+    ) -> Result<[Result<Vec<Row>, ApplyError>; N], ApplyError> {
+        let answers = self.connection.ask_all(&questions).await;
+        let answers = answers.map_err(|error| self.error(error))?.into_iter();
+        let answers: Vec<_> = answers.map(|a| a.map_err(|error| self.error(error))).collect();
+        answers.try_into().map_err(|_| {
+            self.error(farshore_pg::Error::Protocol("not an answer to each question".to_owned()))
+        })
+    }
+
+    /// Takes the lock that makes this the only agent of `subscription` in this database, and waits
+    /// until no lane of an earlier agent can commit any more. For both it waits for connections of
+    /// an agent that died, up to `wait`.
     pub async fn lock_subscription(
         &mut self,
         subscription: &str,
-        wait: std::time::Duration,
+        wait: Duration,
     ) -> Result<(), ApplyError> {
-        let key = quote_literal(&format!("farshore subscription {subscription}"));
-        let wait = wait.as_millis();
-        let lock = format!(
-            "SET lock_timeout = {wait}; SELECT pg_advisory_lock(hashtextextended({key}, 0)); \
-             SET lock_timeout = 0"
-        );
-        match self.connection.simple_query(&lock).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.sqlstate() == Some("55P03") => Err(ApplyError::NotYet(format!(
+        let locked = self.simple(&lock_sql(subscription, wait)).await;
+        match locked {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.locked_by(subscription, error).await),
+        }
+    }
+
+    /// Why [`lock_sql`] failed.
+    pub(super) async fn locked_by(&mut self, subscription: &str, error: ApplyError) -> ApplyError {
+        match &error {
+            ApplyError::Target { error, .. } if error.sqlstate() == Some("55P03") => {}
+            _ => return error,
+        }
+        // A lock of the session that was granted stays granted.
+        let sql = format!("SELECT pg_try_advisory_lock({})", subscription_lock_key(subscription));
+        let ours = match self.query(&sql, &[]).await {
+            Ok(rows) => rows.first().and_then(|row| row.get(0)) == Some("t"),
+            Err(error) => return error,
+        };
+        ApplyError::NotYet(if ours {
+            format!(
+                "subscription \"{subscription}\": a connection \"farshore {subscription}\" of an \
+                 agent that ended is still at work in {}. It is waited for; see pg_stat_activity \
+                 there for what it waits for",
+                self.server
+            )
+        } else {
+            format!(
                 "subscription \"{subscription}\": another agent of that name is at work in {}. \
                  Stop it, or rename one of the two",
                 self.server
-            ))),
-            Err(error) => Err(self.error(error)),
-        }
+            )
+        })
     }
 
     /// Marks this connection as one that copies ranges, for as long as it lives.
@@ -83,30 +117,6 @@ impl Session {
         let sql = format!("SELECT pg_try_advisory_lock_shared({key})");
         let rows = self.query(&sql, &[]).await?;
         Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
-    }
-
-    /// Waits until no lane of an earlier agent can commit any more, up to `wait`.
-    pub async fn wait_for_lanes(
-        &mut self,
-        subscription: &str,
-        wait: std::time::Duration,
-    ) -> Result<(), ApplyError> {
-        let key = lane_lock_key(subscription);
-        let wait = wait.as_millis();
-        let lock = format!(
-            "SET lock_timeout = {wait}; SELECT pg_advisory_lock({key}); \
-             SELECT pg_advisory_unlock({key}); SET lock_timeout = 0"
-        );
-        match self.connection.simple_query(&lock).await {
-            Ok(_) => Ok(()),
-            Err(error) if error.sqlstate() == Some("55P03") => Err(ApplyError::NotYet(format!(
-                "subscription \"{subscription}\": a connection \"farshore {subscription}\" of an \
-                 agent that ended is still at work in {}. It is waited for; see pg_stat_activity \
-                 there for what it waits for",
-                self.server
-            ))),
-            Err(error) => Err(self.error(error)),
-        }
     }
 
     /// Runs a query with text parameters.
@@ -153,6 +163,22 @@ impl Session {
     pub fn error(&self, error: farshore_pg::Error) -> ApplyError {
         ApplyError::Target { server: self.server.clone(), error }
     }
+}
+
+/// Takes a subscription's lock and waits for the lanes of an earlier agent: see
+/// [`Session::lock_subscription`].
+pub(super) fn lock_sql(subscription: &str, wait: Duration) -> String {
+    let (key, lane) = (subscription_lock_key(subscription), lane_lock_key(subscription));
+    let wait = wait.as_millis();
+    format!(
+        "SET lock_timeout = {wait}; SELECT pg_advisory_lock({key}); SELECT pg_advisory_lock({lane}); \
+         SELECT pg_advisory_unlock({lane}); SET lock_timeout = 0"
+    )
+}
+
+fn subscription_lock_key(subscription: &str) -> String {
+    let name = quote_literal(&format!("farshore subscription {subscription}"));
+    format!("hashtextextended({name}, 0)")
 }
 
 fn lane_lock_key(subscription: &str) -> String {

@@ -42,16 +42,6 @@ impl Server {
         let (asked, clock) = (Instant::now(), PgTime::now());
         let rows = sql
             .query(
-                "SELECT (extract(epoch FROM clock_timestamp() - '2000-01-01 00:00:00+00') \
-                   * 1000000)::bigint",
-                &[],
-            )
-            .await?;
-        let round_trip = i64::try_from(asked.elapsed().as_micros()).unwrap_or(i64::MAX);
-        let theirs: i64 = rows.first().map_or(Ok(0), |row| row.parse(0))?;
-        let ours = clock.0 + round_trip / 2;
-        let rows = sql
-            .query(
                 "SELECT current_user, current_database(), current_setting('server_encoding'), \
                    pg_is_in_recovery(), current_setting('default_transaction_read_only'), \
                    has_database_privilege(current_database(), 'CREATE'), \
@@ -59,12 +49,17 @@ impl Server {
                      - current_setting('superuser_reserved_connections')::int \
                      - coalesce((SELECT sum(numbackends) FROM pg_stat_database), 0), \
                      CASE WHEN r.rolconnlimit >= 0 THEN r.rolconnlimit END), \
-                   extract(epoch FROM pg_postmaster_start_time()) \
+                   extract(epoch FROM pg_postmaster_start_time()), \
+                   (extract(epoch FROM clock_timestamp() - '2000-01-01 00:00:00+00') \
+                     * 1000000)::bigint \
                  FROM pg_roles r WHERE r.rolname = current_user",
                 &[],
             )
             .await?;
+        let round_trip = i64::try_from(asked.elapsed().as_micros()).unwrap_or(i64::MAX);
+        let ours = clock.0 + round_trip / 2;
         let row = rows.first().ok_or_else(|| Error::Value("no row about our role".to_owned()))?;
+        let theirs: i64 = row.parse(8)?;
         let text = |i: usize| row.get(i).unwrap_or_default().to_owned();
         Ok(Server {
             started: text(7),

@@ -1,7 +1,7 @@
 //! What a server's catalogue says of its tables.
 
 use farshore_capture::publication::TableName;
-use farshore_pg::{Connection, Error, Row};
+use farshore_pg::{Connection, Error, Question, Row};
 use std::collections::HashMap;
 
 /// Between names in one value; no identifier holds it.
@@ -72,35 +72,55 @@ impl Table {
     }
 }
 
+const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
+       (SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
+         ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) \
+         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
+         CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
+         ELSE false END), \
+       EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), \
+       (SELECT string_agg(DISTINCT a.attname, chr(1)) FROM pg_index i \
+         JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
+         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL), \
+       has_schema_privilege(n.oid, 'USAGE'), \
+       has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'), \
+       has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
+       has_table_privilege(c.oid, 'TRUNCATE'), \
+       pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
+       row_security_active(c.oid), \
+       CASE WHEN c.relkind = 'r' THEN pg_table_size(c.oid) END \
+     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+     WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
+     AND n.nspname NOT IN ('information_schema', 'farshore')";
+
+const COLUMNS: &str = "SELECT n.nspname, c.relname, a.attname, \
+       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull, \
+       a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, \
+       a.attgenerated <> '' \
+     FROM pg_catalog.pg_attribute a \
+     JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
+     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+     WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped \
+     AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
+     ORDER BY a.attrelid, a.attnum";
+
 /// Everything under a table's name in the database, but for PostgreSQL's own.
 pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Error> {
-    let rows = sql
-        .query(
-            "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
-               (SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
-                 ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) \
-                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
-                 CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
-                 ELSE false END), \
-               EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), \
-               (SELECT string_agg(DISTINCT a.attname, chr(1)) FROM pg_index i \
-                 JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
-                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL), \
-               has_schema_privilege(n.oid, 'USAGE'), \
-               has_table_privilege(c.oid, 'SELECT'), has_table_privilege(c.oid, 'INSERT'), \
-               has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
-               has_table_privilege(c.oid, 'TRUNCATE'), \
-               pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
-               row_security_active(c.oid), \
-               CASE WHEN c.relkind = 'r' THEN pg_table_size(c.oid) END \
-             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
-             AND n.nspname NOT IN ('information_schema', 'farshore')",
-            &[],
-        )
+    // Without a search_path types are named in full, and alike on both sides.
+    let answers = sql
+        .ask_all(&[
+            Question::Extended(TABLES, &[]),
+            Question::Simple("BEGIN; SET LOCAL search_path = ''"),
+            Question::Extended(COLUMNS, &[]),
+            Question::Simple("ROLLBACK"),
+        ])
         .await?;
+    let Ok([rows, _, columns, _]) = <[_; 4]>::try_from(answers) else {
+        return Err(Error::Protocol("not an answer to each question".to_owned()));
+    };
     let mut tables = HashMap::new();
-    for row in &rows {
+    for row in &rows? {
         let table = Table {
             kind: letter(row, 2),
             persistence: letter(row, 3),
@@ -124,7 +144,7 @@ pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Erro
         };
         tables.insert(name(row), table);
     }
-    for row in &columns(sql).await? {
+    for row in &columns? {
         let Some(table) = tables.get_mut(&name(row)) else { continue };
         table.columns.push(Column {
             name: text(row, 2),
@@ -135,29 +155,6 @@ pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Erro
         });
     }
     Ok(tables)
-}
-
-async fn columns(sql: &mut Connection) -> Result<Vec<Row>, Error> {
-    // So that types are named in full, and alike on both sides.
-    sql.simple_query("BEGIN; SET LOCAL search_path = ''").await?;
-    let rows = sql
-        .query(
-            "SELECT n.nspname, c.relname, a.attname, \
-               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull, \
-               a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, \
-               a.attgenerated <> '' \
-             FROM pg_catalog.pg_attribute a \
-             JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
-             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
-             WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped \
-             AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
-             ORDER BY a.attrelid, a.attnum",
-            &[],
-        )
-        .await;
-    sql.simple_query("ROLLBACK").await?;
-    rows
 }
 
 fn text(row: &Row, column: usize) -> String {

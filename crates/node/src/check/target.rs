@@ -12,6 +12,7 @@ use farshore_apply::postgres::session::Session;
 use farshore_apply::postgres::statements::{TargetColumn, TargetTable, check_columns};
 use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
+use farshore_pg::{Question, Row};
 use std::collections::HashMap;
 
 /// Tables that are asked about in one statement.
@@ -61,7 +62,7 @@ async fn look(
     let server = asked.map_err(|error| session.error(error))?;
     server.check("target", "target", findings);
     // Lanes have a connection more for a moment, to look for locks; tables may be copied beside.
-    let needed = (subscription.spec.copy.workers + 1) + (subscription.spec.streams + 1);
+    let needed = (subscription.spec.copy.workers + 1) + (subscription.spec.streams.near + 1);
     server.check_connections("target", needed, findings);
     if let Some(published) = published {
         let names = &subscription.spec.schema.names;
@@ -74,11 +75,11 @@ async fn look(
     }
     let known = match check_schema(&server, session, findings).await? {
         true => check_progress(subscription, session, findings).await?,
-        false => Vec::new(),
+        false => Left::default(),
     };
     let Some(published) = published else { return Ok(()) };
     check_claims(config, subscription, published, findings);
-    check_tables(subscription, published, &server, &known, session, findings).await
+    check_tables(subscription, published, &server, known, session, findings).await
 }
 
 /// The schema that progress is kept in; returns whether its tables can be read.
@@ -126,27 +127,48 @@ async fn check_schema(
     Ok(has_tables && is(0) && is(3))
 }
 
-/// Looks at what a subscription of this name has left on the target; returns the tables it copied
-/// or began to copy.
+/// What subscriptions have left on the target.
+#[derive(Default)]
+struct Left {
+    /// Tables that this one copied or began to copy.
+    known: Vec<TableName>,
+    /// Tables that others filled, and which ones.
+    of_others: HashMap<TableName, String>,
+}
+
+/// Looks at what subscriptions have left on the target.
 async fn check_progress(
     subscription: &Subscription,
     session: &mut Session,
     findings: &mut Findings,
-) -> Result<Vec<TableName>, ApplyError> {
-    let name = &subscription.spec.name;
-    if let Some(progress) = session.load_progress(name).await?
-        && progress.publication != subscription.spec.publication
+) -> Result<Left, ApplyError> {
+    let name = subscription.spec.name.as_str();
+    let questions = [
+        "SELECT publication FROM farshore.subscription WHERE name = $1",
+        "SELECT schema_name, table_name FROM farshore.table_copy WHERE subscription = $1",
+        "SELECT schema_name, table_name, subscription FROM farshore.table_copy \
+         WHERE subscription <> $1",
+    ];
+    let which = [Some(name)];
+    let [progress, known, others] =
+        session.ask(questions.map(|sql| Question::Extended(sql, &which))).await?;
+    let text = |row: &Row, i: usize| row.get(i).unwrap_or_default().to_owned();
+    let table = |row: &Row| TableName { schema: text(row, 0), name: text(row, 1) };
+    if let Some(publication) = progress?.first().map(|row| text(row, 0))
+        && publication != subscription.spec.publication
     {
         findings.error(
             format!(
                 "the target's subscription of that name follows publication \"{}\", not \"{}\"",
-                progress.publication, subscription.spec.publication
+                publication, subscription.spec.publication
             ),
             "Rename one of the two",
         );
     }
-    let tables = session.load_tables(name).await?;
-    Ok(tables.into_iter().map(|table| table.table).collect())
+    Ok(Left {
+        known: known?.iter().map(table).collect(),
+        of_others: others?.iter().map(|row| (table(row), text(row, 2))).collect(),
+    })
 }
 
 /// Another subscription of this site file that would write the same tables.
@@ -189,12 +211,11 @@ async fn check_tables(
     subscription: &Subscription,
     published: &Published,
     server: &Server,
-    known: &[TableName],
+    Left { known, of_others }: Left,
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
     let catalogue = tables::all(&mut session.connection).await.map_err(|e| session.error(e))?;
-    let owners = copied_by_others(subscription, session).await?;
     let names = &subscription.spec.schema.names;
     let known: Vec<TableName> = known.iter().map(|name| names.table(name)).collect();
     let on_target: Vec<(TableName, Table)> =
@@ -218,7 +239,7 @@ async fn check_tables(
         };
         let copied = known.contains(name);
         if check_table(subscription, name, source, table, copied, server, findings) && !copied {
-            match owners.get(name) {
+            match of_others.get(name) {
                 Some(other) => findings.error(
                     format!("table {name} on the target is filled by subscription \"{other}\""),
                     format!(
@@ -342,31 +363,6 @@ fn check_table(
         findings.error(what, grant);
         false
     }
-}
-
-/// Which other subscription has filled which table.
-async fn copied_by_others(
-    subscription: &Subscription,
-    session: &mut Session,
-) -> Result<HashMap<TableName, String>, ApplyError> {
-    let present = session.query("SELECT to_regclass('farshore.table_copy') IS NOT NULL", &[]).await;
-    // A schema that we may not look into has been found already.
-    if !present.is_ok_and(|rows| rows.first().and_then(|row| row.get(0)) == Some("t")) {
-        return Ok(HashMap::new());
-    }
-    let rows = session
-        .query(
-            "SELECT schema_name, table_name, subscription FROM farshore.table_copy \
-             WHERE subscription <> $1",
-            &[Some(&subscription.spec.name)],
-        )
-        .await;
-    let text = |row: &farshore_pg::Row, i: usize| row.get(i).unwrap_or_default().to_owned();
-    Ok(rows
-        .unwrap_or_default()
-        .iter()
-        .map(|row| (TableName { schema: text(row, 0), name: text(row, 1) }, text(row, 2)))
-        .collect())
 }
 
 /// The initial copy fills empty tables only.

@@ -26,9 +26,6 @@ impl Session {
     /// cannot be kept quiet they go on waiting: they would fire for rows whose effects come in the
     /// stream too.
     pub(crate) async fn add_foreign_keys(&mut self, subscription: &str) -> Result<(), ApplyError> {
-        if !self.foreign_keys_wait(subscription).await? {
-            return Ok(());
-        }
         if !self.replica_role {
             tracing::warn!(
                 %subscription,
@@ -41,27 +38,13 @@ impl Session {
         self.run_waiting(subscription, "=", Stage::ForeignKeys).await
     }
 
-    /// Whether foreign keys are still to be added.
-    pub(crate) async fn foreign_keys_wait(
-        &mut self,
-        subscription: &str,
-    ) -> Result<bool, ApplyError> {
-        Ok(!self.waiting(subscription, "=", Stage::ForeignKeys).await?.is_empty())
-    }
-
     async fn waiting(
         &mut self,
         subscription: &str,
         compare: &str,
         stage: Stage,
     ) -> Result<Vec<Waiting>, ApplyError> {
-        let query = format!(
-            "SELECT ordinal, object, statement FROM farshore.after_copy \
-             WHERE subscription = $1 AND refusal IS NULL AND stage {compare} {} \
-             ORDER BY stage, ordinal",
-            stage_number(stage)
-        );
-        let rows = self.query(&query, &[Some(subscription)]).await?;
+        let rows = self.query(&waiting_sql(compare, stage), &[Some(subscription)]).await?;
         let text =
             |row: &farshore_pg::Row, column: usize| row.get(column).unwrap_or_default().to_owned();
         Ok(rows
@@ -110,4 +93,19 @@ impl Session {
         }
         Ok(())
     }
+}
+
+/// What a subscription ($1) is still to create.
+fn waiting_sql(compare: &str, stage: Stage) -> String {
+    format!(
+        "SELECT ordinal, object, statement FROM farshore.after_copy \
+         WHERE subscription = $1 AND refusal IS NULL AND stage {compare} {} \
+         ORDER BY stage, ordinal",
+        stage_number(stage)
+    )
+}
+
+/// Has a row for each foreign key that a subscription ($1) is still to add.
+pub(crate) fn foreign_keys_waiting_sql() -> String {
+    waiting_sql("=", Stage::ForeignKeys)
 }

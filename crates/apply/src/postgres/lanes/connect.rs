@@ -1,0 +1,75 @@
+//! How connections to the target are made, one for each lane.
+
+use super::{AWAIT, BEGIN, COMMIT, DEFER, FAR, FENCE, LaneSettings, PROGRESS};
+use crate::postgres::pipeline::{Pipeline, PipelineError};
+use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
+use crate::postgres::session::Session;
+use std::time::{Duration, Instant};
+
+/// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
+/// moment: a plan made while a table was empty must not read all of it later.
+const PLANNING: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
+     SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
+
+/// A name for the time of one group, as a lock.
+const GROUP_KEY: &str = "pg_catalog.hashtextextended($1, 0)";
+
+/// A connection that groups can be written on.
+pub(super) struct Lane {
+    pub(super) pipeline: Pipeline,
+    /// The target's process at its other end (a pooler tells another one at first).
+    pub(super) pid: String,
+}
+
+/// One more lane beside the first, or why there is none.
+pub(super) async fn connect(
+    settings: LaneSettings,
+    foreign_keys_fire: bool,
+) -> Result<Lane, String> {
+    let LaneSettings { subscription, target, cancel, .. } = &settings;
+    let application = format!("farshore {subscription}");
+    let session = Session::connect(target, &application).await;
+    let mut session = session.map_err(|error| error.to_string())?;
+    let token = session.connection.cancel_token();
+    cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(token);
+    if session.replica_role == foreign_keys_fire {
+        return Err("session_replication_role can be set on some of them only".to_owned());
+    }
+    if !session.join_lanes(subscription).await.map_err(|error| error.to_string())? {
+        return Err("another agent waits for this one to end".to_owned());
+    }
+    let mut pipeline = Pipeline::new(session);
+    match prepare(&mut pipeline).await {
+        Ok((pid, _)) => Ok(Lane { pipeline, pid }),
+        Err(error) => Err(format!("{error:?}")),
+    }
+}
+
+/// What every connection needs. Returns the target's process and how long one round trip took.
+pub(super) async fn prepare(pipeline: &mut Pipeline) -> Result<(String, Duration), PipelineError> {
+    let connection = &mut pipeline.idle_session().await?.connection;
+    let asked = Instant::now();
+    let sql = format!("{PLANNING}; SELECT pg_catalog.pg_backend_pid()");
+    let results = connection.simple_query(&sql).await?;
+    let mut round_trip = asked.elapsed();
+    if round_trip >= FAR {
+        // Or it was busy.
+        let again = Instant::now();
+        connection.simple_query("").await?;
+        round_trip = round_trip.min(again.elapsed());
+    }
+    let row = results.last().and_then(|result| result.rows.first());
+    let pid = row.and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+    // Progress is moved by who sees what the group before has committed.
+    pipeline.parse(BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED", &[], None)?;
+    pipeline.parse(COMMIT, "COMMIT", &[], None)?;
+    pipeline.parse(DEFER, "SET CONSTRAINTS ALL DEFERRED", &[], None)?;
+    let fence = format!("SELECT pg_catalog.pg_advisory_xact_lock({GROUP_KEY})");
+    pipeline.parse(FENCE, &fence, &[25], None)?;
+    let await_fence = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({GROUP_KEY})");
+    pipeline.parse(AWAIT, &await_fence, &[25], None)?;
+    pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
+    // Answered with what comes next.
+    pipeline.sync();
+    Ok((pid, round_trip))
+}
