@@ -504,6 +504,11 @@ fn mutant_dropped_change_in_batches() -> Result<()> {
 }
 
 #[test]
+fn mutant_unordered_commits() -> Result<()> {
+    assert_caught_with(APPLY[1], "unordered-commits", Vec::new())
+}
+
+#[test]
 fn mutant_lost_unchanged_value() -> Result<()> {
     // A value is lost where a row is changed twice within a group: groups must be large.
     assert_caught_with(APPLY[4], "lost-unchanged-value", vec![Victim::Farshore, Victim::Subscriber])

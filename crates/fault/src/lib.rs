@@ -63,4 +63,5 @@ pub const DEFECTS: &[&str] = &[
     "snapshot-row-also-streamed",
     "lost-unchanged-value",
     "missed-conflict",
+    "unordered-commits",
 ];

@@ -429,6 +429,7 @@ impl Lanes {
             let is_answered = (index == 0 || stage == Stage::Waits)
                 && self.pipelines[lane].poll().map_err(|error| self.blame(lane, error))?;
             match self.step(index, is_answered).await? {
+                Step::Waits if fault::defect("unordered-commits") => index += 1,
                 Step::Waits => break,
                 Step::Ends => index += 1,
                 Step::Done => {}
@@ -467,7 +468,7 @@ impl Lanes {
                 Ok(Step::Done)
             }
             (Stage::Ends, _) => Ok(Step::Ends),
-            (Stage::Waits, Some(None)) => Ok(Step::Waits),
+            (Stage::Waits, Some(None)) if !fault::defect("unordered-commits") => Ok(Step::Waits),
             (Stage::Waits, _) if !is_answered => Ok(Step::Waits),
             (Stage::Waits, behind) => {
                 let fence = behind.flatten();

@@ -4,6 +4,8 @@ use super::{AWAIT, BEGIN, COMMIT, DEFER, FAR, FENCE, LaneSettings, PROGRESS};
 use crate::postgres::pipeline::{Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
 use crate::postgres::session::Session;
+use farshore_fault as fault;
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 /// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
@@ -68,7 +70,12 @@ pub(super) async fn prepare(pipeline: &mut Pipeline) -> Result<(String, Duration
     pipeline.parse(FENCE, &fence, &[25], None)?;
     let await_fence = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({GROUP_KEY})");
     pipeline.parse(AWAIT, &await_fence, &[25], None)?;
-    pipeline.parse(PROGRESS, ADVANCE, &ADVANCE_TYPES, None)?;
+    let advance = if fault::defect("unordered-commits") {
+        ADVANCE.replace("applied = $2", "$2 IS NOT NULL").into()
+    } else {
+        Cow::Borrowed(ADVANCE)
+    };
+    pipeline.parse(PROGRESS, &advance, &ADVANCE_TYPES, None)?;
     // Answered with what comes next.
     pipeline.sync();
     Ok((pid, round_trip))
