@@ -362,6 +362,7 @@ impl Site {
                     durable: following.durable.to_string(),
                     behind_bytes: end.bytes_since(following.durable),
                     sent_bytes: following.sent_bytes,
+                    packed_bytes: following.packed_bytes,
                 }
             };
         serving.following().into_iter().map(report).collect()

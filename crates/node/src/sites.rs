@@ -4,6 +4,7 @@
 //! protocol   what is asked for when a session is opened, and what its messages are
 //! receive    at the downstream site: a publication's log from its upstream site into a store here
 //! serve      at the upstream site: sessions of downstream sites, and what they may have
+//! packing    blocks that cross several at a time, while the line is what is waited for
 //! channel    a session, as what a far subscription asks its publisher through
 //! ```
 //!
@@ -12,6 +13,7 @@
 //! and on nothing else.
 
 mod channel;
+mod packing;
 pub(crate) mod protocol;
 pub(crate) mod receive;
 pub(crate) mod serve;

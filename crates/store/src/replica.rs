@@ -89,6 +89,28 @@ impl StoredBlock {
     /// # Errors
     /// What is wrong with bytes that are no block.
     pub fn decode(mut bytes: Bytes) -> Result<StoredBlock, &'static str> {
+        let mut block = StoredBlock::decode_head(&mut bytes)?;
+        block.payload = bytes;
+        block.check()?;
+        Ok(block)
+    }
+
+    /// Takes a block off the front of several that stand one after the other, none compressed.
+    ///
+    /// # Errors
+    /// What is wrong with bytes that are no block.
+    pub fn decode_from(bytes: &mut Bytes) -> Result<StoredBlock, &'static str> {
+        let mut block = StoredBlock::decode_head(bytes)?;
+        if block.zstd || bytes.len() < block.raw_len as usize {
+            return Err("a block is cut off");
+        }
+        block.payload = bytes.split_to(block.raw_len as usize);
+        block.check()?;
+        Ok(block)
+    }
+
+    /// The description alone.
+    fn decode_head(bytes: &mut Bytes) -> Result<StoredBlock, &'static str> {
         if bytes.len() < FIXED_LEN {
             return Err("a block is too short");
         }
@@ -112,7 +134,7 @@ impl StoredBlock {
             return Err("a block's list of spills is cut off");
         }
         let spilled = (0..spills).map(|_| SpillId(bytes.get_u64_le())).collect();
-        let block = StoredBlock {
+        Ok(StoredBlock {
             kind,
             container,
             after,
@@ -124,10 +146,8 @@ impl StoredBlock {
             zstd,
             raw_len,
             checksum,
-            payload: bytes,
-        };
-        block.check()?;
-        Ok(block)
+            payload: Bytes::new(),
+        })
     }
 
     /// Whether the block can be what it says.
@@ -173,6 +193,16 @@ impl StoredBlock {
             self.zstd = true;
         }
         Ok(())
+    }
+
+    /// The same block with its payload decompressed.
+    ///
+    /// # Errors
+    /// When it does not decompress to the length that the block says.
+    pub fn decompressed(&self) -> Result<StoredBlock, &'static str> {
+        let payload = self.raw()?;
+        let checksum = if self.zstd { crc32c::crc32c(&payload) } else { self.checksum };
+        Ok(StoredBlock { zstd: false, checksum, payload, ..self.clone() })
     }
 
     /// The payload decompressed.

@@ -4,19 +4,25 @@
 
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::wan::{Direction, Wan, WanConfig};
-use farshore_tests::{Checked, SmallDisk, publisher_cluster, subscriber_cluster};
+use farshore_tests::{
+    Checked, DATABASE, Pair, SmallDisk, Upstream, publisher_cluster, subscriber_cluster,
+};
 use std::time::{Duration, Instant};
 
 const RTT: Duration = Duration::from_millis(77);
 
 /// A line, or `None` with the reason on standard output.
 fn line(loss: f64) -> Result<Option<Wan>> {
+    line_of(100_000_000, loss)
+}
+
+fn line_of(bits_per_second: u64, loss: f64) -> Result<Option<Wan>> {
     if let Err(reason) = Wan::available() {
         let test = std::thread::current().name().unwrap_or("a test").to_owned();
         println!("skipped: {test}: {reason}");
         return Ok(None);
     }
-    let bits_per_second = Some(100_000_000);
+    let bits_per_second = Some(bits_per_second);
     let seed = farshore_testkit::seed();
     Wan::start(WanConfig { rtt: RTT, bits_per_second, loss, seed, ..WanConfig::default() })
         .map(Some)
@@ -66,6 +72,38 @@ fn a_line_that_is_cut_flaps_and_goes_silent() -> Result<()> {
     }
     recover(&mut checked, "flapping")?;
     checked.finish().map(drop)
+}
+
+/// What queues up before a narrow line crosses in packs, of transactions large and small.
+#[test]
+fn a_narrow_line_is_used_well() -> Result<()> {
+    let Some(wan) = line_of(20_000_000, 0.0)? else { return Ok(()) };
+    let publisher = publisher_cluster(15)?.place(wan.near()).start()?;
+    let subscriber = subscriber_cluster(18)?.place(wan.far()).start()?;
+    let mut pair = Pair::of(publisher, subscriber)?;
+    pair.on_both("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.t"], "")?;
+    let target = pair.subscriber.url_from(wan.far(), DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    let mut upstream = Upstream::split_across(&mut pair, Some(&wan))?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    let begun = wan.traffic().near_to_far.bytes;
+    let rows = "INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || j), ' ') \
+                FROM generate_series(1, 30) j) FROM generate_series";
+    pair.publish(&format!("{rows} (100001, 110000) i"))?;
+    for from in (0..10_000).step_by(200) {
+        pair.publish(&format!("{rows} ({from}, {}) i", from + 199))?;
+    }
+    pair.assert_equal(&["public"])?;
+    let packed = upstream.site.status()?["downstreams"][0]["packed_bytes"].as_u64();
+    let crossed = wan.traffic().near_to_far.bytes - begun;
+    println!("{crossed} bytes crossed, of the log {packed:?} in packs");
+    ensure!(packed.is_some_and(|bytes| bytes > 1 << 20), "{packed:?}");
+    upstream.site.stop()?;
+    pair.site.stop()?;
+    Ok(())
 }
 
 #[test]

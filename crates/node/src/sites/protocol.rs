@@ -63,10 +63,14 @@ pub(crate) enum Answer {
 pub(crate) enum FromUpstream {
     /// The log's next block.
     Block(StoredBlock),
+    /// The log's next blocks, in one pack ([`super::packing`]).
+    Packed(Bytes),
     /// A spill that the next block names begins.
     SpillBegins(SpillId),
     /// A block of that spill.
     SpillBlock(StoredBlock),
+    /// Blocks of that spill, in one pack.
+    SpillPacked(Bytes),
     /// That was the spill's last.
     SpillEnds,
     /// Tables may have joined the publication, or its capture has started.
@@ -96,8 +100,10 @@ mod as_text {
 }
 
 const TAG_BLOCK: u8 = b'B';
+const TAG_PACKED: u8 = b'P';
 const TAG_SPILL_BEGINS: u8 = b'S';
 const TAG_SPILL_BLOCK: u8 = b'C';
+const TAG_SPILL_PACKED: u8 = b'Q';
 const TAG_SPILL_ENDS: u8 = b'E';
 const TAG_READY: u8 = b'R';
 const TAG_DURABLE: u8 = b'D';
@@ -118,6 +124,8 @@ impl FromUpstream {
             FromUpstream::SpillBlock(block) => {
                 vec![tag(TAG_SPILL_BLOCK, &block.encode_head()), block.payload.clone()]
             }
+            FromUpstream::Packed(pack) => vec![tag(TAG_PACKED, &[]), pack.clone()],
+            FromUpstream::SpillPacked(pack) => vec![tag(TAG_SPILL_PACKED, &[]), pack.clone()],
             FromUpstream::SpillBegins(spill) => {
                 vec![tag(TAG_SPILL_BEGINS, &spill.0.to_le_bytes())]
             }
@@ -137,6 +145,8 @@ impl FromUpstream {
         match bytes.get_u8() {
             TAG_BLOCK => StoredBlock::decode(bytes).map(FromUpstream::Block),
             TAG_SPILL_BLOCK => StoredBlock::decode(bytes).map(FromUpstream::SpillBlock),
+            TAG_PACKED => Ok(FromUpstream::Packed(bytes)),
+            TAG_SPILL_PACKED => Ok(FromUpstream::SpillPacked(bytes)),
             TAG_SPILL_BEGINS if bytes.len() == 8 => {
                 Ok(FromUpstream::SpillBegins(SpillId(bytes.get_u64_le())))
             }

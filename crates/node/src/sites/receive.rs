@@ -1,6 +1,8 @@
 //! A publication's log from its upstream site into a store here.
 
+use super::packing::unpack;
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
+use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_fault as fault;
 use farshore_link::{Dialer, LinkError, Receiver, Sender, Traffic};
@@ -12,6 +14,9 @@ use farshore_store::{
 };
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::{OwnedMutexGuard, watch};
+
+/// zstd level of blocks that came in packs, as they are stored here.
+const STORED_LEVEL: i32 = 1;
 
 /// The store's note of which log it is a replica of.
 const NOTE_LOG: &str = "upstream.log";
@@ -230,12 +235,11 @@ impl Receive {
             self.status().traffic = receiver.meter().traffic();
             let message = FromUpstream::decode(message).map_err(|what| self.protocol(what))?;
             match message {
-                FromUpstream::Block(block) => {
-                    let last = block.last;
-                    fault::point("receive.before-block");
-                    self.store.append_stored(block).await?;
-                    fault::point("receive.after-block");
-                    self.status().received = last;
+                FromUpstream::Block(block) => self.take_block(block).await?,
+                FromUpstream::Packed(packed) => {
+                    for block in self.unpack(packed).await? {
+                        self.take_block(block).await?;
+                    }
                 }
                 FromUpstream::SpillBegins(id) => {
                     let turn = self.spills.clone().lock_owned().await;
@@ -246,6 +250,14 @@ impl Receive {
                         spill.take().ok_or_else(|| self.protocol("a piece of no spill"))?;
                     spill = Some(taking.take(block).await?);
                 }
+                FromUpstream::SpillPacked(packed) => {
+                    let mut taking =
+                        spill.take().ok_or_else(|| self.protocol("a piece of no spill"))?;
+                    for block in self.unpack(packed).await? {
+                        taking = taking.take(block).await?;
+                    }
+                    spill = Some(taking);
+                }
                 FromUpstream::SpillEnds => {
                     let taking =
                         spill.take().ok_or_else(|| self.protocol("the end of no spill"))?;
@@ -255,6 +267,20 @@ impl Receive {
             }
         }
         Err(self.protocol("no more, without a reason"))
+    }
+
+    async fn take_block(&self, block: StoredBlock) -> Result<(), ReceiveError> {
+        let last = block.last;
+        fault::point("receive.before-block");
+        self.store.append_stored(block).await?;
+        fault::point("receive.after-block");
+        self.status().received = last;
+        Ok(())
+    }
+
+    async fn unpack(&self, packed: Bytes) -> Result<Vec<StoredBlock>, ReceiveError> {
+        let unpacked = blocking(move || Ok(unpack(packed, STORED_LEVEL))).await?;
+        unpacked.map_err(|what| self.protocol(what))
     }
 
     /// Tells the upstream site what is durable here, and so what it need not keep for us.

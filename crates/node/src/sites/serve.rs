@@ -1,6 +1,7 @@
 //! Sessions of downstream sites, and what they may have.
 
 use super::channel::SessionChannel;
+use super::packing::{PACK_BYTES, Packing, pack};
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
 use crate::config::sites::{Downstream, SitesConfig};
 use bytes::Bytes;
@@ -13,9 +14,9 @@ use farshore_link::{
 use farshore_model::{Applied, Lsn};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredBlock, StoredReader};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
 
@@ -60,6 +61,8 @@ pub(crate) struct Following {
     pub durable: Lsn,
     /// Bytes sent in the session that is open.
     pub sent_bytes: u64,
+    /// Payload bytes of the log that crossed in packs in this session, before compression.
+    pub packed_bytes: u64,
 }
 
 /// What downstream sites are given.
@@ -300,8 +303,10 @@ impl Serving {
         sender.send(Bytes::from(answer)).await?;
         let Some(after) = after else { return sender.finish().await };
         tracing::info!(site = %key.0, publication = %key.1, %after, "downstream site connected");
-        self.lock_following()
-            .insert(key.clone(), Following { connected: true, durable: after, sent_bytes: 0 });
+        self.lock_following().insert(
+            key.clone(),
+            Following { connected: true, durable: after, ..Following::default() },
+        );
         tokio::select! {
             ended = self.send_log(key, &mut sender, served, ready, after, downstream.compression) => ended,
             ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
@@ -362,21 +367,22 @@ impl Serving {
                 };
             }
         };
-        let mut blocks = Blocks { reader: Some(reader), compression };
+        let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new(), compression };
+        let mut packing = Packing::new(Instant::now());
         loop {
             durable.mark_unchanged();
             if ready.has_changed().unwrap_or(false) {
                 ready.mark_unchanged();
                 sender.send_parts(&FromUpstream::Ready.encode()).await?;
             }
-            match blocks.next().await {
-                Ok(Some(block)) => {
-                    for spill in &block.spilled {
+            match blocks.next(packing.is_on()).await {
+                Ok(Some(crossing)) => {
+                    for spill in crossing.spilled() {
                         match served.store.read_stored_spill(*spill) {
                             Ok(reader) => {
-                                if let Err(error) =
-                                    send_spill(sender, *spill, reader, compression).await?
-                                {
+                                let sent =
+                                    send_spill(sender, *spill, reader, compression, &mut packing);
+                                if let Err(error) = sent.await? {
                                     return {
                                         failed(error);
                                         Ok(())
@@ -391,9 +397,13 @@ impl Serving {
                             }
                         }
                     }
-                    sender.send_parts(&FromUpstream::Block(block).encode()).await?;
+                    let raw_bytes = crossing.raw_bytes();
+                    let is_pack = matches!(crossing, Crossing::Pack { .. });
+                    let message = crossing.message(FromUpstream::Block, FromUpstream::Packed);
+                    send_measured(sender, &message, raw_bytes, &mut packing).await?;
                     if let Some(following) = self.lock_following().get_mut(key) {
                         following.sent_bytes = sender.traffic().wire_bytes_sent;
+                        following.packed_bytes += if is_pack { raw_bytes } else { 0 };
                     }
                 }
                 Ok(None) => {
@@ -476,26 +486,102 @@ fn begin(
     }
 }
 
+/// What crosses in one message.
+enum Crossing {
+    Block(Box<StoredBlock>),
+    Pack { packed: Bytes, raw_bytes: u64 },
+}
+
+impl Crossing {
+    /// Spills that must be there before it.
+    fn spilled(&self) -> &[SpillId] {
+        match self {
+            Crossing::Block(block) => &block.spilled,
+            Crossing::Pack { .. } => &[],
+        }
+    }
+
+    fn raw_bytes(&self) -> u64 {
+        match self {
+            Crossing::Block(block) => u64::from(block.raw_len),
+            Crossing::Pack { raw_bytes, .. } => *raw_bytes,
+        }
+    }
+
+    fn message(
+        self,
+        block: fn(StoredBlock) -> FromUpstream,
+        pack: fn(Bytes) -> FromUpstream,
+    ) -> FromUpstream {
+        match self {
+            Crossing::Block(one) => block(*one),
+            Crossing::Pack { packed, .. } => pack(packed),
+        }
+    }
+}
+
 /// Reads a log's blocks on threads that may wait.
 struct Blocks {
     /// Absent while it reads.
     reader: Option<Box<dyn StoredReader>>,
+    /// Read, and not to cross with what was read before it.
+    held: VecDeque<StoredBlock>,
     compression: i32,
 }
 
 impl Blocks {
-    async fn next(&mut self) -> Result<Option<StoredBlock>, StoreError> {
+    /// The next block, or `packed` the next several if there are several.
+    async fn next(&mut self, packed: bool) -> Result<Option<Crossing>, StoreError> {
         let gone = || StoreError::Unknown("reader any more".to_owned());
         let mut reader = self.reader.take().ok_or_else(gone)?;
-        let compression = self.compression;
+        let (mut held, compression) = (std::mem::take(&mut self.held), self.compression);
+        let packed = packed && compression > 0;
         let read = tokio::task::spawn_blocking(move || {
-            let block = reader.next_stored().map(|block| block.map(|b| squeeze(b, compression)));
-            (reader, block)
+            let crossing = next_crossing(reader.as_mut(), &mut held, packed, compression);
+            (reader, held, crossing)
         });
-        let (reader, block) = read.await.map_err(|_| gone())?;
-        self.reader = Some(reader);
-        block
+        let (reader, held, crossing) = read.await.map_err(|_| gone())?;
+        (self.reader, self.held) = (Some(reader), held);
+        crossing
     }
+}
+
+fn next_crossing(
+    reader: &mut dyn StoredReader,
+    held: &mut VecDeque<StoredBlock>,
+    packed: bool,
+    compression: i32,
+) -> Result<Option<Crossing>, StoreError> {
+    // One that names spills comes behind them, alone.
+    let may_be_packed =
+        |block: &StoredBlock| packed && block.spilled.is_empty() && block.raw_len < PACK_BYTES;
+    let first = match held.pop_front() {
+        Some(block) => block,
+        None => match reader.next_stored()? {
+            Some(block) => block,
+            None => return Ok(None),
+        },
+    };
+    if may_be_packed(&first) {
+        let mut raw_bytes = u64::from(first.raw_len);
+        held.push_front(first);
+        let mut run = 1;
+        while raw_bytes < u64::from(PACK_BYTES) {
+            if run == held.len() {
+                let Some(block) = reader.next_stored()? else { break };
+                held.push_back(block);
+            }
+            let Some(block) = held.get(run).filter(|block| may_be_packed(block)) else { break };
+            raw_bytes += u64::from(block.raw_len);
+            run += 1;
+        }
+        if let Some(packed) = pack(&held.make_contiguous()[..run], compression) {
+            held.drain(..run);
+            return Ok(Some(Crossing::Pack { packed, raw_bytes }));
+        }
+        return Ok(held.pop_front().map(|block| Crossing::Block(Box::new(block))));
+    }
+    Ok(Some(Crossing::Block(Box::new(squeeze(first, compression)))))
 }
 
 /// A block as it crosses. One that cannot be compressed crosses as it is.
@@ -508,18 +594,35 @@ fn squeeze(mut block: StoredBlock, compression: i32) -> StoredBlock {
     block
 }
 
+/// Sends what holds `raw_bytes` of payload, and notes how long the line had it wait.
+async fn send_measured(
+    sender: &mut Sender,
+    message: &FromUpstream,
+    raw_bytes: u64,
+    packing: &mut Packing,
+) -> Result<(), LinkError> {
+    let asked = Instant::now();
+    sender.send_parts(&message.encode()).await?;
+    let now = Instant::now();
+    packing.sent(raw_bytes, now.duration_since(asked), now);
+    Ok(())
+}
+
 async fn send_spill(
     sender: &mut Sender,
     spill: SpillId,
     reader: Box<dyn StoredReader>,
     compression: i32,
+    packing: &mut Packing,
 ) -> Result<Result<(), StoreError>, LinkError> {
     sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
-    let mut blocks = Blocks { reader: Some(reader), compression };
+    let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new(), compression };
     loop {
-        match blocks.next().await {
-            Ok(Some(block)) => {
-                sender.send_parts(&FromUpstream::SpillBlock(block).encode()).await?;
+        match blocks.next(packing.is_on()).await {
+            Ok(Some(crossing)) => {
+                let raw_bytes = crossing.raw_bytes();
+                let message = crossing.message(FromUpstream::SpillBlock, FromUpstream::SpillPacked);
+                send_measured(sender, &message, raw_bytes, packing).await?;
             }
             Ok(None) => break,
             Err(error) => return Ok(Err(error)),
