@@ -121,7 +121,10 @@ mod tests {
         assert_eq!(everywhere.cases, [Case::Drain(hot), Case::DrainStore(hot)]);
         assert!(everywhere.report_folder.is_some());
         let error = resolve(&["--scenario", "drains"]).unwrap_err().to_string();
-        assert!(error.contains("drain, drain-store, fanout, latency, study, wan"), "{error}");
+        assert!(
+            error.contains("drain, drain-store, scaling, fanout, latency, study, wan"),
+            "{error}"
+        );
         assert!(resolve(&["--scenario", "fanout", "--cases", "hot-row"]).is_err());
     }
 

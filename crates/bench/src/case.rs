@@ -5,6 +5,7 @@ use crate::drain::{self, DrainCase};
 use crate::fanout::{self, FanoutCase};
 use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
+use crate::scaling::{self, ScalingCase};
 use crate::study::{self, StudyCase};
 use crate::wan::{self, WanCase};
 use anyhow::Result;
@@ -20,6 +21,8 @@ pub enum Case {
     Fanout(FanoutCase),
     /// A steady rate.
     Latency(LatencyCase),
+    /// One thing varied at a time.
+    Scaling(ScalingCase),
     /// The throughput study.
     Study(StudyCase),
     /// A long line between publisher and subscriber.
@@ -31,11 +34,19 @@ impl Case {
     pub fn all() -> Vec<Case> {
         let drains = DrainCase::ALL.into_iter().map(Case::Drain);
         let from_store = DrainCase::ALL.into_iter().map(Case::DrainStore);
+        let scaling = ScalingCase::ALL.map(Case::Scaling);
         let live = LatencyCase::ALL.map(Case::Latency);
         let study = StudyCase::ALL.map(Case::Study);
         let fanout = FanoutCase::ALL.map(Case::Fanout);
         let wan = WanCase::ALL.map(Case::Wan);
-        drains.chain(from_store).chain(fanout).chain(live).chain(study).chain(wan).collect()
+        drains
+            .chain(from_store)
+            .chain(scaling)
+            .chain(fanout)
+            .chain(live)
+            .chain(study)
+            .chain(wan)
+            .collect()
     }
 
     /// The scenario it belongs to.
@@ -45,6 +56,7 @@ impl Case {
             Case::DrainStore(_) => drain::DRAIN_STORE,
             Case::Fanout(_) => fanout::FANOUT,
             Case::Latency(_) => latency::LATENCY,
+            Case::Scaling(_) => scaling::SCALING,
             Case::Study(_) => study::STUDY,
             Case::Wan(_) => wan::WAN,
         }
@@ -56,6 +68,7 @@ impl Case {
             Case::Drain(case) | Case::DrainStore(case) => case.name(),
             Case::Fanout(case) => case.name(),
             Case::Latency(case) => case.name(),
+            Case::Scaling(case) => case.name(),
             Case::Study(case) => case.name(),
             Case::Wan(case) => case.name(),
         }
@@ -71,6 +84,7 @@ impl Case {
             Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
             Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
             Case::Latency(case) => case.measure(bench),
+            Case::Scaling(case) => Ok(vec![case.measure(bench)?]),
             Case::Study(case) => case.measure(bench),
             Case::Wan(case) => case.measure(bench),
         }

@@ -16,6 +16,7 @@ mod load;
 mod measurement;
 mod page;
 mod progress;
+mod scaling;
 mod servers;
 mod study;
 mod text;

@@ -11,9 +11,9 @@ use std::fmt::Write as _;
 const COMMANDS: u64 = 400_000;
 const COMMANDS_PER_TRANSACTION: u64 = 50;
 const TABLES: usize = 59;
-/// Rows per table before replication begins; not scaled, so that updates and deletes always find
-/// some.
-const ROWS_BEFORE: i64 = 1_000;
+/// Rows of all tables before replication begins; not scaled, so that updates and deletes always
+/// find some.
+const ROWS_BEFORE: usize = 59_000;
 /// Of 100 commands, this many insert, and this many update; the others delete.
 const INSERTS: u32 = 70;
 const UPDATES: u32 = 20;
@@ -24,6 +24,7 @@ const NOTE_BYTES: std::ops::RangeInclusive<usize> = 20..=540;
 #[derive(Debug)]
 pub struct Mix59 {
     commands: u64,
+    tables: usize,
 }
 
 /// What is known of one table's rows.
@@ -35,7 +36,18 @@ struct Table {
 impl Mix59 {
     /// A share of the full work.
     pub fn new(scale: f64) -> Mix59 {
-        Mix59 { commands: scaled(COMMANDS, scale, COMMANDS_PER_TRANSACTION) }
+        Mix59::over(TABLES, COMMANDS as f64 * scale)
+    }
+
+    /// The same over another number of tables.
+    pub fn over(tables: usize, commands: f64) -> Mix59 {
+        let commands = scaled(commands.round() as u64, 1.0, COMMANDS_PER_TRANSACTION);
+        Mix59 { commands, tables }
+    }
+
+    /// Rows of each table before replication begins.
+    fn rows_before(&self) -> i64 {
+        (ROWS_BEFORE / self.tables) as i64
     }
 }
 
@@ -79,7 +91,7 @@ fn note(prose: &mut Prose) -> String {
 
 impl Tables for Mix59 {
     fn schema(&self) -> String {
-        (0..TABLES).fold(String::new(), |mut sql, number| {
+        (0..self.tables).fold(String::new(), |mut sql, number| {
             let _ = write!(
                 sql,
                 "CREATE TABLE {SCHEMA}.mix_{number:02} (id bigint PRIMARY KEY, \
@@ -91,9 +103,9 @@ impl Tables for Mix59 {
     }
 
     fn preload(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        for number in 0..TABLES {
+        for number in 0..self.tables {
             interrupt.check()?;
-            let notes: Vec<String> = (0..ROWS_BEFORE).map(|_| note(prose)).collect();
+            let notes: Vec<String> = (0..self.rows_before()).map(|_| note(prose)).collect();
             client.execute(
                 &format!(
                     "INSERT INTO {SCHEMA}.mix_{number:02} \
@@ -112,20 +124,21 @@ impl Backlog for Mix59 {
         Work {
             commands: self.commands,
             transactions: self.commands / COMMANDS_PER_TRANSACTION,
-            tables: TABLES as u64,
+            tables: self.tables as u64,
         }
     }
 
     fn build(&self, client: &mut Client, prose: &mut Prose, interrupt: &Interrupt) -> Result<()> {
-        let table = || Table { next_id: ROWS_BEFORE, live: (0..ROWS_BEFORE).collect() };
-        let mut tables: Vec<Table> = (0..TABLES).map(|_| table()).collect();
+        let before = self.rows_before();
+        let table = || Table { next_id: before, live: (0..before).collect() };
+        let mut tables: Vec<Table> = (0..self.tables).map(|_| table()).collect();
         let mut sql = String::new();
         for _ in 0..self.work().transactions {
             interrupt.check()?;
             sql.clear();
             sql.push_str("BEGIN;");
             for _ in 0..COMMANDS_PER_TRANSACTION {
-                let number = prose.rng().random_range(0..TABLES);
+                let number = prose.rng().random_range(0..self.tables);
                 append_command(&mut sql, number, &mut tables[number], prose);
             }
             sql.push_str("COMMIT");
