@@ -208,6 +208,21 @@ impl Site {
         self.start()
     }
 
+    /// Sends the node a signal.
+    ///
+    /// # Errors
+    /// When it was not started.
+    pub fn signal(&mut self, signal: i32) -> Result<()> {
+        let farshore = self.farshore.as_mut().context("farshore was not started")?;
+        farshore.signal(signal);
+        Ok(())
+    }
+
+    /// Where the node's messages go.
+    pub fn log_path(&self) -> PathBuf {
+        self.builder().log_path().to_owned()
+    }
+
     /// Ends the node by SIGKILL.
     ///
     /// # Errors

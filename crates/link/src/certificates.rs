@@ -30,7 +30,7 @@ const AUTHORITY_DAYS: i64 = 20 * 365;
 pub const VALID_DAYS_MAX: u32 = 10 * 365;
 
 /// Clocks of sites may differ by so much.
-const CLOCK_SKEW: Duration = Duration::hours(1);
+const CLOCK_SKEW: Duration = Duration::days(1);
 
 const SERIAL_BYTES: usize = 16;
 

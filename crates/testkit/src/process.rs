@@ -185,6 +185,11 @@ impl Farshore {
         }
     }
 
+    /// Sends a signal, to stop or to continue it.
+    pub fn signal(&mut self, signal: i32) {
+        self.process.signal(signal);
+    }
+
     /// Process id.
     pub fn pid(&self) -> i32 {
         self.process.pid()

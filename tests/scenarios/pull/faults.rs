@@ -1,8 +1,12 @@
 //! The link and the sites fail while changes cross.
 
 use anyhow::{Context, Result, ensure};
-use farshore_tests::{Checked, Direction, Upstream, publisher_cluster, subscriber_cluster};
-use std::time::Duration;
+use farshore_testkit::prefix::create_tables;
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{
+    Checked, DATABASE, Direction, Upstream, publisher_cluster, subscriber_cluster,
+};
+use std::time::{Duration, Instant};
 
 fn start(direction: Direction) -> Result<Checked> {
     let publisher = publisher_cluster(direction.publisher)?.start()?;
@@ -79,5 +83,76 @@ fn a_receiver_that_dies_at_any_of_its_steps_goes_on() -> Result<()> {
         checked.pair.site.start()?;
         checked.pair.await_arrival().with_context(|| format!("after {point}"))?;
     }
+    checked.finish().map(drop)
+}
+
+/// Clocks only serve to show how far behind things are, and to tell a certificate's time.
+#[test]
+fn a_site_whose_clock_is_an_hour_off() -> Result<()> {
+    let libraries = glob_libfaketime();
+    let Some(library) = libraries.first() else {
+        println!("skipped: a_site_whose_clock_is_an_hour_off: libfaketime is not installed");
+        return Ok(());
+    };
+    let mut checked = start(Direction::DOWN)?;
+    for offset in ["-1h", "+1h"] {
+        checked.pair.site.stop()?;
+        checked.pair.site.env("LD_PRELOAD", library);
+        checked.pair.site.env("DONT_FAKE_MONOTONIC", "1");
+        checked.pair.site.env("FAKETIME", offset);
+        checked.pair.site.start()?;
+        checked.await_commits(100)?;
+        checked.pair.await_arrival().with_context(|| format!("with a clock {offset}"))?;
+    }
+    checked.finish().map(drop)
+}
+
+/// Where Debian puts the library that fakes clocks.
+fn glob_libfaketime() -> Vec<String> {
+    let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
+    let files = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1"));
+    files.filter(|file| file.exists()).map(|file| file.display().to_string()).collect()
+}
+
+/// Neither the publisher nor another subscription waits for a site that stands still.
+/// `FARSHORE_STALL_SECONDS`: how long (default 20).
+#[test]
+fn a_receiver_that_stands_still_holds_nobody_up() -> Result<()> {
+    let seconds = match std::env::var("FARSHORE_STALL_SECONDS") {
+        Ok(text) => text.parse().with_context(|| format!("FARSHORE_STALL_SECONDS={text}"))?,
+        Err(_) => 20,
+    };
+    let mut checked = start(Direction::UP)?;
+    let second = subscriber_cluster(Direction::UP.subscriber)?.start()?;
+    create_tables(&mut second.connect()?)?;
+    let target = second.url(DATABASE);
+    let site = &mut upstream(&mut checked)?.site;
+    site.stop()?;
+    site.add(&format!("[subscription.near]\npublication = \"p\"\ntarget = \"{target}\"\n"))?;
+    site.start()?;
+    let mut near = second.connect()?;
+    let mut applied = move || -> Result<String> {
+        let sql = "SELECT applied::text FROM farshore.subscription WHERE state = 'streaming'";
+        Ok(near.query_opt(sql, &[])?.map_or_else(String::new, |row| row.get(0)))
+    };
+    let soon = Duration::from_secs(60);
+    let log = upstream(&mut checked)?.site.log_path();
+    let log = &[log.as_path()];
+    wait_until("the other subscription to stream", soon, log, || {
+        Ok(applied().is_ok_and(|applied| !applied.is_empty()).then_some(()))
+    })?;
+    checked.pair.site.signal(libc::SIGSTOP)?;
+    let stood = Instant::now();
+    while stood.elapsed() < Duration::from_secs(seconds) {
+        let before = applied()?;
+        checked.await_commits(50)?;
+        wait_until("the other subscription to go on", soon, log, || {
+            Ok((applied()? != before).then_some(()))
+        })?;
+    }
+    checked.pair.site.signal(libc::SIGCONT)?;
+    let woken = Instant::now();
+    checked.pair.await_arrival()?;
+    println!("arrived {:.1} s after it went on", woken.elapsed().as_secs_f64());
     checked.finish().map(drop)
 }
