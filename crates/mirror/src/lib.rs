@@ -1,0 +1,3 @@
+//! Mirrors.
+pub mod history;
+pub mod wal;
