@@ -214,20 +214,25 @@ enum Found {
     Record { end: Lsn },
     /// It was given up when the server crashed, and overwritten from this page on.
     GivenUp { go_on: Lsn },
-    /// Not there, not whole, or not sound.
-    Nothing,
+    /// Not there, not whole, or not sound. Everything before `at` was as it should be.
+    Nothing { at: Lsn },
 }
 
-/// The end of the last whole record of an unbroken row that begins at `start`, which is where a
-/// record begins (or would). Every record's checksum is checked.
+/// How far a scan got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scanned {
+    /// The end of the last whole record.
+    pub end: Lsn,
+    /// Where something was not as it should be; at or after `end`.
+    pub stopped_at: Lsn,
+}
+
+/// Walks an unbroken row of records that begins at `start`, which is where a record begins (or
+/// would). Every record's checksum is checked.
 ///
 /// # Errors
 /// The disk's.
-pub fn end_of_whole_records(
-    pages: &mut impl Pages,
-    start: Lsn,
-    segment: SegmentBytes,
-) -> std::io::Result<Lsn> {
+pub fn scan(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io::Result<Scanned> {
     let mut end = start;
     let mut at = start;
     loop {
@@ -237,7 +242,7 @@ pub fn end_of_whole_records(
                 at = next;
             }
             Found::GivenUp { go_on } => at = go_on,
-            Found::Nothing => return Ok(end),
+            Found::Nothing { at } => return Ok(Scanned { end, stopped_at: at }),
         }
     }
 }
@@ -251,8 +256,10 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
     let mut left: Option<u32> = None;
     loop {
         let address = Lsn(at - at % PAGE_BYTES);
-        let Some(page) = pages.page(address)? else { return Ok(Found::Nothing) };
-        let Some(header) = page_header(page, address) else { return Ok(Found::Nothing) };
+        let Some(page) = pages.page(address)? else { return Ok(Found::Nothing { at: address }) };
+        let Some(header) = page_header(page, address) else {
+            return Ok(Found::Nothing { at: address });
+        };
         if at % PAGE_BYTES == 0 {
             at += header.header_bytes;
             match left {
@@ -262,24 +269,26 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
                 Some(left)
                     if header.info & FIRST_IS_CONTRECORD == 0 || header.rest_bytes != left =>
                 {
-                    return Ok(Found::Nothing);
+                    return Ok(Found::Nothing { at: address });
                 }
-                None if header.info & FIRST_IS_CONTRECORD != 0 => return Ok(Found::Nothing),
+                None if header.info & FIRST_IS_CONTRECORD != 0 => {
+                    return Ok(Found::Nothing { at: address });
+                }
                 Some(_) | None => {}
             }
         }
         let here = (at % PAGE_BYTES) as usize;
-        let Some(rest) = page.get(here..) else { return Ok(Found::Nothing) };
+        let Some(rest) = page.get(here..) else { return Ok(Found::Nothing { at: Lsn(at) }) };
         let mut remaining = match (left, rest.first_chunk::<4>()) {
             (Some(left), _) => left,
             (None, Some(word)) => {
                 let total = u32::from_le_bytes(*word);
                 if !(RECORD_HEADER as u32..=RECORD_BYTES_MAX).contains(&total) {
-                    return Ok(Found::Nothing);
+                    return Ok(Found::Nothing { at: Lsn(at) });
                 }
                 total
             }
-            (None, None) => return Ok(Found::Nothing),
+            (None, None) => return Ok(Found::Nothing { at: Lsn(at) }),
         };
         let mut piece = &rest[..rest.len().min(remaining as usize)];
         at += piece.len() as u64;
@@ -297,7 +306,8 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
         let stated = u32::from_le_bytes(std::array::from_fn(|i| head[RECORD_CRC_AT + i]));
         // The checksum covers what follows the header first, then the header up to itself.
         if crc32c::crc32c_append(body_crc, &head[..RECORD_CRC_AT]) != stated {
-            return Ok(Found::Nothing);
+            // Any of its bytes may be the wrong one.
+            return Ok(Found::Nothing { at: Lsn(at - 1) });
         }
         let is_switch = head[17] == RM_XLOG && head[16] & 0xF0 == XLOG_SWITCH;
         let end = Lsn(at.next_multiple_of(8));
@@ -313,6 +323,7 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
 
     const MIB16: u64 = 16 << 20;
 
@@ -333,70 +344,58 @@ mod tests {
         }
     }
 
-    struct Memory(Vec<u8>);
+    struct Memory(Log);
 
     impl Pages for Memory {
         fn page(&mut self, address: Lsn) -> std::io::Result<Option<&[u8]>> {
             let at = address.0 as usize;
-            Ok(self.0.get(at..at + PAGE_BYTES as usize))
+            Ok(self.0.bytes.get(at..at + PAGE_BYTES as usize))
         }
     }
 
-    /// Writes records of these lengths from the log's byte 0 on; where each ends.
     fn written(lengths: &[u32]) -> (Memory, Vec<Lsn>) {
-        let pages = 4 + lengths.iter().sum::<u32>() as usize / 8_000;
-        let mut log = vec![0; pages * PAGE_BYTES as usize];
-        let (mut at, mut ends) = (0_usize, Vec::new());
-        for (number, length) in lengths.iter().enumerate() {
-            let mut bytes = vec![number as u8 ^ 0x5A; *length as usize];
-            bytes[..4].copy_from_slice(&length.to_le_bytes());
-            bytes[16..18].copy_from_slice(&[0, 10]);
-            let crc = crc32c::crc32c_append(crc32c::crc32c(&bytes[24..]), &bytes[..20]);
-            bytes[20..24].copy_from_slice(&crc.to_le_bytes());
-            let mut rest = &bytes[..];
-            while !rest.is_empty() {
-                if at % PAGE_BYTES as usize == 0 {
-                    let is_within = rest.len() < bytes.len();
-                    let info = u16::from(is_within) | if at == 0 { LONG } else { 0 };
-                    let page = &mut log[at..];
-                    page[..4].copy_from_slice(&[0x10, 0xD1, info as u8, 0]);
-                    page[8..16].copy_from_slice(&(at as u64).to_le_bytes());
-                    let left = if is_within { rest.len() as u32 } else { 0 };
-                    page[16..20].copy_from_slice(&left.to_le_bytes());
-                    at += if at == 0 { LONG_HEADER } else { SHORT_HEADER } as usize;
-                }
-                let room = PAGE_BYTES as usize - at % PAGE_BYTES as usize;
-                let (piece, more) = rest.split_at(rest.len().min(room));
-                log[at..at + piece.len()].copy_from_slice(piece);
-                at += piece.len();
-                rest = more;
-            }
-            at = at.next_multiple_of(8);
-            ends.push(Lsn(at as u64));
-        }
+        let mut log = Log::new(0);
+        lengths.iter().for_each(|length| log.push(*length));
+        let ends = log.ends.iter().map(|end| Lsn(*end)).collect();
+        log.bytes.resize(log.bytes.len().next_multiple_of(8_192) + 8_192, 0);
         (Memory(log), ends)
     }
 
     #[test]
     fn the_scan_ends_where_the_last_whole_record_does() {
-        let size = SegmentBytes::new(1 << 20).unwrap();
+        let size = SegmentBytes::new(SEGMENT_BYTES).unwrap();
         let lengths = [30, 100, 8_100, 24, 20_000, 31, 8_192, 700];
         let (mut whole, ends) = written(&lengths);
         let start = first_record(&mut whole, Lsn(0)).unwrap().unwrap();
         assert_eq!(start, Lsn(LONG_HEADER));
-        let found = end_of_whole_records(&mut whole, start, size).unwrap();
-        assert_eq!(Some(&found), ends.last());
-        // Torn at any byte: everything that ends before it is found, nothing behind it is.
+        let found = scan(&mut whole, start, size).unwrap();
+        assert_eq!(Some(&found.end), ends.last());
+        assert_eq!(found.stopped_at, found.end);
+        let header = long_header(whole.page(Lsn(0)).unwrap().unwrap(), Lsn(0)).unwrap();
+        assert_eq!((header.system_id, header.page_bytes), (SYSTEM_ID, 8_192));
+        // Torn at any byte: everything that ends before it is found, and only whole records are.
         let total = ends.last().unwrap().0;
         for at in (LONG_HEADER..total).step_by(61) {
             let (mut torn, _) = written(&lengths);
-            torn.0[at as usize] ^= 1;
-            let found = end_of_whole_records(&mut torn, start, size).unwrap();
+            torn.0.bytes[at as usize] ^= 1;
+            let found = scan(&mut torn, start, size).unwrap().end;
             let before = ends.iter().rev().find(|end| end.0 <= at).copied().unwrap_or(start);
-            // A header of a page, or padding, may be torn without harm to any record.
-            assert!(found >= before.min(start.max(before)), "torn at {at}: {found} < {before}");
+            assert!(found >= before, "torn at {at}: {found} < {before}");
             assert!(ends.contains(&found) || found == start, "torn at {at}: {found}");
         }
+    }
+
+    #[test]
+    fn a_switch_goes_on_in_the_next_segment() {
+        let size = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+        let mut log = Log::new(0);
+        log.push(100);
+        log.switch_segment();
+        log.push(200);
+        let end = Lsn(log.end());
+        log.bytes.resize(log.bytes.len().next_multiple_of(8_192), 0);
+        let found = scan(&mut Memory(log), Lsn(LONG_HEADER), size).unwrap();
+        assert_eq!(found.end, end);
     }
 
     #[test]
