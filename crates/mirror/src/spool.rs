@@ -223,6 +223,8 @@ struct Shared {
     folder: PathBuf,
     identity: Identity,
     positions: watch::Sender<Positions>,
+    /// How many pieces of work are done and durable.
+    done: watch::Sender<u64>,
     /// Why the writer waits: there is no room.
     trouble: watch::Sender<Option<SpoolError>>,
     /// Why the writer has ended.
@@ -238,6 +240,8 @@ struct Shared {
 pub struct Spool {
     shared: Arc<Shared>,
     work: Option<mpsc::Sender<Work>>,
+    /// How many pieces of work were handed over.
+    handed_over: AtomicU64,
     writer: Option<std::thread::JoinHandle<()>>,
     slots: Mutex<slots::Slots>,
     /// Removing segments, one at a time.
@@ -300,6 +304,7 @@ impl Spool {
             folder: folder.to_owned(),
             identity: recovered.state.identity,
             positions: watch::Sender::new(recovered.positions),
+            done: watch::Sender::new(0),
             trouble: watch::Sender::new(None),
             failure: OnceLock::new(),
             is_closing: AtomicBool::new(false),
@@ -316,6 +321,7 @@ impl Spool {
         Ok(Spool {
             shared,
             work: Some(work),
+            handed_over: AtomicU64::new(0),
             writer: Some(writer),
             slots: Mutex::new(slots),
             forgetting: Mutex::new(()),
@@ -378,10 +384,35 @@ impl Spool {
 
     async fn hand_over(&self, work: Work) -> Result<(), SpoolError> {
         let queue = self.work.as_ref().ok_or(SpoolError::Closing)?;
-        match queue.send(work).await {
-            Ok(()) => Ok(()),
+        match queue.reserve().await {
+            Ok(permit) => {
+                // Counted before the writer can have done it.
+                self.handed_over.fetch_add(1, Relaxed);
+                permit.send(work);
+                Ok(())
+            }
             Err(_) => Err(self.failure()),
         }
+    }
+
+    /// Waits until everything that was handed over is durable; how far that is.
+    ///
+    /// # Errors
+    /// Why the writer has ended.
+    pub async fn settled(&self) -> Result<Positions, SpoolError> {
+        let mut done = self.shared.done.subscribe();
+        let handed_over = self.handed_over.load(Relaxed);
+        // Its sender is in `self`.
+        let _ = done.wait_for(|done| *done >= handed_over || self.has_failed()).await;
+        if self.has_failed() {
+            return Err(self.failure());
+        }
+        Ok(*self.shared.positions.borrow())
+    }
+
+    /// Whether the writer has ended.
+    pub fn has_failed(&self) -> bool {
+        self.shared.failure.get().is_some()
     }
 
     /// Why the writer has ended, or that it is about to.

@@ -73,6 +73,8 @@ impl Writer {
             tracing::error!(folder = %self.shared.folder.display(), "the spool stops: {error}");
             // Whoever hands over finds the queue closed, and looks here.
             let _ = self.shared.failure.set(error);
+            self.shared.positions.send_modify(|_| {});
+            self.shared.done.send_modify(|_| {});
         }
     }
 
@@ -80,10 +82,12 @@ impl Writer {
         while let Some(first) = self.queue.blocking_recv() {
             let began = Instant::now();
             let mut group_bytes = self.take(first)?;
+            let mut group = 1;
             while group_bytes < GROUP_BYTES_MAX
                 && let Ok(next) = self.queue.try_recv()
             {
                 group_bytes += self.take(next)?;
+                group += 1;
             }
             if self.durable < self.written {
                 self.harden()?;
@@ -91,6 +95,7 @@ impl Writer {
                 self.shared.harden_total_us.fetch_add(micros, Relaxed);
                 self.shared.harden_last_us.store(micros, Relaxed);
             }
+            self.shared.done.send_modify(|done| *done += group);
         }
         Ok(())
     }
