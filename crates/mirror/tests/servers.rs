@@ -255,10 +255,17 @@ fn pg_receivewal_receives_from_a_mirror() -> Result<()> {
         Ok(())
     };
     run(&["--create-slot"])?;
+    ensure!(run(&["--create-slot"]).is_err(), "it was made twice");
+    // Such a slot keeps the log from its first use on.
+    let receive = || -> Result<farshore_model::Lsn> {
+        mirror.caught_up(&principal)?;
+        let durable = mirror.positions()?.durable;
+        run(&["--synchronous", "--endpos", &durable.to_string()])?;
+        Ok(durable)
+    };
+    receive()?;
     load(&principal, 200_000)?;
-    mirror.caught_up(&principal)?;
-    let durable = mirror.positions()?.durable;
-    run(&["--synchronous", "--endpos", &durable.to_string()])?;
+    let durable = receive()?;
     let size = mirror.spool()?.identity().segment;
     let mut compared = 0;
     for entry in std::fs::read_dir(into.path())? {
@@ -269,7 +276,6 @@ fn pg_receivewal_receives_from_a_mirror() -> Result<()> {
         let segment = farshore_mirror::wal::Segment::parse(whole, size).context("a name")?;
         let end = durable.bytes_since(size.start(segment.number)).min(size.get()) as usize;
         ensure!(theirs[..end] == ours[..end], "{name} differs");
-        println!("received {name}");
         compared += 1;
     }
     ensure!(compared >= 2, "{compared} files, up to {durable}");
