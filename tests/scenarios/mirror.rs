@@ -128,11 +128,36 @@ impl Mirrored {
         self.near.kill9()?;
         self.await_silence()?;
         let returned = self.returned();
+        let told = self.told()?;
         self.far.env("FARSHORE_CRASH", "");
         self.far.start()?;
+        self.check_spool(told).with_context(|| format!("after {crash}"))?;
         self.check_standby(&returned).with_context(|| format!("after {crash}"))?;
         self.near.start()?;
         self.await_commits(5).with_context(|| format!("after {crash}"))
+    }
+
+    /// What the principal was told last as flushed: where its slot stands.
+    fn told(&self) -> Result<i64> {
+        let sql = "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots \
+                   WHERE slot_name = $1";
+        Ok(self.principal.connect()?.query_one(sql, &[&SLOT])?.get(0))
+    }
+
+    /// The spool has what the principal was told, whatever the standby has got.
+    fn check_spool(&self, told: i64) -> Result<()> {
+        const PAGE_BYTES: i64 = 8_192;
+        let found = report(&self.far, "the far end", |mirror| mirror["durable"] != "")?;
+        let durable = found["durable"].as_str().unwrap_or_default();
+        let sql = "SELECT ($1::text::pg_lsn - '0/0')::bigint";
+        let durable: i64 = self.standby.connect()?.query_one(sql, &[&durable])?.get(0);
+        // A server may flush up to a page's end, within a record; that record is no commit yet.
+        let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
+        ensure!(
+            durable >= whole,
+            "LOST: the principal was told {told}, the spool ends at {durable}"
+        );
+        Ok(())
     }
 
     /// What returned is on the standby, once that has replayed what the spool holds.
@@ -279,8 +304,9 @@ fn no_acknowledged_commit_is_lost_under_random_kills() -> Result<()> {
                 mirrored.far.kill9()?;
                 mirrored.near.kill9()?;
                 mirrored.await_silence()?;
-                let returned = mirrored.returned();
+                let (returned, told) = (mirrored.returned(), mirrored.told()?);
                 mirrored.far.start()?;
+                mirrored.check_spool(told).with_context(context)?;
                 mirrored.check_standby(&returned).with_context(context)?;
                 mirrored.near.start()?;
             }
