@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
-use farshore_tests::{Site, certificate_lines, issue_certificates};
+use farshore_tests::{Site, SmallDisk, certificate_lines, issue_certificates};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::Value;
@@ -38,6 +38,10 @@ struct Mirrored {
 
 impl Mirrored {
     fn start(major: u32, defect: Option<&str>) -> Result<Mirrored> {
+        Mirrored::start_in(major, defect, Site::named("far")?)
+    }
+
+    fn start_in(major: u32, defect: Option<&str>, mut far: Site) -> Result<Mirrored> {
         let mut principal = Cluster::builder(&Installation::find(major)?)
             .setting("wal_level", "replica")
             .setting("wal_keep_size", "512MB")
@@ -56,7 +60,6 @@ impl Mirrored {
             "[mirror.m]\nprincipal = \"{}\"\n[downstream.far]\nmirrors = [\"m\"]\n",
             principal.url("postgres")
         ))?;
-        let mut far = Site::named("far")?;
         far.add_to_site(&certificate_lines(certificates.path(), "far"))?;
         far.add(&format!(
             "[upstream.near]\naddress = \"127.0.0.1:{link}\"\n\
@@ -317,6 +320,38 @@ fn no_acknowledged_commit_is_lost_under_random_kills() -> Result<()> {
     let returned = mirrored.returned();
     mirrored.check_standby(&returned)?;
     mirrored.finish()
+}
+
+/// The far end's disk is full: commits wait, nothing is lost, and it goes on once there is room.
+#[test]
+fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
+    let far = Site::named("far")?;
+    let Some(disk) = SmallDisk::mount(&far.directory().join("data"), 80)? else { return Ok(()) };
+    let mirrored = Mirrored::start_in(15, None, far)?;
+    mirrored.await_commits(20)?;
+    disk.fill()?;
+    // More than what is there of segments can take.
+    let mut bulk = mirrored.principal.connect()?;
+    let loading = std::thread::spawn(move || {
+        bulk.batch_execute(
+            "CREATE TABLE bulk AS SELECT g, repeat(md5(g::text), 10) AS v \
+             FROM generate_series(1, 200000) g",
+        )
+    });
+    let full =
+        report(&mirrored.far, "the disk to be full", |mirror| mirror["state"] == "out of room")?;
+    let said = full["error"].as_str().unwrap_or_default();
+    ensure!(said.contains("cannot write") && said.contains("No space left"), "{said}");
+    mirrored.await_silence()?;
+    let returned = mirrored.returned();
+    mirrored.check_standby(&returned)?;
+    disk.free()?;
+    mirrored.await_commits(10)?;
+    loading.join().map_err(|_| anyhow::anyhow!("the load died"))??;
+    report(&mirrored.far, "all to be well", |mirror| mirror["state"] == "receiving")?;
+    mirrored.check_standby(&mirrored.returned())?;
+    mirrored.finish()
+    // The disk goes after what works on it.
 }
 
 /// A false promise must be seen through.

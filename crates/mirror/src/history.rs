@@ -1,10 +1,11 @@
 //! Timeline history files (PostgreSQL docs: "26.3.6. Timelines"; source `access/transam/timeline.c`).
 //!
 //! ```text
-//! 1	0/3000148	no recovery target specified
-//! 2	0/5000000	…
+//! 1 → 0/3000148 → no recovery target specified
+//! 2 → 0/5000000 → …
 //! ```
-//! One line per ancestor, oldest first: its number, and where the next one leaves it.
+//! One line per ancestor (the arrows are tabs), oldest first: its number, where the next one leaves
+//! it, and why.
 
 use crate::wal::Timeline;
 use farshore_model::Lsn;

@@ -260,7 +260,7 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
         let Some(header) = page_header(page, address) else {
             return Ok(Found::Nothing { at: address });
         };
-        if at % PAGE_BYTES == 0 {
+        if at.is_multiple_of(PAGE_BYTES) {
             at += header.header_bytes;
             match left {
                 Some(_) if header.info & FIRST_IS_OVERWRITE_CONTRECORD != 0 => {

@@ -155,7 +155,7 @@ mod tests {
         let mut packer = Packer::new(1).unwrap();
         let noise: Bytes =
             (0..4_000_u64).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect();
-        let first = packer.pack(&[noise.clone()]).unwrap().1.len();
+        let first = packer.pack(std::slice::from_ref(&noise)).unwrap().1.len();
         let second = packer.pack(&[noise]).unwrap().1.len();
         assert!(second < first / 3, "{first} then {second}");
     }
@@ -163,7 +163,7 @@ mod tests {
     #[test]
     fn what_is_not_what_was_promised_is_refused() {
         let log = piece(1, 1_000);
-        let (packing, packed) = Packer::new(1).unwrap().pack(&[log.clone()]).unwrap();
+        let (packing, packed) = Packer::new(1).unwrap().pack(std::slice::from_ref(&log)).unwrap();
         for bytes in [0, 999, 1_001] {
             assert!(Unpacker::new().unwrap().unpack(packing, packed.clone(), bytes).is_err());
         }

@@ -100,8 +100,8 @@ pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>, SpoolError> {
 }
 
 fn newest_of(listing: &Listing, timeline: Timeline) -> Segment {
-    let own = listing.segments.iter().filter(|segment| segment.timeline == timeline);
-    own.last().copied().unwrap_or(Segment { timeline, number: 0 })
+    let mut own = listing.segments.iter().filter(|segment| segment.timeline == timeline);
+    own.next_back().copied().unwrap_or(Segment { timeline, number: 0 })
 }
 
 /// What is durable whatever the newest segment holds.

@@ -34,7 +34,7 @@ impl Log {
     /// Appends a record that ends its segment.
     pub fn switch_segment(&mut self) {
         self.push_kind(24, 0, 0x40);
-        while self.end() % SEGMENT_BYTES != 0 {
+        while !self.end().is_multiple_of(SEGMENT_BYTES) {
             self.bytes.push(0);
         }
     }
@@ -48,7 +48,7 @@ impl Log {
         record[20..24].copy_from_slice(&crc.to_le_bytes());
         let mut rest = &record[..];
         while !rest.is_empty() {
-            if self.end() % PAGE_BYTES == 0 {
+            if self.end().is_multiple_of(PAGE_BYTES) {
                 let is_within = rest.len() < record.len();
                 self.page_header(if is_within { rest.len() as u32 } else { 0 });
             }
@@ -57,7 +57,7 @@ impl Log {
             self.bytes.extend_from_slice(piece);
             rest = more;
         }
-        while self.bytes.len() % 8 != 0 {
+        while !self.bytes.len().is_multiple_of(8) {
             self.bytes.push(0);
         }
         self.ends.push(self.end());
@@ -65,7 +65,7 @@ impl Log {
 
     fn page_header(&mut self, rest_bytes: u32) {
         let address = self.end();
-        let is_first = address % SEGMENT_BYTES == 0;
+        let is_first = address.is_multiple_of(SEGMENT_BYTES);
         let info = u16::from(rest_bytes > 0) | if is_first { 2 } else { 0 };
         self.bytes.extend_from_slice(&0xD110_u16.to_le_bytes());
         self.bytes.extend_from_slice(&info.to_le_bytes());
