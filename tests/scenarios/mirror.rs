@@ -326,7 +326,7 @@ fn no_acknowledged_commit_is_lost_under_random_kills() -> Result<()> {
 #[test]
 fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
     let far = Site::named("far")?;
-    let Some(disk) = SmallDisk::mount(&far.directory().join("data"), 80)? else { return Ok(()) };
+    let Some(disk) = SmallDisk::mount(&far.directory().join("data"), 256)? else { return Ok(()) };
     let mirrored = Mirrored::start_in(15, None, far)?;
     mirrored.await_commits(20)?;
     disk.fill()?;
