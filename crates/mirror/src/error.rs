@@ -69,9 +69,8 @@ impl MirrorError {
     /// Whether trying again may help although nobody changes anything here.
     pub fn is_transient(&self) -> bool {
         match self {
-            // Also when certificates are refused: whoever mends that may do so at the other site.
-            MirrorError::Link(_) | MirrorError::Ended { .. } => true,
-            MirrorError::Principal(error) => error.is_transient(),
+            // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
+            MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
             MirrorError::Refused { passes, .. } => *passes,
             MirrorError::Io { .. } | MirrorError::Listen { .. } => true,

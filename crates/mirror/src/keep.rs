@@ -187,6 +187,10 @@ impl Far {
                     tracing::info!(mirror = %self.name, %timeline, %at, "a new timeline");
                     spool.switch_timeline(timeline, at).await?;
                 }
+                FromNear::Failed { passes, why } => {
+                    let why = String::from_utf8_lossy(&why).into_owned();
+                    return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
+                }
                 FromNear::Alive { principal_end } => {
                     let mut status = self.status();
                     status.principal_end = status.principal_end.max(principal_end);

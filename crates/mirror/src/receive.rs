@@ -212,7 +212,7 @@ impl Near {
         &self,
         site: &str,
         begun: Begun,
-        sender: Sender,
+        mut sender: Sender,
         receiver: Receiver,
     ) -> Result<(), MirrorError> {
         {
@@ -230,11 +230,31 @@ impl Near {
         let (queue, messages) = mpsc::channel(QUEUE_MESSAGES_MAX);
         let (far, positions) = watch::channel(self.status().far);
         let (needs, feedback) = watch::channel(Feedback::default());
-        tokio::select! {
+        let mut hearing = std::pin::pin!(hear(site, receiver, far, needs));
+        let ended = tokio::select! {
             ended = self.stream(begun, queue, positions, feedback) => ended,
-            ended = send(sender, messages) => ended,
-            ended = hear(site, receiver, far, needs) => ended,
+            ended = send(&mut sender, messages) => ended,
+            ended = &mut hearing => ended,
+        };
+        if let Err(error) = &ended
+            && !matches!(error, MirrorError::Link(_))
+        {
+            let why = error.to_string().into();
+            let failed = FromNear::Failed { passes: error.is_transient(), why };
+            let parting = async {
+                sender.send_parts(&failed.encode()).await?;
+                sender.finish().await
+            };
+            // The far end hangs up when it has heard: the receiver stays until then.
+            let _ = tokio::time::timeout(LAST_WORDS, async {
+                tokio::select! {
+                    _ = parting => {}
+                    _ = &mut hearing => {}
+                }
+            })
+            .await;
         }
+        ended
     }
 
     /// Timeline after timeline.
@@ -253,9 +273,11 @@ impl Near {
             .map_err(|error| MirrorError::Io { action: "compress log", error })?;
         loop {
             self.status().timeline = timeline.0;
+            let server = connection.server().to_owned();
             let mut stream = connection
                 .start_physical_replication(Some(&self.slot), start, Some(timeline.0))
-                .await?;
+                .await
+                .map_err(|error| explain(&server, error.into()))?;
             let mut flow = Flow {
                 near: self,
                 timeline,
@@ -264,11 +286,11 @@ impl Near {
                 queue: &queue,
                 told: Reply::default(),
             };
-            start = flow.run(&mut stream, &mut positions, &mut feedback).await?;
+            let flowed = flow.run(&mut stream, &mut positions, &mut feedback).await;
+            start = flowed.map_err(|error| explain(&server, error))?;
             let Some(switch) = stream.timeline_switch() else {
                 return Err(MirrorError::Ended { server: stream.server().to_owned() });
             };
-            let server = stream.server().to_owned();
             stream.finish().await;
             if switch.start != start {
                 let what = format!(
@@ -283,6 +305,25 @@ impl Near {
             pass_history(&mut connection, timeline, &queue).await?;
             hand_on(&queue, FromNear::Switch { timeline, at: start }).await;
         }
+    }
+}
+
+/// Log that the principal has dropped does not come back by waiting.
+fn explain(server: &str, error: MirrorError) -> MirrorError {
+    match error {
+        // undefined_file: the segment has been removed. A slot that is lost is an
+        // object_not_in_prerequisite_state.
+        MirrorError::Principal(error) if matches!(error.sqlstate(), Some("58P01" | "55000")) => {
+            let what = format!(
+                "it has dropped log that the far end still needs ({error}): \
+                 max_slot_wal_keep_size was exceeded, or the slot was dropped. To begin anew: stop \
+                 the far site's node, remove the mirror's spool there, drop the slot, start, and \
+                 make the standbys anew. Raise max_slot_wal_keep_size, or keep the far site \
+                 connected"
+            );
+            MirrorError::WrongPrincipal { server: server.to_owned(), what }
+        }
+        error => error,
     }
 }
 
@@ -353,7 +394,7 @@ async fn hand_on(queue: &mpsc::Sender<FromNear>, message: FromNear) {
 }
 
 async fn send(
-    mut sender: Sender,
+    sender: &mut Sender,
     mut messages: mpsc::Receiver<FromNear>,
 ) -> Result<(), MirrorError> {
     while let Some(message) = messages.recv().await {

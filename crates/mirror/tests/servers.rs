@@ -29,6 +29,7 @@ fn standby(principal: &mut Cluster, mirror: &Mirror) -> Result<Cluster> {
         ("primary_conninfo", conninfo.as_str()),
         ("primary_slot_name", ""),
         ("wal_retrieve_retry_interval", "100ms"),
+        ("wal_receiver_status_interval", "1s"),
     ];
     principal.standby(&settings, &[SLOT])
 }
@@ -203,6 +204,121 @@ fn commits_wait_for_the_far_end_with_15() -> Result<()> {
 #[test]
 fn commits_wait_for_the_far_end_with_18() -> Result<()> {
     commits_wait(18)
+}
+
+fn count_synchronously(principal: &Cluster) -> Result<()> {
+    principal.execute_script(&format!(
+        "ALTER SYSTEM SET synchronous_standby_names = '{APPLICATION_NAME}'"
+    ))?;
+    principal.execute_script("SELECT pg_reload_conf()")?;
+    wait_until("the mirror to count", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })
+}
+
+/// In mode `far-applied` a commit returns when it can be seen on the standby; and what queries
+/// there need comes back to the principal.
+fn commits_wait_for_replay(major: u32) -> Result<()> {
+    let mut principal = principal(major)?;
+    let mirror = Mirror::start(&principal.url("postgres"), Promise::FarApplied)?;
+    mirror.spool()?;
+    let mut standby = standby(&mut principal, &mirror)?;
+    count_synchronously(&principal)?;
+    let mut client = principal.connect()?;
+    for id in 0..30 {
+        client.execute("INSERT INTO t VALUES ($1, 'seen')", &[&id])?;
+        let seen: i64 =
+            standby.connect()?.query_one("SELECT count(*) FROM t WHERE id = $1", &[&id])?.get(0);
+        ensure!(seen == 1, "commit {id} returned and cannot be seen");
+    }
+    standby.execute_script("SELECT pg_wal_replay_pause()")?;
+    wait_until("replay to pause", LONG, &[], || {
+        let sql = "SELECT pg_get_wal_replay_pause_state() = 'paused'";
+        Ok(standby.connect()?.query_one(sql, &[])?.get::<_, bool>(0).then_some(()))
+    })?;
+    let committing =
+        std::thread::spawn(move || client.execute("INSERT INTO t VALUES (1000, 'waits')", &[]));
+    wait_until("the commit to wait", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })?;
+    // It is hardened at the far end, and that is not enough.
+    mirror.caught_up(&principal)?;
+    ensure!(!committing.is_finished(), "it returned before it was replayed");
+    standby.execute_script("SELECT pg_wal_replay_resume()")?;
+    committing.join().map_err(|_| anyhow::anyhow!("the client died"))??;
+    let xmin = |is_there: bool| {
+        wait_until("the feedback to come back", LONG, &[], || {
+            let sql = "SELECT xmin IS NOT NULL FROM pg_replication_slots WHERE slot_name = $1";
+            let found: bool = principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
+            Ok((found == is_there).then_some(()))
+        })
+    };
+    xmin(true)?;
+    standby.stop(farshore_testkit::postgres::StopMode::Fast)?;
+    xmin(false)
+}
+
+#[test]
+fn commits_wait_for_replay_with_15() -> Result<()> {
+    commits_wait_for_replay(15)
+}
+
+#[test]
+fn commits_wait_for_replay_with_18() -> Result<()> {
+    commits_wait_for_replay(18)
+}
+
+/// Who asks for what is not there is told so, with PostgreSQL's own codes.
+#[test]
+fn what_is_not_there_is_said() -> Result<()> {
+    use farshore_pg::{Config, Connection, Error, Mode};
+    let principal = principal(15)?;
+    let mut mirror = Mirror::start(&principal.url("postgres"), Promise::Far)?;
+    let begin = mirror.positions()?.durable;
+    load(&principal, 0)?;
+    mirror.caught_up(&principal)?;
+    let forgotten = mirror.spool()?.forget(farshore_model::Lsn::MAX, 0)?;
+    ensure!(forgotten >= 1, "nothing was forgotten");
+    let config = Config::parse(&format!("postgres://s@127.0.0.1:{}/postgres", mirror.port))?;
+    let ask = |slot: Option<&'static str>, start, timeline| -> Result<String> {
+        let asked = mirror.block_on(async {
+            let connection = Connection::connect(&config, Mode::PhysicalReplication).await?;
+            let mut stream = connection.start_physical_replication(slot, start, timeline).await?;
+            loop {
+                stream.next().await?;
+            }
+        });
+        let asked: Result<(), Error> = asked;
+        let error = asked.expect_err("it was given");
+        error.sqlstate().map(str::to_owned).with_context(|| error.to_string())
+    };
+    ensure!(ask(None, begin, None)? == "58P01");
+    ensure!(ask(None, farshore_model::Lsn(u64::MAX >> 1), None)? == "XX000");
+    ensure!(ask(None, begin, Some(7))? == "XX000");
+    ensure!(ask(Some("nobody"), begin, None)? == "42704");
+    let sql = mirror.block_on(Connection::connect(&config, Mode::Sql));
+    let error = sql.expect_err("it is no database");
+    ensure!(error.sqlstate() == Some("0A000"), "{error}");
+    // The principal has dropped what the far end still needed: that is said, at both ends.
+    mirror.disconnect_far();
+    principal.execute_script("ALTER SYSTEM SET wal_keep_size = 0")?;
+    principal.execute_script("ALTER SYSTEM SET max_slot_wal_keep_size = '16MB'")?;
+    principal.execute_script("SELECT pg_reload_conf()")?;
+    load(&principal, 200_000)?;
+    load(&principal, 400_000)?;
+    wait_until("the slot to be lost", LONG, &[], || {
+        principal.execute_script("CHECKPOINT")?;
+        let sql = "SELECT wal_status = 'lost' FROM pg_replication_slots WHERE slot_name = $1";
+        Ok(principal.connect()?.query_one(sql, &[&SLOT])?.get::<_, bool>(0).then_some(()))
+    })?;
+    mirror.connect_far();
+    let told = wait_until("the far end to be told", LONG, &[], || Ok(mirror.said()));
+    let said = told?;
+    ensure!(said.contains("max_slot_wal_keep_size was exceeded"), "{said}");
+    println!("{said}");
+    Ok(())
 }
 
 /// The server that is mirrored is promoted: the mirror and its standby go over to its timeline.

@@ -106,6 +106,13 @@ pub enum FromNear {
         /// End of the log on the principal.
         principal_end: Lsn,
     },
+    /// The last message: the near end cannot go on.
+    Failed {
+        /// It may end by itself.
+        passes: bool,
+        /// Why, for a person.
+        why: Bytes,
+    },
 }
 
 /// How far the log has come at the far end.
@@ -165,6 +172,9 @@ const TAG_LOG: u8 = b'L';
 const TAG_HISTORY: u8 = b'H';
 const TAG_SWITCH: u8 = b'T';
 const TAG_ALIVE: u8 = b'A';
+const TAG_FAILED: u8 = b'E';
+/// Most bytes of a reason.
+const WHY_BYTES_MAX: usize = 64 << 10;
 const TAG_POSITIONS: u8 = b'P';
 const TAG_FEEDBACK: u8 = b'F';
 const LOG_HEAD: usize = 25;
@@ -190,6 +200,11 @@ impl FromNear {
                 head.put_u8(TAG_HISTORY);
                 head.put_u32_le(timeline.0);
                 return vec![head.freeze(), text.clone()];
+            }
+            FromNear::Failed { passes, why } => {
+                head.put_u8(TAG_FAILED);
+                head.put_u8(u8::from(*passes));
+                return vec![head.freeze(), why.slice(..why.len().min(WHY_BYTES_MAX))];
             }
             FromNear::Switch { timeline, at } => {
                 head.put_u8(TAG_SWITCH);
@@ -233,6 +248,10 @@ impl FromNear {
                 let timeline = Timeline(bytes.get_u32_le());
                 Ok(FromNear::History { timeline, text: bytes })
             }
+            TAG_FAILED if (1..=1 + WHY_BYTES_MAX).contains(&bytes.len()) => match bytes.get_u8() {
+                passes @ (0 | 1) => Ok(FromNear::Failed { passes: passes == 1, why: bytes }),
+                _ => Err(NoMessage("a failure that neither passes nor stays")),
+            },
             TAG_SWITCH if bytes.len() == 12 => {
                 let timeline = Timeline(bytes.get_u32_le());
                 Ok(FromNear::Switch { timeline, at: Lsn(bytes.get_u64_le()) })
@@ -312,12 +331,14 @@ mod tests {
         let history = FromNear::History { timeline: Timeline(2), text: Bytes::from_static(b"1") };
         let switch = FromNear::Switch { timeline: Timeline(3), at: Lsn(9) };
         let alive = FromNear::Alive { principal_end: Lsn(9) };
-        for message in [&log, &history, &switch, &alive] {
+        let failed = FromNear::Failed { passes: true, why: Bytes::from_static(b"why") };
+        for message in [&log, &history, &switch, &alive, &failed] {
             let bytes = Bytes::from(message.encode().concat());
             assert_eq!(FromNear::decode(bytes.clone()).as_ref(), Ok(message));
             let head = match message {
                 FromNear::Log { .. } => LOG_HEAD,
                 FromNear::History { .. } => 5,
+                FromNear::Failed { .. } => 2,
                 FromNear::Switch { .. } | FromNear::Alive { .. } => bytes.len(),
             };
             for len in 0..head {

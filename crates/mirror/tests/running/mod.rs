@@ -4,6 +4,7 @@
 use anyhow::{Context, Result};
 use farshore_link::certificates::Authority;
 use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions, Listener};
+use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
 use farshore_mirror::receive::{Near, NearStatus, Promise};
 use farshore_mirror::serve::Server;
@@ -31,6 +32,8 @@ pub struct Mirror {
     far_task: Option<JoinHandle<()>>,
     server_task: JoinHandle<()>,
     dialer: Dialer,
+    /// What the far end's last session that failed while it was told why said.
+    said: Arc<Mutex<Option<String>>>,
     pub folder: TempDir,
     // Dropped last.
     runtime: Runtime,
@@ -94,6 +97,7 @@ impl Mirror {
             far_task: None,
             server_task,
             dialer,
+            said: Arc::default(),
             folder,
             runtime,
         };
@@ -103,6 +107,7 @@ impl Mirror {
 
     pub fn connect_far(&mut self) {
         let (far, dialer) = (self.far.clone(), self.dialer.clone());
+        let said = self.said.clone();
         self.far_task = Some(self.runtime.spawn(async move {
             // As the node's supervisor does it: again and again, after a pause.
             let mut again = tokio::time::interval(Duration::from_millis(50));
@@ -116,9 +121,17 @@ impl Mirror {
                 };
                 if let Err(error) = kept.await {
                     eprintln!("far: {error}");
+                    if matches!(error, MirrorError::Refused { passes: false, .. }) {
+                        *said.lock().expect("said") = Some(error.to_string());
+                    }
                 }
             }
         }));
+    }
+
+    /// Why the far end cannot go on, if the near end said that it will not pass.
+    pub fn said(&self) -> Option<String> {
+        self.said.lock().expect("said").clone()
     }
 
     /// The far end goes away in the middle of whatever it does.
@@ -127,6 +140,10 @@ impl Mirror {
             task.abort();
             let _ = self.runtime.block_on(task);
         }
+    }
+
+    pub fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
     }
 
     pub fn spool(&self) -> Result<Arc<Spool>> {
