@@ -385,6 +385,8 @@ impl Spool {
     async fn hand_over(&self, work: Work) -> Result<(), SpoolError> {
         let queue = self.work.as_ref().ok_or(SpoolError::Closing)?;
         match queue.reserve().await {
+            // The writer has ended and its queue has not been dropped yet.
+            Ok(_) if self.has_failed() => Err(self.failure()),
             Ok(permit) => {
                 // Counted before the writer can have done it.
                 self.handed_over.fetch_add(1, Relaxed);
