@@ -162,25 +162,23 @@ fn commits_wait(major: u32) -> Result<()> {
     let principal = principal(major)?;
     let mut mirror = Mirror::start(&principal.url("postgres"), Promise::Far)?;
     mirror.caught_up(&principal)?;
-    principal.execute_script(&format!(
-        "ALTER SYSTEM SET synchronous_standby_names = '{APPLICATION_NAME}'"
-    ))?;
-    principal.execute_script("SELECT pg_reload_conf()")?;
-    wait_until("the mirror to count", LONG, &[], || {
-        let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-        Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
-    })?;
+    count_synchronously(&principal)?;
     let mut client = principal.connect()?;
     for id in 0..100 {
-        client.execute("INSERT INTO t VALUES ($1, 'sync')", &[&id])?;
+        let mut transaction = client.transaction()?;
+        transaction.execute("INSERT INTO t VALUES ($1, 'sync')", &[&id])?;
+        // Its commit record comes after this.
+        let sql = "SELECT pg_current_wal_insert_lsn()::text";
+        let inserted: String = transaction.query_one(sql, &[])?.get(0);
+        transaction.commit()?;
         let durable = mirror.positions()?.durable;
-        let sql = "SELECT pg_current_wal_flush_lsn()::text";
-        let _: String = client.query_one(sql, &[])?.get(0);
-        ensure!(durable.0 > 0, "nothing is durable");
+        let inserted: farshore_model::Lsn =
+            inserted.parse().map_err(|error| anyhow::anyhow!("{error}"))?;
+        ensure!(durable > inserted, "{id} returned, and {durable} is durable, not {inserted}");
     }
     // While the far end is away, a commit waits.
     mirror.disconnect_far();
-    let before = mirror.positions()?.durable;
+    let before = mirror.block_on(mirror.spool()?.settled())?.durable;
     let committing = std::thread::spawn(move || {
         client.execute("INSERT INTO t VALUES (1000, 'waits')", &[]).map(|_| client)
     });
