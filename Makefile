@@ -33,6 +33,7 @@ test-pure:
 test-crates:
 	$(CARGO) test --workspace --exclude farshore-tests --no-fail-fast
 	$(CARGO) test -p farshore-store --features faults --test faults
+	$(CARGO) test -p farshore-mirror --features faults --test crashes
 
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:

@@ -20,12 +20,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
         &[
             "farshore-apply",
             "farshore-capture",
+            "farshore-mirror",
             "farshore-store",
             "farshore-link",
             "farshore-pg",
             "farshore-model",
             "farshore-fault",
         ],
+    ),
+    // Carries the log as it is: it knows servers and links, and no store of changes.
+    (
+        "farshore-mirror",
+        &["farshore-link", "farshore-pg", "farshore-wire", "farshore-model", "farshore-fault"],
     ),
     // The initial copy reads capture's snapshots.
     (
@@ -62,7 +68,7 @@ const ALLOWED_IN_TESTS: &str = "farshore-testkit";
 const OUTSIDERS: &[(&str, &[&str])] = &[
     ("toml", &["farshore-node"]),
     ("clap", &["farshore-cli", "farshore-bench"]),
-    ("zstd", &["farshore-store", "farshore-capture", "farshore-bench"]),
+    ("zstd", &["farshore-store", "farshore-capture", "farshore-mirror", "farshore-bench"]),
     ("rustls", &["farshore-pg", "farshore-link"]),
     ("rcgen", &["farshore-link"]),
     // Another client than ours: it belongs to what checks ours.
@@ -73,6 +79,7 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
         &[
             "farshore-pg",
             "farshore-link",
+            "farshore-mirror",
             "farshore-store",
             "farshore-capture",
             "farshore-apply",
@@ -176,6 +183,10 @@ fn a_forbidden_edge_is_found() {
         ("farshore-link", "farshore-store", false, false),
         ("farshore-link", "farshore-model", false, false),
         ("farshore-node", "farshore-link", false, true),
+        ("farshore-node", "farshore-mirror", false, true),
+        ("farshore-mirror", "farshore-link", false, true),
+        ("farshore-mirror", "farshore-store", false, false),
+        ("farshore-link", "farshore-mirror", false, false),
         ("farshore-wire", "farshore-pg", false, false),
         ("farshore-testkit", "farshore-model", false, false),
         ("farshore-node", "farshore-cli", false, false),

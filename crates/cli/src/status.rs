@@ -1,5 +1,5 @@
 use crate::{load, runtime};
-use farshore_node::report::SiteReport;
+use farshore_node::report::{MirrorReport, SiteReport};
 use farshore_node::{control, site};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -69,7 +69,8 @@ fn exit_code(report: &SiteReport, running: bool) -> ExitCode {
         return ExitCode::from(EXIT_NOT_RUNNING);
     }
     let trouble = report.publications.iter().any(|p| p.error.is_some())
-        || report.subscriptions.iter().any(|s| s.error.is_some());
+        || report.subscriptions.iter().any(|s| s.error.is_some())
+        || report.mirrors.iter().any(|m| m.error.is_some());
     if trouble { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS }
 }
 
@@ -167,7 +168,52 @@ fn render(report: &SiteReport, running: bool) -> String {
             }
         }
     }
+    for m in &report.mirrors {
+        mirror(&mut out, m, running);
+    }
     out
+}
+
+fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
+    let site = m.site.as_deref().unwrap_or("its far end");
+    let _ = match m.end.as_str() {
+        "near" => writeln!(out, "\nmirror {} → {site}: {}", m.name, m.state),
+        _ => writeln!(out, "\nmirror {} ← {site}: {}", m.name, m.state),
+    };
+    if let Some(error) = &m.error {
+        let _ = writeln!(out, "  error      {error}");
+    }
+    if !running {
+        return;
+    }
+    let _ = writeln!(
+        out,
+        "  positions  principal {}  received {}  durable {}  applied {}  acknowledged {}",
+        m.principal_end, m.received, m.durable, m.applied, m.acknowledged
+    );
+    let ratio = m.ratio.map_or(String::new(), |ratio| format!(" ({ratio:.1}:1)"));
+    let _ = writeln!(
+        out,
+        "  log        {} as {} on the link{ratio}; {} to be sent",
+        bytes(m.log_bytes),
+        bytes(m.link_bytes),
+        bytes(m.send_queue_bytes)
+    );
+    if let Some(harden_ms) = m.harden_ms {
+        let _ = writeln!(
+            out,
+            "  spool      {} on disk; {} times made durable, {harden_ms:.2} ms each",
+            bytes(m.spool_bytes),
+            m.syncs
+        );
+    }
+    for s in &m.standbys {
+        let _ = writeln!(
+            out,
+            "  standby    {} at {}  sent {}  flushed {}  applied {}",
+            s.application_name, s.peer, s.sent, s.flushed, s.applied
+        );
+    }
 }
 
 fn bytes(bytes: u64) -> String {

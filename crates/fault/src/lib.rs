@@ -50,6 +50,20 @@ pub const POINTS: &[&str] = &[
     "receive.after-block",
     "receive.before-acknowledge",
     "receive.after-acknowledge",
+    "spool.before-write",
+    "spool.before-fsync",
+    "spool.after-fsync",
+    "spool.before-roll",
+    "spool.after-roll",
+    "spool.before-forget",
+    "spool.after-forget",
+    "mirror.before-send",
+    "mirror.after-send",
+    "mirror.before-reply",
+    "mirror.after-reply",
+    "mirror.before-acknowledge",
+    "mirror.after-acknowledge",
+    "mirror.before-serve",
 ];
 
 /// Every defect that can be switched on. Each must be caught by a checker in `tests/`, or be shown
@@ -64,4 +78,7 @@ pub const DEFECTS: &[&str] = &[
     "lost-unchanged-value",
     "missed-conflict",
     "unordered-commits",
+    "spool-durable-before-fsync",
+    "mirror-near-claims-far",
+    "mirror-reply-from-received",
 ];

@@ -57,6 +57,16 @@ impl AgentFailure {
     pub(crate) fn begin(&mut self) {
         (self.retrying, self.stopped) = (None, None);
     }
+
+    /// Why it is started again and again.
+    pub(crate) fn retrying(&self) -> Option<&str> {
+        self.retrying.as_deref()
+    }
+
+    /// Why it has stopped for good.
+    pub(crate) fn stopped(&self) -> Option<&str> {
+        self.stopped.as_deref()
+    }
 }
 
 /// Takes down what the supervisor tells.

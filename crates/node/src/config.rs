@@ -1,5 +1,6 @@
 //! The site file: parsed as typed ([`typed`]), then resolved once into what it means.
 
+pub mod mirrors;
 pub mod sites;
 pub mod typed;
 
@@ -13,6 +14,7 @@ use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePa
 use farshore_capture::schema::NameMap;
 use farshore_model::nearest;
 use farshore_store::Retention;
+use mirrors::MirrorsConfig;
 use sites::SitesConfig;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -31,6 +33,8 @@ pub struct SiteConfig {
     pub subscriptions: Vec<Subscription>,
     /// What other sites have to do with this one.
     pub sites: SitesConfig,
+    /// Mirrors with an end here.
+    pub mirrors: MirrorsConfig,
 }
 
 impl SiteConfig {
@@ -144,6 +148,7 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         publications: Vec::new(),
         subscriptions: Vec::new(),
         sites: SitesConfig::default(),
+        mirrors: MirrorsConfig::default(),
     };
     let sites = sites::resolve(folder, &typed);
     site.sites = sites.map_err(|(section, what)| meaning(&section, what))?;
@@ -159,7 +164,10 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         site.subscriptions.push(resolved.map_err(|what| meaning(&section, what))?);
     }
     sites::check_grants(&site).map_err(|(section, what)| meaning(&section, what))?;
-    if site.publications.is_empty() && site.sites.received.is_empty() {
+    let mirrors = mirrors::resolve(&site, &typed.mirror);
+    site.mirrors = mirrors.map_err(|(section, what)| meaning(&section, what))?;
+    let has_mirrors = !site.mirrors.near.is_empty() || !site.mirrors.far.is_empty();
+    if site.publications.is_empty() && site.sites.received.is_empty() && !has_mirrors {
         let what = "no publication is configured, so there is nothing to do. Add \
                     [publication.NAME] with source and tables";
         return Err(meaning("[site]", what.to_owned()));

@@ -11,6 +11,7 @@
 //! control     the local socket that the verbs talk to
 //! operate     what operators ask for, with and without a node
 //! report      the site's state as plain values
+//! mirrors     the ends of mirrors that are here
 //! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
 //! ```
@@ -19,6 +20,7 @@ mod agents;
 pub mod check;
 pub mod config;
 pub mod control;
+mod mirrors;
 pub mod operate;
 pub mod report;
 pub mod schema;

@@ -18,6 +18,75 @@ pub struct SiteReport {
     /// What downstream sites have of each publication that they may have.
     #[serde(default)]
     pub downstreams: Vec<DownstreamReport>,
+    /// Mirrors with an end here.
+    #[serde(default)]
+    pub mirrors: Vec<MirrorReport>,
+}
+
+/// One end of a mirror.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct MirrorReport {
+    /// Name.
+    pub name: String,
+    /// `near` or `far`.
+    pub end: String,
+    /// The site of the other end, once it is known.
+    pub site: Option<String>,
+    /// At the near end `streaming`, or `waiting` for the far end; at the far end `receiving`,
+    /// `starting`, `retrying`, `out of room` or `stopped`.
+    pub state: String,
+    /// What is wrong.
+    pub error: Option<String>,
+    /// What a flush promises: `far`, `far-applied` or `async`; known at the near end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode: Option<String>,
+    /// The timeline that flows.
+    pub timeline: u32,
+    /// End of the principal's log as last heard of.
+    pub principal_end: String,
+    /// Log has arrived at this end up to here.
+    pub received: String,
+    /// The far end's operating system has the log up to here.
+    pub written: String,
+    /// Durable in the far end's spool.
+    pub durable: String,
+    /// Replayed by the far end's standbys.
+    pub applied: String,
+    /// At the near end what the principal, at the far end what the near end was told as flushed.
+    pub acknowledged: String,
+    /// Bytes of log since the node started.
+    pub log_bytes: u64,
+    /// Bytes that they took on the link.
+    pub link_bytes: u64,
+    /// How many to one.
+    pub ratio: Option<f64>,
+    /// Bytes of log that the near end has and the far end has not written.
+    pub send_queue_bytes: u64,
+    /// fdatasync calls at the far end since the node started.
+    pub syncs: u64,
+    /// Mean time from a group's first write to the end of its fdatasync, milliseconds.
+    pub harden_ms: Option<f64>,
+    /// Bytes of the spool's segments.
+    pub spool_bytes: u64,
+    /// Who streams from the far end.
+    pub standbys: Vec<StandbyReport>,
+}
+
+/// A standby that streams from a mirror's far end.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct StandbyReport {
+    /// As it calls itself.
+    pub application_name: String,
+    /// Where it connects from.
+    pub peer: String,
+    /// The slot that it uses.
+    pub slot: Option<String>,
+    /// Sent to it.
+    pub sent: String,
+    /// Durable there, by its own word.
+    pub flushed: String,
+    /// Replayed there.
+    pub applied: String,
 }
 
 /// How a downstream site follows a publication.

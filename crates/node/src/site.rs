@@ -4,8 +4,11 @@ use crate::agents::{self, AgentFailure, PublicationAgent, ReceivedAgent, Subscri
 use crate::check::gate::{self, Gate};
 use crate::config::{self, SiteConfig};
 use crate::control;
+use crate::mirrors::{FarAgent, NearAgent};
 use crate::operate;
-use crate::report::{DownstreamReport, PublicationReport, SiteReport, SubscriptionReport};
+use crate::report::{
+    DownstreamReport, MirrorReport, PublicationReport, SiteReport, SubscriptionReport,
+};
 use crate::sites::receive::{Receive, ReceiveStatus};
 use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
@@ -16,6 +19,7 @@ use farshore_apply::{Phase, Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
+use farshore_mirror::spool::SpoolError;
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
@@ -53,6 +57,14 @@ pub enum SiteError {
         /// Reason.
         error: StoreError,
     },
+    /// A mirror's spool.
+    #[error("mirror \"{mirror}\": {error}")]
+    Spool {
+        /// Which.
+        mirror: String,
+        /// Reason.
+        error: SpoolError,
+    },
     /// Who this site is to others.
     #[error("{0}")]
     Identity(#[from] IdentityError),
@@ -78,6 +90,8 @@ pub struct Site {
     publications: Vec<PublicationAgent>,
     received: Vec<ReceivedAgent>,
     subscriptions: Vec<SubscriptionAgent>,
+    near_mirrors: BTreeMap<String, Arc<NearAgent>>,
+    far_mirrors: Vec<Arc<FarAgent>>,
     serving: Option<Arc<Serving>>,
     identity: Option<Arc<Identity>>,
     started: Instant,
@@ -176,14 +190,32 @@ impl Site {
                 switch: Arc::new(Switch::new(paused)),
             });
         }
+        let near_mirrors: BTreeMap<String, Arc<NearAgent>> = config
+            .mirrors
+            .near
+            .iter()
+            .map(|mirror| (mirror.name.clone(), Arc::new(NearAgent::new(mirror))))
+            .collect();
+        let mut far_mirrors = Vec::new();
+        for (mirror, identity) in config.mirrors.far.iter().zip(identity.iter().cycle()) {
+            let dialer = sites::dialer(&config.sites, &mirror.upstream, identity)?;
+            let Some(dialer) = dialer else { continue };
+            let opened = FarAgent::open(mirror, &config.data_dir, dialer);
+            let opened =
+                opened.map_err(|error| SiteError::Spool { mirror: mirror.name.clone(), error })?;
+            far_mirrors.push(Arc::new(opened));
+        }
         let serving = config.sites.listen.as_ref().map(|_| {
-            Arc::new(Serving::new(config.sites.clone(), served(&publications, &received)))
+            let publications = served(&publications, &received);
+            Arc::new(Serving::new(config.sites.clone(), publications, near_mirrors.clone()))
         });
         let site = Site {
             config,
             publications,
             received,
             subscriptions,
+            near_mirrors,
+            far_mirrors,
             serving,
             identity,
             started: Instant::now(),
@@ -240,6 +272,9 @@ impl Site {
                     |halted| run_receive(name.clone(), receive.clone(), failure.clone(), halted);
                 switch.keep(stop, run).await;
             });
+        }
+        for agent in &self.far_mirrors {
+            agents.spawn(agent.clone().run(stop.clone()));
         }
         for agent in &self.publications {
             let site = self.clone();
@@ -346,6 +381,12 @@ impl Site {
                 .flat_map(|serving| self.downstreams(serving))
                 .collect(),
             subscriptions: self.subscriptions.iter().map(SubscriptionAgent::report).collect(),
+            mirrors: self
+                .near_mirrors
+                .values()
+                .map(|agent| agent.report())
+                .chain(self.far_mirrors.iter().map(|agent| agent.report()))
+                .collect(),
         }
     }
 }
@@ -571,6 +612,21 @@ pub fn offline_report(config: &config::SiteConfig) -> SiteReport {
                 ..SubscriptionReport::default()
             })
             .collect(),
+        mirrors: offline_mirrors(config),
         ..SiteReport::default()
     }
+}
+
+fn offline_mirrors(config: &config::SiteConfig) -> Vec<MirrorReport> {
+    let report = |name: &str, end: &str, site: Option<String>| MirrorReport {
+        name: name.to_owned(),
+        end: end.to_owned(),
+        site,
+        state: "not running".to_owned(),
+        ..MirrorReport::default()
+    };
+    let near = config.mirrors.near.iter().map(|mirror| report(&mirror.name, "near", None));
+    let far = config.mirrors.far.iter();
+    let far = far.map(|mirror| report(&mirror.name, "far", Some(mirror.upstream.clone())));
+    near.chain(far).collect()
 }

@@ -9,3 +9,5 @@ pub mod frontend;
 pub mod pgoutput;
 pub mod readable;
 pub mod replication;
+pub mod replication_command;
+pub mod server;

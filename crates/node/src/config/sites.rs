@@ -32,6 +32,8 @@ pub struct Downstream {
     pub site: String,
     /// Publications that it may have: names of this site, or `upstream/publication`.
     pub publications: Vec<String>,
+    /// Mirrors that it may have.
+    pub mirrors: Vec<String>,
     /// How much may go there per second.
     pub rates: Rates,
     /// zstd level of what crosses; 0: as it is stored.
@@ -120,7 +122,7 @@ pub(super) fn resolve(folder: &Path, typed: &typed::SiteFile) -> Result<SitesCon
         check_address(listen).map_err(|what| ("[site]".to_owned(), format!("listen: {what}")))?;
         if sites.downstreams.is_empty() {
             let what = "listen is set, and nobody may connect. Add [downstream.SITE] with the \
-                        publications that the site may have";
+                        publications or mirrors that the site may have";
             return Err(("[site]".to_owned(), what.to_owned()));
         }
     } else if let Some(downstream) = sites.downstreams.first() {
@@ -182,8 +184,8 @@ fn resolve_upstream(site: &str, typed: &typed::Upstream) -> Result<Upstream, Str
 
 fn resolve_downstream(site: &str, typed: &typed::Downstream) -> Result<Downstream, String> {
     check_name(site)?;
-    if typed.publications.is_empty() {
-        return Err("publications: name at least one that the site may have".to_owned());
+    if typed.publications.is_empty() && typed.mirrors.is_empty() {
+        return Err("publications or mirrors: name at least one that the site may have".to_owned());
     }
     let usual = typed.bandwidth.as_deref().map(parse_rate).transpose();
     let usual = usual.map_err(|what| format!("bandwidth: {what}"))?.flatten();
@@ -200,7 +202,8 @@ fn resolve_downstream(site: &str, typed: &typed::Downstream) -> Result<Downstrea
         return Err("compression: must be from 0 (as it is stored) to 19".to_owned());
     }
     let publications = typed.publications.clone();
-    Ok(Downstream { site: site.to_owned(), publications, rates, compression })
+    let (site, mirrors) = (site.to_owned(), typed.mirrors.clone());
+    Ok(Downstream { site, publications, mirrors, rates, compression })
 }
 
 /// `20MB` or `20MB/s`.

@@ -22,6 +22,9 @@ pub struct SiteFile {
     /// `[downstream.SITE]`
     #[serde(default)]
     pub downstream: BTreeMap<String, Downstream>,
+    /// `[mirror.NAME]`
+    #[serde(default)]
+    pub mirror: BTreeMap<String, Mirror>,
 }
 
 /// `[site]`
@@ -65,7 +68,11 @@ pub struct Upstream {
 #[serde(deny_unknown_fields)]
 pub struct Downstream {
     /// Publications that the site may have.
+    #[serde(default)]
     pub publications: Vec<String>,
+    /// Mirrors that the site may have.
+    #[serde(default)]
+    pub mirrors: Vec<String>,
     /// Bytes per second at most, for instance `20MB`.
     pub bandwidth: Option<String>,
     /// `[downstream.SITE.bandwidth_at]`: `"08:00-18:00" = "2MB"`, in UTC.
@@ -190,4 +197,39 @@ pub enum OnConflict {
     Skip,
     /// Let the publisher's row win, and record it.
     Overwrite,
+}
+
+/// `[mirror.NAME]`: at the near end with `principal`, at the far end with `upstream`.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Mirror {
+    /// The server that is mirrored: a URL, a conninfo string, or `service=NAME`.
+    pub principal: Option<String>,
+    /// The mirror's slot on the principal.
+    pub slot: Option<String>,
+    /// What `synchronous_standby_names` calls the mirror.
+    pub application_name: Option<String>,
+    /// What a flush that the principal is told promises.
+    pub mode: Option<MirrorMode>,
+    /// zstd level of what crosses; 0: not compressed.
+    pub compression: Option<i32>,
+    /// The site of the near end.
+    pub upstream: Option<String>,
+    /// Where standbys connect, `host:port`.
+    pub listen: Option<String>,
+    /// Whole segments that no standby needs are removed beyond this size.
+    pub spool_size: Option<String>,
+}
+
+/// `mode = "…"` of a mirror.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MirrorMode {
+    /// Durable in the far end's spool.
+    #[default]
+    Far,
+    /// Replayed by the standbys there.
+    FarApplied,
+    /// Nothing that anybody should wait for.
+    Async,
 }

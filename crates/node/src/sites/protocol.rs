@@ -2,6 +2,7 @@
 //! to them; a log's messages are a tag and bytes.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use farshore_mirror::relay::message::MirrorRequest;
 use farshore_model::Lsn;
 use farshore_store::{SpillId, StoredBlock};
 use serde::{Deserialize, Serialize};
@@ -23,6 +24,8 @@ pub(crate) enum Wanted {
         /// Name of the publication at the upstream site.
         publication: String,
     },
+    /// A mirror's log. What follows is `farshore_mirror`'s.
+    Mirror(MirrorRequest),
 }
 
 /// How much of a log a downstream site has.
@@ -210,6 +213,7 @@ mod tests {
             Wanted::Log { publication: "sales".into(), have },
             Wanted::Log { publication: "sales".into(), have: None },
             Wanted::Source { publication: "tukwila/sales".into() },
+            Wanted::Mirror(MirrorRequest { mirror: "dr".into(), have: None }),
         ] {
             let text = serde_json::to_string(&wanted).unwrap();
             assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted, "{text}");

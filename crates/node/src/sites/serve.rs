@@ -4,6 +4,7 @@ use super::channel::SessionChannel;
 use super::packing::{PACK_BYTES, Packing, pack};
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
 use crate::config::sites::{Downstream, SitesConfig};
+use crate::mirrors::NearAgent;
 use bytes::Bytes;
 use farshore_capture::publication::PublicationSpec;
 use farshore_capture::slot;
@@ -11,6 +12,7 @@ use farshore_capture::source::{Registry, serve};
 use farshore_link::{
     Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, Receiver, Sender, Session,
 };
+use farshore_mirror::relay::message::MirrorRequest;
 use farshore_model::{Applied, Lsn};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredBlock, StoredReader};
@@ -69,6 +71,8 @@ pub(crate) struct Following {
 pub(crate) struct Serving {
     sites: SitesConfig,
     publications: BTreeMap<String, Served>,
+    /// Near ends by name.
+    mirrors: BTreeMap<String, Arc<NearAgent>>,
     pacers: HashMap<String, Arc<Pacer>>,
     /// By site and publication.
     following: Mutex<BTreeMap<(String, String), Following>>,
@@ -95,8 +99,12 @@ impl Refusal {
 }
 
 impl Serving {
-    /// What these sites are given of these publications.
-    pub fn new(sites: SitesConfig, publications: BTreeMap<String, Served>) -> Serving {
+    /// What these sites are given of these publications and mirrors.
+    pub fn new(
+        sites: SitesConfig,
+        publications: BTreeMap<String, Served>,
+        mirrors: BTreeMap<String, Arc<NearAgent>>,
+    ) -> Serving {
         let pacers = sites.downstreams.iter().map(|downstream| {
             (downstream.site.clone(), Arc::new(Pacer::new(downstream.rates.clone())))
         });
@@ -107,7 +115,7 @@ impl Serving {
             .map(|downstream| (downstream.site.clone(), Arc::new(Semaphore::new(ASKING_MAX))));
         let asking = asking.collect();
         let (following, sessions) = (Mutex::default(), Mutex::default());
-        Serving { sites, publications, pacers, following, asking, sessions }
+        Serving { sites, publications, mirrors, pacers, following, asking, sessions }
     }
 
     /// The state of every downstream site, by site and publication.
@@ -164,6 +172,10 @@ impl Serving {
         };
         let publication = match &wanted {
             Wanted::Log { publication, .. } | Wanted::Source { publication } => publication.clone(),
+            Wanted::Mirror(request) => {
+                let request = request.clone();
+                return self.mirror(downstream, incoming, request, stop).await;
+            }
         };
         let granted = downstream.publications.contains(&publication);
         let Some(served) = self.publications.get(&publication).filter(|_| granted) else {
@@ -218,6 +230,42 @@ impl Serving {
         }
     }
 
+    async fn mirror(
+        &self,
+        downstream: &Downstream,
+        incoming: Incoming,
+        request: MirrorRequest,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let (site, name) = (&downstream.site, request.mirror.clone());
+        let granted = downstream.mirrors.contains(&name);
+        let Some(mirror) = self.mirrors.get(&name).filter(|_| granted) else {
+            let why = format!(
+                "mirror \"{name}\" is not granted to site \"{site}\". Name it under \
+                 [downstream.{site}] mirrors, if that site may have it"
+            );
+            tracing::warn!(%site, "refused: {why}");
+            return incoming.refuse(&why).await;
+        };
+        let pacer = self.pacers.get(site).cloned();
+        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        let session = match incoming.accept(options).await {
+            Ok(session) => session,
+            Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
+        };
+        // A publication's name has no colon.
+        let mut newer = self.begin_session(&(site.clone(), format!("mirror:{name}")));
+        let ended = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return,
+            // What the old one waits for is as dead as its peer.
+            _ = newer.changed() => return,
+            ended = mirror.serve(session, request) => ended,
+        };
+        if let Err(error) = ended {
+            tracing::warn!(%site, mirror = %name, "session ended: {error}");
+        }
+    }
+
     async fn serve(
         &self,
         downstream: &Downstream,
@@ -259,6 +307,8 @@ impl Serving {
                 }
                 Ok(())
             }
+            // Served apart.
+            Wanted::Mirror(_) => Ok(()),
         }
     }
 

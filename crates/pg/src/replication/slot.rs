@@ -133,6 +133,27 @@ impl Connection {
         })
     }
 
+    /// Makes a physical slot that keeps the log from now on (`RESERVE_WAL`).
+    ///
+    /// # Errors
+    /// The server's: 42710 if there is a slot of that name, 53400 if `max_replication_slots` are in
+    /// use.
+    pub async fn create_physical_slot(&mut self, name: &str) -> Result<(), Error> {
+        let sql = physical_slot_command(name, self.server_version());
+        self.simple_query(&sql).await?;
+        Ok(())
+    }
+
+    /// How a timeline came about: the text of its history file, as `pg_wal` has it.
+    ///
+    /// # Errors
+    /// The server's: 58P01 if it has no such file. Timeline 1 never has one.
+    pub async fn timeline_history(&mut self, timeline: u32) -> Result<String, Error> {
+        let sql = format!("TIMELINE_HISTORY {timeline}");
+        let row = only_row(self.simple_query(&sql).await?, "TIMELINE_HISTORY")?;
+        required(&row, "content").map(str::to_owned)
+    }
+
     /// Drops a slot; with `wait`, waits until whoever uses it has let go.
     ///
     /// # Errors
@@ -190,6 +211,12 @@ impl Connection {
     }
 }
 
+/// The command for a physical slot on a server of version `server_version`.
+fn physical_slot_command(name: &str, server_version: u32) -> String {
+    let reserve = if server_version < 150_000 { "RESERVE_WAL" } else { "(RESERVE_WAL)" };
+    format!("CREATE_REPLICATION_SLOT {} PHYSICAL {reserve}", quote_name(name))
+}
+
 fn only_row(mut results: Vec<ResultSet>, command: &str) -> Result<Row, Error> {
     results
         .pop()
@@ -233,6 +260,18 @@ mod tests {
         assert_eq!(
             create_command("s", options, 140_005),
             "CREATE_REPLICATION_SLOT \"s\" TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT"
+        );
+    }
+
+    #[test]
+    fn physical_slots_are_made_in_each_versions_syntax() {
+        assert_eq!(
+            physical_slot_command("s", 140_005),
+            "CREATE_REPLICATION_SLOT \"s\" PHYSICAL RESERVE_WAL"
+        );
+        assert_eq!(
+            physical_slot_command("s", 150_000),
+            "CREATE_REPLICATION_SLOT \"s\" PHYSICAL (RESERVE_WAL)"
         );
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use farshore_model::{Lsn, PgTime};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend;
-use farshore_wire::replication::{FromClient, FromServer, StandbyStatusUpdate};
+use farshore_wire::replication::{FromClient, FromServer, HotStandbyFeedback, StandbyStatusUpdate};
 use std::sync::Arc;
 
 /// What a server says while it streams.
@@ -230,18 +230,31 @@ impl ReplicationStream {
         applied: Lsn,
         reply_requested: bool,
     ) -> Result<(), Error> {
-        if self.phase != Phase::Streaming {
-            return Ok(());
-        }
-        self.status.clear();
-        FromClient::StandbyStatusUpdate(StandbyStatusUpdate {
+        self.send(FromClient::StandbyStatusUpdate(StandbyStatusUpdate {
             written,
             flushed,
             applied,
             client_time: PgTime::now(),
             reply_requested,
-        })
-        .encode(&mut self.status);
+        }))
+        .await
+    }
+
+    /// Tells the server which rows queries on standbys still need. Cancel-safe, as
+    /// [`ReplicationStream::send_status`].
+    ///
+    /// # Errors
+    /// Lost connections.
+    pub async fn send_feedback(&mut self, feedback: HotStandbyFeedback) -> Result<(), Error> {
+        self.send(FromClient::HotStandbyFeedback(feedback)).await
+    }
+
+    async fn send(&mut self, message: FromClient) -> Result<(), Error> {
+        if self.phase != Phase::Streaming {
+            return Ok(());
+        }
+        self.status.clear();
+        message.encode(&mut self.status);
         frontend::copy_data(&mut self.connection.transport.output, &self.status)?;
         match self.connection.flush().await {
             // A server that has ended the stream reads no more. What it said last comes first.

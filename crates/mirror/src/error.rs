@@ -1,0 +1,80 @@
+//! Why a mirror does not run.
+
+use crate::spool::SpoolError;
+use farshore_link::LinkError;
+
+/// Why an end of a mirror stopped. Every message says what happened and what to do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum MirrorError {
+    /// The link.
+    #[error("{0}")]
+    Link(#[from] LinkError),
+    /// The principal, or the way there.
+    #[error("the principal: {0}")]
+    Principal(#[from] farshore_pg::Error),
+    /// The principal is not what it should be.
+    #[error("the principal {server}: {what}")]
+    WrongPrincipal {
+        /// Which server.
+        server: String,
+        /// What is wrong, and what to do.
+        what: String,
+    },
+    /// The principal has ended the stream.
+    #[error("the principal {server} ended the stream: it shuts down, or was told to")]
+    Ended {
+        /// Which server.
+        server: String,
+    },
+    /// The spool.
+    #[error("{0}")]
+    Spool(#[from] SpoolError),
+    /// The near end says no.
+    #[error("site \"{site}\" does not give it: {why}")]
+    Refused {
+        /// The near end.
+        site: String,
+        /// In its words.
+        why: String,
+        /// It may end by itself.
+        passes: bool,
+    },
+    /// What came is not what an end of a mirror sends.
+    #[error("site \"{site}\" sent {what}; is it of another version?")]
+    Protocol {
+        /// The peer.
+        site: String,
+        /// What came.
+        what: String,
+    },
+    /// This machine.
+    #[error("cannot {action}: {error}")]
+    Io {
+        /// Verb phrase.
+        action: &'static str,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// The address that standbys shall connect to.
+    #[error("cannot listen at {address} for standbys: {what}")]
+    Listen {
+        /// As configured.
+        address: String,
+        /// Why, and what to do.
+        what: String,
+    },
+}
+
+impl MirrorError {
+    /// Whether trying again may help although nobody changes anything here.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
+            MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
+            MirrorError::Spool(error) => error.is_out_of_room(),
+            MirrorError::Refused { passes, .. } => *passes,
+            MirrorError::Io { .. } | MirrorError::Listen { .. } => true,
+            MirrorError::WrongPrincipal { .. } | MirrorError::Protocol { .. } => false,
+        }
+    }
+}

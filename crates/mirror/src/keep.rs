@@ -1,0 +1,262 @@
+//! The far end: log from the link into the spool, and back how far it is.
+
+use crate::error::MirrorError;
+use crate::relay::compression::Unpacker;
+use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
+use crate::serve::Standbys;
+use crate::spool::{Identity, Spool, SpoolError};
+use crate::wal::{SegmentBytes, Timeline};
+use farshore_fault as fault;
+use farshore_link::{Receiver, Sender, Session};
+use farshore_model::Lsn;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::watch;
+
+/// How a mirror's far end goes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FarStatus {
+    /// The near end is connected and log flows.
+    pub connected: bool,
+    /// End of the principal's log as last heard of.
+    pub principal_end: Lsn,
+    /// Bytes of log that came since the node started.
+    pub log_bytes: u64,
+    /// Bytes that they took on the link, packed.
+    pub packed_bytes: u64,
+    /// What the near end was told last as durable.
+    pub acknowledged: Lsn,
+}
+
+/// The far end of one mirror.
+#[derive(Debug)]
+pub struct Far {
+    /// The mirror's name, here and at the near end.
+    pub name: String,
+    /// Where the spool is.
+    pub folder: PathBuf,
+    /// The spool, once something was begun.
+    pub spool: watch::Sender<Option<Arc<Spool>>>,
+    /// Who streams from it.
+    pub standbys: Arc<Standbys>,
+    /// How it goes.
+    pub status: Mutex<FarStatus>,
+}
+
+impl Far {
+    /// Opens the spool in `folder`, if there is one. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError`].
+    pub fn open(name: &str, folder: PathBuf) -> Result<Far, SpoolError> {
+        let spool = Spool::open(&folder)?.map(Arc::new);
+        Ok(Far {
+            name: name.to_owned(),
+            folder,
+            spool: watch::Sender::new(spool),
+            standbys: Arc::default(),
+            status: Mutex::default(),
+        })
+    }
+
+    /// How it goes, to look at or change.
+    pub fn status(&self) -> MutexGuard<'_, FarStatus> {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// The spool, if there is one yet.
+    pub fn spool(&self) -> Option<Arc<Spool>> {
+        self.spool.borrow().clone()
+    }
+
+    /// What to open a session with: everything that was handed to the spool earlier is durable
+    /// first, so nothing is asked for twice.
+    ///
+    /// # Errors
+    /// Why the spool has stopped.
+    pub async fn request(&self) -> Result<MirrorRequest, MirrorError> {
+        let mut have = None;
+        if let Some(spool) = self.spool() {
+            let positions = spool.settled().await?;
+            have = Some(Have {
+                system_id: spool.identity().system_id.to_string(),
+                timeline: positions.timeline.0,
+                durable: positions.durable,
+            });
+        }
+        Ok(MirrorRequest { mirror: self.name.clone(), have })
+    }
+
+    /// Keeps what comes on a session that was opened with `request`, until it or the spool fails.
+    ///
+    /// # Errors
+    /// Why it ended.
+    pub async fn keep(&self, session: Session, request: &MirrorRequest) -> Result<(), MirrorError> {
+        let site = session.peer_site().to_owned();
+        let (sender, mut receiver) = session.split();
+        let spool = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        self.status().connected = true;
+        let ended = tokio::select! {
+            ended = self.take_in(&site, &spool, receiver) => ended,
+            ended = self.acknowledge(&spool, sender) => ended,
+        };
+        self.status().connected = false;
+        ended
+    }
+
+    async fn begin(
+        &self,
+        site: &str,
+        receiver: &mut Receiver,
+        have: Option<&Have>,
+    ) -> Result<Arc<Spool>, MirrorError> {
+        let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
+        let first = receiver.next().await?.ok_or_else(|| protocol("no answer".to_owned()))?;
+        let answer: Answer = serde_json::from_slice(&first)
+            .map_err(|error| protocol(format!("an answer that cannot be read ({error})")))?;
+        let (system_id, timeline, start, segment_bytes, server_version) = match answer {
+            Answer::Follows { system_id, timeline, start, segment_bytes, server_version } => {
+                (system_id, timeline, start, segment_bytes, server_version)
+            }
+            Answer::Refused { why, passes } => {
+                return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
+            }
+        };
+        let identity = Identity {
+            system_id: system_id
+                .parse()
+                .map_err(|_| protocol(format!("the system identifier \"{system_id}\"")))?,
+            segment: SegmentBytes::new(segment_bytes)
+                .ok_or_else(|| protocol(format!("segments of {segment_bytes} bytes")))?,
+            server_version,
+        };
+        let follows = |have: &Have| {
+            have.system_id == system_id && have.timeline == timeline && have.durable == start
+        };
+        match (self.spool(), have) {
+            (Some(spool), Some(have)) if follows(have) => {
+                if spool.identity().segment != identity.segment {
+                    return Err(protocol(format!("segments of {segment_bytes} bytes")));
+                }
+                Ok(spool)
+            }
+            (None, None) => {
+                let folder = self.folder.clone();
+                let create = move || Spool::create(&folder, identity, Timeline(timeline), start);
+                let spool = Arc::new(blocking(create).await?);
+                tracing::info!(mirror = %self.name, %start, timeline, "the spool begins");
+                self.spool.send_replace(Some(spool.clone()));
+                Ok(spool)
+            }
+            _ => Err(protocol(format!(
+                "log of {system_id} from {start} on timeline {timeline}, which was not asked for"
+            ))),
+        }
+    }
+
+    async fn take_in(
+        &self,
+        site: &str,
+        spool: &Arc<Spool>,
+        mut receiver: Receiver,
+    ) -> Result<(), MirrorError> {
+        let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
+        let mut unpacker =
+            Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
+        while let Some(message) = receiver.next().await? {
+            match FromNear::decode(message).map_err(|what| protocol(what.to_string()))? {
+                FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
+                    let packed_bytes = packed.len() as u64;
+                    let log =
+                        unpacker.unpack(packing, packed, bytes as usize).map_err(|error| {
+                            protocol(format!("log that cannot be unpacked: {error}"))
+                        })?;
+                    spool.append(timeline, start, log).await?;
+                    let mut status = self.status();
+                    status.log_bytes += u64::from(bytes);
+                    status.packed_bytes += packed_bytes;
+                    status.principal_end = status.principal_end.max(principal_end);
+                }
+                FromNear::History { timeline, text } => {
+                    let text = String::from_utf8(text.to_vec())
+                        .map_err(|_| protocol("a history that is no text".to_owned()))?;
+                    let spool = spool.clone();
+                    blocking(move || spool.keep_history(timeline, &text)).await?;
+                }
+                FromNear::Switch { timeline, at } => {
+                    tracing::info!(mirror = %self.name, %timeline, %at, "a new timeline");
+                    spool.switch_timeline(timeline, at).await?;
+                }
+                FromNear::Failed { passes, why } => {
+                    let why = String::from_utf8_lossy(&why).into_owned();
+                    return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
+                }
+                FromNear::Alive { principal_end } => {
+                    let mut status = self.status();
+                    status.principal_end = status.principal_end.max(principal_end);
+                }
+            }
+        }
+        Err(protocol("no more, without a reason".to_owned()))
+    }
+
+    /// Tells the near end how far it is here. Positions that come while a message is on its way are
+    /// told together.
+    async fn acknowledge(&self, spool: &Arc<Spool>, mut sender: Sender) -> Result<(), MirrorError> {
+        let mut positions = spool.positions();
+        let mut seen = self.standbys.seen();
+        let (mut told, mut needed) = (None, None);
+        loop {
+            let now = *positions.borrow_and_update();
+            if spool.has_failed() {
+                return Err(spool.failure().into());
+            }
+            let standbys = *seen.borrow_and_update();
+            let mut far = FarPositions {
+                written: now.written,
+                durable: now.durable,
+                applied: standbys.applied,
+            };
+            if fault::defect("mirror-reply-from-received") {
+                far.durable = now.written;
+            }
+            if told != Some(far) {
+                fault::point("mirror.before-reply");
+                sender.send(FromFar::Positions(far).encode()).await?;
+                fault::point("mirror.after-reply");
+                self.status().acknowledged = far.durable;
+                told = Some(far);
+            }
+            if needed != Some(standbys.feedback) {
+                sender.send(FromFar::Feedback(standbys.feedback).encode()).await?;
+                needed = Some(standbys.feedback);
+            }
+            // Neither ends while this runs: their senders are in what is borrowed here.
+            tokio::select! {
+                _ = positions.changed() => {}
+                _ = seen.changed() => {}
+            }
+        }
+    }
+
+    /// Removes segments that no standby needs while all are more than `bytes_max`. Blocks on the
+    /// disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn forget(&self, bytes_max: u64) -> Result<usize, SpoolError> {
+        let Some(spool) = self.spool() else { return Ok(0) };
+        let slots = spool.kept_for_slots().unwrap_or(Lsn::MAX);
+        let connected = self.standbys.kept_for_connected().unwrap_or(Lsn::MAX);
+        spool.forget(slots.min(connected), bytes_max)
+    }
+}
+
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SpoolError> + Send + 'static,
+) -> Result<T, SpoolError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(_) => Err(SpoolError::Closing),
+    }
+}

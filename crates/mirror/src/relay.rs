@@ -1,0 +1,4 @@
+//! Between the two ends: messages over a link's session, and how log is packed in them.
+
+pub mod compression;
+pub mod message;

@@ -1,0 +1,678 @@
+//! One standby's session, from its first byte on.
+
+use super::Context;
+use super::standbys::Place;
+use crate::keep::blocking;
+use crate::relay::message::Feedback;
+use crate::spool::{SlotName, Spool, SpoolError, SpoolReader};
+use crate::wal::{PAGE_BYTES, Segment, Timeline, history_file_name};
+use bytes::BytesMut;
+use farshore_fault as fault;
+use farshore_model::{Lsn, PgTime};
+use farshore_wire::replication::{
+    FromClient, FromServer, PrimaryKeepalive, ReplicationError, XLogData,
+};
+use farshore_wire::replication_command::{CommandError, ReplicationCommand};
+use farshore_wire::server::{self, ClientError, FromFrontend, Opening, type_oid};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+/// A client has so long to say who it is.
+const STARTUP_WITHIN: Duration = Duration::from_secs(60);
+/// A standby that takes nothing, or says nothing, for so long is gone.
+const DEAD_AFTER: Duration = Duration::from_secs(60);
+/// It is asked for a sign of life so often.
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+/// Most log in one XLogData, as a walsender has it (`MAX_SEND_SIZE`).
+const SEND_BYTES_MAX: usize = 128 << 10;
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SessionError {
+    #[error("the connection failed: {0}")]
+    Io(#[from] std::io::Error),
+    #[error("{0}")]
+    Client(#[from] ClientError),
+    #[error("{0}")]
+    Replication(#[from] ReplicationError),
+    #[error("{0}")]
+    Encode(#[from] farshore_wire::frontend::EncodeError),
+    #[error("{0}")]
+    Spool(#[from] SpoolError),
+    #[error("it was turned away: {0}")]
+    TurnedAway(String),
+    #[error("nothing was heard from it for {DEAD_AFTER:?}")]
+    Silent,
+    #[error("it sent {0} where that has no place")]
+    OutOfPlace(&'static str),
+}
+
+/// An error that the client is told; the session goes on.
+struct Refusal {
+    sqlstate: &'static str,
+    message: String,
+    hint: Option<String>,
+}
+
+impl Refusal {
+    fn new(sqlstate: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal { sqlstate, message: message.into(), hint: None }
+    }
+
+    fn hint(mut self, hint: &str) -> Refusal {
+        self.hint = Some(hint.to_owned());
+        self
+    }
+}
+
+/// What a command came to.
+enum Done {
+    Answered,
+    Refused(Refusal),
+}
+
+/// Serves one connection until its end.
+pub(super) async fn serve(
+    mut socket: TcpStream,
+    peer: SocketAddr,
+    context: Context,
+) -> Result<(), SessionError> {
+    socket.set_nodelay(true)?;
+    let mut buffer = BytesMut::with_capacity(8 << 10);
+    let opened = timeout(STARTUP_WITHIN, open(&mut socket, &mut buffer)).await;
+    let Some((minor, parameters)) = opened.map_err(|_| SessionError::Silent)?? else {
+        return Ok(());
+    };
+    let named = |name: &str| {
+        let found = parameters.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.as_str())
+    };
+    let application_name = named("application_name").unwrap_or("standby").to_owned();
+    let mut out = BytesMut::new();
+    let spool = context.spool.borrow().clone();
+    let wants_replication = named("replication")
+        .is_some_and(|value| matches!(value, "true" | "on" | "yes" | "1" | "t"));
+    let refusal = if !wants_replication {
+        let message = format!("mirror \"{}\" serves physical replication only", context.mirror);
+        Some(Refusal::new("0A000", message).hint(
+            "Connect as a standby or pg_receivewal does (replication=true); query the standby.",
+        ))
+    } else if spool.is_none() {
+        let message = format!("mirror \"{}\" has received no log yet", context.mirror);
+        Some(Refusal::new("57P03", message).hint("Try again once its near end is connected."))
+    } else {
+        None
+    };
+    let spool = match (refusal, spool) {
+        (None, Some(spool)) => spool,
+        (refusal, _) => {
+            let refusal = refusal.unwrap_or_else(|| Refusal::new("57P03", "it is starting"));
+            let hint = refusal.hint.as_deref();
+            server::error_response(&mut out, "FATAL", refusal.sqlstate, &refusal.message, hint);
+            write(&mut socket, &mut out).await?;
+            return Err(SessionError::TurnedAway(refusal.message));
+        }
+    };
+    let options: Vec<&str> = parameters
+        .iter()
+        .filter(|(name, _)| name.starts_with("_pq_."))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    if minor > 0 || !options.is_empty() {
+        server::negotiate_protocol_version(&mut out, &options);
+    }
+    server::authentication_ok(&mut out);
+    let version = version_text(spool.identity().server_version);
+    for (name, value) in [
+        ("server_version", version.as_str()),
+        ("server_encoding", "UTF8"),
+        ("client_encoding", named("client_encoding").unwrap_or("UTF8")),
+        ("application_name", &application_name),
+        ("integer_datetimes", "on"),
+        ("standard_conforming_strings", "on"),
+        ("DateStyle", "ISO, MDY"),
+        ("IntervalStyle", "postgres"),
+        ("TimeZone", "UTC"),
+        ("is_superuser", "off"),
+        ("session_authorization", named("user").unwrap_or_default()),
+    ] {
+        server::parameter_status(&mut out, name, value);
+    }
+    server::backend_key_data(&mut out, std::process::id() as i32, 0);
+    server::ready_for_query(&mut out);
+    write(&mut socket, &mut out).await?;
+    let (reader, writer) = socket.into_split();
+    let mut session = Session {
+        peer,
+        application_name,
+        context,
+        spool,
+        messages: Messages::begin(reader, buffer),
+        writer,
+        out,
+        temporary_slots: Vec::new(),
+    };
+    let ended = session.run().await;
+    for slot in std::mem::take(&mut session.temporary_slots) {
+        let spool = session.spool.clone();
+        blocking(move || spool.drop_slot(&slot)).await?;
+    }
+    ended
+}
+
+/// `15.18` for 150018, as `server_version` is shown.
+fn version_text(number: u32) -> String {
+    format!("{}.{}", number / 10_000, number % 10_000)
+}
+
+/// The parameters of the session; `None` if it was about something else.
+async fn open(
+    socket: &mut TcpStream,
+    buffer: &mut BytesMut,
+) -> Result<Option<(u16, Vec<(String, String)>)>, SessionError> {
+    loop {
+        match server::split_opening(buffer)? {
+            Some(Opening::SslRequest | Opening::GssEncryptionRequest) => {
+                // Bytes behind the request would be taken for the session's: an injection.
+                if !buffer.is_empty() {
+                    return Err(SessionError::OutOfPlace("bytes behind a request for encryption"));
+                }
+                socket.write_all(b"N").await?;
+            }
+            Some(Opening::CancelRequest) => return Ok(None),
+            Some(Opening::Startup { minor, parameters }) => return Ok(Some((minor, parameters))),
+            None => {
+                if socket.read_buf(buffer).await? == 0 {
+                    return Ok(None);
+                }
+            }
+        }
+    }
+}
+
+async fn write(
+    to: &mut (impl AsyncWriteExt + Unpin),
+    out: &mut BytesMut,
+) -> Result<(), SessionError> {
+    let written = timeout(DEAD_AFTER, to.write_all(out)).await;
+    written.map_err(|_| SessionError::Silent)??;
+    out.clear();
+    Ok(())
+}
+
+/// What the client says, read by a task of its own: a session that sends must hear too.
+struct Messages {
+    received: mpsc::Receiver<Result<FromFrontend, SessionError>>,
+    reading: JoinHandle<()>,
+}
+
+impl Messages {
+    fn begin(mut reader: OwnedReadHalf, mut buffer: BytesMut) -> Messages {
+        let (sender, received) = mpsc::channel(16);
+        let reading = tokio::spawn(async move {
+            loop {
+                let message = match server::split_message(&mut buffer) {
+                    Ok(Some(message)) => Ok(message),
+                    Ok(None) => match reader.read_buf(&mut buffer).await {
+                        Ok(0) => return,
+                        Ok(_) => continue,
+                        Err(error) => Err(error.into()),
+                    },
+                    Err(error) => Err(error.into()),
+                };
+                let is_last = message.is_err();
+                if sender.send(message).await.is_err() || is_last {
+                    return;
+                }
+            }
+        });
+        Messages { received, reading }
+    }
+
+    /// The next one; `None` at the end of the connection.
+    async fn next(&mut self) -> Result<Option<FromFrontend>, SessionError> {
+        self.received.recv().await.transpose()
+    }
+
+    fn here(&mut self) -> Result<Option<FromFrontend>, SessionError> {
+        self.received.try_recv().ok().transpose()
+    }
+}
+
+impl Drop for Messages {
+    fn drop(&mut self) {
+        self.reading.abort();
+    }
+}
+
+struct Session {
+    peer: SocketAddr,
+    application_name: String,
+    context: Context,
+    spool: Arc<Spool>,
+    messages: Messages,
+    writer: OwnedWriteHalf,
+    out: BytesMut,
+    /// Dropped with the session.
+    temporary_slots: Vec<SlotName>,
+}
+
+impl Session {
+    async fn run(&mut self) -> Result<(), SessionError> {
+        loop {
+            let Some(message) = self.messages.next().await? else { return Ok(()) };
+            let text = match message {
+                FromFrontend::Query(text) => text,
+                FromFrontend::Terminate => return Ok(()),
+                // What was on its way when a stream ended.
+                FromFrontend::CopyData(_) | FromFrontend::CopyDone | FromFrontend::CopyFail(_) => {
+                    continue;
+                }
+            };
+            let done = match ReplicationCommand::parse(&text) {
+                Ok(command) => self.answer(command).await?,
+                Err(CommandError::Syntax(what)) => Done::Refused(Refusal::new("42601", what)),
+                Err(CommandError::Unsupported(what)) => Done::Refused(Refusal::new("0A000", what)),
+            };
+            if let Done::Refused(refusal) = done {
+                tracing::info!(
+                    mirror = %self.context.mirror, standby = %self.application_name,
+                    "refused \"{text}\": {}", refusal.message
+                );
+                let (code, hint) = (refusal.sqlstate, refusal.hint.as_deref());
+                server::error_response(&mut self.out, "ERROR", code, &refusal.message, hint);
+            }
+            server::ready_for_query(&mut self.out);
+            write(&mut self.writer, &mut self.out).await?;
+        }
+    }
+
+    async fn answer(&mut self, command: ReplicationCommand) -> Result<Done, SessionError> {
+        let positions = *self.spool.positions().borrow();
+        match command {
+            ReplicationCommand::IdentifySystem => {
+                let system_id = self.spool.identity().system_id.to_string();
+                let (timeline, at) =
+                    (positions.timeline.to_string(), positions.durable.to_string());
+                let columns = [
+                    ("systemid", type_oid::TEXT),
+                    ("timeline", type_oid::INT8),
+                    ("xlogpos", type_oid::TEXT),
+                    ("dbname", type_oid::TEXT),
+                ];
+                let values = [Some(system_id.as_str()), Some(&timeline), Some(&at), None];
+                self.row(&columns, &values, "IDENTIFY_SYSTEM");
+                Ok(Done::Answered)
+            }
+            ReplicationCommand::Show(name) => Ok(self.show(&name)),
+            ReplicationCommand::TimelineHistory(timeline) => {
+                self.timeline_history(Timeline(timeline)).await
+            }
+            ReplicationCommand::CreatePhysicalSlot { name, temporary, reserve_wal } => {
+                self.create_slot(&name, temporary, reserve_wal, positions.durable).await
+            }
+            ReplicationCommand::ReadSlot(name) => {
+                let known = SlotName::new(&name).and_then(|name| self.spool.slot(&name));
+                let restart = known.flatten().map(|restart| restart.to_string());
+                let timeline = restart.as_ref().map(|_| positions.timeline.to_string());
+                let columns = [
+                    ("slot_type", type_oid::TEXT),
+                    ("restart_lsn", type_oid::TEXT),
+                    ("restart_tli", type_oid::INT8),
+                ];
+                let values = [known.map(|_| "physical"), restart.as_deref(), timeline.as_deref()];
+                self.row(&columns, &values, "READ_REPLICATION_SLOT");
+                Ok(Done::Answered)
+            }
+            ReplicationCommand::DropSlot(name) => {
+                let Some(slot) = SlotName::new(&name) else { return Ok(no_slot(&name)) };
+                let spool = self.spool.clone();
+                if !blocking(move || spool.drop_slot(&slot)).await? {
+                    return Ok(no_slot(&name));
+                }
+                server::command_complete(&mut self.out, "DROP_REPLICATION_SLOT");
+                Ok(Done::Answered)
+            }
+            ReplicationCommand::StartPhysical { slot, start, timeline } => {
+                let timeline = timeline.map_or(positions.timeline, Timeline);
+                self.stream(slot, start, timeline).await
+            }
+        }
+    }
+
+    fn row(&mut self, columns: &[(&str, u32)], values: &[Option<&str>], tag: &str) {
+        let values: Vec<_> = values.iter().map(|value| value.map(str::as_bytes)).collect();
+        server::row_description(&mut self.out, columns);
+        server::data_row(&mut self.out, &values);
+        server::command_complete(&mut self.out, tag);
+    }
+
+    fn show(&mut self, name: &str) -> Done {
+        let identity = self.spool.identity();
+        let value = match name.to_ascii_lowercase().as_str() {
+            "wal_segment_size" => match identity.segment.get() >> 20 {
+                1_024 => "1GB".to_owned(),
+                megabytes => format!("{megabytes}MB"),
+            },
+            "data_directory_mode" => "0700".to_owned(),
+            "server_version" => version_text(identity.server_version),
+            "server_version_num" => identity.server_version.to_string(),
+            "integer_datetimes" => "on".to_owned(),
+            _ => {
+                let message = format!("unrecognized configuration parameter \"{name}\"");
+                return Done::Refused(Refusal::new("42704", message));
+            }
+        };
+        self.row(&[(name, type_oid::TEXT)], &[Some(&value)], "SHOW");
+        Done::Answered
+    }
+
+    async fn timeline_history(&mut self, timeline: Timeline) -> Result<Done, SessionError> {
+        let spool = self.spool.clone();
+        let name = history_file_name(timeline);
+        let Some(text) = blocking(move || spool.history_text(timeline)).await? else {
+            let message = format!("could not open file \"pg_wal/{name}\": it is not in the spool");
+            return Ok(Done::Refused(Refusal::new("58P01", message)));
+        };
+        let columns = [("filename", type_oid::TEXT), ("content", type_oid::BYTEA)];
+        self.row(&columns, &[Some(&name), Some(&text)], "TIMELINE_HISTORY");
+        Ok(Done::Answered)
+    }
+
+    async fn create_slot(
+        &mut self,
+        name: &str,
+        temporary: bool,
+        reserve_wal: bool,
+        durable: Lsn,
+    ) -> Result<Done, SessionError> {
+        let Some(slot) = SlotName::new(name) else {
+            let message = format!("replication slot name \"{name}\" is not valid");
+            return Ok(Done::Refused(
+                Refusal::new("42602", message)
+                    .hint("Use 1 to 63 lower-case letters, digits and underscores."),
+            ));
+        };
+        let restart = reserve_wal.then(|| self.spool.identity().segment.floor(durable));
+        let (spool, made) = (self.spool.clone(), slot.clone());
+        if !blocking(move || spool.create_slot(&made, restart)).await? {
+            let message = format!("replication slot \"{name}\" already exists");
+            return Ok(Done::Refused(Refusal::new("42710", message)));
+        }
+        if temporary {
+            self.temporary_slots.push(slot);
+        }
+        let columns = [
+            ("slot_name", type_oid::TEXT),
+            ("consistent_point", type_oid::TEXT),
+            ("snapshot_name", type_oid::TEXT),
+            ("output_plugin", type_oid::TEXT),
+        ];
+        let values = [Some(name), Some("0/0"), None, None];
+        self.row(&columns, &values, "CREATE_REPLICATION_SLOT");
+        Ok(Done::Answered)
+    }
+
+    async fn stream(
+        &mut self,
+        slot: Option<String>,
+        start: Lsn,
+        timeline: Timeline,
+    ) -> Result<Done, SessionError> {
+        let positions = *self.spool.positions().borrow();
+        let slot = match slot {
+            None => None,
+            Some(name) => match SlotName::new(&name).filter(|slot| self.spool.slot(slot).is_some())
+            {
+                Some(slot) => Some(slot),
+                None => return Ok(no_slot(&name)),
+            },
+        };
+        let spool = self.spool.clone();
+        let history = blocking(move || spool.history(positions.timeline)).await?;
+        let left = history.left(positions.timeline, timeline);
+        if timeline != positions.timeline {
+            let Some((left_at, _)) = left.filter(|(left_at, _)| start <= *left_at) else {
+                let message = format!(
+                    "requested starting point {start} on timeline {timeline} is not in this \
+                     server's history"
+                );
+                return Ok(Done::Refused(Refusal::new("XX000", message)));
+            };
+            if start == left_at {
+                self.end_of_timeline(left);
+                server::command_complete(&mut self.out, "START_REPLICATION");
+                return Ok(Done::Answered);
+            }
+        } else if start > positions.durable {
+            let message = format!(
+                "requested starting point {start} is ahead of the WAL flush position of this \
+                 server {}",
+                positions.durable
+            );
+            return Ok(Done::Refused(Refusal::new("XX000", message).hint(
+                "The standby has more log than the mirror: it comes from another copy, or the \
+                 mirror is behind. It tries again by itself.",
+            )));
+        }
+        let name = self.application_name.clone();
+        let entered = self.context.standbys.enter(&name, self.peer, slot.clone(), start);
+        let Some(place) = entered else {
+            let slot = slot.map_or_else(String::new, |slot| slot.to_string());
+            let message = format!("replication slot \"{slot}\" is active");
+            return Ok(Done::Refused(Refusal::new("55006", message)));
+        };
+        if let Some(slot) = slot.clone() {
+            let spool = self.spool.clone();
+            blocking(move || spool.advance_slot(&slot, start)).await?;
+        }
+        tracing::info!(mirror = %self.context.mirror, standby = %name, %start, %timeline, "streams");
+        server::copy_both_response(&mut self.out);
+        write(&mut self.writer, &mut self.out).await?;
+        let reader_spool = self.spool.clone();
+        let reader = blocking(move || SpoolReader::new(reader_spool, timeline)).await?;
+        let stream = Stream { place, slot, timeline, sent: start, reader: Some(reader) };
+        self.flow(stream).await
+    }
+
+    /// The row that ends a timeline's stream.
+    fn end_of_timeline(&mut self, left: Option<(Lsn, Timeline)>) {
+        let Some((left_at, next)) = left else { return };
+        let columns = [("next_tli", type_oid::INT8), ("next_tli_startpos", type_oid::TEXT)];
+        let (next, left_at) = (next.to_string(), left_at.to_string());
+        self.row(&columns, &[Some(&next), Some(&left_at)], "START_STREAMING");
+    }
+
+    async fn flow(&mut self, mut stream: Stream) -> Result<Done, SessionError> {
+        let mut positions = self.spool.positions();
+        let mut tick = tokio::time::interval(KEEPALIVE_EVERY);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut heard = tokio::time::Instant::now();
+        loop {
+            let now = *positions.borrow_and_update();
+            // Where this timeline ends, once there is another.
+            let mut left = None;
+            let mut until = now.durable;
+            if now.timeline != stream.timeline {
+                let spool = self.spool.clone();
+                let history = blocking(move || spool.history(now.timeline)).await?;
+                left = history.left(now.timeline, stream.timeline);
+                let Some((left_at, _)) = left else {
+                    let message =
+                        format!("timeline {} is not in this server's history", stream.timeline);
+                    return Ok(Done::Refused(Refusal::new("XX000", message)));
+                };
+                until = left_at;
+            }
+            while stream.sent < until {
+                match self.send(&mut stream, until, now.durable).await? {
+                    Done::Answered => {}
+                    refused @ Done::Refused(_) => return Ok(refused),
+                }
+                while let Some(message) = self.messages.here()? {
+                    heard = tokio::time::Instant::now();
+                    if self.hear(&stream, message).await? {
+                        return Ok(self.finish(None));
+                    }
+                }
+            }
+            if left.is_some() {
+                server::copy_done(&mut self.out);
+                write(&mut self.writer, &mut self.out).await?;
+                loop {
+                    let next = timeout(DEAD_AFTER, self.messages.next()).await;
+                    let Some(message) = next.map_err(|_| SessionError::Silent)?? else {
+                        return Err(SessionError::OutOfPlace("the end of its connection"));
+                    };
+                    if self.hear(&stream, message).await? {
+                        self.end_of_timeline(left);
+                        server::command_complete(&mut self.out, "START_REPLICATION");
+                        return Ok(Done::Answered);
+                    }
+                }
+            }
+            tokio::select! {
+                // Its sender is in the spool, which this session holds.
+                _ = positions.changed() => {}
+                message = self.messages.next() => {
+                    let Some(message) = message? else {
+                        return Err(SessionError::OutOfPlace("the end of its connection"));
+                    };
+                    heard = tokio::time::Instant::now();
+                    if self.hear(&stream, message).await? {
+                        return Ok(self.finish(None));
+                    }
+                }
+                _ = tick.tick() => {
+                    if heard.elapsed() > DEAD_AFTER {
+                        return Err(SessionError::Silent);
+                    }
+                    self.keepalive(stream.sent, true).await?;
+                }
+            }
+        }
+    }
+
+    /// The client has ended the stream.
+    fn finish(&mut self, left: Option<(Lsn, Timeline)>) -> Done {
+        server::copy_done(&mut self.out);
+        if left.is_some() {
+            self.end_of_timeline(left);
+        } else {
+            server::command_complete(&mut self.out, "START_STREAMING");
+        }
+        server::command_complete(&mut self.out, "START_REPLICATION");
+        Done::Answered
+    }
+
+    async fn keepalive(&mut self, wal_end: Lsn, reply_requested: bool) -> Result<(), SessionError> {
+        let mut data = Vec::with_capacity(18);
+        FromServer::PrimaryKeepalive(PrimaryKeepalive {
+            wal_end,
+            send_time: PgTime::now(),
+            reply_requested,
+        })
+        .encode(&mut data);
+        server::copy_data(&mut self.out, &data)?;
+        write(&mut self.writer, &mut self.out).await
+    }
+
+    /// Sends one XLogData, up to `until` at most.
+    async fn send(
+        &mut self,
+        stream: &mut Stream,
+        until: Lsn,
+        wal_end: Lsn,
+    ) -> Result<Done, SessionError> {
+        let from = stream.sent;
+        let mut end = until.min(Lsn(from.0 + SEND_BYTES_MAX as u64));
+        if end < until {
+            // A record may be split only where a page is.
+            end = Lsn(end.0 - end.0 % PAGE_BYTES);
+        }
+        let bytes = end.bytes_since(from) as usize;
+        let Some(mut reader) = stream.reader.take() else { return Err(SpoolError::Closing.into()) };
+        let (reader, read) = blocking(move || {
+            let read = reader.read(from, end, bytes);
+            Ok((reader, read))
+        })
+        .await?;
+        stream.reader = Some(reader);
+        let Some(log) = read? else {
+            let size = self.spool.identity().segment;
+            let segment = Segment { timeline: stream.timeline, number: size.number(from) };
+            let message = format!(
+                "requested WAL segment {} has already been removed",
+                segment.file_name(size)
+            );
+            return Ok(Done::Refused(
+                Refusal::new("58P01", message)
+                    .hint("Make the standby anew, or let it restore the segment from an archive."),
+            ));
+        };
+        let mut data = Vec::with_capacity(25 + log.len());
+        let piece = XLogData { wal_start: from, wal_end, send_time: PgTime::now(), data: &log };
+        FromServer::XLogData(piece).encode(&mut data);
+        server::copy_data(&mut self.out, &data)?;
+        fault::point("mirror.before-serve");
+        write(&mut self.writer, &mut self.out).await?;
+        stream.sent = Lsn(from.0 + log.len() as u64);
+        stream.place.sent(stream.sent);
+        Ok(Done::Answered)
+    }
+
+    /// Whether the client ends the stream.
+    async fn hear(&mut self, stream: &Stream, message: FromFrontend) -> Result<bool, SessionError> {
+        let data = match message {
+            FromFrontend::CopyData(data) => data,
+            FromFrontend::CopyDone => return Ok(true),
+            FromFrontend::CopyFail(_) => return Err(SessionError::OutOfPlace("CopyFail")),
+            FromFrontend::Query(_) => return Err(SessionError::OutOfPlace("a query")),
+            FromFrontend::Terminate => return Err(SessionError::OutOfPlace("its goodbye")),
+        };
+        match FromClient::decode(&data)? {
+            FromClient::StandbyStatusUpdate(status) => {
+                stream.place.replied(status.written, status.flushed, status.applied);
+                if let Some(slot) = stream.slot.clone().filter(|_| status.flushed > Lsn::ZERO) {
+                    let (spool, flushed) = (self.spool.clone(), status.flushed);
+                    blocking(move || spool.advance_slot(&slot, flushed)).await?;
+                }
+                if status.reply_requested {
+                    self.keepalive(stream.sent, false).await?;
+                }
+            }
+            FromClient::HotStandbyFeedback(feedback) => stream.place.needs(Feedback {
+                xmin: feedback.xmin,
+                xmin_epoch: feedback.xmin_epoch,
+                catalog_xmin: feedback.catalog_xmin,
+                catalog_xmin_epoch: feedback.catalog_xmin_epoch,
+            }),
+        }
+        Ok(false)
+    }
+}
+
+struct Stream {
+    place: Place,
+    slot: Option<SlotName>,
+    timeline: Timeline,
+    /// Everything before this was sent.
+    sent: Lsn,
+    /// Absent while it reads.
+    reader: Option<SpoolReader>,
+}
+
+fn no_slot(name: &str) -> Done {
+    let message = format!("replication slot \"{name}\" does not exist");
+    Done::Refused(Refusal::new("42704", message).hint(
+        "Make it with pg_receivewal --create-slot against this address, or leave \
+         primary_slot_name empty.",
+    ))
+}

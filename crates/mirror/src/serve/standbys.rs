@@ -1,0 +1,216 @@
+//! Who streams from a spool, and how far each is.
+
+use crate::relay::message::Feedback;
+use crate::spool::SlotName;
+use farshore_model::Lsn;
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::sync::watch;
+
+/// What all standbys together let be told to the principal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// The one that is furthest behind of those connected that replay has replayed everything
+    /// before this; if none is connected, what was so when the last one left.
+    pub applied: Lsn,
+    /// The oldest rows that queries on any of them need.
+    pub feedback: Feedback,
+}
+
+/// One standby, as `status` shows it.
+#[derive(Clone, Debug)]
+pub struct StandbyReport {
+    /// As it calls itself.
+    pub application_name: String,
+    /// Where it connects from.
+    pub peer: SocketAddr,
+    /// The slot that it uses.
+    pub slot: Option<String>,
+    /// Everything before this was sent to it.
+    pub sent: Lsn,
+    /// It has written everything before this.
+    pub written: Lsn,
+    /// Everything before this survives its crash.
+    pub flushed: Lsn,
+    /// It has replayed everything before this.
+    pub applied: Lsn,
+}
+
+#[derive(Debug)]
+struct Standby {
+    report: StandbyReport,
+    slot: Option<SlotName>,
+    feedback: Feedback,
+}
+
+/// The standbys that stream now.
+#[derive(Debug, Default)]
+pub struct Standbys {
+    streaming: Mutex<Streaming>,
+    seen: watch::Sender<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Streaming {
+    next: u64,
+    standbys: BTreeMap<u64, Standby>,
+}
+
+impl Standbys {
+    /// What they let be told; changes as they go on.
+    pub fn seen(&self) -> watch::Receiver<Seen> {
+        self.seen.subscribe()
+    }
+
+    /// Who streams now.
+    pub fn reports(&self) -> Vec<StandbyReport> {
+        self.streaming().standbys.values().map(|standby| standby.report.clone()).collect()
+    }
+
+    /// Log from here on is needed by somebody who streams; `None` if nobody does.
+    pub fn kept_for_connected(&self) -> Option<Lsn> {
+        let needed = |standby: &Standby| {
+            // pg_receivewal says nothing of what it has flushed unless it is asked to.
+            let report = &standby.report;
+            if report.flushed > Lsn::ZERO { report.flushed } else { report.written }
+        };
+        self.streaming().standbys.values().map(needed).min()
+    }
+
+    fn streaming(&self) -> MutexGuard<'_, Streaming> {
+        self.streaming.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Counts a standby in; `None` if its slot is in use.
+    pub(super) fn enter(
+        self: &Arc<Standbys>,
+        application_name: &str,
+        peer: SocketAddr,
+        slot: Option<SlotName>,
+        start: Lsn,
+    ) -> Option<Place> {
+        let mut streaming = self.streaming();
+        if slot.is_some() && streaming.standbys.values().any(|standby| standby.slot == slot) {
+            return None;
+        }
+        let number = streaming.next;
+        streaming.next += 1;
+        let report = StandbyReport {
+            application_name: application_name.to_owned(),
+            peer,
+            slot: slot.as_ref().map(SlotName::to_string),
+            sent: start,
+            written: start,
+            flushed: Lsn::ZERO,
+            applied: Lsn::ZERO,
+        };
+        let feedback = Feedback::default();
+        streaming.standbys.insert(number, Standby { report, slot, feedback });
+        Some(Place { standbys: self.clone(), number })
+    }
+
+    fn look_again(&self, streaming: &Streaming) {
+        let replaying = streaming.standbys.values().map(|standby| standby.report.applied);
+        let applied = replaying.filter(|applied| *applied > Lsn::ZERO).min();
+        let feedback = oldest(streaming.standbys.values().map(|standby| standby.feedback));
+        self.seen.send_if_modified(|seen| {
+            let now = Seen { applied: applied.unwrap_or(seen.applied), feedback };
+            let is_new = *seen != now;
+            *seen = now;
+            is_new
+        });
+    }
+}
+
+/// The oldest of what is needed, each kind by itself. Transaction ids wrap around; their epochs
+/// tell.
+fn oldest(all: impl Iterator<Item = Feedback>) -> Feedback {
+    let (mut xmin, mut catalog) = (None::<(u32, u32)>, None::<(u32, u32)>);
+    let older = |known: Option<(u32, u32)>, epoch: u32, xid: u32| match known {
+        _ if xid == 0 => known,
+        Some(known) => Some(known.min((epoch, xid))),
+        None => Some((epoch, xid)),
+    };
+    for one in all {
+        xmin = older(xmin, one.xmin_epoch, one.xmin);
+        catalog = older(catalog, one.catalog_xmin_epoch, one.catalog_xmin);
+    }
+    let (xmin_epoch, xmin) = xmin.unwrap_or_default();
+    let (catalog_xmin_epoch, catalog_xmin) = catalog.unwrap_or_default();
+    Feedback { xmin, xmin_epoch, catalog_xmin, catalog_xmin_epoch }
+}
+
+/// A standby's entry; dropping it counts it out.
+#[derive(Debug)]
+pub(super) struct Place {
+    standbys: Arc<Standbys>,
+    number: u64,
+}
+
+impl Place {
+    fn change(&self, change: impl FnOnce(&mut Standby)) {
+        let mut streaming = self.standbys.streaming();
+        if let Some(standby) = streaming.standbys.get_mut(&self.number) {
+            change(standby);
+        }
+        self.standbys.look_again(&streaming);
+    }
+
+    pub fn sent(&self, sent: Lsn) {
+        self.change(|standby| standby.report.sent = sent);
+    }
+
+    pub fn replied(&self, written: Lsn, flushed: Lsn, applied: Lsn) {
+        self.change(|standby| {
+            standby.report.written = written;
+            standby.report.flushed = flushed;
+            standby.report.applied = applied;
+        });
+    }
+
+    pub fn needs(&self, feedback: Feedback) {
+        self.change(|standby| standby.feedback = feedback);
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut streaming = self.standbys.streaming();
+        streaming.standbys.remove(&self.number);
+        self.standbys.look_again(&streaming);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_one_furthest_behind_counts() {
+        let standbys = Arc::new(Standbys::default());
+        let peer: SocketAddr = "127.0.0.1:1".parse().unwrap();
+        let slot = SlotName::new("a");
+        let first = standbys.enter("one", peer, slot.clone(), Lsn(5)).unwrap();
+        assert!(standbys.enter("thief", peer, slot, Lsn(5)).is_none());
+        let second = standbys.enter("two", peer, None, Lsn(5)).unwrap();
+        let receiver = standbys.enter("pg_receivewal", peer, None, Lsn(7)).unwrap();
+        first.replied(Lsn(30), Lsn(20), Lsn(10));
+        assert_eq!(standbys.seen().borrow().applied, Lsn(10));
+        second.replied(Lsn(30), Lsn(9), Lsn(8));
+        receiver.replied(Lsn(8), Lsn::ZERO, Lsn::ZERO);
+        assert_eq!(standbys.seen().borrow().applied, Lsn(8));
+        assert_eq!(standbys.kept_for_connected(), Some(Lsn(8)));
+        let feedback = |xmin, xmin_epoch| Feedback { xmin, xmin_epoch, ..Feedback::default() };
+        first.needs(feedback(900, 0));
+        second.needs(feedback(3, 1));
+        assert_eq!(standbys.seen().borrow().feedback, feedback(900, 0));
+        drop(first);
+        assert_eq!(standbys.seen().borrow().feedback, feedback(3, 1));
+        drop(second);
+        drop(receiver);
+        let seen = *standbys.seen().borrow();
+        assert_eq!(seen, Seen { applied: Lsn(8), feedback: Feedback::default() });
+        assert!(standbys.reports().is_empty());
+    }
+}

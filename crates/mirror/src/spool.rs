@@ -1,0 +1,558 @@
+//! The far end's copy of the log: whole segment files, named and filled as `pg_wal` has them.
+//!
+//! ```text
+//! <folder>/LOCK                       held by the process that has the spool open
+//!          spool.state                whose log it is and where it begins (checksummed, replaced whole)
+//!          slots                      how far each standby's slot has come (likewise)
+//!          00000001000000000000002A   a segment; all but the newest are whole and durable
+//!          00000001000000000000002B   the newest: zeros behind what has been written
+//!          00000002.history           as the principal has it
+//!          spare.tmp                  zeros that become the next segment
+//! ```
+//!
+//! One thread writes. Bytes are *written* when the operating system has them and *durable* when an
+//! fdatasync has covered them; both positions are published in that order, and only the second one
+//! is ever promised to anybody. A segment is begun only after the one before it is durable as a
+//! whole, so what a crash leaves is decided by the newest segment alone: [`recovery`] scans its
+//! records. `docs/formats/spool.md` draws the bytes and lists the cases.
+
+mod folder;
+mod reader;
+mod recovery;
+mod slots;
+mod state;
+mod writer;
+
+pub use reader::SpoolReader;
+pub use slots::SlotName;
+
+use crate::history::{History, HistoryError};
+use crate::wal::{Segment, SegmentBytes, Timeline};
+use bytes::Bytes;
+use farshore_model::Lsn;
+use folder::FolderLock;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+
+/// Pieces of log that wait for the writer; each has at most [`PIECE_BYTES_MAX`].
+const QUEUE_PIECES_MAX: usize = 32;
+
+/// Most bytes in one piece.
+pub const PIECE_BYTES_MAX: usize = 1 << 20;
+
+/// Whose log it is. Never changes in the life of a spool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The cluster's system identifier.
+    pub system_id: u64,
+    /// Size of its segments.
+    pub segment: SegmentBytes,
+    /// Its version, as `server_version_num`.
+    pub server_version: u32,
+}
+
+/// How far the log has come here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    /// The timeline of both.
+    pub timeline: Timeline,
+    /// The operating system has everything before this. Lost in a power cut.
+    pub written: Lsn,
+    /// An fdatasync has covered everything before this.
+    pub durable: Lsn,
+}
+
+/// What went into a spool since it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hardening {
+    /// fdatasync calls that covered new log.
+    pub syncs: u64,
+    /// Time from the first write of a group to the end of its fdatasync, all of them together.
+    pub total: Duration,
+    /// The same, of the last group.
+    pub last: Duration,
+}
+
+/// Why a spool cannot be used, or cannot go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SpoolError {
+    /// The operating system refused.
+    #[error("cannot {action} {path}: {error}")]
+    Io {
+        /// Verb phrase.
+        action: &'static str,
+        /// Of what.
+        path: PathBuf,
+        /// Why.
+        error: Arc<std::io::Error>,
+    },
+    /// An fdatasync failed: what the kernel has of the file is not to be trusted any more.
+    #[error(
+        "cannot make {path} durable: {error}. What was not acknowledged is received again after a \
+         restart; check the disk first"
+    )]
+    NotDurable {
+        /// The segment.
+        path: PathBuf,
+        /// Why.
+        error: Arc<std::io::Error>,
+    },
+    /// Another process has it open.
+    #[error(
+        "{path} is in use by process {pid}. Stop that one first, or give this site another data_dir"
+    )]
+    Locked {
+        /// The folder.
+        path: PathBuf,
+        /// As it noted itself.
+        pid: String,
+    },
+    /// The state file cannot be read.
+    #[error(
+        "{path} is damaged ({what}). If the mirror may be made anew: stop this node, remove the \
+         folder, and start it"
+    )]
+    State {
+        /// The file.
+        path: PathBuf,
+        /// How.
+        what: String,
+    },
+    /// Files that should be there are not.
+    #[error(
+        "{path} is missing, although the log goes on behind it: files were removed from the spool. \
+         Put it back from a backup, or remove the folder and make the mirror anew"
+    )]
+    Missing {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A segment has another size than the log's segments have.
+    #[error(
+        "{path} has {found} bytes, and a segment of this log has {expected}. Put it back from a backup, or make the mirror anew"
+    )]
+    Size {
+        /// The segment.
+        path: PathBuf,
+        /// Its size in bytes.
+        found: u64,
+        /// What it should be.
+        expected: u64,
+    },
+    /// Log that was durable is not sound.
+    #[error(
+        "{path} is damaged at {position}: the log was durable up to {durable}. Put the file back \
+         from a backup or copy it from a standby's pg_wal, or make the mirror anew"
+    )]
+    Damaged {
+        /// The segment.
+        path: PathBuf,
+        /// Where.
+        position: Lsn,
+        /// What is known to have been durable.
+        durable: Lsn,
+    },
+    /// A history file that cannot be read.
+    #[error("{path}: {error}")]
+    History {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        error: HistoryError,
+    },
+    /// Log that does not follow what is here.
+    #[error("log came for {found} on timeline {timeline}, and what is here ends at {expected}")]
+    DoesNotFollow {
+        /// Of what came.
+        timeline: Timeline,
+        /// Where it begins.
+        found: Lsn,
+        /// Where it should.
+        expected: Lsn,
+    },
+    /// The new timeline left the old one before what is here.
+    #[error(
+        "timeline {timeline} begins at {switch}, and this spool holds timeline {own} up to {durable}: \
+         the server that is principal now never had that log. Point the mirror to a principal that \
+         has it, or make the mirror anew"
+    )]
+    Diverged {
+        /// The new one.
+        timeline: Timeline,
+        /// Where it begins.
+        switch: Lsn,
+        /// What is here.
+        own: Timeline,
+        /// Up to where.
+        durable: Lsn,
+    },
+    /// The spool is being closed.
+    #[error("the spool is being closed")]
+    Closing,
+}
+
+impl SpoolError {
+    pub(crate) fn io(
+        action: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(std::io::Error) -> SpoolError {
+        let path = path.to_owned();
+        move |error| SpoolError::Io { action, path, error: Arc::new(error) }
+    }
+
+    /// Whether there is no room left: a state that ends when somebody makes some.
+    pub fn is_out_of_room(&self) -> bool {
+        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
+        matches!(self, SpoolError::Io { error, .. } if matches!(error.kind(), StorageFull | QuotaExceeded))
+    }
+}
+
+/// What the writer is given.
+#[derive(Debug)]
+enum Work {
+    Write { timeline: Timeline, start: Lsn, data: Bytes },
+    Switch { timeline: Timeline, at: Lsn },
+}
+
+/// What the writer and everybody else look at.
+#[derive(Debug)]
+struct Shared {
+    folder: PathBuf,
+    identity: Identity,
+    positions: watch::Sender<Positions>,
+    /// How many pieces of work are done and durable.
+    done: watch::Sender<u64>,
+    /// Why the writer waits: there is no room.
+    trouble: watch::Sender<Option<SpoolError>>,
+    /// Why the writer has ended.
+    failure: OnceLock<SpoolError>,
+    is_closing: AtomicBool,
+    syncs: AtomicU64,
+    harden_total_us: AtomicU64,
+    harden_last_us: AtomicU64,
+}
+
+/// A spool that is open.
+#[derive(Debug)]
+pub struct Spool {
+    shared: Arc<Shared>,
+    work: Option<mpsc::Sender<Work>>,
+    /// How many pieces of work were handed over.
+    handed_over: AtomicU64,
+    writer: Option<std::thread::JoinHandle<()>>,
+    slots: Mutex<slots::Slots>,
+    /// Removing segments, one at a time.
+    forgetting: Mutex<()>,
+    _lock: FolderLock,
+}
+
+impl Spool {
+    /// Opens what is in `folder`, and decides by its files what of it is durable; `None` if
+    /// nothing was ever begun there. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError`]: what is damaged, or missing, or in use.
+    pub fn open(folder: &Path) -> Result<Option<Spool>, SpoolError> {
+        folder::create(folder)?;
+        let lock = FolderLock::take(folder)?;
+        match recovery::recover(folder)? {
+            None => Ok(None),
+            Some(recovered) => Spool::start(folder, lock, recovered).map(Some),
+        }
+    }
+
+    /// Begins a spool at the start of the segment that `start` is in, which must be where it is
+    /// received from. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError`], and [`SpoolError::DoesNotFollow`] if `start` is within a segment.
+    pub fn create(
+        folder: &Path,
+        identity: Identity,
+        timeline: Timeline,
+        start: Lsn,
+    ) -> Result<Spool, SpoolError> {
+        let expected = identity.segment.floor(start);
+        if start != expected {
+            return Err(SpoolError::DoesNotFollow { timeline, found: start, expected });
+        }
+        folder::create(folder)?;
+        let lock = FolderLock::take(folder)?;
+        if recovery::recover(folder)?.is_some() {
+            let path = folder.join(folder::STATE);
+            return Err(SpoolError::State { path, what: "there is one already".to_owned() });
+        }
+        let state = state::State { identity, timeline, begin: start, floor: start };
+        state.write(folder)?;
+        let recovered = recovery::Recovered {
+            positions: Positions { timeline, written: start, durable: start },
+            state,
+        };
+        Spool::start(folder, lock, recovered)
+    }
+
+    fn start(
+        folder: &Path,
+        lock: FolderLock,
+        recovered: recovery::Recovered,
+    ) -> Result<Spool, SpoolError> {
+        let slots = slots::Slots::load(folder)?;
+        let shared = Arc::new(Shared {
+            folder: folder.to_owned(),
+            identity: recovered.state.identity,
+            positions: watch::Sender::new(recovered.positions),
+            done: watch::Sender::new(0),
+            trouble: watch::Sender::new(None),
+            failure: OnceLock::new(),
+            is_closing: AtomicBool::new(false),
+            syncs: AtomicU64::new(0),
+            harden_total_us: AtomicU64::new(0),
+            harden_last_us: AtomicU64::new(0),
+        });
+        let (work, queue) = mpsc::channel(QUEUE_PIECES_MAX);
+        let writer = writer::Writer::new(shared.clone(), recovered.state, queue);
+        let thread = std::thread::Builder::new().name("spool".to_owned());
+        let writer = thread
+            .spawn(move || writer.run())
+            .map_err(SpoolError::io("start the writer of", folder))?;
+        Ok(Spool {
+            shared,
+            work: Some(work),
+            handed_over: AtomicU64::new(0),
+            writer: Some(writer),
+            slots: Mutex::new(slots),
+            forgetting: Mutex::new(()),
+            _lock: lock,
+        })
+    }
+
+    /// Whose log it is.
+    pub fn identity(&self) -> Identity {
+        self.shared.identity
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.shared.folder
+    }
+
+    /// How far the log has come; changes as it goes on.
+    pub fn positions(&self) -> watch::Receiver<Positions> {
+        self.shared.positions.subscribe()
+    }
+
+    /// Why nothing is written for the time being: there is no room. `None` while all is well.
+    pub fn trouble(&self) -> Option<SpoolError> {
+        self.shared.failure.get().cloned().or_else(|| self.shared.trouble.borrow().clone())
+    }
+
+    /// What went in since it was opened.
+    pub fn hardening(&self) -> Hardening {
+        Hardening {
+            syncs: self.shared.syncs.load(Relaxed),
+            total: Duration::from_micros(self.shared.harden_total_us.load(Relaxed)),
+            last: Duration::from_micros(self.shared.harden_last_us.load(Relaxed)),
+        }
+    }
+
+    /// Hands over log that follows what was handed over before, at most [`PIECE_BYTES_MAX`].
+    /// Waits while the writer is behind. Returning says nothing about durability: see
+    /// [`Spool::positions`].
+    ///
+    /// # Errors
+    /// Why the writer has ended.
+    pub async fn append(
+        &self,
+        timeline: Timeline,
+        start: Lsn,
+        data: Bytes,
+    ) -> Result<(), SpoolError> {
+        self.hand_over(Work::Write { timeline, start, data }).await
+    }
+
+    /// Goes over to `timeline`, which left the present one at `at`. Its history must be kept
+    /// already ([`Spool::keep_history`]).
+    ///
+    /// # Errors
+    /// Why the writer has ended.
+    pub async fn switch_timeline(&self, timeline: Timeline, at: Lsn) -> Result<(), SpoolError> {
+        self.hand_over(Work::Switch { timeline, at }).await
+    }
+
+    async fn hand_over(&self, work: Work) -> Result<(), SpoolError> {
+        let queue = self.work.as_ref().ok_or(SpoolError::Closing)?;
+        match queue.reserve().await {
+            // The writer has ended and its queue has not been dropped yet.
+            Ok(_) if self.has_failed() => Err(self.failure()),
+            Ok(permit) => {
+                // Counted before the writer can have done it.
+                self.handed_over.fetch_add(1, Relaxed);
+                permit.send(work);
+                Ok(())
+            }
+            Err(_) => Err(self.failure()),
+        }
+    }
+
+    /// Waits until everything that was handed over is durable; how far that is.
+    ///
+    /// # Errors
+    /// Why the writer has ended.
+    pub async fn settled(&self) -> Result<Positions, SpoolError> {
+        let mut done = self.shared.done.subscribe();
+        let handed_over = self.handed_over.load(Relaxed);
+        // Its sender is in `self`.
+        let _ = done.wait_for(|done| *done >= handed_over || self.has_failed()).await;
+        if self.has_failed() {
+            return Err(self.failure());
+        }
+        Ok(*self.shared.positions.borrow())
+    }
+
+    /// Whether the writer has ended.
+    pub fn has_failed(&self) -> bool {
+        self.shared.failure.get().is_some()
+    }
+
+    /// Why the writer has ended, or that it is about to.
+    pub fn failure(&self) -> SpoolError {
+        self.shared.failure.get().cloned().unwrap_or(SpoolError::Closing)
+    }
+
+    /// Keeps a timeline's history file. Durable when this returns. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError`], also if the text is not a history.
+    pub fn keep_history(&self, timeline: Timeline, text: &str) -> Result<(), SpoolError> {
+        let path = self.folder().join(crate::wal::history_file_name(timeline));
+        History::parse(timeline, text)
+            .map_err(|error| SpoolError::History { path: path.clone(), error })?;
+        if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
+            return Ok(());
+        }
+        folder::replace(&path, text.as_bytes())
+    }
+
+    /// The text of a timeline's history file; `None` if it is not here. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn history_text(&self, timeline: Timeline) -> Result<Option<String>, SpoolError> {
+        folder::history_text(self.folder(), timeline)
+    }
+
+    /// How a timeline came about; of one without a history file, that it has no ancestors. Blocks
+    /// on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError`].
+    pub fn history(&self, timeline: Timeline) -> Result<History, SpoolError> {
+        folder::history(self.folder(), timeline)
+    }
+
+    /// The timelines whose history files are here.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn histories(&self) -> Result<Vec<Timeline>, SpoolError> {
+        Ok(folder::Listing::read(self.folder(), self.identity().segment)?.histories)
+    }
+
+    /// The segments that are here, oldest first. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn segments(&self) -> Result<Vec<Segment>, SpoolError> {
+        Ok(folder::Listing::read(self.folder(), self.identity().segment)?.segments)
+    }
+
+    /// Removes whole segments that end before `needed`, oldest first, while all together are more
+    /// than `bytes_max`. Returns how many. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn forget(&self, needed: Lsn, bytes_max: u64) -> Result<usize, SpoolError> {
+        let _turn = self.forgetting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let size = self.identity().segment;
+        let segments = self.segments()?;
+        let needed = needed.min(self.shared.positions.borrow().durable);
+        let mut total = segments.len() as u64 * size.get();
+        let mut removed = 0;
+        // The newest one always stays: it tells where the log is.
+        for (segment, next) in segments.iter().zip(segments.iter().skip(1)) {
+            if total <= bytes_max || size.start(segment.number + 1) > needed {
+                break;
+            }
+            // Recovery must be able to check the record that the newest segment begins within.
+            if !recovery::may_be_oldest(self.folder(), size, *next)? {
+                break;
+            }
+            farshore_fault::point("spool.before-forget");
+            folder::remove(&self.folder().join(segment.file_name(size)))?;
+            // One at a time: a hole among the names would be damage.
+            folder::sync(self.folder())?;
+            farshore_fault::point("spool.after-forget");
+            total -= size.get();
+            removed += 1;
+        }
+        Ok(removed)
+    }
+
+    fn slots(&self) -> MutexGuard<'_, slots::Slots> {
+        self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Makes a slot that keeps the log from `restart` on. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`]; `Ok(false)` if there is one of that name.
+    pub fn create_slot(&self, name: &SlotName, restart: Option<Lsn>) -> Result<bool, SpoolError> {
+        self.slots().create(self.folder(), name, restart)
+    }
+
+    /// Drops a slot; `Ok(false)` if there is none. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn drop_slot(&self, name: &SlotName) -> Result<bool, SpoolError> {
+        self.slots().remove(self.folder(), name)
+    }
+
+    /// From where on a slot keeps the log; `None` if there is no such slot, `Some(None)` if it has
+    /// never been used.
+    pub fn slot(&self, name: &SlotName) -> Option<Option<Lsn>> {
+        self.slots().get(name)
+    }
+
+    /// A slot's user has everything before `flushed`. Blocks on the disk, once per segment.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn advance_slot(&self, name: &SlotName, flushed: Lsn) -> Result<(), SpoolError> {
+        self.slots().advance(self.folder(), name, flushed, self.identity().segment)
+    }
+
+    /// From where on slots keep the log; `None` if none does.
+    pub fn kept_for_slots(&self) -> Option<Lsn> {
+        self.slots().oldest()
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        self.shared.is_closing.store(true, Relaxed);
+        self.work = None;
+        if let Some(writer) = self.writer.take() {
+            writer.thread().unpark();
+            if writer.join().is_err() {
+                tracing::error!("the spool's writer died");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,70 @@
+//! Reading durable log back, for standbys.
+
+use super::folder::Listing;
+use super::{Spool, SpoolError};
+use crate::history::History;
+use crate::wal::{Segment, Timeline};
+use bytes::{Bytes, BytesMut};
+use farshore_model::Lsn;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+/// Reads the log of one timeline and its ancestors.
+#[derive(Debug)]
+pub struct SpoolReader {
+    spool: Arc<Spool>,
+    timeline: Timeline,
+    history: History,
+    open: Option<(u64, File)>,
+}
+
+impl SpoolReader {
+    /// For who is on `timeline`. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError`], if the timeline's history cannot be read.
+    pub fn new(spool: Arc<Spool>, timeline: Timeline) -> Result<SpoolReader, SpoolError> {
+        let history = spool.history(timeline)?;
+        Ok(SpoolReader { spool, timeline, history, open: None })
+    }
+
+    /// Log from `from` on, not beyond `until` (which the caller knows to be durable), not beyond
+    /// its segment's end, and at most `bytes_max`. `None` if the segment has been removed. Blocks
+    /// on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn read(
+        &mut self,
+        from: Lsn,
+        until: Lsn,
+        bytes_max: usize,
+    ) -> Result<Option<Bytes>, SpoolError> {
+        let size = self.spool.identity().segment;
+        let number = size.number(from);
+        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
+            let listing = Listing::read(self.spool.folder(), size)?;
+            let Some(segment) = listing.find(self.timeline, &self.history, number) else {
+                return Ok(None);
+            };
+            let path = self.spool.folder().join(segment.file_name(size));
+            match File::open(&path) {
+                Ok(file) => self.open = Some((number, file)),
+                // It was removed since it was listed.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(SpoolError::io("open", &path)(error)),
+            }
+        }
+        let Some((_, file)) = &self.open else { return Ok(None) };
+        let end = until.min(size.start(number + 1));
+        let bytes = end.bytes_since(from).min(bytes_max as u64) as usize;
+        let mut data = BytesMut::zeroed(bytes);
+        file.read_exact_at(&mut data, from.0 % size.get()).map_err(|error| {
+            let segment = Segment { timeline: self.timeline, number };
+            let path = self.spool.folder().join(segment.file_name(size));
+            SpoolError::io("read", &path)(error)
+        })?;
+        Ok(Some(data.freeze()))
+    }
+}

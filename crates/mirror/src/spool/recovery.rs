@@ -1,0 +1,217 @@
+//! What a crash left, and what of it is durable. One row of the table, one test:
+//!
+//! | state file | segments | then |
+//! | --- | --- | --- |
+//! | none | none | nothing was begun |
+//! | none | some | error: the state file is missing |
+//! | damaged | any | error |
+//! | there | none, and nothing was ever durable | empty, from its beginning |
+//! | there | none, and something was durable | error: missing |
+//! | there | a hole, or no history of the newest timeline | error: missing |
+//! | there | one of another size | error |
+//! | there | all whole | up to the last whole record of the newest one |
+//! | there | unsound before what is known to have been durable | error: damaged |
+//! | there | unsound behind that | the torn end of what was being written: it is not claimed |
+//! | there | the newest begins within a record whose beginning is not here | the state file's floor, until the scan gets behind that record |
+//! | any | leftovers | removed |
+//!
+//! Why this is enough: a segment is begun only after the one before it is durable as a whole. So
+//! everything before the newest segment is durable, and so is every record that was acknowledged:
+//! it and all before it are whole, and the scan finds them. Before anything is claimed, what was
+//! scanned is fdatasynced: the process may have died and the kernel not.
+
+use super::folder::{self, Listing};
+use super::state::State;
+use super::{Positions, SpoolError};
+use crate::history::History;
+use crate::wal::{self, PAGE_BYTES, Pages, Segment, Timeline};
+use farshore_model::Lsn;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+/// A spool as it was found.
+#[derive(Debug)]
+pub(super) struct Recovered {
+    pub state: State,
+    pub positions: Positions,
+}
+
+/// Decides what is durable, by the table above. `None` if nothing was begun.
+pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>, SpoolError> {
+    let Some(state) = State::read(folder)? else {
+        // Any size tells whether there are segments.
+        let any_size = wal::SegmentBytes::new(1 << 20);
+        let found = any_size.map(|size| Listing::read(folder, size)).transpose()?;
+        if found.is_some_and(|listing| !listing.segments.is_empty()) {
+            return Err(SpoolError::Missing { path: folder.join(folder::STATE) });
+        }
+        return Ok(None);
+    };
+    let size = state.identity.segment;
+    let listing = Listing::read(folder, size)?;
+    for name in &listing.leftovers {
+        folder::remove(&folder.join(name))?;
+    }
+    let path = |segment: Segment| folder.join(segment.file_name(size));
+    let newest_timeline = listing.segments.iter().map(|segment| segment.timeline).max();
+    let Some(timeline) = newest_timeline else {
+        if state.floor > state.begin {
+            let number = size.number(state.begin);
+            return Err(SpoolError::Missing {
+                path: path(Segment { timeline: state.timeline, number }),
+            });
+        }
+        let positions =
+            Positions { timeline: state.timeline, written: state.begin, durable: state.begin };
+        return Ok(Some(Recovered { state, positions }));
+    };
+    let history = folder::history(folder, timeline)?;
+    if timeline > state.timeline && history.left(timeline, state.timeline).is_none() {
+        return Err(SpoolError::Missing { path: folder.join(wal::history_file_name(timeline)) });
+    }
+    let newest = newest_of(&listing, timeline);
+    let oldest = listing.segments.first().map_or(newest.number, |segment| segment.number);
+    for number in oldest..=newest.number {
+        let found = listing.find(timeline, &history, number);
+        let segment = found.unwrap_or(Segment { timeline, number });
+        let length = match std::fs::metadata(path(segment)) {
+            Ok(metadata) => metadata.len(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(SpoolError::Missing { path: path(segment) });
+            }
+            Err(error) => return Err(SpoolError::io("look at", &path(segment))(error)),
+        };
+        if length != size.get() {
+            return Err(SpoolError::Size {
+                path: path(segment),
+                found: length,
+                expected: size.get(),
+            });
+        }
+    }
+    let known = known_durable(&state, timeline, &history, newest);
+    let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
+    let durable = scan(&mut pages, oldest, newest.number, known)?;
+    let file = File::open(path(newest)).map_err(SpoolError::io("open", &path(newest)))?;
+    file.sync_data().map_err(SpoolError::io("sync", &path(newest)))?;
+    folder::sync(folder)?;
+    Ok(Some(Recovered { state, positions: Positions { timeline, written: durable, durable } }))
+}
+
+fn newest_of(listing: &Listing, timeline: Timeline) -> Segment {
+    let mut own = listing.segments.iter().filter(|segment| segment.timeline == timeline);
+    own.next_back().copied().unwrap_or(Segment { timeline, number: 0 })
+}
+
+/// What is durable whatever the newest segment holds.
+fn known_durable(state: &State, timeline: Timeline, history: &History, newest: Segment) -> Lsn {
+    let size = state.identity.segment;
+    let start = size.start(newest.number);
+    // A segment that a timeline begins in came into being with what the timeline before had.
+    let switched_at = history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at);
+    let floor = if timeline == state.timeline { state.floor } else { Lsn::ZERO };
+    let within = |position: Lsn| if size.floor(position) == start { position } else { start };
+    start.max(within(switched_at)).max(within(floor))
+}
+
+/// The end of the last whole record in the newest segment, or what is known if that is more.
+fn scan(
+    pages: &mut SpoolPages<'_>,
+    oldest: u64,
+    newest: u64,
+    known: Lsn,
+) -> Result<Lsn, SpoolError> {
+    let size = pages.size;
+    let failed = |error: std::io::Error, folder: &Path| SpoolError::io("read", folder)(error);
+    let folder = pages.folder.to_owned();
+    let mut from = newest;
+    while from > oldest
+        && wal::begins_within_record(pages, size.start(from)).map_err(|e| failed(e, &folder))?
+    {
+        from -= 1;
+    }
+    let start = size.start(from);
+    let is_within = wal::begins_within_record(pages, start).map_err(|e| failed(e, &folder))?;
+    let first = match wal::first_record(pages, start).map_err(|e| failed(e, &folder))? {
+        // The rest of a record whose beginning is not here cannot be checked.
+        Some(first) if is_within && first > known => return Ok(known),
+        None if is_within => return Ok(known),
+        Some(first) => first,
+        None if known > start => return Err(pages.damaged(start, known)),
+        None => return Ok(known),
+    };
+    let scanned = wal::scan(pages, first, size).map_err(|e| failed(e, &folder))?;
+    if scanned.stopped_at < known {
+        return Err(pages.damaged(scanned.stopped_at, known));
+    }
+    Ok(scanned.end.max(known))
+}
+
+/// Whether the segments before `candidate` can go: the newest segment's first record must still be
+/// found from what is left.
+pub(super) fn may_be_oldest(
+    folder: &Path,
+    size: wal::SegmentBytes,
+    candidate: Segment,
+) -> Result<bool, SpoolError> {
+    let listing = Listing::read(folder, size)?;
+    let Some(timeline) = listing.segments.iter().map(|segment| segment.timeline).max() else {
+        return Ok(false);
+    };
+    let newest = newest_of(&listing, timeline);
+    let history = folder::history(folder, timeline)?;
+    let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
+    let start = size.start(candidate.number);
+    let first = wal::first_record(&mut pages, start).map_err(SpoolError::io("read", folder))?;
+    Ok(candidate.number < newest.number
+        && first.is_some_and(|first| first <= size.start(newest.number)))
+}
+
+/// The spool's pages, as who is on its newest timeline sees them.
+pub(super) struct SpoolPages<'a> {
+    folder: &'a Path,
+    size: wal::SegmentBytes,
+    timeline: Timeline,
+    history: &'a History,
+    listing: &'a Listing,
+    open: Option<(u64, File)>,
+    page: Vec<u8>,
+}
+
+impl<'a> SpoolPages<'a> {
+    pub fn new(
+        folder: &'a Path,
+        size: wal::SegmentBytes,
+        timeline: Timeline,
+        history: &'a History,
+        listing: &'a Listing,
+    ) -> SpoolPages<'a> {
+        let page = vec![0; PAGE_BYTES as usize];
+        SpoolPages { folder, size, timeline, history, listing, open: None, page }
+    }
+
+    fn path(&self, number: u64) -> Option<PathBuf> {
+        let segment = self.listing.find(self.timeline, self.history, number)?;
+        Some(self.folder.join(segment.file_name(self.size)))
+    }
+
+    fn damaged(&self, position: Lsn, durable: Lsn) -> SpoolError {
+        let path = self.path(self.size.number(position));
+        let path = path.unwrap_or_else(|| self.folder.to_owned());
+        SpoolError::Damaged { path, position, durable }
+    }
+}
+
+impl Pages for SpoolPages<'_> {
+    fn page(&mut self, address: Lsn) -> std::io::Result<Option<&[u8]>> {
+        let number = self.size.number(address);
+        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
+            let Some(path) = self.path(number) else { return Ok(None) };
+            self.open = Some((number, File::open(path)?));
+        }
+        let Some((_, file)) = &self.open else { return Ok(None) };
+        file.read_exact_at(&mut self.page, address.0 % self.size.get())?;
+        Ok(Some(&self.page))
+    }
+}

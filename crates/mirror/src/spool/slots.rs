@@ -1,0 +1,161 @@
+//! Slots of the standbys that stream from a spool: how far each has come, kept over restarts.
+
+use super::{SpoolError, folder};
+use crate::wal::SegmentBytes;
+use farshore_model::Lsn;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::Path;
+
+/// A slot's name, as PostgreSQL allows it: 1 to 63 lower-case letters, digits and underscores.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SlotName(String);
+
+impl SlotName {
+    /// `None` for what cannot be one.
+    pub fn new(name: &str) -> Option<SlotName> {
+        let fits = (1..=63).contains(&name.len())
+            && name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_');
+        fits.then(|| SlotName(name.to_owned()))
+    }
+
+    /// As text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for SlotName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// One line per slot, `name position` (`-` if it was never used), then `crc32c` of all before.
+#[derive(Debug, Default)]
+pub(super) struct Slots {
+    /// The log is kept from here on; `None` if the slot was never used.
+    restart: BTreeMap<SlotName, Option<Lsn>>,
+}
+
+impl Slots {
+    pub fn load(dir: &Path) -> Result<Slots, SpoolError> {
+        let path = dir.join(folder::SLOTS);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Slots::decode(&text)
+                .ok_or_else(|| SpoolError::State { path, what: "no list of slots".to_owned() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Slots::default()),
+            Err(error) => Err(SpoolError::io("read", &path)(error)),
+        }
+    }
+
+    fn encode(&self) -> String {
+        let mut text = String::new();
+        for (name, restart) in &self.restart {
+            let restart = restart.map_or("-".to_owned(), |restart| restart.to_string());
+            text.push_str(&format!("{name} {restart}\n"));
+        }
+        let crc = crc32c::crc32c(text.as_bytes());
+        text.push_str(&format!("crc32c {crc:08x}\n"));
+        text
+    }
+
+    fn decode(text: &str) -> Option<Slots> {
+        let (lines, last) = text.strip_suffix('\n')?.rsplit_once('\n').map_or_else(
+            || (String::new(), text.trim_end()),
+            |(lines, last)| (format!("{lines}\n"), last),
+        );
+        let stated = u32::from_str_radix(last.strip_prefix("crc32c ")?, 16).ok()?;
+        if crc32c::crc32c(lines.as_bytes()) != stated {
+            return None;
+        }
+        let mut restart = BTreeMap::new();
+        for line in lines.lines() {
+            let (name, position) = line.split_once(' ')?;
+            let position = if position == "-" { None } else { Some(position.parse().ok()?) };
+            restart.insert(SlotName::new(name)?, position);
+        }
+        Some(Slots { restart })
+    }
+
+    fn save(&self, dir: &Path) -> Result<(), SpoolError> {
+        folder::replace(&dir.join(folder::SLOTS), self.encode().as_bytes())
+    }
+
+    pub fn create(
+        &mut self,
+        dir: &Path,
+        name: &SlotName,
+        restart: Option<Lsn>,
+    ) -> Result<bool, SpoolError> {
+        if self.restart.contains_key(name) {
+            return Ok(false);
+        }
+        self.restart.insert(name.clone(), restart);
+        self.save(dir).map(|()| true)
+    }
+
+    pub fn remove(&mut self, dir: &Path, name: &SlotName) -> Result<bool, SpoolError> {
+        if self.restart.remove(name).is_none() {
+            return Ok(false);
+        }
+        self.save(dir).map(|()| true)
+    }
+
+    pub fn get(&self, name: &SlotName) -> Option<Option<Lsn>> {
+        self.restart.get(name).copied()
+    }
+
+    pub fn advance(
+        &mut self,
+        dir: &Path,
+        name: &SlotName,
+        flushed: Lsn,
+        size: SegmentBytes,
+    ) -> Result<(), SpoolError> {
+        let Some(restart) = self.restart.get_mut(name) else { return Ok(()) };
+        // Whole segments are kept and dropped, so no more needs to be known.
+        let flushed = size.floor(flushed);
+        if restart.is_some_and(|restart| restart >= flushed) {
+            return Ok(());
+        }
+        *restart = Some(flushed);
+        self.save(dir)
+    }
+
+    pub fn oldest(&self) -> Option<Lsn> {
+        self.restart.values().flatten().min().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_are_kept_and_damage_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = SegmentBytes::new(1 << 20).unwrap();
+        let (a, b) = (SlotName::new("a").unwrap(), SlotName::new("b_1").unwrap());
+        let mut slots = Slots::load(dir.path()).unwrap();
+        assert!(slots.create(dir.path(), &a, None).unwrap());
+        assert!(!slots.create(dir.path(), &a, None).unwrap());
+        assert!(slots.create(dir.path(), &b, Some(Lsn(5 << 20))).unwrap());
+        slots.advance(dir.path(), &a, Lsn((3 << 20) + 7), size).unwrap();
+        slots.advance(dir.path(), &b, Lsn(1 << 20), size).unwrap();
+        let again = Slots::load(dir.path()).unwrap();
+        assert_eq!(again.restart, slots.restart);
+        assert_eq!(again.get(&a), Some(Some(Lsn(3 << 20))));
+        assert_eq!(again.oldest(), Some(Lsn(3 << 20)));
+        let text = again.encode();
+        assert!(Slots::decode(&text.replace("300000", "400000")).is_none());
+        for len in 0..text.len() {
+            assert!(Slots::decode(&text[..len]).is_none(), "{len}");
+        }
+        assert!(slots.remove(dir.path(), &a).unwrap() && slots.remove(dir.path(), &b).unwrap());
+        assert_eq!(Slots::load(dir.path()).unwrap().oldest(), None);
+        for name in ["", "A", "a b", "a-b"] {
+            assert_eq!(SlotName::new(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Recovery, row by row, and retention.
+
+use super::*;
+use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
+use std::os::unix::fs::FileExt;
+
+const BEGIN: u64 = 5 * SEGMENT_BYTES;
+
+fn identity() -> Identity {
+    let segment = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+    Identity { system_id: SYSTEM_ID, segment, server_version: 150_018 }
+}
+
+fn created(folder: &Path) -> Spool {
+    Spool::create(folder, identity(), Timeline(1), Lsn(BEGIN)).unwrap()
+}
+
+/// Appends the log between two positions, and waits until it is durable.
+async fn append(spool: &Spool, log: &Log, from: u64, to: u64) {
+    let timeline = spool.positions().borrow().timeline;
+    let mut at = from;
+    for piece in log.between(from, to).chunks(100_003) {
+        spool.append(timeline, Lsn(at), Bytes::copy_from_slice(piece)).await.unwrap();
+        at += piece.len() as u64;
+    }
+    let mut positions = spool.positions();
+    positions.wait_for(|positions| positions.durable == Lsn(to)).await.unwrap();
+}
+
+/// Some log that takes a bit more than two segments.
+fn some_log() -> Log {
+    let mut log = Log::new(BEGIN);
+    let mut length = 30;
+    while log.end() < BEGIN + 2 * SEGMENT_BYTES + 50_000 {
+        log.push(length);
+        length = (length * 7 + 13) % 12_000 + 24;
+    }
+    log
+}
+
+fn segment(folder: &Path, nth: u64) -> PathBuf {
+    let segment = Segment { timeline: Timeline(1), number: BEGIN / SEGMENT_BYTES + nth };
+    folder.join(segment.file_name(identity().segment))
+}
+
+fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
+    let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+    file.write_all_at(bytes, at).unwrap();
+}
+
+/// A spool with all of the log, closed.
+async fn filled() -> (tempfile::TempDir, Log) {
+    let folder = tempfile::tempdir().unwrap();
+    let log = some_log();
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, log.end()).await;
+    drop(spool);
+    (folder, log)
+}
+
+fn durable(folder: &Path) -> Lsn {
+    let spool = Spool::open(folder).unwrap().unwrap();
+    let positions = *spool.positions().borrow();
+    assert_eq!(positions.written, positions.durable);
+    positions.durable
+}
+
+fn refused(folder: &Path) -> SpoolError {
+    Spool::open(folder).expect_err("it opened")
+}
+
+#[test]
+fn nothing_was_begun() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Spool::open(folder.path()).unwrap().is_none());
+}
+
+#[tokio::test]
+async fn the_state_file_is_missing() {
+    let (folder, _) = filled().await;
+    std::fs::remove_file(folder.path().join(folder::STATE)).unwrap();
+    assert!(matches!(refused(folder.path()), SpoolError::Missing { .. }));
+}
+
+#[tokio::test]
+async fn the_state_file_is_damaged() {
+    let (folder, _) = filled().await;
+    overwrite(&folder.path().join(folder::STATE), 20, b"x");
+    assert!(matches!(refused(folder.path()), SpoolError::State { .. }));
+}
+
+#[test]
+fn begun_and_never_filled() {
+    let folder = tempfile::tempdir().unwrap();
+    drop(created(folder.path()));
+    assert_eq!(durable(folder.path()), Lsn(BEGIN));
+    let error = Spool::create(folder.path(), identity(), Timeline(1), Lsn(BEGIN)).unwrap_err();
+    assert!(matches!(error, SpoolError::State { .. }), "{error}");
+    let error = Spool::create(folder.path(), identity(), Timeline(1), Lsn(BEGIN + 1)).unwrap_err();
+    assert!(matches!(error, SpoolError::DoesNotFollow { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn every_segment_is_missing() {
+    let (folder, _) = filled().await;
+    (0..3).for_each(|nth| std::fs::remove_file(segment(folder.path(), nth)).unwrap());
+    assert!(matches!(refused(folder.path()), SpoolError::Missing { .. }));
+}
+
+#[tokio::test]
+async fn a_segment_in_the_middle_is_missing() {
+    let (folder, _) = filled().await;
+    std::fs::remove_file(segment(folder.path(), 1)).unwrap();
+    let error = refused(folder.path());
+    assert!(matches!(&error, SpoolError::Missing { path } if *path == segment(folder.path(), 1)));
+}
+
+#[tokio::test]
+async fn a_segment_has_another_size() {
+    let (folder, _) = filled().await;
+    let file = std::fs::OpenOptions::new().write(true).open(segment(folder.path(), 1)).unwrap();
+    file.set_len(SEGMENT_BYTES - 1).unwrap();
+    assert!(matches!(refused(folder.path()), SpoolError::Size { .. }));
+}
+
+#[tokio::test]
+async fn all_is_whole_and_the_files_are_the_log() {
+    let (folder, log) = filled().await;
+    std::fs::write(folder.path().join("spare.tmp"), "leftover").unwrap();
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+    assert!(!folder.path().join("spare.tmp").exists());
+    let mut files = Vec::new();
+    (0..3).for_each(|nth| files.extend(std::fs::read(segment(folder.path(), nth)).unwrap()));
+    assert_eq!(files[..log.bytes.len()], log.bytes[..]);
+    assert!(files[log.bytes.len()..].iter().all(|byte| *byte == 0));
+}
+
+#[tokio::test]
+async fn the_torn_end_is_not_claimed() {
+    let (folder, log) = filled().await;
+    let newest = BEGIN + 2 * SEGMENT_BYTES;
+    for at in (newest..log.end()).rev().step_by(997) {
+        overwrite(&segment(folder.path(), 2), at - newest, &[0x77; 3]);
+        let durable = durable(folder.path());
+        assert!(
+            durable.0 <= at.next_multiple_of(8).max(newest),
+            "torn at {}, durable {durable}",
+            Lsn(at)
+        );
+        let whole = log.whole_until(at.saturating_sub(8_192)).max(newest);
+        assert!(durable.0 >= whole, "torn at {}, durable {durable}", Lsn(at));
+    }
+}
+
+#[tokio::test]
+async fn what_was_durable_before_the_newest_segment_is_damaged() {
+    let (folder, log) = filled().await;
+    // The record that goes over from the second segment to the third.
+    let newest = BEGIN + 2 * SEGMENT_BYTES;
+    assert!(!log.ends.contains(&newest), "a record must go over");
+    let begins = log.whole_until(newest);
+    overwrite(&segment(folder.path(), 1), begins % SEGMENT_BYTES - 20, &[0x77; 4]);
+    let error = refused(folder.path());
+    assert!(matches!(error, SpoolError::Damaged { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_beginning_within_a_record_counts_once_it_is_passed() {
+    // The log begins a segment earlier than the spool, and a record goes over.
+    let mut log = Log::new(BEGIN - SEGMENT_BYTES);
+    while log.end() < BEGIN - 20_000 {
+        log.push(9_000);
+    }
+    log.push(60_000);
+    let passed = log.end();
+    (0..20).for_each(|_| log.push(500));
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, BEGIN + 9_000).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(BEGIN + 9_000), "by the floor");
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    append(&spool, &log, BEGIN + 9_000, passed + 8).await;
+    append(&spool, &log, passed + 8, log.end()).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()), "by its records");
+}
+
+#[tokio::test]
+async fn log_that_does_not_follow_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    spool.append(Timeline(1), Lsn(BEGIN + 8), Bytes::from_static(b"x")).await.unwrap();
+    let mut positions = spool.positions();
+    // The writer has ended, and with it what it publishes stands still.
+    while spool.trouble().is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert!(matches!(spool.failure(), SpoolError::DoesNotFollow { .. }));
+    assert_eq!(positions.borrow_and_update().durable, Lsn(BEGIN));
+    assert!(spool.append(Timeline(1), Lsn(BEGIN), Bytes::new()).await.is_err());
+}
+
+#[tokio::test]
+async fn a_timeline_goes_on_where_it_left_the_one_before() {
+    let (folder, mut log) = filled().await;
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    let switch = log.end();
+    let text = format!("1\t{}\tno recovery target specified\n", Lsn(switch));
+    spool.keep_history(Timeline(2), &text).unwrap();
+    assert!(spool.keep_history(Timeline(2), "x").is_err());
+    spool.switch_timeline(Timeline(2), Lsn(switch)).await.unwrap();
+    let mut positions = spool.positions();
+    positions.wait_for(|positions| positions.timeline == Timeline(2)).await.unwrap();
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(switch), "the switch alone survives");
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    log.timeline = 2;
+    (0..300).for_each(|_| log.push(9_000));
+    append(&spool, &log, switch, log.end()).await;
+    let spool = {
+        drop(spool);
+        Arc::new(Spool::open(folder.path()).unwrap().unwrap())
+    };
+    let positions = *spool.positions().borrow();
+    assert_eq!((positions.timeline, positions.durable), (Timeline(2), Lsn(log.end())));
+    // Who is on the new timeline reads all of it.
+    let mut reader = SpoolReader::new(spool.clone(), Timeline(2)).unwrap();
+    let (mut at, mut read) = (BEGIN, Vec::new());
+    while at < log.end() {
+        let piece = reader.read(Lsn(at), positions.durable, 100_000).unwrap().unwrap();
+        at += piece.len() as u64;
+        read.extend_from_slice(&piece);
+    }
+    assert!(read == log.bytes, "what is read is not the log");
+    assert!(reader.read(Lsn(BEGIN - 1), Lsn(BEGIN), 1).unwrap().is_none());
+    // One that left before what is here has another past.
+    spool.keep_history(Timeline(3), &format!("2\t{}\tx\n", Lsn(switch))).unwrap();
+    spool.switch_timeline(Timeline(3), Lsn(switch)).await.unwrap();
+    while spool.trouble().is_none() {
+        tokio::task::yield_now().await;
+    }
+    assert!(matches!(spool.failure(), SpoolError::Diverged { .. }));
+}
+
+#[tokio::test]
+async fn whole_segments_are_forgotten_when_nobody_needs_them() {
+    let (folder, log) = filled().await;
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    let slot = SlotName::new("standby").unwrap();
+    assert!(spool.create_slot(&slot, Some(Lsn(BEGIN))).unwrap());
+    assert_eq!(spool.forget(spool.kept_for_slots().unwrap(), 0).unwrap(), 0);
+    spool.advance_slot(&slot, Lsn(BEGIN + SEGMENT_BYTES + 5)).unwrap();
+    let needed = spool.kept_for_slots().unwrap();
+    assert_eq!(spool.forget(needed, 100 * SEGMENT_BYTES).unwrap(), 0, "there is room");
+    assert_eq!(spool.forget(needed, 0).unwrap(), 1);
+    assert_eq!(spool.forget(Lsn::MAX, 0).unwrap(), 0, "the record that goes over can be checked");
+    assert_eq!(spool.segments().unwrap().len(), 2);
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+}
+
+#[test]
+fn one_process_at_a_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let _spool = created(folder.path());
+    assert!(matches!(refused(folder.path()), SpoolError::Locked { .. }));
+}

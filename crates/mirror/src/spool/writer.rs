@@ -1,0 +1,352 @@
+//! The thread that writes: takes what waits, writes it, makes it durable in one go, says so.
+
+use super::folder::{self, SPARE};
+use super::state::State;
+use super::{Shared, SpoolError, Work};
+use crate::wal::{self, Segment, SegmentBytes, Timeline};
+use bytes::Bytes;
+use farshore_fault as fault;
+use farshore_fault::unsynced::Tracked;
+use farshore_model::Lsn;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// Most bytes that one fdatasync waits for.
+const GROUP_BYTES_MAX: usize = 4 << 20;
+/// How often a full disk is tried again.
+const ROOM_AGAIN: Duration = Duration::from_millis(250);
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    state: State,
+    queue: mpsc::Receiver<Work>,
+    timeline: Timeline,
+    written: Lsn,
+    durable: Lsn,
+    open: Option<Open>,
+    /// Zeros for the next segment, being made.
+    spare: Option<JoinHandle<Result<PathBuf, SpoolError>>>,
+    /// The first segment may begin within a record, and not be durable beyond that yet: recovery
+    /// could not check it, so the state file says how far it is.
+    needs_floor: bool,
+}
+
+/// The segment that is being filled.
+struct Open {
+    number: u64,
+    path: PathBuf,
+    file: File,
+    tracked: Tracked,
+}
+
+impl Writer {
+    pub fn new(shared: Arc<Shared>, state: State, queue: mpsc::Receiver<Work>) -> Writer {
+        let positions = *shared.positions.borrow();
+        let needs_floor = positions.timeline == state.timeline;
+        Writer {
+            shared,
+            state,
+            queue,
+            timeline: positions.timeline,
+            written: positions.written,
+            durable: positions.durable,
+            open: None,
+            spare: None,
+            needs_floor,
+        }
+    }
+
+    pub fn run(mut self) {
+        let ended = self.work();
+        if let Some(spare) = self.spare.take() {
+            // Its file is removed at the next start.
+            drop(spare.join());
+        }
+        if let Err(error) = ended {
+            tracing::error!(folder = %self.shared.folder.display(), "the spool stops: {error}");
+            // Whoever hands over finds the queue closed, and looks here.
+            let _ = self.shared.failure.set(error);
+            self.shared.positions.send_modify(|_| {});
+            self.shared.done.send_modify(|_| {});
+        }
+    }
+
+    fn work(&mut self) -> Result<(), SpoolError> {
+        while let Some(first) = self.queue.blocking_recv() {
+            let began = Instant::now();
+            let mut group_bytes = self.take(first)?;
+            let mut group = 1;
+            while group_bytes < GROUP_BYTES_MAX
+                && let Ok(next) = self.queue.try_recv()
+            {
+                group_bytes += self.take(next)?;
+                group += 1;
+            }
+            if self.durable < self.written {
+                self.harden()?;
+                let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+                self.shared.harden_total_us.fetch_add(micros, Relaxed);
+                self.shared.harden_last_us.store(micros, Relaxed);
+            }
+            self.shared.done.send_modify(|done| *done += group);
+        }
+        Ok(())
+    }
+
+    fn size(&self) -> SegmentBytes {
+        self.state.identity.segment
+    }
+
+    /// How many bytes of log it was.
+    fn take(&mut self, work: Work) -> Result<usize, SpoolError> {
+        match work {
+            Work::Write { timeline, start, data } => {
+                if timeline != self.timeline || start != self.written {
+                    return Err(SpoolError::DoesNotFollow {
+                        timeline,
+                        found: start,
+                        expected: self.written,
+                    });
+                }
+                self.write(&data)?;
+                Ok(data.len())
+            }
+            Work::Switch { timeline, at } => self.switch(timeline, at).map(|()| 0),
+        }
+    }
+
+    fn write(&mut self, data: &Bytes) -> Result<(), SpoolError> {
+        let mut rest = &data[..];
+        while !rest.is_empty() {
+            let (number, at) = self.place();
+            let room = (self.size().get() - at) as usize;
+            let (piece, more) = rest.split_at(rest.len().min(room));
+            fault::point("spool.before-write");
+            self.with_room(|writer| {
+                let open = writer.opened(number)?;
+                open.file.write_all_at(piece, at).map_err(SpoolError::io("write to", &open.path))
+            })?;
+            self.written = Lsn(self.written.0 + piece.len() as u64);
+            rest = more;
+            if self.size().floor(self.written) == self.written {
+                // Whole: durable before the next one is begun.
+                self.harden()?;
+                self.open = None;
+            }
+        }
+        self.publish();
+        Ok(())
+    }
+
+    /// The segment that comes next, and where in it.
+    fn place(&self) -> (u64, u64) {
+        (self.size().number(self.written), self.written.0 % self.size().get())
+    }
+
+    fn harden(&mut self) -> Result<(), SpoolError> {
+        if fault::defect("spool-durable-before-fsync") {
+            self.durable = self.written;
+            self.publish();
+            return Ok(());
+        }
+        fault::point("spool.before-fsync");
+        if let Some(open) = &self.open {
+            open.file.sync_data().map_err(|error| SpoolError::NotDurable {
+                path: open.path.clone(),
+                error: Arc::new(error),
+            })?;
+            let start = self.size().start(open.number);
+            open.tracked.synced(self.written.bytes_since(start));
+        }
+        fault::point("spool.after-fsync");
+        self.shared.syncs.fetch_add(1, Relaxed);
+        self.keep_floor()?;
+        self.durable = self.written;
+        self.publish();
+        Ok(())
+    }
+
+    fn keep_floor(&mut self) -> Result<(), SpoolError> {
+        if !self.needs_floor {
+            return Ok(());
+        }
+        let folder = self.shared.folder.clone();
+        let history = folder::history(&folder, self.timeline)?;
+        let listing = folder::Listing::read(&folder, self.size())?;
+        let first_segment = self.size().number(self.state.begin);
+        if listing.segments.first().is_none_or(|oldest| oldest.number > first_segment) {
+            self.needs_floor = false;
+            return Ok(());
+        }
+        let mut pages = super::recovery::SpoolPages::new(
+            &folder,
+            self.size(),
+            self.timeline,
+            &history,
+            &listing,
+        );
+        let first = wal::first_record(&mut pages, self.state.begin)
+            .map_err(SpoolError::io("read", &folder))?;
+        self.state.floor = self.written;
+        let state = self.state;
+        self.with_room(|_| state.write(&folder))?;
+        self.needs_floor = first.is_none_or(|first| first > self.written);
+        Ok(())
+    }
+
+    fn publish(&self) {
+        self.shared.positions.send_modify(|positions| {
+            positions.timeline = self.timeline;
+            positions.written = self.written;
+            positions.durable = self.durable;
+        });
+    }
+
+    /// Goes over to a timeline that left this one at `at`: as PostgreSQL does, its first segment
+    /// begins with what this one has of it.
+    fn switch(&mut self, timeline: Timeline, at: Lsn) -> Result<(), SpoolError> {
+        if self.durable < self.written {
+            self.harden()?;
+        }
+        if at < self.durable || timeline <= self.timeline {
+            return Err(SpoolError::Diverged {
+                timeline,
+                switch: at,
+                own: self.timeline,
+                durable: self.durable,
+            });
+        }
+        if at > self.durable {
+            return Err(SpoolError::DoesNotFollow { timeline, found: at, expected: self.durable });
+        }
+        let (number, bytes) = self.place();
+        let size = self.size();
+        let folder = self.shared.folder.clone();
+        let old = folder.join(Segment { timeline: self.timeline, number }.file_name(size));
+        self.open = None;
+        self.needs_floor = false;
+        if bytes > 0 {
+            let new = folder.join(Segment { timeline, number }.file_name(size));
+            let copy = folder.join("switch.tmp");
+            self.with_room(|_| {
+                zeroed(&copy, size)?;
+                let whole = std::fs::read(&old).map_err(SpoolError::io("read", &old))?;
+                let prefix = &whole[..whole.len().min(bytes as usize)];
+                OpenOptions::new()
+                    .write(true)
+                    .open(&copy)
+                    .and_then(|file| file.write_all_at(prefix, 0).and_then(|()| file.sync_all()))
+                    .map_err(SpoolError::io("write", &copy))
+            })?;
+            std::fs::rename(&copy, &new).map_err(SpoolError::io("rename", &copy))?;
+            folder::sync(&folder)?;
+        }
+        self.timeline = timeline;
+        self.publish();
+        Ok(())
+    }
+
+    /// The segment of this number, made if it is not there.
+    fn opened(&mut self, number: u64) -> Result<&Open, SpoolError> {
+        let is_open = self.open.as_ref().is_some_and(|open| open.number == number);
+        if !is_open {
+            let opened = self.open_segment(number)?;
+            if self.spare.is_none() {
+                self.spare = Some(make_spare(&self.shared.folder, self.size())?);
+            }
+            return Ok(self.open.insert(opened));
+        }
+        self.open.as_ref().ok_or(SpoolError::Closing)
+    }
+
+    fn open_segment(&mut self, number: u64) -> Result<Open, SpoolError> {
+        let name = Segment { timeline: self.timeline, number }.file_name(self.size());
+        let path = self.shared.folder.join(name);
+        if !path.exists() {
+            fault::point("spool.before-roll");
+            let spare = match self.spare.take().map(JoinHandle::join) {
+                Some(Ok(Ok(spare))) => spare,
+                Some(Ok(Err(error))) if !error.is_out_of_room() => return Err(error),
+                // It had no room, or there was none: here is where that is waited for.
+                Some(_) | None => {
+                    let spare = self.shared.folder.join(SPARE);
+                    zeroed(&spare, self.size())?;
+                    spare
+                }
+            };
+            std::fs::rename(&spare, &path).map_err(SpoolError::io("rename", &spare))?;
+            folder::sync(&self.shared.folder)?;
+            fault::point("spool.after-roll");
+        }
+        let file =
+            OpenOptions::new().write(true).open(&path).map_err(SpoolError::io("open", &path))?;
+        let start = self.size().start(number);
+        let tracked = Tracked::new(&path, self.durable.bytes_since(start));
+        Ok(Open { number, path, file, tracked })
+    }
+
+    /// Does it again and again while the disk is full. Nothing is acknowledged meanwhile, so the
+    /// principal keeps what comes next.
+    fn with_room<T>(
+        &mut self,
+        mut attempt: impl FnMut(&mut Writer) -> Result<T, SpoolError>,
+    ) -> Result<T, SpoolError> {
+        loop {
+            match attempt(self) {
+                Err(error) if error.is_out_of_room() => {
+                    if self.shared.trouble.borrow().is_none() {
+                        tracing::warn!("the mirror waits for room on the disk: {error}");
+                    }
+                    self.shared.trouble.send_replace(Some(error));
+                    if self.shared.is_closing.load(Relaxed) {
+                        return Err(SpoolError::Closing);
+                    }
+                    std::thread::park_timeout(ROOM_AGAIN);
+                }
+                done => {
+                    if self.shared.trouble.borrow().is_some() {
+                        self.shared.trouble.send_replace(None);
+                    }
+                    return done;
+                }
+            }
+        }
+    }
+}
+
+fn make_spare(
+    folder: &Path,
+    size: SegmentBytes,
+) -> Result<JoinHandle<Result<PathBuf, SpoolError>>, SpoolError> {
+    let path = folder.join(SPARE);
+    let make = move || zeroed(&path, size).map(|()| path);
+    std::thread::Builder::new()
+        .name("spool-spare".to_owned())
+        .spawn(make)
+        .map_err(SpoolError::io("start a thread for", folder))
+}
+
+/// A segment of zeros, durable: overwriting it needs no new blocks, so fdatasync is fast and a
+/// full disk shows here and not later.
+fn zeroed(path: &Path, size: SegmentBytes) -> Result<(), SpoolError> {
+    let write = || {
+        let mut file = File::create(path)?;
+        let zeros = vec![0; 1 << 20];
+        for _ in 0..size.get() / zeros.len() as u64 {
+            file.write_all(&zeros)?;
+        }
+        file.sync_all()
+    };
+    write().map_err(|error| {
+        // What there is of it takes up room.
+        let _ = std::fs::remove_file(path);
+        SpoolError::io("write", path)(error)
+    })
+}

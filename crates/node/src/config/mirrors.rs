@@ -1,0 +1,325 @@
+//! What a site file says of mirrors: those whose near end is here, and those whose far end is.
+
+use super::typed;
+use super::{SiteConfig, check_name, parse_bytes};
+use farshore_mirror::receive::Promise;
+use farshore_mirror::relay::compression::LEVEL_MAX;
+use farshore_mirror::serve::check_loopback;
+use farshore_mirror::spool::SlotName;
+use farshore_model::nearest;
+
+/// Section and what is wrong in it.
+type Wrong = (String, String);
+
+/// A far end keeps this much log by default, and more as long as a standby's slot needs it.
+const SPOOL_BYTES: u64 = 4 << 30;
+/// Less would be forgotten before a new standby has come.
+const SPOOL_BYTES_MIN: u64 = 64 << 20;
+
+/// The mirrors that have an end here.
+#[derive(Clone, Debug, Default)]
+pub struct MirrorsConfig {
+    /// Those whose principal is streamed from here.
+    pub near: Vec<NearMirror>,
+    /// Those whose log is kept here.
+    pub far: Vec<FarMirror>,
+}
+
+/// A mirror whose near end is here.
+#[derive(Clone, Debug)]
+pub struct NearMirror {
+    /// Its name, at both ends.
+    pub name: String,
+    /// The server that is mirrored.
+    pub principal: farshore_pg::Config,
+    /// Its slot there.
+    pub slot: String,
+    /// What `synchronous_standby_names` calls it.
+    pub application_name: String,
+    /// What a flush promises.
+    pub promise: Promise,
+    /// zstd's level; 0: not compressed.
+    pub compression: i32,
+}
+
+/// A mirror whose far end is here.
+#[derive(Clone, Debug)]
+pub struct FarMirror {
+    /// Its name, at both ends.
+    pub name: String,
+    /// The site of its near end.
+    pub upstream: String,
+    /// Where its standbys connect.
+    pub listen: String,
+    /// Whole segments that no standby needs are removed beyond this size, in bytes.
+    pub spool_bytes_max: u64,
+}
+
+/// A mirror's name as part of another: PostgreSQL's slots have no hyphens.
+fn derived(prefix: &str, name: &str) -> String {
+    format!("{prefix}{}", name.replace('-', "_"))
+}
+
+/// Resolves every mirror.
+pub(super) fn resolve(
+    site: &SiteConfig,
+    typed: &std::collections::BTreeMap<String, typed::Mirror>,
+) -> Result<MirrorsConfig, Wrong> {
+    let mut mirrors = MirrorsConfig::default();
+    for (name, mirror) in typed {
+        let section = format!("[mirror.{name}]");
+        let wrong = |what: String| (section.clone(), what);
+        check_name(name).map_err(wrong)?;
+        match (&mirror.principal, &mirror.upstream) {
+            (Some(principal), None) => {
+                let near = resolve_near(site, name, principal, mirror).map_err(wrong)?;
+                refuse_twin(&mirrors, &near).map_err(wrong)?;
+                mirrors.near.push(near);
+            }
+            (None, Some(upstream)) => {
+                mirrors.far.push(resolve_far(site, name, upstream, mirror).map_err(wrong)?);
+            }
+            (Some(_), Some(_)) => {
+                return Err(wrong(
+                    "it has a principal and an upstream: the near end names the principal, the \
+                     far end the upstream site. Remove one of the two"
+                        .to_owned(),
+                ));
+            }
+            (None, None) => {
+                return Err(wrong(
+                    "set principal = \"postgres://…\" if the server to be mirrored is near this \
+                     site, or upstream = \"SITE\" if its log is to be kept here"
+                        .to_owned(),
+                ));
+            }
+        }
+    }
+    for downstream in &site.sites.downstreams {
+        for name in &downstream.mirrors {
+            if mirrors.near.iter().any(|near| near.name == *name) {
+                continue;
+            }
+            let known = mirrors.near.iter().map(|near| near.name.as_str());
+            let guess = nearest(name, known)
+                .map_or_else(String::new, |near| format!(". Did you mean \"{near}\"?"));
+            let what = format!("mirrors: \"{name}\" has no near end here{guess}");
+            return Err((format!("[downstream.{}]", downstream.site), what));
+        }
+    }
+    Ok(mirrors)
+}
+
+fn resolve_near(
+    site: &SiteConfig,
+    name: &str,
+    principal: &str,
+    typed: &typed::Mirror,
+) -> Result<NearMirror, String> {
+    for (is_set, key) in
+        [(typed.listen.is_some(), "listen"), (typed.spool_size.is_some(), "spool_size")]
+    {
+        if is_set {
+            return Err(format!("{key}: belongs to the far end, and this is the near end"));
+        }
+    }
+    let takers =
+        site.sites.downstreams.iter().filter(|down| down.mirrors.iter().any(|m| m == name));
+    match takers.count() {
+        0 => {
+            return Err(format!(
+                "no site may have it. Name it in one: [downstream.SITE] mirrors = [\"{name}\"]"
+            ));
+        }
+        1 => {}
+        _ => {
+            return Err(
+                "several downstream sites name it, and synchronous_standby_names could not tell \
+                 them apart. Give each site a mirror of its own"
+                    .to_owned(),
+            );
+        }
+    }
+    let principal =
+        farshore_pg::Config::parse(principal).map_err(|error| format!("principal: {error}"))?;
+    let slot = typed.slot.clone().unwrap_or_else(|| derived("farshore_mirror_", name));
+    if SlotName::new(&slot).is_none() {
+        return Err(format!(
+            "slot: \"{slot}\" cannot be a slot's name: use 1 to 63 lower-case letters, digits \
+             and _"
+        ));
+    }
+    let application_name =
+        typed.application_name.clone().unwrap_or_else(|| derived("farshore_", name));
+    let fits = (1..=63).contains(&application_name.len())
+        && application_name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    if !fits {
+        return Err("application_name: use 1 to 63 printable ASCII characters, as PostgreSQL does"
+            .to_owned());
+    }
+    let compression = typed.compression.unwrap_or(1);
+    if !(0..=LEVEL_MAX).contains(&compression) {
+        return Err(format!("compression: must be from 0 (none) to {LEVEL_MAX}"));
+    }
+    let promise = match typed.mode.unwrap_or_default() {
+        typed::MirrorMode::Far => Promise::Far,
+        typed::MirrorMode::FarApplied => Promise::FarApplied,
+        typed::MirrorMode::Async => Promise::Async,
+    };
+    Ok(NearMirror {
+        name: name.to_owned(),
+        principal,
+        slot,
+        application_name,
+        promise,
+        compression,
+    })
+}
+
+/// Two mirrors of one server must be told apart by it.
+fn refuse_twin(mirrors: &MirrorsConfig, near: &NearMirror) -> Result<(), String> {
+    let server = near.principal.redacted();
+    for other in mirrors.near.iter().filter(|other| other.principal.redacted() == server) {
+        if other.slot == near.slot {
+            return Err(format!("slot: mirror \"{}\" uses \"{}\" already", other.name, near.slot));
+        }
+        if other.application_name.eq_ignore_ascii_case(&near.application_name) {
+            return Err(format!(
+                "application_name: mirror \"{}\" is \"{}\" already, and synchronous_standby_names \
+                 would take the two for one",
+                other.name, near.application_name
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn resolve_far(
+    site: &SiteConfig,
+    name: &str,
+    upstream: &str,
+    typed: &typed::Mirror,
+) -> Result<FarMirror, String> {
+    for (is_set, key) in [
+        (typed.slot.is_some(), "slot"),
+        (typed.application_name.is_some(), "application_name"),
+        (typed.mode.is_some(), "mode"),
+        (typed.compression.is_some(), "compression"),
+    ] {
+        if is_set {
+            return Err(format!("{key}: belongs to the near end, and this is the far end"));
+        }
+    }
+    if site.sites.upstream(upstream).is_none() {
+        return Err(site.sites.unknown_upstream(upstream));
+    }
+    let listen = typed.listen.clone().ok_or_else(|| {
+        "standbys have nowhere to connect. Set listen, for instance \"127.0.0.1:5433\"".to_owned()
+    })?;
+    check_loopback(&listen).map_err(|what| format!("listen: \"{listen}\": {what}"))?;
+    let spool_bytes_max = match &typed.spool_size {
+        None => SPOOL_BYTES,
+        Some(text) => parse_bytes(text).map_err(|what| format!("spool_size: {what}"))?,
+    };
+    if spool_bytes_max < SPOOL_BYTES_MIN {
+        return Err("spool_size: must be at least 64MB".to_owned());
+    }
+    let upstream = upstream.to_owned();
+    Ok(FarMirror { name: name.to_owned(), upstream, listen, spool_bytes_max })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::{SiteConfig, parse};
+    use farshore_mirror::receive::Promise;
+    use std::path::Path;
+
+    const NEAR: &str = r#"
+[site]
+name = "tukwila"
+data_dir = "data"
+listen = "0.0.0.0:7432"
+[mirror.dr-1]
+principal = "postgres://farshore@db1/postgres"
+mode = "far-applied"
+compression = 3
+[mirror.other]
+principal = "postgres://farshore@db1/postgres"
+[downstream.dublin]
+mirrors = ["dr-1"]
+[downstream.galway]
+mirrors = ["other"]
+"#;
+
+    const FAR: &str = r#"
+[site]
+name = "dublin"
+data_dir = "data"
+[upstream.tukwila]
+address = "tukwila.example.com:7432"
+[mirror.dr-1]
+upstream = "tukwila"
+listen = "127.0.0.1:5433"
+spool_size = "10GB"
+"#;
+
+    fn parsed(text: &str) -> Result<SiteConfig, String> {
+        parse(text, Path::new("/etc/farshore/site.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn mirrors_are_resolved() {
+        let near = parsed(NEAR).unwrap();
+        let mirror = &near.mirrors.near[0];
+        assert_eq!(mirror.slot, "farshore_mirror_dr_1");
+        assert_eq!(mirror.application_name, "farshore_dr_1");
+        assert_eq!((mirror.promise, mirror.compression), (Promise::FarApplied, 3));
+        assert_eq!(near.mirrors.near[1].promise, Promise::Far);
+        assert!(near.sites.identity.is_some());
+        let far = parsed(FAR).unwrap();
+        assert_eq!(far.mirrors.far[0].spool_bytes_max, 10 << 30);
+        assert_eq!(far.mirrors.far[0].upstream, "tukwila");
+    }
+
+    #[test]
+    fn wrong_input_about_mirrors_says_what_is_wrong() {
+        for (good, from, to, said) in [
+            (NEAR, "mirrors = [\"dr-1\"]", "mirrors = [\"dr-2\"]", "no site may have it"),
+            (NEAR, "[\"dr-1\"]", "[\"dr-1\", \"othr\"]", "mean \"other\"?"),
+            (NEAR, "[\"other\"]", "[\"other\", \"dr-1\"]", "a mirror of its own"),
+            (NEAR, "mirrors = [\"other\"]", "", "at least one"),
+            (NEAR, "principal =", "principle =", "Did you mean `principal`?"),
+            (
+                NEAR,
+                "\"far-applied\"",
+                "\"far-away\"",
+                "expected one of `far`, `far-applied`, `async`",
+            ),
+            (NEAR, "compression = 3", "compression = 20", "from 0 (none) to 19"),
+            (NEAR, "compression = 3", "slot = \"A\"", "cannot be a slot's name"),
+            (NEAR, "compression = 3", "listen = \"127.0.0.1:1\"", "belongs to the far end"),
+            (
+                NEAR,
+                "compression = 3",
+                "application_name = \"farshore_other\"",
+                "take the two for one",
+            ),
+            (NEAR, "compression = 3", "slot = \"farshore_mirror_other\"", "already"),
+            (NEAR, "compression = 3", "upstream = \"x\"", "Remove one of the two"),
+            (NEAR, "farshore@db1/postgres", "farshore@db1/postgres?sslmod=x", "sslmod"),
+            (FAR, "upstream = \"tukwila\"\n", "", "set principal"),
+            (FAR, "upstream = \"tukwila\"", "upstream = \"tukwilla\"", "mean \"tukwila\"?"),
+            (FAR, "listen = \"127.0.0.1:5433\"\n", "", "nowhere to connect"),
+            (FAR, "127.0.0.1:5433", "0.0.0.0:5433", "not asked for a password yet"),
+            (FAR, "\"10GB\"", "\"10 things\"", "spool_size: "),
+            (FAR, "\"10GB\"", "\"1MB\"", "at least 64MB"),
+            (FAR, "spool_size = \"10GB\"", "mode = \"far\"", "belongs to the near end"),
+            (FAR, "[mirror.dr-1]", "[mirror.Dr]", "lower-case letters"),
+        ] {
+            let text = good.replacen(from, to, 1);
+            assert_ne!(text, good, "{from}");
+            let error = parsed(&text).expect_err(to);
+            assert!(error.contains(said), "{to}: {error}");
+        }
+    }
+}

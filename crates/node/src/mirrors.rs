@@ -1,0 +1,260 @@
+//! Mirrors: their ends that are here, kept running.
+
+use crate::agents::{self, AgentFailure, lock};
+use crate::config::mirrors::{FarMirror, NearMirror};
+use crate::report::{MirrorReport, StandbyReport};
+use crate::sites::protocol::Wanted;
+use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, supervise};
+use farshore_link::{Dialer, Session};
+use farshore_mirror::MirrorError;
+use farshore_mirror::keep::Far;
+use farshore_mirror::receive::{Near, NearStatus};
+use farshore_mirror::relay::message::MirrorRequest;
+use farshore_mirror::serve::Server;
+use farshore_mirror::spool::SpoolError;
+use farshore_model::Lsn;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// How often segments that nobody needs are looked for.
+const FORGET_EVERY: Duration = Duration::from_secs(2);
+
+/// A mirror whose near end is here. It runs while its far end is connected.
+pub(crate) struct NearAgent {
+    near: Near,
+    /// Why the last session ended.
+    failure: Mutex<Option<String>>,
+    peer: Mutex<Option<String>>,
+}
+
+impl NearAgent {
+    pub fn new(mirror: &NearMirror) -> NearAgent {
+        NearAgent {
+            near: Near {
+                name: mirror.name.clone(),
+                principal: mirror.principal.clone(),
+                slot: mirror.slot.clone(),
+                application_name: mirror.application_name.clone(),
+                promise: mirror.promise,
+                compression: mirror.compression,
+                status: Mutex::new(NearStatus::default()),
+            },
+            failure: Mutex::default(),
+            peer: Mutex::default(),
+        }
+    }
+
+    /// Serves its far end until the session ends.
+    pub async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
+        *lock(&self.peer) = Some(session.peer_site().to_owned());
+        let connected = Connected(self);
+        let ended = self.near.serve(session, request).await;
+        drop(connected);
+        *lock(&self.failure) = ended.as_ref().err().map(ToString::to_string);
+        ended
+    }
+
+    pub fn report(&self) -> MirrorReport {
+        let status = *self.near.status();
+        let failure = lock(&self.failure).clone().filter(|_| !status.connected);
+        MirrorReport {
+            name: self.near.name.clone(),
+            end: "near".to_owned(),
+            site: lock(&self.peer).clone(),
+            state: if status.connected { "streaming" } else { "waiting" }.to_owned(),
+            error: failure,
+            mode: Some(self.near.promise.as_str().to_owned()),
+            timeline: status.timeline,
+            principal_end: status.principal_end.to_string(),
+            received: status.received.to_string(),
+            written: status.far.written.to_string(),
+            durable: status.far.durable.to_string(),
+            applied: status.far.applied.to_string(),
+            acknowledged: status.acknowledged.to_string(),
+            log_bytes: status.log_bytes,
+            link_bytes: status.packed_bytes,
+            ratio: ratio(status.log_bytes, status.packed_bytes),
+            send_queue_bytes: status.received.bytes_since(status.far.written),
+            ..MirrorReport::default()
+        }
+    }
+}
+
+/// A session may end by being dropped too.
+struct Connected<'a>(&'a NearAgent);
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.0.near.status().connected = false;
+    }
+}
+
+fn ratio(log_bytes: u64, link_bytes: u64) -> Option<f64> {
+    (link_bytes > 0).then(|| (100.0 * log_bytes as f64 / link_bytes as f64).round() / 100.0)
+}
+
+/// A mirror whose far end is here.
+pub(crate) struct FarAgent {
+    config: FarMirror,
+    far: Far,
+    dialer: Dialer,
+    failure: Mutex<AgentFailure>,
+    /// The same, of the server for standbys.
+    server_failure: Mutex<AgentFailure>,
+}
+
+impl FarAgent {
+    /// Opens its spool, if there is one. Blocks on the disk.
+    pub fn open(
+        mirror: &FarMirror,
+        data_dir: &Path,
+        dialer: Dialer,
+    ) -> Result<FarAgent, SpoolError> {
+        let folder = data_dir.join("mirrors").join(&mirror.name);
+        Ok(FarAgent {
+            config: mirror.clone(),
+            far: Far::open(&mirror.name, folder)?,
+            dialer,
+            failure: Mutex::default(),
+            server_failure: Mutex::default(),
+        })
+    }
+
+    /// Runs until `stop` turns true.
+    pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+        let mut parts = JoinSet::new();
+        parts.spawn(self.clone().keep(stop.clone()));
+        parts.spawn(self.clone().serve(stop.clone()));
+        parts.spawn(self.clone().forget());
+        let _ = stop.wait_for(|stop| *stop).await;
+        parts.shutdown().await;
+    }
+
+    async fn keep(self: Arc<Self>, stop: watch::Receiver<bool>) {
+        let agent = || async { outcome(self.session().await) };
+        let position = || self.durable();
+        let notice = |notice: Notice<'_>| agents::note(&self.failure, &notice);
+        let name = self.config.name.clone();
+        supervise(("mirror", LINK_BACK_OFF_MAX), name, stop, agent, position, notice).await;
+    }
+
+    async fn session(&self) -> Result<(), MirrorError> {
+        let request = self.far.request().await?;
+        let text = serde_json::to_vec(&Wanted::Mirror(request.clone())).unwrap_or_default();
+        let session = self.dialer.open(&text).await?;
+        self.far.keep(session, &request).await
+    }
+
+    async fn serve(self: Arc<Self>, stop: watch::Receiver<bool>) {
+        let agent = || async {
+            let spool = self.far.spool.subscribe();
+            let (address, name) = (&self.config.listen, &self.config.name);
+            match Server::bind(address, name, spool, self.far.standbys.clone()).await {
+                Ok(server) => {
+                    let address = server.local_address();
+                    tracing::info!(mirror = %name, %address, "standbys may connect");
+                    lock(&self.server_failure).begin();
+                    server.run().await;
+                    Outcome::Done
+                }
+                Err(error) => outcome(Err(error)),
+            }
+        };
+        let notice = |notice: Notice<'_>| agents::note(&self.server_failure, &notice);
+        let name = self.config.name.clone();
+        let kind = ("mirror server", LINK_BACK_OFF_MAX);
+        supervise(kind, name, stop, agent, || Lsn::ZERO, notice).await;
+    }
+
+    async fn forget(self: Arc<Self>) {
+        let mut every = tokio::time::interval(FORGET_EVERY);
+        loop {
+            every.tick().await;
+            let agent = self.clone();
+            let forgotten =
+                tokio::task::spawn_blocking(move || agent.far.forget(agent.config.spool_bytes_max));
+            match forgotten.await {
+                Ok(Ok(0)) => {}
+                Ok(Ok(segments)) => {
+                    tracing::debug!(mirror = %self.config.name, segments, "removed from the spool");
+                }
+                Ok(Err(error)) => tracing::warn!(mirror = %self.config.name, "{error}"),
+                Err(_) => tracing::error!(mirror = %self.config.name, "looking for segments died"),
+            }
+        }
+    }
+
+    fn durable(&self) -> Lsn {
+        self.far.spool().map_or(Lsn::ZERO, |spool| spool.positions().borrow().durable)
+    }
+
+    pub fn report(&self) -> MirrorReport {
+        let status = *self.far.status();
+        let spool = self.far.spool();
+        let trouble = spool.as_ref().and_then(|spool| spool.trouble());
+        let (failure, server) = (lock(&self.failure), lock(&self.server_failure));
+        let (state, error) = match (failure.stopped(), trouble, status.connected) {
+            (Some(error), _, _) => ("stopped", Some(error.to_owned())),
+            (None, Some(trouble), _) => ("out of room", Some(trouble.to_string())),
+            (None, None, true) => ("receiving", None),
+            (None, None, false) => match failure.retrying() {
+                Some(error) => ("retrying", Some(error.to_owned())),
+                None => ("starting", None),
+            },
+        };
+        let error = error.or_else(|| server.stopped().or(server.retrying()).map(str::to_owned));
+        let mut report = MirrorReport {
+            name: self.config.name.clone(),
+            end: "far".to_owned(),
+            site: Some(self.config.upstream.clone()),
+            state: state.to_owned(),
+            error,
+            principal_end: status.principal_end.to_string(),
+            applied: self.far.standbys.seen().borrow().applied.to_string(),
+            acknowledged: status.acknowledged.to_string(),
+            log_bytes: status.log_bytes,
+            link_bytes: status.packed_bytes,
+            ratio: ratio(status.log_bytes, status.packed_bytes),
+            standbys: self.far.standbys.reports().into_iter().map(standby).collect(),
+            ..MirrorReport::default()
+        };
+        if let Some(spool) = spool {
+            let positions = *spool.positions().borrow();
+            let hardening = spool.hardening();
+            report.timeline = positions.timeline.0;
+            report.received = positions.written.to_string();
+            report.written = positions.written.to_string();
+            report.durable = positions.durable.to_string();
+            report.syncs = hardening.syncs;
+            report.harden_ms = (hardening.syncs > 0).then(|| {
+                let mean = hardening.total.as_secs_f64() * 1_000.0 / hardening.syncs as f64;
+                (mean * 1_000.0).round() / 1_000.0
+            });
+            let segments = spool.segments().map_or(0, |segments| segments.len() as u64);
+            report.spool_bytes = segments * spool.identity().segment.get();
+        }
+        report
+    }
+}
+
+fn standby(standby: farshore_mirror::serve::StandbyReport) -> StandbyReport {
+    StandbyReport {
+        application_name: standby.application_name,
+        peer: standby.peer.to_string(),
+        slot: standby.slot,
+        sent: standby.sent.to_string(),
+        flushed: standby.flushed.to_string(),
+        applied: standby.applied.to_string(),
+    }
+}
+
+fn outcome(ended: Result<(), MirrorError>) -> Outcome {
+    match ended {
+        Ok(()) => Outcome::Done,
+        Err(error) if error.is_transient() => Outcome::Transient(error.to_string()),
+        Err(error) => Outcome::Permanent(error.to_string()),
+    }
+}
