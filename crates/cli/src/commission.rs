@@ -1,0 +1,224 @@
+use crate::runtime;
+use clap::{Args, Subcommand};
+use farshore_commission::disk::{self, DiskOptions};
+use farshore_commission::report::Report;
+use farshore_commission::units::parse_bytes;
+use farshore_commission::{Error, Stop, compare, render};
+use std::io::{IsTerminal, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Exit status after Ctrl-C or SIGTERM, as a shell reports SIGINT.
+const EXIT_INTERRUPTED: u8 = 130;
+
+/// What to measure, or to compare.
+#[derive(Subcommand)]
+pub enum CommissionAction {
+    /// Durable writes into a folder: sizes, depths, sync methods, group commit; no database needed
+    ///
+    /// Writes into a file without a name, which is gone when the process ends, however it ends.
+    /// Refuses when too little would stay free. 130 is the exit status after Ctrl-C.
+    Disk(DiskArguments),
+    /// Two reports that --json printed: what changed beyond the noise
+    Compare {
+        /// The one before
+        a: PathBuf,
+        /// The one after
+        b: PathBuf,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// Arguments of `commission disk`.
+#[derive(Args)]
+pub struct DiskArguments {
+    /// Folder on the disk to be measured
+    path: PathBuf,
+    /// Size of the file that is written in
+    #[arg(long, default_value = "1GB", value_parser = parse_bytes)]
+    size: u64,
+    /// Seconds that each figure is measured each time
+    #[arg(long, default_value_t = 0.5, value_parser = seconds)]
+    seconds: f64,
+    /// How often each figure is measured; compare needs 3
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
+    /// Sizes of writes
+    #[arg(long, value_delimiter = ',', value_parser = write_size, default_value = "4kB,8kB,16kB,64kB,256kB,1MB")]
+    write_sizes: Vec<u32>,
+    /// How many writes are under way at a time
+    #[arg(long, value_delimiter = ',', default_value = "1,4,16,64")]
+    outstanding: Vec<u32>,
+    /// Clients that commit at a time
+    #[arg(long, value_delimiter = ',', default_value = "1,2,4,8,16,32,64")]
+    clients: Vec<u32>,
+    /// Write on for this many minutes at the end, to see a cache that fills
+    #[arg(long, value_name = "MINUTES", value_parser = seconds)]
+    sustained: Option<f64>,
+    #[command(flatten)]
+    output: Output,
+}
+
+/// Where a report goes.
+#[derive(Args)]
+struct Output {
+    /// The report as JSON, to be kept for compare
+    #[arg(long)]
+    json: bool,
+    /// Write the report as one HTML file, too
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
+        _ => Err("a number above 0, at most 86400, is wanted".to_owned()),
+    }
+}
+
+fn write_size(text: &str) -> Result<u32, String> {
+    let size = parse_bytes(text)?;
+    u32::try_from(size).map_err(|_| format!("{size} bytes are too many for one write"))
+}
+
+/// Measures or compares.
+pub fn commission(action: CommissionAction) -> ExitCode {
+    let done = match action {
+        CommissionAction::Disk(arguments) => measure_disk(arguments),
+        CommissionAction::Compare { a, b, json } => compare_files(&a, &b, json),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("farshore: {error}");
+            match error {
+                Error::Interrupted => ExitCode::from(EXIT_INTERRUPTED),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+fn measure_disk(arguments: DiskArguments) -> Result<(), Error> {
+    let options = DiskOptions {
+        folder: arguments.path,
+        file_bytes: arguments.size,
+        sizes: arguments.write_sizes,
+        depths: arguments.outstanding,
+        clients: arguments.clients,
+        duration: Duration::from_secs_f64(arguments.seconds),
+        repeats: arguments.repeats,
+        sustained: arguments.sustained.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
+    };
+    ensure_writable(arguments.output.html.as_deref())?;
+    let runtime = start_runtime()?;
+    let stop = stop_on_signals(&runtime)?;
+    let progress = ProgressLine::new();
+    let report = disk::measure(&options, &stop, &|line| progress.say(line));
+    progress.end();
+    publish(&report?, &arguments.output)
+}
+
+fn compare_files(a: &Path, b: &Path, json: bool) -> Result<(), Error> {
+    let comparison = compare::compare(&Report::read(a)?, &Report::read(b)?)?;
+    if json { print_json(&comparison) } else { print(&render::comparison(&comparison)) }
+}
+
+fn start_runtime() -> Result<tokio::runtime::Runtime, Error> {
+    runtime().map_err(|source| Error::Threads { wanted: 2, source })
+}
+
+/// Ctrl-C, SIGTERM and SIGHUP ask for an end in good order; a second signal does not wait.
+fn stop_on_signals(runtime: &tokio::runtime::Runtime) -> Result<Stop, Error> {
+    let (handle, stop) = Stop::new();
+    let _inside = runtime.enter();
+    let listen = |kind| signal(kind).map_err(|source| Error::Threads { wanted: 1, source });
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hang_up = listen(SignalKind::hangup())?;
+    runtime.spawn(async move {
+        for signals in 0.. {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+                _ = hang_up.recv() => {}
+            }
+            if signals > 0 {
+                std::process::exit(EXIT_INTERRUPTED.into());
+            }
+            handle.stop();
+        }
+    });
+    Ok(stop)
+}
+
+/// A page that cannot be written must not cost minutes of measuring first.
+fn ensure_writable(page: Option<&Path>) -> Result<(), Error> {
+    let Some(page) = page else { return Ok(()) };
+    let folder = match page.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    };
+    if folder.is_dir() {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "there is no folder {} for the page: make it, or name another file with --html",
+        folder.display()
+    )))
+}
+
+fn publish(report: &Report, output: &Output) -> Result<(), Error> {
+    if let Some(page) = &output.html {
+        std::fs::write(page, render::html(report)).map_err(|source| Error::File {
+            what: "write",
+            path: page.clone(),
+            source,
+        })?;
+    }
+    if output.json { print_json(report) } else { print(&render::terminal(report)) }
+}
+
+fn print_json(value: &impl serde::Serialize) -> Result<(), Error> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| cannot_print(error.into()))?;
+    print(&text).and_then(|()| print("\n"))
+}
+
+fn print(text: &str) -> Result<(), Error> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(cannot_print)
+}
+
+fn cannot_print(source: std::io::Error) -> Error {
+    Error::File { what: "write to", path: "standard output".into(), source }
+}
+
+/// What is going on, on standard error: one line that changes on a terminal, lines elsewhere.
+struct ProgressLine {
+    is_terminal: bool,
+}
+
+impl ProgressLine {
+    fn new() -> ProgressLine {
+        ProgressLine { is_terminal: std::io::stderr().is_terminal() }
+    }
+
+    fn say(&self, line: &str) {
+        if self.is_terminal {
+            eprint!("\r\x1b[2K{line}");
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    fn end(&self) {
+        if self.is_terminal {
+            eprint!("\r\x1b[2K");
+        }
+    }
+}
