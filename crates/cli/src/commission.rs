@@ -1,6 +1,7 @@
 use crate::runtime;
 use clap::{Args, Subcommand};
 use farshore_commission::disk::{self, DiskOptions};
+use farshore_commission::log::{self, LogOptions, Script};
 use farshore_commission::report::Report;
 use farshore_commission::units::parse_bytes;
 use farshore_commission::{Error, Stop, compare, render};
@@ -21,6 +22,12 @@ pub enum CommissionAction {
     /// Writes into a file without a name, which is gone when the process ends, however it ends.
     /// Refuses when too little would stay free. 130 is the exit status after Ctrl-C.
     Disk(DiskArguments),
+    /// The write-ahead log of a live PostgreSQL: rows in transactions of different sizes
+    ///
+    /// Writes into a schema of its own, which is gone at the end, whatever the end is. Refuses a
+    /// standby, a role that may not make a schema, a publication of all tables, and a disk without
+    /// room. 130 is the exit status after Ctrl-C.
+    Log(LogArguments),
     /// Two reports that --json printed: what changed beyond the noise
     Compare {
         /// The one before
@@ -63,6 +70,39 @@ pub struct DiskArguments {
     output: Output,
 }
 
+/// Arguments of `commission log`.
+#[derive(Args)]
+pub struct LogArguments {
+    /// The server: a URL, a conninfo string, or service=NAME
+    url: String,
+    /// Rows written for each figure
+    #[arg(long, default_value_t = 100_000)]
+    rows: u64,
+    /// Characters in a row
+    #[arg(long, default_value_t = 4_000)]
+    row_size: u32,
+    /// Run the SQL of this file instead of inserting rows; understands \\set of numbers and random()
+    #[arg(long, value_name = "FILE", conflicts_with = "row_size")]
+    script: Option<PathBuf>,
+    /// Rows in a transaction, or runs of the script
+    #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000,100000")]
+    transaction_rows: Vec<u64>,
+    /// Clients at a time
+    #[arg(long, value_delimiter = ',', default_value = "1,16")]
+    clients: Vec<u32>,
+    /// How often each figure is measured; compare needs 3
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
+    /// Seconds that a figure may take each time; it is then of fewer rows
+    #[arg(long, default_value_t = 30.0, value_parser = seconds)]
+    seconds: f64,
+    /// Log written in all at most
+    #[arg(long, value_name = "SIZE", default_value = "32GB", value_parser = parse_bytes)]
+    max_log: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
 /// Where a report goes.
 #[derive(Args)]
 struct Output {
@@ -90,6 +130,7 @@ fn write_size(text: &str) -> Result<u32, String> {
 pub fn commission(action: CommissionAction) -> ExitCode {
     let done = match action {
         CommissionAction::Disk(arguments) => measure_disk(arguments),
+        CommissionAction::Log(arguments) => measure_log(arguments),
         CommissionAction::Compare { a, b, json } => compare_files(&a, &b, json),
     };
     match done {
@@ -120,6 +161,30 @@ fn measure_disk(arguments: DiskArguments) -> Result<(), Error> {
     let stop = stop_on_signals(&runtime)?;
     let progress = ProgressLine::new();
     let report = disk::measure(&options, &stop, &|line| progress.say(line));
+    progress.end();
+    publish(&report?, &arguments.output)
+}
+
+fn measure_log(arguments: LogArguments) -> Result<(), Error> {
+    let server = LogOptions::server(&arguments.url)?;
+    let script = arguments.script.as_deref().map(Script::read).transpose()?;
+    let options = LogOptions {
+        server,
+        rows: arguments.rows,
+        row_size: arguments.row_size,
+        script,
+        transaction_rows: arguments.transaction_rows,
+        clients: arguments.clients,
+        repeats: arguments.repeats,
+        time_max: Duration::from_secs_f64(arguments.seconds),
+        log_bytes_max: arguments.max_log,
+    };
+    ensure_writable(arguments.output.html.as_deref())?;
+    let runtime = start_runtime()?;
+    let stop = stop_on_signals(&runtime)?;
+    let progress = ProgressLine::new();
+    let say = |line: &str| progress.say(line);
+    let report = runtime.block_on(log::measure(&options, &stop, &say));
     progress.end();
     publish(&report?, &arguments.output)
 }

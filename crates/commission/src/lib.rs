@@ -17,6 +17,7 @@ pub mod log;
 mod machine;
 pub mod render;
 pub mod report;
+mod room;
 mod statistics;
 mod stop;
 pub mod units;
