@@ -136,7 +136,7 @@ pub fn commission(action: CommissionAction) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("farshore: {error}");
+            let _ = writeln!(std::io::stderr(), "farshore: {error}");
             match error {
                 Error::Interrupted => ExitCode::from(EXIT_INTERRUPTED),
                 _ => ExitCode::FAILURE,
@@ -274,16 +274,18 @@ impl ProgressLine {
     }
 
     fn say(&self, line: &str) {
-        if self.is_terminal {
-            eprint!("\r\x1b[2K{line}");
+        let mut out = std::io::stderr().lock();
+        // Nobody may be reading any more; that is no reason to end.
+        let _ = if self.is_terminal {
+            write!(out, "\r\x1b[2K{line}").and_then(|()| out.flush())
         } else {
-            eprintln!("{line}");
-        }
+            writeln!(out, "{line}")
+        };
     }
 
     fn end(&self) {
         if self.is_terminal {
-            eprint!("\r\x1b[2K");
+            let _ = write!(std::io::stderr(), "\r\x1b[2K");
         }
     }
 }

@@ -209,7 +209,8 @@ pub async fn measure(
 
 /// Connects a session without time limits.
 pub(crate) async fn connect(config: &Config) -> Result<Connection, Error> {
-    let failed = |source| Error::Server { what: "work", server: config.redacted(), source };
+    let failed =
+        |source| Error::Server { what: "open a session", server: config.redacted(), source };
     let mut connection = Connection::connect(config, Mode::Sql).await.map_err(failed)?;
     let sql = farshore_pg::no_timeouts(connection.server_version());
     connection.simple_query(&sql).await.map_err(failed)?;
@@ -295,19 +296,20 @@ fn empty_section(options: &LogOptions, server: &Server) -> Section {
         ("mb_per_s", "log MB/s", Higher),
         ("rows_per_s", "rows/s", Higher),
         ("commits_per_s", "commits/s", Higher),
+        ("ios_per_row", "I/Os/row", Lower),
+        ("ios_per_transaction", "I/Os/transaction", Neither),
+        ("bytes_per_io", "bytes/I/O", Higher),
+        ("p50_us", "commit p50 µs", Lower),
+        ("p99_us", "p99 µs", Lower),
+        ("max_us", "max µs", Lower),
+        ("waiting_percent", "waiting %", Lower),
         ("seconds", "seconds", Neither),
         ("rows", "rows", Neither),
         ("commits", "commits", Neither),
         ("log_mb", "log MB", Neither),
         ("ios", "log I/Os", Neither),
-        ("ios_per_row", "I/Os/row", Lower),
-        ("ios_per_transaction", "I/Os/transaction", Neither),
-        ("bytes_per_io", "bytes/I/O", Higher),
         ("flushes", "flushes", Neither),
-        ("waiting_percent", "waiting %", Lower),
-        ("p50_us", "commit p50 µs", Lower),
-        ("p99_us", "commit p99 µs", Lower),
-        ("max_us", "max µs", Lower),
+        ("buffers_full", "buffers full", Lower),
     ];
     if server.times_io {
         metrics.push(("write_ms", "write ms", Neither));
@@ -323,7 +325,8 @@ fn empty_section(options: &LogOptions, server: &Server) -> Section {
         &format!(
             "Each transaction writes {what}. I/Os and flushes of the log are those that the server \
              counted; bytes are how far the log moved. Waiting is the share of the clients' time in \
-             which they waited for the log."
+             which they waited for the log. Buffers are full when a session has to write pages of the log \
+             itself to make room."
         ),
         &[("clients", DimensionKind::Count), ("rows/transaction", DimensionKind::Count)],
         &metrics,
@@ -354,6 +357,7 @@ fn add(section: &mut Section, cell: Cell, measured: &Measured) {
         ("ios_per_transaction", ios / transactions.max(1.0)),
         ("bytes_per_io", moved / ios.max(1.0)),
         ("flushes", spent.flushes as f64),
+        ("buffers_full", spent.buffers_full as f64),
         ("waiting_percent", waiting * 100.0),
         ("p50_us", latencies.quantile_us(0.5)),
         ("p99_us", latencies.quantile_us(0.99)),

@@ -26,6 +26,8 @@ pub struct Counters {
     pub writes: u64,
     /// Flushes of the log; 0 where writes are durable by themselves (`open_datasync`, `open_sync`).
     pub flushes: u64,
+    /// How often a session had to write the log because its buffers were full.
+    pub buffers_full: u64,
     /// Milliseconds in writes, where `track_wal_io_timing` is on.
     pub write_ms: f64,
     /// Milliseconds in flushes, where `track_wal_io_timing` is on.
@@ -44,9 +46,9 @@ impl Counters {
             "SELECT wal_write, wal_sync, wal_write_time, wal_sync_time FROM pg_stat_wal"
         };
         let sql = format!(
-            "SELECT pg_current_wal_insert_lsn(), (SELECT wal_bytes::int8 FROM pg_stat_wal), \
-             w::int8, s::int8, coalesce(wt, 0)::float8, coalesce(st, 0)::float8 \
-             FROM ({io}) io (w, s, wt, st)"
+            "SELECT pg_current_wal_insert_lsn(), l.wal_bytes::int8, w::int8, s::int8, \
+             coalesce(wt, 0)::float8, coalesce(st, 0)::float8, l.wal_buffers_full \
+             FROM pg_stat_wal l, ({io}) io (w, s, wt, st)"
         );
         let address = admin.server().to_owned();
         let failed = || trying("read the log's statistics", &address);
@@ -66,6 +68,7 @@ impl Counters {
             flushes: row.parse(3)?,
             write_ms: row.parse(4)?,
             flush_ms: row.parse(5)?,
+            buffers_full: row.parse(6)?,
         })
     }
 
@@ -104,6 +107,7 @@ impl Counters {
             record_bytes: self.record_bytes.saturating_sub(before.record_bytes),
             writes: self.writes.saturating_sub(before.writes),
             flushes: self.flushes.saturating_sub(before.flushes),
+            buffers_full: self.buffers_full.saturating_sub(before.buffers_full),
             write_ms: (self.write_ms - before.write_ms).max(0.0),
             flush_ms: (self.flush_ms - before.flush_ms).max(0.0),
         }

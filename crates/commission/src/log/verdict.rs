@@ -22,6 +22,7 @@ pub fn of(report: &Report) -> Vec<String> {
         }
     }
     weakest(section, &mut verdict);
+    buffers(report, section, &mut verdict);
     verdict
 }
 
@@ -129,6 +130,29 @@ fn weakest(section: &Section, verdict: &mut Vec<String>) {
             figure(large)
         )
     });
+}
+
+/// Large transactions that outgrow the log's buffers write them out page by page.
+fn buffers(report: &Report, section: &Section, verdict: &mut Vec<String>) {
+    let per_io = |row: &Row| row.median("bytes_per_io").unwrap_or(0.0);
+    let largest = section.rows.iter().map(per_io).fold(0.0, f64::max);
+    // More often than one I/O in ten, and I/Os that are small again.
+    let short = section.rows.iter().find(|row| {
+        let full = row.median("buffers_full").unwrap_or(0.0);
+        full * 10.0 > row.median("ios").unwrap_or(f64::MAX) && per_io(row) * 4.0 < largest
+    });
+    let Some(row) = short else { return };
+    let (Some(clients), Some(rows)) = (row.number(0), row.number(1)) else { return };
+    let size = report.machine.iter().find(|fact| fact.name == "wal_buffers");
+    verdict.push(format!(
+        "From transactions of {} with {} on, the log's buffers ({}) are full, and it is written in \
+         pieces of {} instead of up to {}: a larger wal_buffers would help.",
+        plural(rows, "row"),
+        plural(clients, "client"),
+        size.map_or("wal_buffers", |fact| fact.value.as_str()),
+        bytes(per_io(row) as u64),
+        bytes(largest as u64)
+    ));
 }
 
 fn plural(number: u64, what: &str) -> String {

@@ -5,8 +5,8 @@ use crate::units::figure;
 use std::fmt::Write as _;
 
 /// Cells of the longest bar.
-const BAR_CELLS: usize = 20;
-/// Text is broken before this column.
+const BAR_CELLS: usize = 16;
+/// Text and tables are broken before this column.
 const WIDTH: usize = 96;
 
 /// A report as text, with a small bar beside each row for the section's first metric.
@@ -50,25 +50,45 @@ fn paragraph(out: &mut String, head: &str, text: &str) {
     let _ = writeln!(out, "{line}");
 }
 
+/// A table, in several parts one below the other where it would be too wide.
 fn table(out: &mut String, section: &Section) {
-    let mut lines = vec![Vec::new()];
-    lines[0].extend(section.dimensions.iter().map(|dimension| dimension.name.clone()));
-    lines[0].extend(section.metrics.iter().map(|metric| metric.title.clone()));
-    lines[0].push(String::new());
     let headline = section.metrics.first().map(|metric| metric.name.as_str()).unwrap_or_default();
     let longest = section.rows.iter().filter_map(|row| row.median(headline)).fold(0.0, f64::max);
-    for row in &section.rows {
-        let mut line: Vec<String> = Vec::new();
-        for (index, value) in row.at.iter().enumerate() {
-            line.push(at(section.dimensions.get(index), value));
+    let begin = || -> Vec<Vec<String>> {
+        let names = section.dimensions.iter().map(|dimension| dimension.name.clone()).collect();
+        let values = section.rows.iter().map(|row| {
+            let each = row.at.iter().enumerate();
+            each.map(|(index, value)| at(section.dimensions.get(index), value)).collect()
+        });
+        std::iter::once(names).chain(values).collect()
+    };
+    let mut part = begin();
+    for (index, metric) in section.metrics.iter().enumerate() {
+        let mut column = vec![metric.title.clone()];
+        column.extend(section.rows.iter().map(|row| cell(row, &metric.name, index == 0)));
+        let used: usize = (0..part[0].len()).map(|column| width_of(&part, column) + 2).sum();
+        let more = column.iter().map(|text| text.chars().count()).max().unwrap_or(0) + 2;
+        if used + more > WIDTH && part[0].len() > section.dimensions.len() {
+            align(out, &part);
+            let _ = writeln!(out);
+            part = begin();
         }
-        for (index, metric) in section.metrics.iter().enumerate() {
-            line.push(cell(row, &metric.name, index == 0));
+        for (line, value) in part.iter_mut().zip(column) {
+            line.push(value);
         }
-        line.push(bar(row.median(headline).unwrap_or(0.0), longest));
-        lines.push(line);
+        if index == 0 {
+            part[0].push(String::new());
+            for (line, row) in part[1..].iter_mut().zip(&section.rows) {
+                line.push(bar(row.median(headline).unwrap_or(0.0), longest));
+            }
+        }
     }
-    align(out, &lines);
+    align(out, &part);
+}
+
+fn width_of(lines: &[Vec<String>], column: usize) -> usize {
+    let texts = lines.iter().filter_map(|line| line.get(column));
+    texts.map(|text| text.chars().count()).max().unwrap_or(0)
 }
 
 /// The median; of the headline with half its range, in percent.
@@ -94,19 +114,16 @@ fn bar(value: f64, longest: f64) -> String {
     format!("{}{}", "█".repeat(eighths / 8), EIGHTHS[eighths % 8])
 }
 
-/// Columns as wide as they need, to the right but for the first and the last.
+/// Columns as wide as they need; words to the left, figures to the right.
 fn align(out: &mut String, lines: &[Vec<String>]) {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width_of = |column: usize| {
-        let widths = lines.iter().filter_map(|line| line.get(column));
-        widths.map(|text| text.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width_of).collect();
+    let widths: Vec<usize> = (0..columns).map(|column| width_of(lines, column)).collect();
     for line in lines {
         let mut text = String::from(" ");
         for (column, value) in line.iter().enumerate() {
             let pad = " ".repeat(widths[column] - value.chars().count());
-            let is_left = column == 0 || column + 1 == columns;
+            let is_left =
+                column == 0 || value.starts_with(['█', '▏', '▎', '▍', '▌', '▋', '▊', '▉']);
             let _ = if is_left {
                 write!(text, " {value}{pad} ")
             } else {
