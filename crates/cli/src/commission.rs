@@ -154,6 +154,7 @@ fn measure_disk(arguments: DiskArguments) -> Result<(), Error> {
         clients: arguments.clients,
         duration: Duration::from_secs_f64(arguments.seconds),
         repeats: arguments.repeats,
+        methods: disk::SyncMethod::ALL.into(),
         sustained: arguments.sustained.map(|minutes| Duration::from_secs_f64(minutes * 60.0)),
     };
     ensure_writable(arguments.output.html.as_deref())?;

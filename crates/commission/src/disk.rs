@@ -48,6 +48,8 @@ pub struct DiskOptions {
     pub sizes: Vec<u32>,
     /// How many writes are under way at a time: 1 to [`OUTSTANDING_MAX`].
     pub depths: Vec<u32>,
+    /// Ways of writing to compare, one write at a time.
+    pub methods: Vec<SyncMethod>,
     /// Clients that commit at a time: 1 to [`OUTSTANDING_MAX`].
     pub clients: Vec<u32>,
     /// How long each figure is measured each time.
@@ -66,6 +68,7 @@ impl DiskOptions {
             file_bytes: 1 << 30,
             sizes: [4, 8, 16, 64, 256, 1_024].map(|kib| kib << 10).into(),
             depths: vec![1, 4, 16, 64],
+            methods: SyncMethod::ALL.into(),
             clients: vec![1, 2, 4, 8, 16, 32, 64],
             duration: Duration::from_millis(500),
             repeats: 3,
@@ -247,7 +250,7 @@ fn cells(options: &DiskOptions, usable: &[SyncMethod]) -> Vec<Cell> {
             cells.push(Cell::Outstanding { size: *size, depth: *depth });
         }
     }
-    for method in usable {
+    for method in usable.iter().filter(|method| options.methods.contains(method)) {
         cells.extend(METHOD_SIZES.map(|size| Cell::Method { method: *method, size }));
     }
     cells.extend(options.clients.iter().map(|clients| Cell::GroupCommit { clients: *clients }));
