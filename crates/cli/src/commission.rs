@@ -1,5 +1,6 @@
 use crate::runtime;
 use clap::{Args, Subcommand};
+use farshore_commission::commit::{self, CommitOptions};
 use farshore_commission::disk::{self, DiskOptions};
 use farshore_commission::log::{self, LogOptions, Script};
 use farshore_commission::report::Report;
@@ -28,6 +29,10 @@ pub enum CommissionAction {
     /// standby, a role that may not make a schema, a publication of all tables, and a disk without
     /// room. 130 is the exit status after Ctrl-C.
     Log(LogArguments),
+    /// What each level of synchronous_commit costs, by rows per statement
+    ///
+    /// Writes into a schema of its own, as log does, and refuses what log refuses.
+    Commit(CommitArguments),
     /// Two reports that --json printed: what changed beyond the noise
     Compare {
         /// The one before
@@ -103,6 +108,30 @@ pub struct LogArguments {
     output: Output,
 }
 
+/// Arguments of `commission commit`.
+#[derive(Args)]
+pub struct CommitArguments {
+    /// The server: a URL, a conninfo string, or service=NAME
+    url: String,
+    /// Rows in a statement
+    #[arg(long, value_delimiter = ',', default_value = "1,10,100,1000,10000,100000,1000000")]
+    statement_rows: Vec<u64>,
+    /// Characters in a row
+    #[arg(long, default_value_t = 100)]
+    row_size: u32,
+    /// How often each figure is measured; compare needs 3
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=100))]
+    repeats: u32,
+    /// Seconds that a figure may take each time, but for its first statement
+    #[arg(long, default_value_t = 5.0, value_parser = seconds)]
+    seconds: f64,
+    /// Log written in all at most
+    #[arg(long, value_name = "SIZE", default_value = "32GB", value_parser = parse_bytes)]
+    max_log: u64,
+    #[command(flatten)]
+    output: Output,
+}
+
 /// Where a report goes.
 #[derive(Args)]
 struct Output {
@@ -131,6 +160,7 @@ pub fn commission(action: CommissionAction) -> ExitCode {
     let done = match action {
         CommissionAction::Disk(arguments) => measure_disk(arguments),
         CommissionAction::Log(arguments) => measure_log(arguments),
+        CommissionAction::Commit(arguments) => measure_commit(arguments),
         CommissionAction::Compare { a, b, json } => compare_files(&a, &b, json),
     };
     match done {
@@ -186,6 +216,25 @@ fn measure_log(arguments: LogArguments) -> Result<(), Error> {
     let progress = ProgressLine::new();
     let say = |line: &str| progress.say(line);
     let report = runtime.block_on(log::measure(&options, &stop, &say));
+    progress.end();
+    publish(&report?, &arguments.output)
+}
+
+fn measure_commit(arguments: CommitArguments) -> Result<(), Error> {
+    let options = CommitOptions {
+        server: LogOptions::server(&arguments.url)?,
+        statement_rows: arguments.statement_rows,
+        row_size: arguments.row_size,
+        repeats: arguments.repeats,
+        time_max: Duration::from_secs_f64(arguments.seconds),
+        log_bytes_max: arguments.max_log,
+    };
+    ensure_writable(arguments.output.html.as_deref())?;
+    let runtime = start_runtime()?;
+    let stop = stop_on_signals(&runtime)?;
+    let progress = ProgressLine::new();
+    let say = |line: &str| progress.say(line);
+    let report = runtime.block_on(commit::measure(&options, &stop, &say));
     progress.end();
     publish(&report?, &arguments.output)
 }

@@ -182,6 +182,7 @@ pub fn measure(options: &DiskOptions, stop: &Stop, say: Progress<'_>) -> Result<
         report.sections.push(section);
         report.remarks.push(remark);
     }
+    report.remark_on_spread();
     report.verdict = verdict::of(&report);
     Ok(report)
 }

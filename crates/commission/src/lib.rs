@@ -2,6 +2,7 @@
 //!
 //! - [`disk`]: durable writes into a folder, no database needed;
 //! - [`log`]: the write-ahead log of a live PostgreSQL;
+//! - [`commit`]: what each level of `synchronous_commit` costs there;
 //! - [`report`]: what every measurement gives, to be kept as JSON;
 //! - [`render`]: a report for the terminal, or as one HTML file;
 //! - [`compare`]: two reports side by side, and what changed beyond the noise.
@@ -9,6 +10,7 @@
 //! Every figure is taken several times, in rounds: first all of them once, then all of them again.
 //! What drifts while a measurement runs is thereby part of the spread that is shown.
 
+pub mod commit;
 pub mod compare;
 pub mod disk;
 mod error;

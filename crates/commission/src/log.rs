@@ -8,16 +8,16 @@
 mod cell;
 mod counters;
 mod prose;
-mod scratch;
+pub(crate) mod scratch;
 mod script;
-mod server;
+pub(crate) mod server;
 mod verdict;
 
 use crate::machine;
 use crate::report::{At, Better, DimensionKind, Fact, Report, Section};
 use crate::units::{bytes, count};
 use crate::{Error, Progress, Stop};
-use cell::{Cell, Measured};
+use cell::{Cell, Measured, Place};
 use counters::Counters;
 use farshore_pg::{CancelToken, Config, Connection, Mode};
 use scratch::Scratch;
@@ -123,6 +123,33 @@ impl LogOptions {
         cells
     }
 
+    fn demand(&self) -> Demand {
+        Demand {
+            clients: self.clients.iter().copied().max().unwrap_or(1),
+            planned_bytes: self.script.is_none().then(|| self.planned_bytes()),
+            table_bytes: self.table_bytes(),
+            log_bytes_max: self.log_bytes_max,
+        }
+    }
+
+    /// Combinations that [`LogOptions::cells`] leaves out, in words; `None` if there are none.
+    fn left_out(&self) -> Option<String> {
+        let left_out: Vec<String> = self
+            .clients
+            .iter()
+            .flat_map(|clients| self.transaction_rows.iter().map(move |rows| (*clients, *rows)))
+            .filter(|(clients, rows)| rows.saturating_mul(u64::from(*clients)) > self.rows)
+            .map(|(clients, rows)| format!("{} × {}", count(clients.into()), count(rows)))
+            .collect();
+        (!left_out.is_empty()).then(|| {
+            format!(
+                "left out, because not every client would have had a transaction (clients × rows): {}; \
+                 more --rows would include them",
+                left_out.join(", ")
+            )
+        })
+    }
+
     /// Bytes of log that all of it writes, about: a row, its header, and a little for the pages'.
     fn planned_bytes(&self) -> u64 {
         let row = u64::from(self.row_size) + 100;
@@ -136,12 +163,25 @@ impl LogOptions {
     }
 }
 
+/// What a measurement asks of a server, for [`Server::ensure_fit`].
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Demand {
+    /// Sessions at a time.
+    pub clients: u32,
+    /// Bytes of log that all of it writes, about; `None`: nobody knows, a user's script does it.
+    pub planned_bytes: Option<u64>,
+    /// Bytes that its tables take at most, about.
+    pub table_bytes: u64,
+    /// Bytes of log that may be written in all.
+    pub log_bytes_max: u64,
+}
+
 /// Sessions that may be at work, to be cancelled when everything is to end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct AtWork(Arc<Mutex<Vec<CancelToken>>>);
 
 impl AtWork {
-    fn add(&self, connection: &Connection) {
+    pub(crate) fn add(&self, connection: &Connection) {
         let mut tokens = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         tokens.push(connection.cancel_token());
     }
@@ -177,34 +217,79 @@ pub async fn measure(
     say: Progress<'_>,
 ) -> Result<Report, Error> {
     options.check()?;
-    let config = options.server.clone().with_application_name(APPLICATION);
+    let mut report = on_a_server(&options.server, options.demand(), stop, say, async |stage| {
+        let mut report = begin_report("log", stage, options.log_bytes_max);
+        report.settings = settings(options);
+        report.remarks.extend(options.left_out());
+        fill(options, stage, &mut report, say).await?;
+        Ok(report)
+    })
+    .await?;
+    report.remark_on_spread();
+    report.verdict = verdict::of(&report);
+    Ok(report)
+}
+
+/// Where a measurement takes place.
+pub(crate) struct Stage<'a> {
+    /// How to connect more sessions.
+    pub config: &'a Config,
+    /// A session that asks, makes tables and empties them.
+    pub admin: &'a mut Connection,
+    /// The schema to do it in.
+    pub scratch: &'a mut Scratch,
+    /// What the server said of itself.
+    pub server: &'a Server,
+    /// Sessions to be cancelled at the end.
+    pub at_work: &'a AtWork,
+}
+
+/// Does `work` on a server that is fit for it, in a scratch schema that is gone afterwards; gives it
+/// up when asked to stop.
+pub(crate) async fn on_a_server<T>(
+    server: &Config,
+    demand: Demand,
+    stop: &Stop,
+    say: Progress<'_>,
+    work: impl AsyncFnOnce(&mut Stage<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let config = server.clone().with_application_name(APPLICATION);
     let mut admin = connect(&config).await?;
     let server = Server::ask(&mut admin).await?;
-    server.ensure_fit(options)?;
+    server.ensure_fit(demand)?;
     stop.check()?;
-    let mut report = Report::begin("log", config.redacted());
-    report.machine = server.facts();
-    if server.is_local {
-        report.machine.extend(machine::facts());
-    }
-    report.settings = settings(options);
-    report.remarks = server.remarks(options);
-
     let mut scratch = Scratch::create(&config, &mut admin, say).await?;
     let at_work = AtWork::default();
-    let work =
-        fill(options, &config, &mut admin, &mut scratch, &server, &mut report, &at_work, say);
-    let outcome = tokio::select! {
-        outcome = work => outcome,
-        () = stop.requested() => Err(Error::Interrupted),
+    let outcome = {
+        let mut stage = Stage {
+            config: &config,
+            admin: &mut admin,
+            scratch: &mut scratch,
+            server: &server,
+            at_work: &at_work,
+        };
+        tokio::select! {
+            outcome = work(&mut stage) => outcome,
+            () = stop.requested() => Err(Error::Interrupted),
+        }
     };
     at_work.cancel().await;
     let removed = scratch.remove(&mut admin).await;
     admin.close().await;
-    outcome?;
+    let outcome = outcome?;
     removed?;
-    report.verdict = verdict::of(&report);
-    Ok(report)
+    Ok(outcome)
+}
+
+/// A report with what is known before anything is measured.
+pub(crate) fn begin_report(kind: &str, stage: &Stage<'_>, log_bytes_max: u64) -> Report {
+    let mut report = Report::begin(kind, stage.config.redacted());
+    report.machine = stage.server.facts();
+    if stage.server.is_local {
+        report.machine.extend(machine::facts());
+    }
+    report.remarks = stage.server.remarks(log_bytes_max);
+    report
 }
 
 /// Connects a session without time limits.
@@ -223,17 +308,13 @@ pub(crate) fn trying(what: &'static str, server: &str) -> impl FnOnce(farshore_p
     move |source| Error::Server { what, server, source }
 }
 
-#[allow(clippy::too_many_arguments, reason = "the one caller has all of them in hand")]
 async fn fill(
     options: &LogOptions,
-    config: &Config,
-    admin: &mut Connection,
-    scratch: &mut Scratch,
-    server: &Server,
+    stage: &mut Stage<'_>,
     report: &mut Report,
-    at_work: &AtWork,
     say: Progress<'_>,
 ) -> Result<(), Error> {
+    let Stage { config, admin, scratch, server, at_work } = stage;
     let idle = watch_idle(admin, server).await?;
     if idle > IDLE_BYTES_PER_S {
         report.remarks.push(format!(
@@ -259,7 +340,7 @@ async fn fill(
                 count(cell.transaction_rows),
                 count(cell.clients.into())
             ));
-            let place = cell::Place { options, config, server, scratch, at_work, begin: &begin };
+            let place = Place { options, config, server, scratch, at_work, begin: &begin };
             let measured = cell::measure(*cell, place, admin).await?;
             at_work.clear();
             add(&mut section, *cell, &measured);

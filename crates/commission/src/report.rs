@@ -9,6 +9,8 @@ use std::path::Path;
 
 /// The form of this data. Another number means something else.
 pub const FORMAT: u32 = 1;
+/// Half of the range by the median: beyond this share it has to be said.
+const WIDE_SPREAD: f64 = 0.2;
 /// Larger files are not reports.
 const REPORT_BYTES_MAX: u64 = 64 << 20;
 
@@ -269,6 +271,32 @@ impl Report {
         self.sections.iter().find(|section| section.name == name)
     }
 
+    /// Says so when repeats of the same differ widely: then nothing is known to two digits.
+    pub(crate) fn remark_on_spread(&mut self) {
+        let mut halves: Vec<f64> = Vec::new();
+        for section in &self.sections {
+            let Some(headline) = section.metrics.first() else { continue };
+            for row in &section.rows {
+                let repeats = row.figures.get(&headline.name).map_or(0, Vec::len);
+                let median = row.median(&headline.name).unwrap_or(0.0);
+                if let Some((low, high)) = row.range(&headline.name)
+                    && repeats > 1
+                    && median > 0.0
+                {
+                    halves.push((high - low) / 2.0 / median);
+                }
+            }
+        }
+        let usual = statistics::median(&halves);
+        if usual > WIDE_SPREAD {
+            self.remarks.push(format!(
+                "repeats of the same differ widely (usually by ±{:.0} %): something else was at work, \
+                 or the device is uneven; measure again when it is quiet before relying on a figure",
+                usual * 100.0
+            ));
+        }
+    }
+
     /// Reads what `--json` printed.
     ///
     /// # Errors
@@ -311,6 +339,8 @@ mod tests {
         assert_eq!(section.rows[0].number(0), Some(4_096));
         assert_eq!(section.rows[0].number(1), None);
         report.sections.push(section);
+        report.remark_on_spread();
+        assert!(report.remarks[0].contains("±50 %"), "{:?}", report.remarks);
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.json");
         std::fs::write(&path, serde_json::to_string(&report).unwrap()).unwrap();

@@ -195,3 +195,40 @@ fn no_time_means_few_rows_and_says_how_many() {
     let row = section.row(&[At::Number(4), At::Number(10)]).unwrap();
     assert_eq!(row.median("rows"), Some(40.0));
 }
+
+#[test]
+fn each_level_of_synchronous_commit_has_its_price_and_a_stop_leaves_nothing() {
+    use farshore_commission::commit::{self, CommitOptions};
+    let cluster = cluster(15, &[]);
+    let server = LogOptions::server(&cluster.url("postgres")).unwrap();
+    let options = CommitOptions {
+        statement_rows: vec![1, 1_000],
+        time_max: Duration::from_millis(20),
+        repeats: 2,
+        ..CommitOptions::new(server)
+    };
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let (handle, stop) = Stop::new();
+    let report = runtime.block_on(commit::measure(&options, &stop, &|_| {})).unwrap();
+    let section = report.section("penalty").unwrap();
+    assert_eq!(section.rows.len(), 4);
+    for row in &section.rows {
+        let is_off = row.at[1] == At::Word("off".into());
+        let penalties = &row.figures["penalty_percent"];
+        assert_eq!(penalties.len(), 2);
+        assert!(!is_off || penalties.iter().all(|penalty| *penalty == 0.0), "{row:?}");
+        assert!(row.median("statements").unwrap() >= 1.0);
+    }
+    assert!(report.remarks.iter().any(|r| r.contains("synchronous_standby_names")));
+    assert!(report.verdict[0].contains("synchronous_commit = on"), "{:?}", report.verdict);
+    assert_eq!(left(&cluster), (0, 0));
+
+    let say = |line: &str| {
+        if line.contains("round 2") {
+            handle.stop();
+        }
+    };
+    let outcome = runtime.block_on(commit::measure(&options, &stop, &say));
+    assert!(matches!(outcome, Err(Error::Interrupted)), "{outcome:?}");
+    assert_eq!(left(&cluster), (0, 0));
+}

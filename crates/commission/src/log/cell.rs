@@ -88,15 +88,14 @@ pub async fn measure(
     let Place { options, config, server, scratch, at_work, .. } = place;
     let name = admin.server().to_owned();
     if options.script.is_none() {
-        let sql = format!("TRUNCATE {}", scratch.table("rows"));
-        admin.simple_query(&sql).await.map_err(trying("empty a table", &name))?;
+        scratch.empty(admin).await?;
     }
     let mut clients = Vec::new();
     for _ in 0..cell.clients {
         let mut client = connect(config).await?;
         at_work.add(&client);
         if options.script.is_none() {
-            let sql = prepare(scratch);
+            let sql = scratch.prepare();
             client.simple_query(&sql).await.map_err(trying("prepare a statement", &name))?;
         }
         clients.push(client);
@@ -148,18 +147,6 @@ pub async fn measure(
         spent,
         waiting: watch.share(),
     })
-}
-
-/// `go(number of rows, first of those to choose from)`. The rows are looked up one by one: a plan
-/// that reads all of the pool for a transaction of one row would be what is measured.
-fn prepare(scratch: &Scratch) -> String {
-    format!(
-        "PREPARE go (int8, int8) AS INSERT INTO {} (id, content) \
-         SELECT g, (SELECT content FROM {} WHERE id = g % {}) FROM generate_series($2, $2 + $1 - 1) g",
-        scratch.table("rows"),
-        scratch.table("pool"),
-        scratch.pool_rows()
-    )
 }
 
 /// Takes rows and commits them until there are none left, or the time is over; then says goodbye.

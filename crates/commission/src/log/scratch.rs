@@ -96,11 +96,6 @@ impl Scratch {
         format!("{}.{name}", quote_identifier(&self.schema))
     }
 
-    /// How many rows there are to choose from.
-    pub fn pool_rows(&self) -> u64 {
-        self.pool_rows
-    }
-
     /// Makes the table that rows are written to, and fills the one that they come from. Values are
     /// stored as they are: what shrinks them is not the log.
     pub async fn fill(&mut self, admin: &mut Connection, row_size: u32) -> Result<(), Error> {
@@ -124,6 +119,27 @@ impl Scratch {
         }
         copy.finish().await.map_err(failed())?;
         admin.simple_query(&format!("ANALYZE {pool}")).await.map_err(failed())?;
+        Ok(())
+    }
+
+    /// `PREPARE` of `go(number of rows, first of those to choose from)`. The rows are looked up one by
+    /// one: a plan that reads all of the pool for a single row would be what is measured.
+    pub fn prepare(&self) -> String {
+        format!(
+            "PREPARE go (int8, int8) AS INSERT INTO {} (id, content) \
+             SELECT g, (SELECT content FROM {} WHERE id = g % {}) \
+             FROM generate_series($2, $2 + $1 - 1) g",
+            self.table("rows"),
+            self.table("pool"),
+            self.pool_rows
+        )
+    }
+
+    /// Empties the table that rows are written to.
+    pub async fn empty(&self, admin: &mut Connection) -> Result<(), Error> {
+        let server = admin.server().to_owned();
+        let sql = format!("TRUNCATE {}", self.table("rows"));
+        admin.simple_query(&sql).await.map_err(trying("empty a table", &server))?;
         Ok(())
     }
 

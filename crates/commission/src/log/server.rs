@@ -1,10 +1,10 @@
 //! What server it is, and whether it should be measured at all.
 
-use super::{LogOptions, trying};
+use super::{Demand, trying};
 use crate::Error;
 use crate::report::Fact;
 use crate::room::Room;
-use crate::units::{bytes, count};
+use crate::units::bytes;
 use farshore_pg::{Connection, Row};
 use std::path::{Path, PathBuf};
 
@@ -53,6 +53,8 @@ pub struct Server {
     /// Megabytes that the log may grow to between checkpoints, as bytes.
     max_wal_bytes: u64,
     settings: Vec<Fact>,
+    /// Names of standbys that commits wait for.
+    pub standbys: String,
     /// Where its files are, where it says so.
     data_directory: Option<PathBuf>,
     /// Whether it runs on this machine.
@@ -85,7 +87,8 @@ impl Server {
              inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8' \
                OR inet_server_addr() = '::1', \
              pg_has_role('pg_read_all_settings', 'USAGE'), \
-             current_setting('track_wal_io_timing') = 'on'";
+             current_setting('track_wal_io_timing') = 'on', \
+             current_setting('synchronous_standby_names')";
         let rows = admin.query(facts, &[]).await?;
         let row = rows
             .first()
@@ -105,6 +108,7 @@ impl Server {
             publications: Vec::new(),
             slots: Vec::new(),
             settings: Vec::new(),
+            standbys: text(11),
             data_directory: None,
             is_local: row.parse_bool(8)?,
             times_io: row.parse_bool(10)?,
@@ -141,7 +145,7 @@ impl Server {
     ///
     /// # Errors
     /// [`Error::Refused`], with what to do.
-    pub fn ensure_fit(&self, options: &LogOptions) -> Result<(), Error> {
+    pub fn ensure_fit(&self, demand: Demand) -> Result<(), Error> {
         let refuse = |what: String| Err(Error::Refused(format!("{}: {what}", self.name)));
         if self.version < 140_000 {
             return refuse(format!(
@@ -169,7 +173,7 @@ impl Server {
                 database = farshore_pg::quote_identifier(&self.database)
             ));
         }
-        if let (Some(publication), None) = (self.publications.first(), &options.script) {
+        if let (Some(publication), Some(_)) = (self.publications.first(), demand.planned_bytes) {
             return refuse(format!(
                 "publication {publication} publishes all tables of database {}, also those that this \
                  would make, and its subscribers do not have them; name another database of the same \
@@ -177,8 +181,7 @@ impl Server {
                 self.database
             ));
         }
-        let clients = options.clients.iter().copied().max().unwrap_or(0);
-        let sessions = u64::from(clients) + OWN_SESSIONS;
+        let sessions = u64::from(demand.clients) + OWN_SESSIONS;
         if sessions > self.free_sessions {
             return refuse(format!(
                 "{sessions} sessions are needed, but max_connections leaves {}; ask for fewer with \
@@ -186,29 +189,26 @@ impl Server {
                 self.free_sessions
             ));
         }
-        self.ensure_room(options)
+        self.ensure_room(demand)
     }
 
-    fn ensure_room(&self, options: &LogOptions) -> Result<(), Error> {
+    fn ensure_room(&self, demand: Demand) -> Result<(), Error> {
         let refuse = |what: String| Err(Error::Refused(format!("{}: {what}", self.name)));
-        if options.script.is_some() {
-            // What a script writes nobody knows before; the cap on the log holds all the same.
-            return Ok(());
-        }
-        let planned = options.planned_bytes();
-        if planned > options.log_bytes_max {
+        // What a script writes nobody knows before; the cap on the log holds all the same.
+        let Some(planned) = demand.planned_bytes else { return Ok(()) };
+        if planned > demand.log_bytes_max {
             return refuse(format!(
                 "about {} of log would be written in all, and no more than {} may be; ask for less \
                  with --rows, --row-size or --repeats, or allow more with --max-log",
                 bytes(planned),
-                bytes(options.log_bytes_max)
+                bytes(demand.log_bytes_max)
             ));
         }
         let kept = self.kept_bytes(planned);
         match self.rooms() {
             Some((data, log)) => {
                 let (data, log) = (data?, log?);
-                let wanted = options.table_bytes().saturating_add(kept);
+                let wanted = demand.table_bytes.saturating_add(kept);
                 // Where both are on one file system it has to take both.
                 for (room, what) in [(data, "its data"), (log, "its log")] {
                     if !room.may_take(wanted) {
@@ -262,7 +262,7 @@ impl Server {
     }
 
     /// What has to be known about the figures.
-    pub fn remarks(&self, options: &LogOptions) -> Vec<String> {
+    pub fn remarks(&self, log_bytes_max: u64) -> Vec<String> {
         let setting = |name: &str| {
             self.settings.iter().find(|s| s.name == name).map(|s| s.value.as_str()).unwrap_or("")
         };
@@ -293,21 +293,7 @@ impl Server {
         if self.rooms().is_none() {
             remarks.push(format!(
                 "the free space of the server's disk cannot be seen from here; it ends after {} of log",
-                bytes(options.log_bytes_max)
-            ));
-        }
-        let left_out: Vec<String> = options
-            .clients
-            .iter()
-            .flat_map(|clients| options.transaction_rows.iter().map(move |rows| (*clients, *rows)))
-            .filter(|(clients, rows)| rows.saturating_mul(u64::from(*clients)) > options.rows)
-            .map(|(clients, rows)| format!("{} × {}", count(clients.into()), count(rows)))
-            .collect();
-        if !left_out.is_empty() {
-            remarks.push(format!(
-                "left out, because not every client would have had a transaction (clients × rows): {}; \
-                 more --rows would include them",
-                left_out.join(", ")
+                bytes(log_bytes_max)
             ));
         }
         remarks

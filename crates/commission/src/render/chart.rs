@@ -10,7 +10,8 @@ use std::fmt::Write as _;
 const WIDTH: f64 = 400.0;
 const HEIGHT: f64 = 250.0;
 const LEFT: f64 = 52.0;
-const RIGHT: f64 = 12.0;
+/// Half of a label stands to the right of the last point.
+const RIGHT: f64 = 24.0;
 const TOP: f64 = 10.0;
 const BOTTOM: f64 = 40.0;
 /// Lines with a colour of their own.
@@ -97,9 +98,9 @@ pub fn lines(section: &Section, chart: &Chart) -> String {
             series.push(line);
         }
     }
-    let medians: Vec<f64> =
-        section.rows.iter().filter_map(|row| row.median(&chart.metric)).collect();
-    let scale = Scale::of(&medians, chart.logarithmic);
+    let ranges = section.rows.iter().filter_map(|row| row.range(&chart.metric));
+    let ends: Vec<f64> = ranges.flat_map(|(low, high)| [low, high]).collect();
+    let scale = Scale::of(&ends, chart.logarithmic);
     let mut svg = format!(
         "<svg viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
         escape(&chart.title)
@@ -171,7 +172,7 @@ fn axes(
     let every = values.len().div_ceil(LABELS_MAX);
     for (index, value) in values.iter().enumerate().step_by(every) {
         let shown = match value {
-            At::Number(number) if *number >= 10_000 && is_count(section, chart) => {
+            At::Number(number) if *number >= 1_000 && is_count(section, chart) => {
                 short(*number as f64)
             }
             other => at(section.dimensions.get(chart.x), other),
