@@ -86,7 +86,7 @@ pub struct LogArguments {
     /// Characters in a row
     #[arg(long, default_value_t = 4_000)]
     row_size: u32,
-    /// Run the SQL of this file instead of inserting rows; understands \\set of numbers and random()
+    /// Run the SQL of this file instead of inserting rows; understands \set of numbers and random()
     #[arg(long, value_name = "FILE", conflicts_with = "row_size")]
     script: Option<PathBuf>,
     /// Rows in a transaction, or runs of the script

@@ -2,7 +2,7 @@
 //! one client and by many, counted by the server itself.
 //!
 //! Everything happens in a schema of its own, which is removed at the end, whatever the end is
-//! (see [`scratch`](self)). The rows come from a table on the server, so that the network carries
+//! (see `scratch`). The rows come from a table on the server, so that the network carries
 //! a short statement for each transaction and is not what is measured.
 
 mod cell;

@@ -12,24 +12,40 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-const SECONDS: u64 = 2;
+const SECONDS: u64 = 1;
 const FILE_BYTES: u64 = 256 << 20;
 
-/// Writes per second, as fio has them: the same flags, a file that was written before, and the
-/// engine that can have that many under way.
-fn fio(folder: &Path, size: u32, depth: u32) -> f64 {
-    let engine = if depth == 1 { "psync" } else { "libaio" };
-    let output = Command::new("fio")
+/// How fio has several writes under way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Engine {
+    /// A thread for each, every one of them in a part of the file of its own; with one, `psync`.
+    Threads,
+    /// One thread that submits and collects.
+    Libaio,
+}
+
+/// Writes per second, as fio has them: the same flags, and a file that was written before.
+fn fio(folder: &Path, engine: Engine, size: u32, depth: u32) -> f64 {
+    let mut command = Command::new("fio");
+    command
         .args(["--name=pair", "--rw=write", "--direct=1", "--sync=dsync", "--overwrite=1"])
-        .args(["--time_based", "--output-format=json", "--fallocate=none"])
+        .args(["--time_based", "--output-format=json", "--thread", "--group_reporting"])
         .arg(format!("--filename={}", folder.join("fio.dat").display()))
-        .arg(format!("--size={FILE_BYTES}"))
         .arg(format!("--bs={size}"))
-        .arg(format!("--ioengine={engine}"))
-        .arg(format!("--iodepth={depth}"))
-        .arg(format!("--runtime={SECONDS}"))
-        .output()
-        .expect("fio: scripts/setup --fio installs it");
+        .arg(format!("--runtime={SECONDS}"));
+    match engine {
+        Engine::Threads => {
+            let part = FILE_BYTES / u64::from(depth);
+            command.args(["--ioengine=psync", "--iodepth=1"]);
+            command.arg(format!("--numjobs={depth}")).arg(format!("--size={part}"));
+            command.arg(format!("--offset_increment={part}"));
+        }
+        Engine::Libaio => {
+            command.args(["--ioengine=libaio", "--numjobs=1"]);
+            command.arg(format!("--iodepth={depth}")).arg(format!("--size={FILE_BYTES}"));
+        }
+    }
+    let output = command.output().expect("fio: scripts/setup --fio installs it");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let said: Value = serde_json::from_slice(&output.stdout).expect("fio's JSON");
     said["jobs"][0]["write"]["iops"].as_f64().expect("iops")
@@ -61,26 +77,30 @@ fn beside_fio() {
         std::env::var("FARSHORE_PAIRS").ok().and_then(|text| text.parse().ok()).unwrap_or(9);
     let base = std::env::var_os("FARSHORE_DISK").map_or_else(std::env::temp_dir, Into::into);
     let folder = tempfile::Builder::new().prefix("farshore-fio").tempdir_in(base).unwrap();
-    for (size, depth) in [(4 << 10, 1), (64 << 10, 1), (4 << 10, 64), (64 << 10, 64)] {
-        let mut ratios = Vec::new();
-        for pair in 0..pairs {
-            // Who goes first changes from pair to pair.
-            let (ours, theirs) = if pair % 2 == 0 {
+    let cases = [(4 << 10, 1), (64 << 10, 1), (4 << 10, 64), (64 << 10, 64)];
+    for (size, depth) in cases {
+        for engine in [Engine::Threads, Engine::Libaio] {
+            if depth == 1 && engine == Engine::Libaio {
+                continue;
+            }
+            let mut ratios = Vec::new();
+            let what = format!("{size} bytes, {depth} under way, fio {engine:?}");
+            for pair in 0..pairs {
+                // Who goes first changes from pair to pair.
+                let theirs_first = (pair % 2 == 1).then(|| fio(folder.path(), engine, size, depth));
                 let ours = farshore(folder.path(), size, depth);
-                (ours, fio(folder.path(), size, depth))
-            } else {
-                let theirs = fio(folder.path(), size, depth);
-                (farshore(folder.path(), size, depth), theirs)
-            };
-            println!("{size} bytes, {depth} under way: farshore {ours:.0}/s, fio {theirs:.0}/s");
-            ratios.push(ours / theirs);
+                let theirs =
+                    theirs_first.unwrap_or_else(|| fio(folder.path(), engine, size, depth));
+                println!("{what}: farshore {ours:.0}/s, fio {theirs:.0}/s");
+                ratios.push(ours / theirs);
+            }
+            ratios.sort_by(f64::total_cmp);
+            println!(
+                "{what}: median ratio {:.3} of {pairs} pairs, {:.3} to {:.3}",
+                ratios[pairs / 2],
+                ratios[0],
+                ratios[pairs - 1]
+            );
         }
-        ratios.sort_by(f64::total_cmp);
-        println!(
-            "{size} bytes, {depth} under way: median ratio {:.3} of {pairs} pairs, {:.3} to {:.3}",
-            ratios[pairs / 2],
-            ratios[0],
-            ratios[pairs - 1]
-        );
     }
 }

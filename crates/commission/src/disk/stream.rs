@@ -52,8 +52,9 @@ pub fn write(
     let places = file.len() / u64::from(run.size);
     let work = |deadline: Instant| -> io::Result<Latencies> {
         let mut latencies = Latencies::new();
+        // The end of one write is the beginning of the next: one look at the clock for each.
+        let mut begin = Instant::now();
         loop {
-            let begin = Instant::now();
             if begin >= deadline || stop.is_requested() {
                 return Ok(latencies);
             }
@@ -62,7 +63,9 @@ pub fn write(
             let offset = turn % places * u64::from(run.size);
             opened.write_all_at(payload.of(turn, run.size), offset)?;
             run.method.flush(&opened)?;
-            latencies.record(begin.elapsed());
+            let end = Instant::now();
+            latencies.record(end - begin);
+            begin = end;
         }
     };
     let (results, elapsed) = together(run.depth, run.duration, work)?;
