@@ -4,8 +4,9 @@ use rand::{Rng, SeedableRng};
 
 /// What O_DIRECT asks of addresses in memory, on every device there is.
 const ALIGNMENT: usize = 4_096;
-/// Writes start at different places in the buffer, so that one is seldom like the one before it.
-const STARTS: usize = 256;
+/// As much as PostgreSQL's log buffers usually have. A smaller one would stay in the processor's
+/// caches, and what copies it would be faster than it will ever be for a log.
+const BUFFER_BYTES: usize = 16 << 20;
 
 /// Random bytes to write: neither a file system nor a drive can shrink them.
 pub struct Payload {
@@ -14,21 +15,22 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Takes 2 MiB of memory.
+    /// Takes 16 MiB of memory.
     pub fn new() -> Payload {
-        let length = WRITE_BYTES_MAX as usize + STARTS * ALIGNMENT;
-        let mut buffer = vec![0; length + ALIGNMENT];
+        let mut buffer = vec![0; BUFFER_BYTES + ALIGNMENT];
         SmallRng::from_rng(&mut rand::rng()).fill_bytes(&mut buffer);
         let address = buffer.as_ptr().addr();
         let aligned_from = address.next_multiple_of(ALIGNMENT) - address;
         Payload { buffer, aligned_from }
     }
 
-    /// `size` bytes, at most [`WRITE_BYTES_MAX`], whose address is a multiple of 4,096. Another
-    /// `number` usually gives others.
+    /// `size` bytes, a multiple of 4,096 and at most [`WRITE_BYTES_MAX`], whose address is a multiple
+    /// of 4,096. The next `number` gives the next ones, round and round.
     pub fn of(&self, number: u64, size: u32) -> &[u8] {
-        let start = self.aligned_from + (number as usize % STARTS) * ALIGNMENT;
-        &self.buffer[start..start + size.min(WRITE_BYTES_MAX) as usize]
+        let size = size.clamp(ALIGNMENT as u32, WRITE_BYTES_MAX) as usize;
+        let places = BUFFER_BYTES / size;
+        let start = self.aligned_from + (number % places as u64) as usize * size;
+        &self.buffer[start..start + size]
     }
 }
 
@@ -39,7 +41,7 @@ mod tests {
     #[test]
     fn every_slice_is_aligned_and_they_differ() {
         let payload = Payload::new();
-        for number in [0, 1, 255, 256, u64::MAX] {
+        for number in [0, 1, 4_095, 4_096, u64::MAX] {
             for size in [4_096, WRITE_BYTES_MAX, u32::MAX] {
                 let slice = payload.of(number, size);
                 assert_eq!(slice.as_ptr().addr() % ALIGNMENT, 0);
