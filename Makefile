@@ -3,7 +3,7 @@
 
 CARGO ?= cargo
 
-.PHONY: setup demo test test-pure test-crates test-scenarios test-versions stress bench lint fuzz clean
+.PHONY: setup demo test test-pure test-crates test-scenarios test-versions stress bench bench-disk lint fuzz clean
 
 setup:
 	@scripts/setup
@@ -62,6 +62,11 @@ bench:
 	@scripts/setup
 	@$(CARGO) build --release -p farshore-cli -p farshore-bench
 	@target/release/farshore-bench
+
+## `commission disk` beside fio, taking turns: prints ratios, decides nothing.
+bench-disk:
+	@scripts/setup --fio
+	$(CARGO) test --release -p farshore-commission --test fio -- --ignored --nocapture
 
 clean:
 	$(CARGO) clean

@@ -13,7 +13,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("farshore-tests", &["farshore-testkit"]),
     ("farshore-bench", &["farshore-testkit"]),
     // The demo starts throwaway servers with the test kit.
-    ("farshore-cli", &["farshore-node", "farshore-fault", "farshore-testkit"]),
+    (
+        "farshore-cli",
+        &["farshore-node", "farshore-commission", "farshore-fault", "farshore-testkit"],
+    ),
     // The only crate that knows the site file, and the only one that sees all agents.
     (
         "farshore-node",
@@ -49,6 +52,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "farshore-capture",
         &["farshore-store", "farshore-pg", "farshore-wire", "farshore-model", "farshore-fault"],
     ),
+    // Measures servers and disks by itself: it knows nothing of replication.
+    ("farshore-commission", &["farshore-pg", "farshore-model"]),
     // A store never looks inside a payload: it knows neither servers nor their messages.
     ("farshore-store", &["farshore-model", "farshore-fault"]),
     // A link never decodes a change: it carries opaque messages, whoever sends them.
@@ -84,6 +89,7 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
             "farshore-capture",
             "farshore-apply",
             "farshore-node",
+            "farshore-commission",
             "farshore-cli",
         ],
     ),
@@ -188,6 +194,8 @@ fn a_forbidden_edge_is_found() {
         ("farshore-mirror", "farshore-store", false, false),
         ("farshore-link", "farshore-mirror", false, false),
         ("farshore-wire", "farshore-pg", false, false),
+        ("farshore-cli", "farshore-commission", false, true),
+        ("farshore-commission", "farshore-store", false, false),
         ("farshore-testkit", "farshore-model", false, false),
         ("farshore-node", "farshore-cli", false, false),
         ("farshore-apply", "toml", false, false),

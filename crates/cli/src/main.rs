@@ -1,6 +1,7 @@
 //! The command line of Farshore: one module per verb.
 
 mod check;
+mod commission;
 mod demo;
 mod fault_points;
 mod request;
@@ -36,7 +37,7 @@ Start with:
   farshore status site.toml    how far it is
 
 Exit status: 0 well; 1 something is wrong, and was said; 2 wrong arguments or site file;
-3 (status) the node does not run.";
+3 (status) the node does not run; 130 (commission, demo) interrupted.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -161,6 +162,11 @@ enum Verb {
         #[command(subcommand)]
         action: SiteCertAction,
     },
+    /// Measure what a disk and a transaction log can take, before depending on them
+    Commission {
+        #[command(subcommand)]
+        action: commission::CommissionAction,
+    },
     /// Replicate between two throwaway servers under load, and compare them
     Demo(demo::DemoArguments),
     /// List the crash points of a fault-injection build
@@ -219,6 +225,7 @@ fn main() -> ExitCode {
             request::request(&site, &Request::Browse(wanted))
         }
         Verb::SiteCert { action } => site_cert::site_cert(&action),
+        Verb::Commission { action } => commission::commission(action),
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::FaultPoints => fault_points::fault_points(),
     }
