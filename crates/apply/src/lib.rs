@@ -19,6 +19,7 @@
 //!
 //! Progress is written in the same target transaction as the rows it stands for.
 
+pub mod backup;
 pub mod browse;
 mod careful;
 pub mod conflict;
@@ -39,4 +40,4 @@ pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::cursor_owner;
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
 pub use status::{LagHistogram, Phase, SubscriptionStatus, TableCopy};
-pub use subscription::{Subscription, SubscriptionSpec};
+pub use subscription::{Initialise, Subscription, SubscriptionSpec};

@@ -1,6 +1,7 @@
 //! The agent of one subscription: copies what is not copied yet, then streams.
 
 use crate::ApplyError;
+use crate::backup;
 use crate::careful::{Careful, Failure};
 use crate::conflict::ConflictPolicy;
 use crate::log_feed::LogFeed;
@@ -41,6 +42,16 @@ const STOP_GRACE: Duration = Duration::from_secs(2);
 /// How long a stop waits for the sequences to follow once more.
 const SEQUENCES_AT_STOP: Duration = Duration::from_millis(1_500);
 
+/// Where a target's first rows come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Initialise {
+    /// The publisher's tables are copied.
+    #[default]
+    Copy,
+    /// The target is restored from a backup ([`crate::backup`]).
+    Backup,
+}
+
 /// What to apply, and to where.
 #[derive(Clone, Debug)]
 pub struct SubscriptionSpec {
@@ -50,6 +61,8 @@ pub struct SubscriptionSpec {
     pub publication: String,
     /// The target database.
     pub target: Config,
+    /// Where the first rows come from.
+    pub initialise: Initialise,
     /// How the initial copy is done.
     pub copy: CopySettings,
     /// What tables are called on the target, and whether missing ones are made.
@@ -273,6 +286,9 @@ impl Subscription {
             self.check_origin(progress)?;
         }
         let cursor = self.store.register_cursor(name)?;
+        if progress.is_none() && self.spec.initialise == Initialise::Backup {
+            return Err(backup::waits(name, cursor.applied.0));
+        }
         let unfinished = progress.as_ref().is_none_or(|progress| progress.state == state::COPYING);
         if let (Some(start), false) = (cursor.expired, unfinished) {
             return Err(self.gap(start));

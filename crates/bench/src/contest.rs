@@ -151,6 +151,8 @@ pub struct Terms {
     pub streams: Option<usize>,
     /// Where Farshore is.
     pub sites: Sites,
+    /// zstd level on the link between two sites.
+    pub compression: u64,
     /// The line between the servers, if there is one.
     pub line: Option<Conditions>,
 }
@@ -163,6 +165,7 @@ impl Terms {
         counts_bytes: false,
         streams: None,
         sites: Sites::One,
+        compression: COMPRESSION,
         line: None,
     };
 }
@@ -259,7 +262,7 @@ impl Bench<'_> {
         }
         if terms.sites == Sites::Two {
             settings.insert("connections", json!(CONNECTIONS));
-            settings.insert("compression", json!(format!("zstd {COMPRESSION}")));
+            settings.insert("compression", json!(format!("zstd {}", terms.compression)));
         }
         settings
     }

@@ -57,6 +57,8 @@ pub enum WanCase {
     Narrow100,
     /// Text and 59 tables at 10 Mbit/s.
     Narrow10,
+    /// What a zstd level on the link costs, and saves: 0 is as stored.
+    Cost(u64),
     /// Eight databases at the far end.
     Fanout8,
     /// A steady load, 77 ms.
@@ -67,7 +69,7 @@ pub enum WanCase {
 
 impl WanCase {
     /// All cases, in the order they are run.
-    pub const ALL: [WanCase; 14] = [
+    pub const ALL: [WanCase; 19] = [
         WanCase::PullChar77,
         WanCase::PushChar77,
         WanCase::PullChar150,
@@ -79,6 +81,11 @@ impl WanCase {
         WanCase::Mix59,
         WanCase::Narrow100,
         WanCase::Narrow10,
+        WanCase::Cost(0),
+        WanCase::Cost(1),
+        WanCase::Cost(6),
+        WanCase::Cost(12),
+        WanCase::Cost(19),
         WanCase::Fanout8,
         WanCase::Latency77,
         WanCase::Latency150,
@@ -98,6 +105,11 @@ impl WanCase {
             WanCase::Mix59 => "mix-59-77",
             WanCase::Narrow100 => "narrow-100mbit",
             WanCase::Narrow10 => "narrow-10mbit",
+            WanCase::Cost(0) => "cost-0",
+            WanCase::Cost(1) => "cost-1",
+            WanCase::Cost(6) => "cost-6",
+            WanCase::Cost(12) => "cost-12",
+            WanCase::Cost(_) => "cost-19",
             WanCase::Fanout8 => "fanout-8-77",
             WanCase::Latency77 => "latency-77",
             WanCase::Latency150 => "latency-150",
@@ -132,6 +144,11 @@ impl WanCase {
             WanCase::Mix59 => pull(Load::Mix, 1.0).measure(bench, &["seconds"]),
             WanCase::Narrow100 => narrow(bench, pull(Load::Char, 1.0), 100),
             // So that native replication needs minutes and not a quarter of an hour.
+            WanCase::Cost(compression) => {
+                let line = Some(Conditions::new(COAST_TO_COAST, 100));
+                let terms = Terms { line, compression, ..terms };
+                Drain { terms, ..pull(Load::Char, 0.3) }.measure(bench, &["wire_mb"])
+            }
             WanCase::Narrow10 => narrow(bench, pull(Load::Char, 0.15), 10),
             WanCase::Fanout8 => {
                 let terms = Terms { subscribers: 8, ..terms };

@@ -131,6 +131,20 @@ enum Verb {
         #[arg(long)]
         table: Option<String>,
     },
+    /// Say that a subscription's target was restored from a backup of the publisher
+    ///
+    /// For subscriptions with initialise = "backup". A physical backup that was promoted tells by
+    /// itself where it stands, if the role may read its timeline's history (pg_read_file).
+    Initialise {
+        /// Site file
+        site: PathBuf,
+        /// Which subscription
+        #[arg(long)]
+        subscription: String,
+        /// Where the backup stands: of a dump, the consistent point of its snapshot
+        #[arg(long)]
+        lsn: Option<String>,
+    },
     /// List the stored changes of a publication
     Browse {
         /// Site file
@@ -219,6 +233,9 @@ fn main() -> ExitCode {
         }
         Verb::Resync { site, subscription, table } => {
             request::request(&site, &Request::Resync { subscription, table })
+        }
+        Verb::Initialise { site, subscription, lsn } => {
+            request::request(&site, &Request::Initialise { subscription, lsn })
         }
         Verb::Browse { site, publication, from, to, table, limit, json, schedule } => {
             let wanted = BrowseRequest { publication, from, to, table, limit, json, schedule };

@@ -9,7 +9,7 @@ use farshore_apply::postgres::initial_copy::CopySettings;
 use farshore_apply::postgres::lanes::Streams;
 use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::scheduler::{Batches, GroupLimits};
-use farshore_apply::{ConflictPolicy, OnConflict, SubscriptionSpec};
+use farshore_apply::{ConflictPolicy, Initialise, OnConflict, SubscriptionSpec};
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
 use farshore_capture::schema::NameMap;
 use farshore_model::nearest;
@@ -372,6 +372,10 @@ fn resolve_subscription(
                 typed.publication.clone()
             },
             target,
+            initialise: match typed.initialise {
+                typed::Initialise::Copy => Initialise::Copy,
+                typed::Initialise::Backup => Initialise::Backup,
+            },
             copy,
             schema,
             sequence_interval,

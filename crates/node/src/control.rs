@@ -55,6 +55,13 @@ pub enum Request {
         /// One table, or all.
         table: Option<String>,
     },
+    /// Note that a target was restored from a backup.
+    Initialise {
+        /// Whose.
+        subscription: String,
+        /// Where the backup stands, if the target cannot tell.
+        lsn: Option<String>,
+    },
     /// List stored changes.
     Browse(BrowseRequest),
 }

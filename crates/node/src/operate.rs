@@ -4,10 +4,11 @@ use crate::config::{self, SiteConfig};
 use crate::control::{Answer, BrowseRequest, Request};
 use crate::site::Site;
 use crate::stores;
+use farshore_apply::backup::{Initialised, initialise};
 use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse, schedule};
 use farshore_apply::requests::{request_resync, request_skip};
 use farshore_apply::scheduler::GroupLimits;
-use farshore_apply::{ApplyError, SubscriptionSpec};
+use farshore_apply::{ApplyError, Initialise, Subscription, SubscriptionSpec};
 use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
 use farshore_store::LogStore;
@@ -46,6 +47,9 @@ pub(crate) async fn answer(
         Request::Skip { subscription, lsn } => site.skip(&subscription, &lsn).await,
         Request::Resync { subscription, table } => {
             site.resync(&subscription, table.as_deref()).await
+        }
+        Request::Initialise { subscription, lsn } => {
+            site.initialise(&subscription, lsn.as_deref()).await
         }
         Request::Browse(wanted) => {
             match (site.store(&wanted.publication), limits(&site.config, &wanted)) {
@@ -116,6 +120,35 @@ impl Site {
         Ok(text)
     }
 
+    async fn initialise(&self, subscription: &str, lsn: Option<&str>) -> Result<String, String> {
+        let agent = self.subscription(subscription)?;
+        let Subscription { spec, source, .. } = agent.subscription.as_ref();
+        if spec.initialise != Initialise::Backup {
+            return Err(format!(
+                "subscription \"{subscription}\" is copied: its section of the site file needs \
+                 initialise = \"backup\" before the backup is taken, so that the log is kept for it"
+            ));
+        }
+        let lsn = lsn.map(parse_lsn).transpose()?;
+        let held = agent.switch.hold().await;
+        let store: Arc<dyn LogStore> = agent.store.clone();
+        let done = initialise(spec, &store, source.as_ref(), lsn).await;
+        let done = done.map_err(|error| error.to_string())?;
+        held.go_on();
+        let Initialised { lsn, proved, tables, left_out } = done;
+        let proof = if proved { "as the target itself tells" } else { "as given; not verified" };
+        let mut text = format!(
+            "subscription \"{subscription}\": {tables} tables are on the target as they were at \
+             {lsn} ({proof}); it goes on from there"
+        );
+        if !left_out.is_empty() {
+            let names: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+            text.push_str(&format!("; to be copied: {}", names.join(", ")));
+        }
+        tracing::info!(%subscription, %lsn, proved, tables, "initialised from a backup");
+        Ok(text)
+    }
+
     fn store(&self, publication: &str) -> Result<Arc<dyn LogStore>, String> {
         match self.log(publication) {
             Some(log) => Ok(log),
@@ -157,6 +190,9 @@ pub async fn without_node(
             let spec = configured(site, subscription)?.spec.clone();
             let table = parse_table(table.as_deref())?;
             resync_text(&spec, table.as_ref()).await
+        }
+        Request::Initialise { .. } => {
+            Err("no node runs here: start it (farshore run), so that the log is at hand".to_owned())
         }
         Request::Browse(wanted) => {
             let store = stores::open_existing(site, &wanted.publication)?;

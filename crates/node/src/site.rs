@@ -15,7 +15,7 @@ use crate::sites::{self, SourceOpener};
 use crate::stores;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, SERVER_BACK_OFF_MAX, supervise};
 use crate::switch::Switch;
-use farshore_apply::{Phase, Subscription, SubscriptionStatus};
+use farshore_apply::{Initialise, Phase, Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
@@ -549,6 +549,12 @@ async fn run_subscription(
         let (subscription, mut stop) = (subscription.clone(), stop.clone());
         let (site, passed) = (site.clone(), passed.clone());
         async move {
+            // The log is kept from before the backup is taken, whether or not there is a target yet.
+            if subscription.spec.initialise == Initialise::Backup
+                && let Err(error) = subscription.store.register_cursor(&subscription.spec.name)
+            {
+                tracing::warn!(subscription = %subscription.spec.name, "the log is not kept: {error}");
+            }
             if let Some(configured) = site.config.subscription(&subscription.spec.name) {
                 let asked = passed.or_asked(gate::subscription(&site.config, configured));
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {

@@ -131,9 +131,10 @@ impl<'a> Farshore<'a> {
                 let address = format!("{host}:{}", port.number());
                 let near = format!(
                     "{}{}listen = \"{address}\"\n\n{publication}\n\
-                     [downstream.{FAR}]\npublications = [\"bench\"]\ncompression = {COMPRESSION}\n",
+                     [downstream.{FAR}]\npublications = [\"bench\"]\ncompression = {}\n",
                     identity(NEAR),
-                    certificate(&certificates, NEAR)
+                    certificate(&certificates, NEAR),
+                    ground.compression
                 );
                 let far = format!(
                     "{}{}\n[upstream.{NEAR}]\naddress = \"{address}\"\n\

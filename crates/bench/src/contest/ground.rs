@@ -36,6 +36,8 @@ pub struct Ground<'a> {
     pub(super) streams: Option<usize>,
     /// Where Farshore is.
     pub(super) sites: Sites,
+    /// zstd level on the link between two sites.
+    pub(super) compression: u64,
     /// What the line is like once all is prepared.
     line: Option<Conditions>,
     /// On the contenders' way to the publisher.
@@ -68,6 +70,7 @@ impl<'a> Ground<'a> {
             subscribers: terms.subscribers,
             streams: terms.streams,
             sites: terms.sites,
+            compression: terms.compression,
             line: terms.line,
             relay,
         };

@@ -6,7 +6,7 @@ use super::server::Server;
 use super::tables::{self, Table};
 use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
-use farshore_apply::ApplyError;
+use farshore_apply::{ApplyError, Initialise};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::postgres::statements::{TargetColumn, TargetTable, check_columns};
@@ -77,6 +77,10 @@ async fn look(
         true => check_progress(subscription, session, findings).await?,
         false => Left::default(),
     };
+    if subscription.spec.initialise == Initialise::Backup && !known.begun {
+        findings.note("it waits for its target to be restored from a backup (farshore initialise)");
+        return Ok(());
+    }
     let Some(published) = published else { return Ok(()) };
     check_claims(config, subscription, published, findings);
     check_tables(subscription, published, &server, known, session, findings).await
@@ -130,6 +134,8 @@ async fn check_schema(
 /// What subscriptions have left on the target.
 #[derive(Default)]
 struct Left {
+    /// This one has a progress row.
+    begun: bool,
     /// Tables that this one copied or began to copy.
     known: Vec<TableName>,
     /// Tables that others filled, and which ones.
@@ -154,7 +160,9 @@ async fn check_progress(
         session.ask(questions.map(|sql| Question::Extended(sql, &which))).await?;
     let text = |row: &Row, i: usize| row.get(i).unwrap_or_default().to_owned();
     let table = |row: &Row| TableName { schema: text(row, 0), name: text(row, 1) };
-    if let Some(publication) = progress?.first().map(|row| text(row, 0))
+    let publication = progress?.first().map(|row| text(row, 0));
+    let begun = publication.is_some();
+    if let Some(publication) = publication
         && publication != subscription.spec.publication
     {
         findings.error(
@@ -166,6 +174,7 @@ async fn check_progress(
         );
     }
     Ok(Left {
+        begun,
         known: known?.iter().map(table).collect(),
         of_others: others?.iter().map(|row| (table(row), text(row, 2))).collect(),
     })
@@ -211,7 +220,7 @@ async fn check_tables(
     subscription: &Subscription,
     published: &Published,
     server: &Server,
-    Left { known, of_others }: Left,
+    Left { known, of_others, .. }: Left,
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {

@@ -128,6 +128,9 @@ pub struct Subscription {
     pub publication: String,
     /// The target database: a URL, a conninfo string, or `service=NAME`.
     pub target: String,
+    /// `copy` or `backup`.
+    #[serde(default)]
+    pub initialise: Initialise,
     /// Connections of the initial copy, on each side.
     pub copy_workers: Option<usize>,
     /// Size of the ranges that large tables are copied in.
@@ -158,6 +161,17 @@ pub struct Subscription {
     /// `[subscription.NAME.schemas]`: publisher's schema = target's schema.
     #[serde(default)]
     pub schemas: BTreeMap<String, String>,
+}
+
+/// `initialise = "…"`
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Initialise {
+    /// The publisher's tables are copied.
+    #[default]
+    Copy,
+    /// The target is restored from a backup.
+    Backup,
 }
 
 /// `follow_ddl = "…"`

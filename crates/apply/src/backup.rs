@@ -1,0 +1,243 @@
+//! Subscriptions whose target is restored from a backup of the publisher instead of copied.
+//!
+//! A target that is as the publisher was at a position `L` (a physical backup, recovered and
+//! promoted, or a dump of a snapshot) lacks exactly the transactions whose commit record starts at
+//! or after `L`. The log is kept for the subscription from before the backup was taken; what is
+//! noted on the target then is what a copy of all tables at `L` would have left there.
+//!
+//! A physical backup proves where it stands: it has the publisher's system identifier, and the
+//! history of its timeline says where it left the publisher's.
+
+use crate::ApplyError;
+use crate::postgres::progress::{TABLE_COPIED, state};
+use crate::postgres::session::Session;
+use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
+use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_capture::slot;
+use farshore_capture::source::Source;
+use farshore_fault as fault;
+use farshore_model::Lsn;
+use farshore_pg::quote_literal;
+use farshore_store::LogStore;
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the log may take to reach the backup's position.
+const LOG_WAIT: Duration = Duration::from_secs(30);
+
+/// What was noted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Initialised {
+    /// The target is as the publisher was there.
+    pub lsn: Lsn,
+    /// The target itself says so.
+    pub proved: bool,
+    /// Tables that the backup holds.
+    pub tables: usize,
+    /// Published tables that are to be copied: the backup does not have them as published tables.
+    pub left_out: Vec<TableName>,
+}
+
+/// What keeps a subscription waiting that is to be initialised from a backup.
+pub(crate) fn waits(name: &str, kept_from: Lsn) -> ApplyError {
+    ApplyError::NotYet(format!(
+        "subscription \"{name}\": waits for its backup. Take one of the publisher now (the log is \
+         kept for it from {kept_from} on), restore it as the target, and then run: farshore \
+         initialise SITE --subscription {name} (with --lsn for a dump: the position of its snapshot)"
+    ))
+}
+
+/// Notes on a target that it was restored from a backup of the publisher, and where that stands.
+///
+/// # Errors
+/// The subscription has begun already; the position is not known, is before what the log is kept
+/// from or beyond what it has, or is not the one that the target itself tells; the servers.
+pub async fn initialise(
+    spec: &SubscriptionSpec,
+    store: &Arc<dyn LogStore>,
+    source: &dyn Source,
+    given: Option<Lsn>,
+) -> Result<Initialised, ApplyError> {
+    let name = spec.name.as_str();
+    let refused = |what: String| {
+        ApplyError::Setup(format!("subscription \"{name}\": cannot be initialised: {what}"))
+    };
+    let cursor = store.register_cursor(name)?;
+    if let Some(start) = cursor.expired {
+        return Err(refused(format!(
+            "retention dropped what it would need; the log starts at {start} now. Take a new backup"
+        )));
+    }
+    let mut session = Session::connect(&spec.target, &format!("farshore {name}")).await?;
+    let (progress, _) = session.open_subscription(name, LOCK_WAIT).await?;
+    if let Some(progress) = progress {
+        return Err(refused(format!(
+            "the target has a subscription of that name already (state {}, applied {})",
+            progress.state, progress.applied
+        )));
+    }
+    let (Some(publisher), Some(begins)) =
+        (slot::publisher_identity(store.as_ref()), slot::log_begins(store.as_ref()))
+    else {
+        return Err(refused("its publication's capture has not begun yet".to_owned()));
+    };
+    let proved = session.left_publisher_at(&publisher).await?;
+    let lsn = match (given, proved) {
+        (Some(given), Some(proved)) if given != proved => {
+            return Err(refused(format!(
+                "the target left the publisher's timeline at {proved}, not at {given}"
+            )));
+        }
+        (Some(lsn), _) | (None, Some(lsn)) => lsn,
+        (None, None) => {
+            return Err(refused(
+                "the target does not tell where its backup stands (a dump, a server that was never \
+                 promoted, or a role that may not read pg_wal there): say it with --lsn"
+                    .to_owned(),
+            ));
+        }
+    };
+    let kept_from = cursor.applied.0.max(begins);
+    if lsn < kept_from {
+        return Err(refused(format!(
+            "the backup stands at {lsn}, and the log is kept for it from {kept_from} on. Take a \
+             backup that is newer"
+        )));
+    }
+    let mut durable = store.durable();
+    let reached = durable.wait_for(|durable| durable.0 >= lsn);
+    if !matches!(tokio::time::timeout(LOG_WAIT, reached).await, Ok(Ok(_))) {
+        let end = store.durable().borrow().0;
+        return Err(refused(format!(
+            "the log here ends at {end}, before {lsn}. Is that a position of the publisher, and \
+             does its capture run?"
+        )));
+    }
+    let published = source.published_tables().await?;
+    let (held, left_out) = session.held(&published, spec, proved.is_some()).await?;
+    if held.is_empty() {
+        return Err(refused("the target has none of the published tables".to_owned()));
+    }
+    note(&mut session, spec, &publisher, lsn, &held).await?;
+    session.connection.close().await;
+    let tables = held.len();
+    Ok(Initialised { lsn, proved: proved.is_some(), tables, left_out })
+}
+
+/// Writes what a copy of these tables at `lsn` would have left.
+async fn note(
+    session: &mut Session,
+    spec: &SubscriptionSpec,
+    publisher: &str,
+    lsn: Lsn,
+    held: &[&PublishedTable],
+) -> Result<(), ApplyError> {
+    let name = quote_literal(&spec.name);
+    let rows: Vec<String> = held
+        .iter()
+        .map(|published| {
+            format!(
+                "({name}, {}, {}, '{TABLE_COPIED}', '{lsn}', 0, {})",
+                quote_literal(&published.table.schema),
+                quote_literal(&published.table.name),
+                published.membership
+            )
+        })
+        .collect();
+    session
+        .simple(&format!(
+            "BEGIN; INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
+             VALUES ({name}, {}, {}, '{}', '{lsn}'); \
+             INSERT INTO farshore.table_copy \
+             (subscription, schema_name, table_name, state, copied_at, file_node, membership) \
+             VALUES {}",
+            quote_literal(&spec.publication),
+            quote_literal(publisher),
+            state::STREAMING,
+            rows.join(", ")
+        ))
+        .await?;
+    fault::point("snapshot.before-finish");
+    session.simple("COMMIT").await?;
+    fault::point("snapshot.after-finish");
+    Ok(())
+}
+
+impl Session {
+    /// Where this server left the timeline of the publisher with that system identifier, if it was
+    /// made of a physical backup of it, was promoted, and may be asked.
+    async fn left_publisher_at(&mut self, publisher: &str) -> Result<Option<Lsn>, ApplyError> {
+        let rows = self
+            .query(
+                "SELECT s.system_identifier::text, c.timeline_id, \
+                   pg_catalog.has_function_privilege('pg_catalog.pg_read_file(text)', 'EXECUTE') \
+                 FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c",
+                &[],
+            )
+            .await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let timeline: u32 = row.parse(1).map_err(|error| self.error(error))?;
+        if row.get(0) != Some(publisher) || timeline < 2 || row.get(2) != Some("t") {
+            return Ok(None);
+        }
+        let history = format!("SELECT pg_catalog.pg_read_file('pg_wal/{timeline:08X}.history')");
+        let rows = self.query(&history, &[]).await?;
+        let history = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
+        Ok(last_switch(history))
+    }
+
+    /// Published tables that the backup holds, and those that it does not. `proved` tells that the
+    /// target is a physical copy: its catalogue says what was published then.
+    async fn held<'a>(
+        &mut self,
+        published: &'a [PublishedTable],
+        spec: &SubscriptionSpec,
+        proved: bool,
+    ) -> Result<(Vec<&'a PublishedTable>, Vec<TableName>), ApplyError> {
+        let tables = self
+            .query(
+                "SELECT n.nspname, c.relname FROM pg_catalog.pg_class c \
+                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+                 WHERE c.relkind IN ('r', 'p')",
+                &[],
+            )
+            .await?;
+        let members = self.query("SELECT oid FROM pg_catalog.pg_publication_rel", &[]).await?;
+        let text = |row: &farshore_pg::Row, i: usize| row.get(i).unwrap_or_default().to_owned();
+        let there: HashSet<TableName> = tables
+            .iter()
+            .map(|row| TableName { schema: text(row, 0), name: text(row, 1) })
+            .collect();
+        let members: HashSet<String> = members.iter().map(|row| text(row, 0)).collect();
+        let names = &spec.schema.names;
+        let is_held = |table: &&PublishedTable| {
+            let was_member =
+                table.membership == 0 || members.contains(&table.membership.to_string());
+            there.contains(&names.table(&table.table)) && (was_member || !proved)
+        };
+        let (held, left_out): (Vec<_>, Vec<_>) = published.iter().partition(is_held);
+        Ok((held, left_out.into_iter().map(|table| table.table.clone()).collect()))
+    }
+}
+
+/// The position in the last line of a timeline's history: where it left the one before it
+/// (`TimeLineHistoryEntry`, timeline.c).
+fn last_switch(history: &str) -> Option<Lsn> {
+    let lines = history.lines().map(str::trim);
+    let last = lines.rfind(|line| !line.is_empty() && !line.starts_with('#'))?;
+    last.split_whitespace().nth(1)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_tells_where_its_timeline_left_another() {
+        let two = "1\t0/3000158\tno recovery target specified\n\n2\t0/5000000\tafter x\n";
+        assert_eq!(last_switch(two), Some(Lsn(0x500_0000)));
+        assert_eq!(last_switch("# nothing\n"), None);
+        assert_eq!(last_switch("1\tx\ty"), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! Targets that are restored from a backup of the publisher instead of copied.
+
+use anyhow::{Context, Result, ensure};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{DATABASE, Direction, Pair};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+const SCHEMA: &str = "CREATE TABLE t (id bigserial PRIMARY KEY, v text); \
+    CREATE TABLE u (id bigint PRIMARY KEY, v text)";
+const SOON: Duration = Duration::from_secs(60);
+
+fn await_publication(pair: &Pair) -> Result<()> {
+    wait_until("the publication to stream", SOON, &[&pair.site.log_path()], || {
+        let status = pair.site.status()?;
+        Ok((status["publications"][0]["state"] == "streaming").then_some(()))
+    })
+}
+
+fn add_subscription(pair: &mut Pair, target: &str) -> Result<()> {
+    pair.add_subscription("s", "p", target)?;
+    pair.site.replace("batches = ", "initialise = \"backup\"\nbatches = ")
+}
+
+/// A standby that is promoted is a physical backup: it tells by itself where it stands, in the
+/// middle of a load.
+#[test]
+fn a_physical_backup_goes_on_from_where_it_stands() -> Result<()> {
+    for version in [15, 18] {
+        let mut pair = Pair::bare(Direction { publisher: version, subscriber: version })?;
+        pair.publish(&format!("{SCHEMA}; INSERT INTO u SELECT i, 'u' FROM generate_series(1, 500) i"))?;
+        pair.add_publication("p", &["public.*"], "")?;
+        pair.site.start()?;
+        await_publication(&pair)?;
+        let standby = pair.publisher.standby(&[], &["farshore_p"])?;
+        pair.site.stop()?;
+        let target = standby.url(DATABASE);
+        add_subscription(&mut pair, &target)?;
+        pair.site.start()?;
+        pair.site.await_trouble("s", "standby")?;
+        await_publication(&pair)?;
+
+        let (stop, source) = (Arc::new(AtomicBool::new(false)), pair.publisher.url(DATABASE));
+        let told = stop.clone();
+        let load = std::thread::spawn(move || -> Result<()> {
+            let mut client = postgres::Client::connect(&source, postgres::NoTls)?;
+            let mut n = 0_i64;
+            while !told.load(Ordering::Relaxed) {
+                n += 1;
+                client.batch_execute(&format!(
+                    "BEGIN; INSERT INTO t (v) VALUES ('{n}'); \
+                     UPDATE u SET v = v || 'x' WHERE id = {n} % 500 + 1; COMMIT"
+                ))?;
+            }
+            Ok(())
+        });
+        let count = "SELECT count(*) FROM t";
+        wait_until("some load", SOON, &[], || {
+            Ok((pair.publisher_says(count)?.parse::<u32>()? > 200).then_some(()))
+        })?;
+        standby.execute_script("SELECT pg_promote(true, 60)")?;
+        pair.site.await_trouble("s", "waits for its backup")?;
+
+        let wrong = pair.site.verb("initialise", &["--subscription", "s", "--lsn", "0/1"])?;
+        ensure!(wrong.code == Some(1), "{wrong:?}");
+        ensure!(wrong.stderr.contains("left the publisher's timeline at"), "{wrong:?}");
+        let done = pair.site.verb("initialise", &["--subscription", "s"])?;
+        ensure!(done.code == Some(0), "{done:?}");
+        ensure!(done.stdout.contains("as the target itself tells"), "{done:?}");
+        let again = pair.site.verb("initialise", &["--subscription", "s"])?;
+        ensure!(again.stderr.contains("has a subscription of that name already"), "{again:?}");
+        stop.store(true, Ordering::Relaxed);
+        load.join().ok().context("the load panicked")??;
+        pair.subscriber = standby;
+        pair.assert_equal(&["public"])?;
+        pair.publish("DELETE FROM t WHERE id % 2 = 0; INSERT INTO u VALUES (9999, 'new')")?;
+        pair.assert_equal(&["public"])?;
+        pair.site.restart()?;
+        pair.publish("UPDATE t SET v = 'after'")?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+    }
+    Ok(())
+}
+
+/// Of a dump somebody has to say where it stands. Tables that it lacks are copied.
+#[test]
+fn a_dump_goes_on_from_where_it_is_said_to_stand() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    let rows = "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 2000) i";
+    pair.publish(&format!("{SCHEMA}; INSERT INTO u SELECT i, 'u' FROM generate_series(1, 50) i"))?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    add_subscription(&mut pair, &target)?;
+    let before = pair.publisher_says("SELECT pg_current_wal_lsn()")?;
+    pair.site.start()?;
+    pair.site.await_trouble("s", "waits for its backup")?;
+    await_publication(&pair)?;
+    pair.publish(rows)?;
+    let lsn = pair.publisher_says("SELECT pg_current_wal_insert_lsn()")?;
+    pair.publish("UPDATE t SET v = 'later' WHERE id > 1000; INSERT INTO t VALUES (5000, 'later')")?;
+    // As pg_dump would have brought them.
+    pair.subscriber
+        .execute_script(&format!("CREATE TABLE t (id bigserial PRIMARY KEY, v text); {rows}"))?;
+
+    let initialise = |lsn: &[&str]| {
+        let arguments = [&["--subscription", "s"], lsn].concat();
+        pair.site.verb("initialise", &arguments)
+    };
+    for (arguments, said) in [
+        (&[][..], "say it with --lsn"),
+        (&["--lsn", "nonsense"], "--lsn"),
+        (&["--lsn", &before], "the log is kept for it from"),
+        (&["--lsn", "FFFF/0"], "the log here ends at"),
+    ] {
+        let refused = initialise(arguments)?;
+        ensure!(refused.code == Some(1) && refused.stderr.contains(said), "{refused:?}");
+    }
+    let done = initialise(&["--lsn", &lsn])?;
+    ensure!(done.code == Some(0), "{done:?}");
+    ensure!(done.stdout.contains("not verified") && done.stdout.contains("public.u"), "{done:?}");
+    pair.assert_equal(&["public"])?;
+    pair.publish("DELETE FROM t WHERE id < 10; UPDATE u SET v = 'w'")?;
+    pair.assert_equal(&["public"])
+}
