@@ -77,11 +77,13 @@ impl<'a> Streaming<'a> {
         writer: Writer,
         start: Start,
     ) -> Streaming<'a> {
+        let usual = agent.spec.limits;
+        let limits = if writer.is_far() { usual.for_far_target() } else { usual };
         Streaming {
             agent,
             feed,
             writer,
-            scheduler: Scheduler::new(agent.spec.limits),
+            scheduler: Scheduler::new(limits),
             applied: start.applied,
             sent: start.applied,
             seen: start.applied,
