@@ -479,8 +479,13 @@ impl Lanes {
                 let fence = behind.flatten();
                 closing.stage = Stage::Ends;
                 closing.awaits = fence.is_some();
-                let pipeline = &mut self.pipelines[closing.lane];
-                send_end(pipeline, &self.settings.subscription, closing, fence).await?;
+                let lane = closing.lane;
+                let pipeline = &mut self.pipelines[lane];
+                let sent = send_end(pipeline, &self.settings.subscription, closing, fence).await;
+                if let Err(error) = sent {
+                    return Err(self.blame(lane, error));
+                }
+                let Some(closing) = self.closing.get(index) else { return Ok(Step::Waits) };
                 // What follows on the same connection follows the COMMIT too. Behind a batch the
                 // next group is to have a connection of its own; and one that is on another
                 // connection already must know this one's fence, or see it confirmed.
