@@ -64,6 +64,21 @@ impl Default for GroupLimits {
     }
 }
 
+impl GroupLimits {
+    /// For a target that is far: every group is a connection's start from rest (TCP forgets how
+    /// much a line takes while it waits for an answer), so there is more in each.
+    pub fn for_far_target(self) -> GroupLimits {
+        let usual = GroupLimits::default();
+        let more = |limit: u64, usual: u64| if limit == usual { limit * 4 } else { limit };
+        GroupLimits {
+            bytes_max: self.bytes_max * 2,
+            batch_commands_max: more(self.batch_commands_max, usual.batch_commands_max),
+            batch_transactions_max: more(self.batch_transactions_max, usual.batch_transactions_max),
+            ..self
+        }
+    }
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {

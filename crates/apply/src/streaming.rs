@@ -77,11 +77,13 @@ impl<'a> Streaming<'a> {
         writer: Writer,
         start: Start,
     ) -> Streaming<'a> {
+        let usual = agent.spec.limits;
+        let limits = if writer.is_far() { usual.for_far_target() } else { usual };
         Streaming {
             agent,
             feed,
             writer,
-            scheduler: Scheduler::new(agent.spec.limits),
+            scheduler: Scheduler::new(limits),
             applied: start.applied,
             sent: start.applied,
             seen: start.applied,
@@ -292,7 +294,9 @@ impl<'a> Streaming<'a> {
 
     /// Moves the store's cursor to what the target has committed durably.
     fn acknowledge(&mut self) -> Result<(), ApplyError> {
-        let Some(committed) = self.writer.take_committed() else { return Ok(()) };
+        // Answers of several connections come in any order; the commits themselves do not.
+        let committed = self.writer.take_committed().filter(|committed| *committed > self.applied);
+        let Some(committed) = committed else { return Ok(()) };
         self.applied = committed;
         self.progress_at = Instant::now();
         self.agent.acknowledge(committed)?;

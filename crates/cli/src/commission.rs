@@ -289,6 +289,12 @@ fn ensure_writable(page: Option<&Path>) -> Result<(), Error> {
 }
 
 fn publish(report: &Report, output: &Output) -> Result<(), Error> {
+    // First what cannot fail for want of room.
+    if output.json {
+        print_json(report)?
+    } else {
+        print(&render::terminal(report))?
+    }
     if let Some(page) = &output.html {
         std::fs::write(page, render::html(report)).map_err(|source| Error::File {
             what: "write",
@@ -296,7 +302,7 @@ fn publish(report: &Report, output: &Output) -> Result<(), Error> {
             source,
         })?;
     }
-    if output.json { print_json(report) } else { print(&render::terminal(report)) }
+    Ok(())
 }
 
 fn print_json(value: &impl serde::Serialize) -> Result<(), Error> {

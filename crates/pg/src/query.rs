@@ -302,9 +302,7 @@ impl Connection {
                     self.answer_ended();
                     return Ok(rows);
                 }
-                other => {
-                    return Err(Error::Protocol(format!("{other:?} in the answer to a question")));
-                }
+                other => return Err(self.unexpected(other).await),
             }
         }
     }

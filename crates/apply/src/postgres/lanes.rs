@@ -49,7 +49,7 @@ const FAR: Duration = Duration::from_millis(5);
 
 /// Bytes that may wait to be written, on all connections together, to a target that is far: what
 /// keeps them all busy while the next group is made. (One that is near takes them at once.)
-const UNWRITTEN_FAR_MAX: usize = 16 << 20;
+const UNWRITTEN_FAR_MAX: usize = 48 << 20;
 
 const BEGIN: &str = "farshore_begin";
 /// Where foreign keys fire: those that can wait are checked at the commit, where the target is as
@@ -207,6 +207,11 @@ impl Lanes {
     /// is closing.
     pub fn current(&mut self) -> &mut Pipeline {
         &mut self.pipelines[self.current]
+    }
+
+    /// Whether the target is [`FAR`].
+    pub fn is_far(&self) -> bool {
+        self.is_far
     }
 
     /// For messages.
@@ -474,8 +479,13 @@ impl Lanes {
                 let fence = behind.flatten();
                 closing.stage = Stage::Ends;
                 closing.awaits = fence.is_some();
-                let pipeline = &mut self.pipelines[closing.lane];
-                send_end(pipeline, &self.settings.subscription, closing, fence).await?;
+                let lane = closing.lane;
+                let pipeline = &mut self.pipelines[lane];
+                let sent = send_end(pipeline, &self.settings.subscription, closing, fence).await;
+                if let Err(error) = sent {
+                    return Err(self.blame(lane, error));
+                }
+                let Some(closing) = self.closing.get(index) else { return Ok(Step::Waits) };
                 // What follows on the same connection follows the COMMIT too. Behind a batch the
                 // next group is to have a connection of its own; and one that is on another
                 // connection already must know this one's fence, or see it confirmed.

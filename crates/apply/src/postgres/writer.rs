@@ -387,6 +387,11 @@ impl Writer {
         self.lanes.close_spares().await;
     }
 
+    /// Whether the target's answers take so long that the line is what bounds a connection.
+    pub fn is_far(&self) -> bool {
+        self.lanes.is_far()
+    }
+
     /// Whether there are connections that only a backlog needs.
     pub fn has_spares(&self) -> bool {
         self.lanes.has_spares()

@@ -30,6 +30,10 @@ const EASY_BYTES_PER_SECOND: f64 = 40e6;
 /// Whether blocks are packed now.
 #[derive(Debug)]
 pub(super) struct Packing {
+    /// zstd level for blocks that are not stored compressed; 0: they cross as they are stored.
+    pub compression: i32,
+    /// The site at the other end takes packs.
+    allowed: bool,
     since: Instant,
     waited: Duration,
     raw_bytes: u64,
@@ -37,13 +41,21 @@ pub(super) struct Packing {
 }
 
 impl Packing {
-    pub fn new(now: Instant) -> Packing {
-        Packing { since: now, waited: Duration::ZERO, raw_bytes: 0, on: false }
+    pub fn new(compression: i32, allowed: bool, now: Instant) -> Packing {
+        let allowed = allowed && compression > 0;
+        Packing {
+            compression,
+            allowed,
+            since: now,
+            waited: Duration::ZERO,
+            raw_bytes: 0,
+            on: false,
+        }
     }
 
     /// Whether the next blocks are to be packed.
     pub fn is_on(&self) -> bool {
-        self.on
+        self.on && self.allowed
     }
 
     /// Blocks of `raw_bytes` were handed to the line, which took them after `waited`.
@@ -153,7 +165,7 @@ mod tests {
     #[test]
     fn blocks_are_packed_while_a_slow_line_is_full() {
         let mut now = Instant::now();
-        let mut packing = Packing::new(now);
+        let mut packing = Packing::new(1, true, now);
         let mut second = |packing: &mut Packing, raw_bytes: u64, waited_ms: u64| {
             for _ in 0..10 {
                 now += Duration::from_millis(100);
@@ -166,5 +178,9 @@ mod tests {
         assert!(second(&mut packing, 4_000_000, 450), "packing takes time too");
         assert!(!second(&mut packing, 4_000_000, 50), "it has caught up");
         assert!(!second(&mut packing, 300_000_000, 900), "too fast to be packed");
+        for (level, allowed) in [(1, false), (0, true)] {
+            let mut other = Packing::new(level, allowed, now);
+            assert!(!second(&mut other, 4_000_000, 950));
+        }
     }
 }

@@ -18,6 +18,9 @@ pub(crate) enum Wanted {
         /// What is there already; without it the downstream site has nothing of it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         have: Option<Have>,
+        /// The downstream site can take blocks in packs.
+        #[serde(default)]
+        packs: bool,
     },
     /// To ask the publisher something: an initial copy, a table's definition.
     Source {
@@ -210,8 +213,8 @@ mod tests {
     fn requests_are_read_as_they_were_written() {
         let have = Some(Have { log_id: u64::MAX, durable: Lsn(3) });
         for wanted in [
-            Wanted::Log { publication: "sales".into(), have },
-            Wanted::Log { publication: "sales".into(), have: None },
+            Wanted::Log { publication: "sales".into(), have, packs: true },
+            Wanted::Log { publication: "sales".into(), have: None, packs: false },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest { mirror: "dr".into(), have: None }),
         ] {

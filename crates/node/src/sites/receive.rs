@@ -138,7 +138,7 @@ impl Receive {
         // What an earlier session handed over is asked for again unless it is durable.
         self.until_durable(self.store.accepted_end()).await?;
         let have = self.have();
-        let wanted = Wanted::Log { publication: self.publication.clone(), have };
+        let wanted = Wanted::Log { publication: self.publication.clone(), have, packs: true };
         let request = serde_json::to_vec(&wanted).map_err(|error| {
             self.protocol(format!("nothing, since a request could not be written ({error})"))
         })?;

@@ -276,11 +276,11 @@ impl Serving {
         halted: watch::Receiver<bool>,
     ) -> Result<(), LinkError> {
         match wanted {
-            Wanted::Log { have, .. } => {
+            Wanted::Log { have, packs, .. } => {
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
-                    ended = self.serve_log(&key, downstream, served, session, have) => {
+                    ended = self.serve_log(&key, downstream, served, session, have, packs) => {
                         if let Some(following) = self.lock_following().get_mut(&key) {
                             following.connected = false;
                         }
@@ -332,6 +332,7 @@ impl Serving {
         served: &Served,
         session: Session,
         have: Option<Have>,
+        packs: bool,
     ) -> Result<(), LinkError> {
         let (mut sender, mut receiver) = session.split();
         let cursor = cursor_of(&downstream.site);
@@ -357,8 +358,9 @@ impl Serving {
             key.clone(),
             Following { connected: true, durable: after, ..Following::default() },
         );
+        let packing = Packing::new(downstream.compression, packs, Instant::now());
         tokio::select! {
-            ended = self.send_log(key, &mut sender, served, ready, after, downstream.compression) => ended,
+            ended = self.send_log(key, &mut sender, served, ready, after, packing) => ended,
             ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
         }
     }
@@ -402,7 +404,7 @@ impl Serving {
         served: &Served,
         mut ready: watch::Receiver<u64>,
         after: Lsn,
-        compression: i32,
+        mut packing: Packing,
     ) -> Result<(), LinkError> {
         let failed = |error: StoreError| {
             tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
@@ -417,21 +419,19 @@ impl Serving {
                 };
             }
         };
-        let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new(), compression };
-        let mut packing = Packing::new(Instant::now());
+        let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new() };
         loop {
             durable.mark_unchanged();
             if ready.has_changed().unwrap_or(false) {
                 ready.mark_unchanged();
                 sender.send_parts(&FromUpstream::Ready.encode()).await?;
             }
-            match blocks.next(packing.is_on()).await {
+            match blocks.next(&packing).await {
                 Ok(Some(crossing)) => {
                     for spill in crossing.spilled() {
                         match served.store.read_stored_spill(*spill) {
                             Ok(reader) => {
-                                let sent =
-                                    send_spill(sender, *spill, reader, compression, &mut packing);
+                                let sent = send_spill(sender, *spill, reader, &mut packing);
                                 if let Err(error) = sent.await? {
                                     return {
                                         failed(error);
@@ -576,16 +576,15 @@ struct Blocks {
     reader: Option<Box<dyn StoredReader>>,
     /// Read, and not to cross with what was read before it.
     held: VecDeque<StoredBlock>,
-    compression: i32,
 }
 
 impl Blocks {
-    /// The next block, or `packed` the next several if there are several.
-    async fn next(&mut self, packed: bool) -> Result<Option<Crossing>, StoreError> {
+    /// The next block, or several if they are to be packed.
+    async fn next(&mut self, packing: &Packing) -> Result<Option<Crossing>, StoreError> {
         let gone = || StoreError::Unknown("reader any more".to_owned());
         let mut reader = self.reader.take().ok_or_else(gone)?;
-        let (mut held, compression) = (std::mem::take(&mut self.held), self.compression);
-        let packed = packed && compression > 0;
+        let mut held = std::mem::take(&mut self.held);
+        let (packed, compression) = (packing.is_on(), packing.compression);
         let read = tokio::task::spawn_blocking(move || {
             let crossing = next_crossing(reader.as_mut(), &mut held, packed, compression);
             (reader, held, crossing)
@@ -662,13 +661,12 @@ async fn send_spill(
     sender: &mut Sender,
     spill: SpillId,
     reader: Box<dyn StoredReader>,
-    compression: i32,
     packing: &mut Packing,
 ) -> Result<Result<(), StoreError>, LinkError> {
     sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
-    let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new(), compression };
+    let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new() };
     loop {
-        match blocks.next(packing.is_on()).await {
+        match blocks.next(&packing).await {
             Ok(Some(crossing)) => {
                 let raw_bytes = crossing.raw_bytes();
                 let message = crossing.message(FromUpstream::SpillBlock, FromUpstream::SpillPacked);
