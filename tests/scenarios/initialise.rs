@@ -29,7 +29,9 @@ fn add_subscription(pair: &mut Pair, target: &str) -> Result<()> {
 fn a_physical_backup_goes_on_from_where_it_stands() -> Result<()> {
     for version in [15, 18] {
         let mut pair = Pair::bare(Direction { publisher: version, subscriber: version })?;
-        pair.publish(&format!("{SCHEMA}; INSERT INTO u SELECT i, 'u' FROM generate_series(1, 500) i"))?;
+        pair.publish(&format!(
+            "{SCHEMA}; INSERT INTO u SELECT i, 'u' FROM generate_series(1, 500) i"
+        ))?;
         pair.add_publication("p", &["public.*"], "")?;
         pair.site.start()?;
         await_publication(&pair)?;

@@ -170,18 +170,22 @@ impl Session {
     async fn left_publisher_at(&mut self, publisher: &str) -> Result<Option<Lsn>, ApplyError> {
         let rows = self
             .query(
-                "SELECT s.system_identifier::text, c.timeline_id, \
+                "SELECT system_identifier::text, \
+                   pg_catalog.left(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 8), \
                    pg_catalog.has_function_privilege('pg_catalog.pg_read_file(text)', 'EXECUTE') \
-                 FROM pg_catalog.pg_control_system() s, pg_catalog.pg_control_checkpoint() c",
+                 FROM pg_catalog.pg_control_system()",
                 &[],
             )
             .await?;
         let Some(row) = rows.first() else { return Ok(None) };
-        let timeline: u32 = row.parse(1).map_err(|error| self.error(error))?;
-        if row.get(0) != Some(publisher) || timeline < 2 || row.get(2) != Some("t") {
+        // The current one: the last checkpoint may be of the timeline before.
+        let timeline = row.get(1).unwrap_or_default();
+        let is_first = timeline == "00000001" || timeline.len() != 8;
+        if row.get(0) != Some(publisher) || is_first || row.get(2) != Some("t") {
             return Ok(None);
         }
-        let history = format!("SELECT pg_catalog.pg_read_file('pg_wal/{timeline:08X}.history')");
+        let file = quote_literal(&format!("pg_wal/{timeline}.history"));
+        let history = format!("SELECT pg_catalog.pg_read_file({file})");
         let rows = self.query(&history, &[]).await?;
         let history = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
         Ok(last_switch(history))
@@ -224,7 +228,7 @@ impl Session {
 /// The position in the last line of a timeline's history: where it left the one before it
 /// (`TimeLineHistoryEntry`, timeline.c).
 fn last_switch(history: &str) -> Option<Lsn> {
-    let lines = history.lines().map(str::trim);
+    let mut lines = history.lines().map(str::trim);
     let last = lines.rfind(|line| !line.is_empty() && !line.starts_with('#'))?;
     last.split_whitespace().nth(1)?.parse().ok()
 }

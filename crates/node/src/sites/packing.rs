@@ -165,7 +165,9 @@ mod tests {
     #[test]
     fn blocks_are_packed_while_a_slow_line_is_full() {
         let mut now = Instant::now();
-        let mut packing = Packing::new(1, true, now);
+        let packing_of = |level, allowed| Packing::new(level, allowed, now);
+        let mut packing = packing_of(1, true);
+        let mut others = [packing_of(1, false), packing_of(0, true)];
         let mut second = |packing: &mut Packing, raw_bytes: u64, waited_ms: u64| {
             for _ in 0..10 {
                 now += Duration::from_millis(100);
@@ -178,9 +180,9 @@ mod tests {
         assert!(second(&mut packing, 4_000_000, 450), "packing takes time too");
         assert!(!second(&mut packing, 4_000_000, 50), "it has caught up");
         assert!(!second(&mut packing, 300_000_000, 900), "too fast to be packed");
-        for (level, allowed) in [(1, false), (0, true)] {
-            let mut other = Packing::new(level, allowed, now);
-            assert!(!second(&mut other, 4_000_000, 950));
+        for other in &mut others {
+            assert!(!second(other, 4_000_000, 950));
+            assert!(!second(other, 4_000_000, 950));
         }
     }
 }

@@ -666,7 +666,7 @@ async fn send_spill(
     sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
     let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new() };
     loop {
-        match blocks.next(&packing).await {
+        match blocks.next(packing).await {
             Ok(Some(crossing)) => {
                 let raw_bytes = crossing.raw_bytes();
                 let message = crossing.message(FromUpstream::SpillBlock, FromUpstream::SpillPacked);
