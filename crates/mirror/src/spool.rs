@@ -202,6 +202,21 @@ pub enum SpoolError {
         /// What is here.
         path: PathBuf,
     },
+    /// A new timeline whose history says something else, or is not here.
+    #[error(
+        "timeline {timeline} shall go on at {switch} where timeline {own} ends, and its history \
+         here does not say so: the principal has no {}, or another one. Put that file into its \
+         pg_wal, or point the mirror to a server that has it",
+        crate::wal::history_file_name(*.timeline)
+    )]
+    NoHistory {
+        /// The new one.
+        timeline: Timeline,
+        /// Where it begins.
+        switch: Lsn,
+        /// What is here.
+        own: Timeline,
+    },
     /// The spool is being closed.
     #[error("the spool is being closed")]
     Closing,

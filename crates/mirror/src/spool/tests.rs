@@ -334,3 +334,22 @@ async fn a_temporary_slot_ends_with_the_task_that_has_it() {
     assert_eq!(spool.slot(&name), None);
     assert_eq!((spool.kept_for_slots(), spool.slot(&kept)), (None, Some(None)));
 }
+
+#[tokio::test]
+async fn a_timeline_without_its_history_is_refused_at_the_switch() {
+    let elsewhere = |end: u64| format!("1\t{}\tx\n", Lsn(end - 8));
+    for history in [None, Some(elsewhere)] {
+        let (folder, log) = filled().await;
+        let spool = Spool::open(folder.path()).unwrap().unwrap();
+        if let Some(history) = history {
+            spool.keep_history(Timeline(2), &history(log.end())).unwrap();
+        }
+        spool.switch_timeline(Timeline(2), Lsn(log.end())).await.unwrap();
+        let error = spool.settled().await.unwrap_err();
+        assert!(matches!(error, SpoolError::NoHistory { .. }), "{error}");
+        assert!(error.to_string().contains("00000002.history"), "{error}");
+        drop(spool);
+        // Nothing of it is there: it goes on when the history has come.
+        assert_eq!(durable(folder.path()), Lsn(log.end()));
+    }
+}

@@ -245,6 +245,11 @@ impl Writer {
         let (number, bytes) = self.place();
         let size = self.size();
         let folder = self.shared.folder.clone();
+        // Without it, neither recovery nor a standby finds the way back to this one.
+        let left = folder::history(&folder, timeline)?.left(timeline, self.timeline);
+        if left.is_none_or(|(left_at, _)| left_at != at) {
+            return Err(SpoolError::NoHistory { timeline, switch: at, own: self.timeline });
+        }
         let old = folder.join(Segment { timeline: self.timeline, number }.file_name(size));
         self.open = None;
         self.needs_floor = false;
