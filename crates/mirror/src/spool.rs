@@ -12,9 +12,10 @@
 //!
 //! One thread writes. Bytes are *written* when the operating system has them and *durable* when an
 //! fdatasync has covered them; both positions are published in that order, and only the second one
-//! is ever promised to anybody. A segment is begun only after the one before it is durable as a
-//! whole, so what a crash leaves is decided by the newest segment alone: [`recovery`] scans its
-//! records. `docs/formats/spool.md` draws the bytes and lists the cases.
+//! is ever promised to anybody. A segment is made only after the one before it is durable as a
+//! whole, and the boundary between them is durable only then, so what a crash leaves is decided by
+//! the newest segment alone: [`recovery`] scans its records. `docs/formats/spool.md` draws the
+//! bytes and lists the cases.
 
 mod folder;
 mod reader;

@@ -113,7 +113,7 @@ fn known_durable(state: &State, timeline: Timeline, history: &History, newest: S
     // A segment that a timeline begins in came into being with what the timeline before had.
     let switched_at = history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at);
     let floor = if timeline == state.timeline { state.floor } else { Lsn::ZERO };
-    // The next one may not have come into being any more: this one may be known as a whole.
+    // The floor may be this segment's end.
     let within = start.0..=size.start(newest.number + 1).0;
     let within = |position: Lsn| if within.contains(&position.0) { position } else { start };
     start.max(within(switched_at)).max(within(floor))
