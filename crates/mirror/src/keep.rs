@@ -50,13 +50,20 @@ impl Far {
     /// [`SpoolError`].
     pub fn open(name: &str, folder: PathBuf) -> Result<Far, SpoolError> {
         let spool = Spool::open(&folder)?.map(Arc::new);
-        Ok(Far {
+        let far = Far::without_spool(name, folder);
+        far.spool.send_replace(spool);
+        Ok(far)
+    }
+
+    /// One whose spool was not opened: to report of.
+    pub fn without_spool(name: &str, folder: PathBuf) -> Far {
+        Far {
             name: name.to_owned(),
             folder,
-            spool: watch::Sender::new(spool),
+            spool: watch::Sender::new(None),
             standbys: Arc::default(),
             status: Mutex::default(),
-        })
+        }
     }
 
     /// How it goes, to look at or change.

@@ -19,6 +19,7 @@ use farshore_model::{Lsn, PgTime};
 use farshore_pg::replication::{IdentifySystem, ReplicationStream, StreamMessage};
 use farshore_pg::{Config, Connection, Mode};
 use farshore_wire::replication::HotStandbyFeedback;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
@@ -57,14 +58,18 @@ impl Promise {
     }
 
     /// What the principal is told. `received` is what has arrived at the near end, of which
-    /// nothing is promised: it is lost with this process.
-    fn reply(self, received: Lsn, far: FarPositions) -> Reply {
+    /// nothing is promised: it is lost with this process. `told` is what it was told before as
+    /// flushed.
+    fn reply(self, received: Lsn, far: FarPositions, told: Lsn) -> Reply {
         if fault::defect("mirror-near-claims-far") {
             return Reply { written: received, flushed: received, applied: far.applied };
         }
         let flushed = match self {
             Promise::Far | Promise::Async => far.durable,
-            Promise::FarApplied => far.durable.min(far.applied),
+            // A standby that is further behind than the ones before it does not take back what was
+            // told: the slot would go back to log that the principal may have dropped. Whatever
+            // comes next waits for it.
+            Promise::FarApplied => far.durable.min(far.applied.max(told)),
         };
         Reply { written: far.written, flushed, applied: far.applied }
     }
@@ -91,7 +96,7 @@ pub struct NearStatus {
     pub received: Lsn,
     /// How far it is at the far end.
     pub far: FarPositions,
-    /// What the principal was told last as flushed.
+    /// What the principal was told last as flushed; kept over sessions.
     pub acknowledged: Lsn,
     /// Bytes of log received since the node started.
     pub log_bytes: u64,
@@ -131,6 +136,10 @@ impl Near {
     pub async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         let site = session.peer_site().to_owned();
         let (mut sender, receiver) = session.split();
+        if request.have.is_none() {
+            // Another spool: what was told was of the one before.
+            self.status().acknowledged = Lsn::ZERO;
+        }
         let begun = match self.begin(request.have.as_ref()).await {
             Ok(begun) => begun,
             Err(error) => {
@@ -230,10 +239,11 @@ impl Near {
         let (queue, messages) = mpsc::channel(QUEUE_MESSAGES_MAX);
         let (far, positions) = watch::channel(self.status().far);
         let (needs, feedback) = watch::channel(Feedback::default());
-        let mut hearing = std::pin::pin!(hear(site, receiver, far, needs));
+        let sent = AtomicU64::new(begun.start.0);
+        let mut hearing = std::pin::pin!(hear(site, receiver, &sent, far, needs));
         let ended = tokio::select! {
             ended = self.stream(begun, queue, positions, feedback) => ended,
-            ended = send(&mut sender, messages) => ended,
+            ended = send(&mut sender, messages, &sent) => ended,
             ended = &mut hearing => ended,
         };
         if let Err(error) = &ended
@@ -396,8 +406,13 @@ async fn hand_on(queue: &mpsc::Sender<FromNear>, message: FromNear) {
 async fn send(
     sender: &mut Sender,
     mut messages: mpsc::Receiver<FromNear>,
+    sent: &AtomicU64,
 ) -> Result<(), MirrorError> {
     while let Some(message) = messages.recv().await {
+        if let FromNear::Log { start, bytes, .. } = &message {
+            // Before the far end can have it.
+            sent.store(start.0 + u64::from(*bytes), Relaxed);
+        }
         fault::point("mirror.before-send");
         sender.send_parts(&message.encode()).await?;
         fault::point("mirror.after-send");
@@ -406,9 +421,20 @@ async fn send(
     std::future::pending().await
 }
 
+/// What can be so after `before`, when log up to `sent` was handed to the link. What comes of it is
+/// told to the principal, which lets commits return and drops log: the far end is not believed more
+/// than it can have.
+fn credible(positions: FarPositions, before: FarPositions, sent: Lsn) -> Option<FarPositions> {
+    let FarPositions { written, durable, applied } = positions;
+    let can_be = before.durable <= durable && durable <= written && written <= sent;
+    // Standbys get only what is durable.
+    can_be.then_some(FarPositions { applied: applied.min(durable), ..positions })
+}
+
 async fn hear(
     site: &str,
     mut receiver: Receiver,
+    sent: &AtomicU64,
     far: watch::Sender<FarPositions>,
     needs: watch::Sender<Feedback>,
 ) -> Result<(), MirrorError> {
@@ -417,9 +443,12 @@ async fn hear(
         match FromFar::decode(message).map_err(|what| protocol(what.to_string()))? {
             FromFar::Positions(positions) => {
                 let before = *far.borrow();
-                if positions.durable < before.durable || positions.durable > positions.written {
-                    return Err(protocol(format!("positions that cannot be: {positions:?}")));
-                }
+                let sent = Lsn(sent.load(Relaxed));
+                let positions = credible(positions, before, sent).ok_or_else(|| {
+                    protocol(format!(
+                        "positions that cannot be, after log up to {sent}: {positions:?}"
+                    ))
+                })?;
                 far.send_replace(positions);
             }
             FromFar::Feedback(feedback) => {
@@ -458,6 +487,11 @@ impl Flow<'_> {
             tokio::select! {
                 // What the principal waits for comes first.
                 biased;
+                // It is due once in a while only, and must not wait for a pause in the log.
+                _ = tick.tick() => {
+                    let far = *positions.borrow();
+                    self.reply(stream, far, true).await?;
+                }
                 changed = positions.changed(), if !is_async => {
                     if changed.is_err() {
                         std::future::pending::<()>().await;
@@ -493,10 +527,6 @@ impl Flow<'_> {
                         let far = *positions.borrow();
                         self.reply(stream, far, true).await?;
                     }
-                }
-                _ = tick.tick() => {
-                    let far = *positions.borrow();
-                    self.reply(stream, far, true).await?;
                 }
             }
         }
@@ -564,7 +594,8 @@ impl Flow<'_> {
         anyway: bool,
     ) -> Result<(), MirrorError> {
         self.near.status().far = far;
-        let reply = self.near.promise.reply(self.received, far);
+        let told = self.near.status().acknowledged;
+        let reply = self.near.promise.reply(self.received, far, told);
         if reply == self.told && !anyway {
             return Ok(());
         }
@@ -588,12 +619,49 @@ mod tests {
         for (promise, flushed) in
             [(Promise::Far, 20), (Promise::FarApplied, 10), (Promise::Async, 20)]
         {
-            let reply = promise.reply(received, far);
+            let reply = promise.reply(received, far, Lsn::ZERO);
             let expected = Reply { written: Lsn(30), flushed: Lsn(flushed), applied: Lsn(10) };
             assert_eq!(reply, expected, "{promise:?}");
         }
         let nobody = FarPositions { applied: Lsn::ZERO, ..far };
-        assert_eq!(Promise::FarApplied.reply(received, nobody).flushed, Lsn::ZERO);
+        assert_eq!(Promise::FarApplied.reply(received, nobody, Lsn::ZERO).flushed, Lsn::ZERO);
+    }
+
+    #[test]
+    fn a_standby_that_is_further_behind_takes_nothing_back() {
+        let mut told = Lsn::ZERO;
+        let mut tell = |durable, applied| {
+            let far = FarPositions { written: Lsn(100), durable: Lsn(durable), applied };
+            told = Promise::FarApplied.reply(Lsn(100), far, told).flushed;
+            told.0
+        };
+        assert_eq!(tell(30, Lsn(20)), 20);
+        // An older one connects: commits wait until it has come as far.
+        assert_eq!(tell(40, Lsn(5)), 20);
+        assert_eq!(tell(50, Lsn(19)), 20);
+        assert_eq!(tell(50, Lsn(31)), 31);
+        // Another session, and nothing was heard of standbys yet.
+        assert_eq!(tell(50, Lsn::ZERO), 31);
+        // What is not durable is told by nobody.
+        assert_eq!(tell(25, Lsn(60)), 25);
+    }
+
+    #[test]
+    fn a_far_end_is_believed_no_more_than_it_can_have() {
+        let far = |written, durable, applied| FarPositions {
+            written: Lsn(written),
+            durable: Lsn(durable),
+            applied: Lsn(applied),
+        };
+        let (before, sent) = (far(30, 20, 10), Lsn(40));
+        for possible in [far(30, 20, 10), far(40, 40, 40), far(40, 20, 0), far(20, 20, 5)] {
+            assert_eq!(credible(possible, before, sent), Some(possible));
+        }
+        for impossible in [far(41, 20, 10), far(41, 41, 10), far(30, 31, 10), far(30, 19, 10)] {
+            assert_eq!(credible(impossible, before, sent), None, "{impossible:?}");
+        }
+        // Whatever a standby says that it has replayed.
+        assert_eq!(credible(far(40, 30, 99), before, sent), Some(far(40, 30, 30)));
     }
 
     #[test]

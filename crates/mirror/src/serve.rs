@@ -50,8 +50,9 @@ impl Server {
         standbys: Arc<Standbys>,
     ) -> Result<Server, MirrorError> {
         let failed = |what: String| MirrorError::Listen { address: address.to_owned(), what };
-        check_loopback(address).map_err(failed)?;
-        let listener = TcpListener::bind(address).await.map_err(|error| {
+        // Not the name again: it may lead elsewhere the next time.
+        let checked = loopback(address).map_err(failed)?;
+        let listener = TcpListener::bind(&checked[..]).await.map_err(|error| {
             failed(format!("{error}. Choose another address, or stop what uses it"))
         })?;
         let local = listener.local_addr().map_err(|error| failed(error.to_string()))?;
@@ -97,9 +98,15 @@ impl Server {
 /// # Errors
 /// What is wrong with it.
 pub fn check_loopback(address: &str) -> Result<(), String> {
-    let resolved =
-        address.to_socket_addrs().map_err(|error| format!("it is no host:port ({error})"))?;
-    for address in resolved {
+    loopback(address).map(|_| ())
+}
+
+fn loopback(address: &str) -> Result<Vec<SocketAddr>, String> {
+    let resolved: Vec<SocketAddr> = address
+        .to_socket_addrs()
+        .map_err(|error| format!("it is no host:port ({error})"))?
+        .collect();
+    for address in &resolved {
         if !address.ip().is_loopback() {
             return Err(format!(
                 "{} is reached from elsewhere, and standbys are not asked for a password yet. \
@@ -109,7 +116,7 @@ pub fn check_loopback(address: &str) -> Result<(), String> {
             ));
         }
     }
-    Ok(())
+    Ok(resolved)
 }
 
 #[cfg(test)]

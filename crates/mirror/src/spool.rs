@@ -12,9 +12,10 @@
 //!
 //! One thread writes. Bytes are *written* when the operating system has them and *durable* when an
 //! fdatasync has covered them; both positions are published in that order, and only the second one
-//! is ever promised to anybody. A segment is begun only after the one before it is durable as a
-//! whole, so what a crash leaves is decided by the newest segment alone: [`recovery`] scans its
-//! records. `docs/formats/spool.md` draws the bytes and lists the cases.
+//! is ever promised to anybody. A segment is made only after the one before it is durable as a
+//! whole, and the boundary between them is durable only then, so what a crash leaves is decided by
+//! the newest segment alone: [`recovery`] scans its records. `docs/formats/spool.md` draws the
+//! bytes and lists the cases.
 
 mod folder;
 mod reader;
@@ -189,6 +190,34 @@ pub enum SpoolError {
         /// Up to where.
         durable: Lsn,
     },
+    /// Two timelines of one number.
+    #[error(
+        "another history came for timeline {timeline} than {path} holds: two servers were promoted \
+         to a timeline of the same number, and the log here is that of the other one. Point the \
+         mirror to the principal that it was made from or a descendant of it, or make the mirror \
+         anew: stop this node, remove the folder, and start it"
+    )]
+    OtherHistory {
+        /// Of the one that came.
+        timeline: Timeline,
+        /// What is here.
+        path: PathBuf,
+    },
+    /// A new timeline whose history says something else, or is not here.
+    #[error(
+        "timeline {timeline} shall go on at {switch} where timeline {own} ends, and its history \
+         here does not say so: the principal has no {}, or another one. Put that file into its \
+         pg_wal, or point the mirror to a server that has it",
+        crate::wal::history_file_name(*.timeline)
+    )]
+    NoHistory {
+        /// The new one.
+        timeline: Timeline,
+        /// Where it begins.
+        switch: Lsn,
+        /// What is here.
+        own: Timeline,
+    },
     /// The spool is being closed.
     #[error("the spool is being closed")]
     Closing,
@@ -244,6 +273,9 @@ pub struct Spool {
     handed_over: AtomicU64,
     writer: Option<std::thread::JoinHandle<()>>,
     slots: Mutex<slots::Slots>,
+    /// The newest timeline that was handed over. Held while a history file is replaced: the thread
+    /// of a session that was dropped may still be at it.
+    newest_timeline: Mutex<Timeline>,
     /// Removing segments, one at a time.
     forgetting: Mutex<()>,
     _lock: FolderLock,
@@ -300,6 +332,7 @@ impl Spool {
         recovered: recovery::Recovered,
     ) -> Result<Spool, SpoolError> {
         let slots = slots::Slots::load(folder)?;
+        let newest_timeline = recovered.positions.timeline;
         let shared = Arc::new(Shared {
             folder: folder.to_owned(),
             identity: recovered.state.identity,
@@ -324,6 +357,7 @@ impl Spool {
             handed_over: AtomicU64::new(0),
             writer: Some(writer),
             slots: Mutex::new(slots),
+            newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
             _lock: lock,
         })
@@ -379,7 +413,15 @@ impl Spool {
     /// # Errors
     /// Why the writer has ended.
     pub async fn switch_timeline(&self, timeline: Timeline, at: Lsn) -> Result<(), SpoolError> {
+        {
+            let mut newest = self.newest_timeline();
+            *newest = timeline.max(*newest);
+        }
         self.hand_over(Work::Switch { timeline, at }).await
+    }
+
+    fn newest_timeline(&self) -> MutexGuard<'_, Timeline> {
+        self.newest_timeline.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     async fn hand_over(&self, work: Work) -> Result<(), SpoolError> {
@@ -425,13 +467,20 @@ impl Spool {
     /// Keeps a timeline's history file. Durable when this returns. Blocks on the disk.
     ///
     /// # Errors
-    /// [`SpoolError`], also if the text is not a history.
+    /// [`SpoolError`], also if the text is not a history, or not the one of a timeline whose log is
+    /// here.
     pub fn keep_history(&self, timeline: Timeline, text: &str) -> Result<(), SpoolError> {
         let path = self.folder().join(crate::wal::history_file_name(timeline));
         History::parse(timeline, text)
             .map_err(|error| SpoolError::History { path: path.clone(), error })?;
-        if std::fs::read(&path).is_ok_and(|there| there == text.as_bytes()) {
-            return Ok(());
+        let newest = self.newest_timeline();
+        match folder::history_text(self.folder(), timeline)? {
+            Some(there) if there == text => return Ok(()),
+            // Its log is here, or that of a descendant.
+            Some(_) if timeline <= *newest => {
+                return Err(SpoolError::OtherHistory { timeline, path });
+            }
+            Some(_) | None => {}
         }
         folder::replace(&path, text.as_bytes())
     }
@@ -513,6 +562,17 @@ impl Spool {
         self.slots().create(self.folder(), name, restart)
     }
 
+    /// Makes a slot that is there until what is returned is dropped, and is in no file; `None` if
+    /// there is one of that name.
+    pub fn create_temporary_slot(
+        self: &Arc<Spool>,
+        name: &SlotName,
+        restart: Option<Lsn>,
+    ) -> Option<TemporarySlot> {
+        let number = self.slots().create_temporary(name, restart)?;
+        Some(TemporarySlot { spool: self.clone(), name: name.clone(), number })
+    }
+
     /// Drops a slot; `Ok(false)` if there is none. Blocks on the disk.
     ///
     /// # Errors
@@ -538,6 +598,20 @@ impl Spool {
     /// From where on slots keep the log; `None` if none does.
     pub fn kept_for_slots(&self) -> Option<Lsn> {
         self.slots().oldest()
+    }
+}
+
+/// A slot that is dropped with this, also when the task that has it is aborted.
+#[derive(Debug)]
+pub struct TemporarySlot {
+    spool: Arc<Spool>,
+    name: SlotName,
+    number: u64,
+}
+
+impl Drop for TemporarySlot {
+    fn drop(&mut self) {
+        self.spool.slots().remove_temporary(&self.name, self.number);
     }
 }
 

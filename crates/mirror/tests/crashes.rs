@@ -52,15 +52,20 @@ async fn child() {
     let mut acknowledged = acknowledged.expect("notes");
     let mut positions = spool.positions();
     let mut at = positions.borrow().durable.0;
-    // Pieces end where records do, as a walsender's do.
-    for end in log.ends.iter().filter(|end| *end % 5 != 3) {
-        if *end <= at {
+    // Pieces end where records do, as a walsender's do, and where segments do: what is claimed
+    // there, the principal drops.
+    let records = log.ends.iter().copied().filter(|end| end % 5 != 3);
+    let boundaries = (1..=LOG_BYTES / SEGMENT_BYTES).map(|nth| BEGIN + nth * SEGMENT_BYTES);
+    let mut ends: Vec<u64> = records.chain(boundaries.clone()).collect();
+    ends.sort_unstable();
+    for end in ends {
+        if end <= at {
             continue;
         }
-        let piece = Bytes::copy_from_slice(log.between(at, *end));
+        let piece = Bytes::copy_from_slice(log.between(at, end));
         spool.append(Timeline(1), Lsn(at), piece).await.expect("append");
-        at = *end;
-        if end % 3 == 0 {
+        at = end;
+        if end % 3 == 0 || boundaries.clone().any(|boundary| boundary == end) {
             let durable = positions.wait_for(|positions| positions.durable.0 >= at).await;
             let durable = durable.expect("durable").durable;
             writeln!(acknowledged, "{}", durable.0).expect("note");

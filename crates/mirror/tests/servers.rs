@@ -397,3 +397,41 @@ fn pg_receivewal_receives_from_a_mirror() -> Result<()> {
     ensure!(run(&["--drop-slot"]).is_err(), "it was there twice");
     Ok(())
 }
+
+/// A temporary slot ends with its session, and a slot that is streamed by cannot be dropped.
+#[test]
+fn slots_are_held_by_sessions() -> Result<()> {
+    use farshore_mirror::spool::SlotName;
+    use farshore_pg::{Config, Connection, Mode};
+    let principal = principal(15)?;
+    let mirror = Mirror::start(&principal.url("postgres"), Promise::Far)?;
+    let spool = mirror.spool()?;
+    let begin = mirror.positions()?.durable;
+    let config = Config::parse(&format!("postgres://s@127.0.0.1:{}/postgres", mirror.port))?;
+    let connect = || mirror.block_on(Connection::connect(&config, Mode::PhysicalReplication));
+    let mut session = connect()?;
+    let sql = "CREATE_REPLICATION_SLOT \"short\" TEMPORARY PHYSICAL RESERVE_WAL";
+    mirror.block_on(session.simple_query(sql))?;
+    let short = SlotName::new("short").context("a name")?;
+    ensure!(spool.slot(&short).flatten().is_some(), "{:?}", spool.slot(&short));
+    drop(session);
+    wait_until("the temporary slot to end", LONG, &[], || {
+        Ok(spool.slot(&short).is_none().then_some(()))
+    })?;
+    let mut session = connect()?;
+    mirror.block_on(session.create_physical_slot("long"))?;
+    let streaming =
+        mirror.block_on(session.start_physical_replication(Some("long"), begin, None))?;
+    let mut other = connect()?;
+    let drop_it = "DROP_REPLICATION_SLOT \"long\"";
+    let error = mirror.block_on(other.simple_query(drop_it)).expect_err("it is in use");
+    ensure!(error.sqlstate() == Some("55006"), "{error}");
+    drop(streaming);
+    wait_until("the stream to end", LONG, &[], || {
+        Ok(mirror.far.standbys.reports().is_empty().then_some(()))
+    })?;
+    mirror.block_on(other.simple_query(drop_it))?;
+    let long = SlotName::new("long").context("a name")?;
+    ensure!(spool.slot(&long).is_none());
+    Ok(())
+}

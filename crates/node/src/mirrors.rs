@@ -11,7 +11,6 @@ use farshore_mirror::keep::Far;
 use farshore_mirror::receive::{Near, NearStatus};
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::serve::Server;
-use farshore_mirror::spool::SpoolError;
 use farshore_model::Lsn;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -100,6 +99,8 @@ fn ratio(log_bytes: u64, link_bytes: u64) -> Option<f64> {
 pub(crate) struct FarAgent {
     config: FarMirror,
     far: Far,
+    /// Its spool could be opened, or there was none yet.
+    is_usable: bool,
     dialer: Dialer,
     failure: Mutex<AgentFailure>,
     /// The same, of the server for standbys.
@@ -107,28 +108,37 @@ pub(crate) struct FarAgent {
 }
 
 impl FarAgent {
-    /// Opens its spool, if there is one. Blocks on the disk.
-    pub fn open(
-        mirror: &FarMirror,
-        data_dir: &Path,
-        dialer: Dialer,
-    ) -> Result<FarAgent, SpoolError> {
+    /// Opens its spool, if there is one. A spool that cannot be used stops this mirror, and nothing
+    /// else of the site. Blocks on the disk.
+    pub fn open(mirror: &FarMirror, data_dir: &Path, dialer: Dialer) -> FarAgent {
         let folder = data_dir.join("mirrors").join(&mirror.name);
-        Ok(FarAgent {
+        let failure = Mutex::default();
+        let opened = Far::open(&mirror.name, folder.clone());
+        let is_usable = opened.is_ok();
+        let far = opened.unwrap_or_else(|error| {
+            let error = error.to_string();
+            tracing::error!(mirror = %mirror.name, "stopped: {error}");
+            agents::note(&failure, &Notice::Stopped(&error));
+            Far::without_spool(&mirror.name, folder)
+        });
+        FarAgent {
             config: mirror.clone(),
-            far: Far::open(&mirror.name, folder)?,
+            far,
+            is_usable,
             dialer,
-            failure: Mutex::default(),
+            failure,
             server_failure: Mutex::default(),
-        })
+        }
     }
 
     /// Runs until `stop` turns true.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let mut parts = JoinSet::new();
-        parts.spawn(self.clone().keep(stop.clone()));
-        parts.spawn(self.clone().serve(stop.clone()));
-        parts.spawn(self.clone().forget());
+        if self.is_usable {
+            parts.spawn(self.clone().keep(stop.clone()));
+            parts.spawn(self.clone().serve(stop.clone()));
+            parts.spawn(self.clone().forget());
+        }
         let _ = stop.wait_for(|stop| *stop).await;
         parts.shutdown().await;
     }
@@ -256,5 +266,52 @@ fn outcome(ended: Result<(), MirrorError>) -> Outcome {
         Ok(()) => Outcome::Done,
         Err(error) if error.is_transient() => Outcome::Transient(error.to_string()),
         Err(error) => Outcome::Permanent(error.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_link::certificates::Authority;
+    use farshore_link::{Identity, IdentityFiles, LinkOptions};
+
+    #[tokio::test]
+    async fn a_damaged_spool_stops_its_mirror_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("authority")).unwrap();
+        let made = authority.issue("far", 30, folder.path()).unwrap();
+        let identity = Identity::load(&IdentityFiles {
+            certificate: made.certificate,
+            key: made.key,
+            authorities: authority.certificate(),
+            revoked: Some(authority.revoked()),
+        });
+        let identity = identity.unwrap();
+        let open = |name: &str| {
+            let mirror = FarMirror {
+                name: name.to_owned(),
+                upstream: "near".to_owned(),
+                listen: "127.0.0.1:0".to_owned(),
+                spool_bytes_max: 0,
+            };
+            let options = LinkOptions::default();
+            let dialer = Dialer::new("127.0.0.1:1", "near", &identity, options).unwrap();
+            FarAgent::open(&mirror, folder.path(), dialer)
+        };
+        let damaged = folder.path().join("mirrors/damaged");
+        std::fs::create_dir_all(&damaged).unwrap();
+        std::fs::write(damaged.join("spool.state"), "x").unwrap();
+        let (damaged, sound) = (open("damaged"), open("sound"));
+        let report = damaged.report();
+        assert_eq!(report.state, "stopped");
+        assert!(report.error.is_some_and(|error| error.contains("is damaged")));
+        assert_eq!(sound.report().state, "starting");
+        // It ends when it is told to, and not before.
+        let (stop, stopping) = watch::channel(false);
+        let running = tokio::spawn(Arc::new(damaged).run(stopping));
+        tokio::task::yield_now().await;
+        assert!(!running.is_finished());
+        stop.send_replace(true);
+        running.await.unwrap();
     }
 }

@@ -19,7 +19,6 @@ use farshore_apply::{Initialise, Phase, Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
-use farshore_mirror::spool::SpoolError;
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
@@ -56,14 +55,6 @@ pub enum SiteError {
         publication: String,
         /// Reason.
         error: StoreError,
-    },
-    /// A mirror's spool.
-    #[error("mirror \"{mirror}\": {error}")]
-    Spool {
-        /// Which.
-        mirror: String,
-        /// Reason.
-        error: SpoolError,
     },
     /// Who this site is to others.
     #[error("{0}")]
@@ -200,10 +191,7 @@ impl Site {
         for (mirror, identity) in config.mirrors.far.iter().zip(identity.iter().cycle()) {
             let dialer = sites::dialer(&config.sites, &mirror.upstream, identity)?;
             let Some(dialer) = dialer else { continue };
-            let opened = FarAgent::open(mirror, &config.data_dir, dialer);
-            let opened =
-                opened.map_err(|error| SiteError::Spool { mirror: mirror.name.clone(), error })?;
-            far_mirrors.push(Arc::new(opened));
+            far_mirrors.push(Arc::new(FarAgent::open(mirror, &config.data_dir, dialer)));
         }
         let serving = config.sites.listen.as_ref().map(|_| {
             let publications = served(&publications, &received);

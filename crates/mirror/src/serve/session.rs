@@ -4,7 +4,7 @@ use super::Context;
 use super::standbys::Place;
 use crate::keep::blocking;
 use crate::relay::message::Feedback;
-use crate::spool::{SlotName, Spool, SpoolError, SpoolReader};
+use crate::spool::{SlotName, Spool, SpoolError, SpoolReader, TemporarySlot};
 use crate::wal::{PAGE_BYTES, Segment, Timeline, history_file_name};
 use bytes::BytesMut;
 use farshore_fault as fault;
@@ -159,12 +159,7 @@ pub(super) async fn serve(
         out,
         temporary_slots: Vec::new(),
     };
-    let ended = session.run().await;
-    for slot in std::mem::take(&mut session.temporary_slots) {
-        let spool = session.spool.clone();
-        blocking(move || spool.drop_slot(&slot)).await?;
-    }
-    ended
+    session.run().await
 }
 
 /// `15.18` for 150018, as `server_version` is shown.
@@ -260,8 +255,8 @@ struct Session {
     messages: Messages,
     writer: OwnedWriteHalf,
     out: BytesMut,
-    /// Dropped with the session.
-    temporary_slots: Vec<SlotName>,
+    /// Dropped with the session, however it ends.
+    temporary_slots: Vec<TemporarySlot>,
 }
 
 impl Session {
@@ -283,8 +278,8 @@ impl Session {
             };
             if let Done::Refused(refusal) = done {
                 tracing::info!(
-                    mirror = %self.context.mirror, standby = %self.application_name,
-                    "refused \"{text}\": {}", refusal.message
+                    mirror = %self.context.mirror, standby = %for_log(&self.application_name),
+                    "refused \"{}\": {}", for_log(&text), for_log(&refusal.message)
                 );
                 let (code, hint) = (refusal.sqlstate, refusal.hint.as_deref());
                 server::error_response(&mut self.out, "ERROR", code, &refusal.message, hint);
@@ -333,6 +328,9 @@ impl Session {
             }
             ReplicationCommand::DropSlot(name) => {
                 let Some(slot) = SlotName::new(&name) else { return Ok(no_slot(&name)) };
+                if self.context.standbys.is_in_use(&slot) {
+                    return Ok(in_use(&name));
+                }
                 let spool = self.spool.clone();
                 if !blocking(move || spool.drop_slot(&slot)).await? {
                     return Ok(no_slot(&name));
@@ -401,13 +399,18 @@ impl Session {
             ));
         };
         let restart = reserve_wal.then(|| self.spool.identity().segment.floor(durable));
-        let (spool, made) = (self.spool.clone(), slot.clone());
-        if !blocking(move || spool.create_slot(&made, restart)).await? {
+        let is_made = if temporary {
+            let made = self.spool.create_temporary_slot(&slot, restart);
+            let is_made = made.is_some();
+            self.temporary_slots.extend(made);
+            is_made
+        } else {
+            let spool = self.spool.clone();
+            blocking(move || spool.create_slot(&slot, restart)).await?
+        };
+        if !is_made {
             let message = format!("replication slot \"{name}\" already exists");
             return Ok(Done::Refused(Refusal::new("42710", message)));
-        }
-        if temporary {
-            self.temporary_slots.push(slot);
         }
         let columns = [
             ("slot_name", type_oid::TEXT),
@@ -465,15 +468,13 @@ impl Session {
         let name = self.application_name.clone();
         let entered = self.context.standbys.enter(&name, self.peer, slot.clone(), start);
         let Some(place) = entered else {
-            let slot = slot.map_or_else(String::new, |slot| slot.to_string());
-            let message = format!("replication slot \"{slot}\" is active");
-            return Ok(Done::Refused(Refusal::new("55006", message)));
+            return Ok(in_use(slot.as_ref().map_or("", SlotName::as_str)));
         };
         if let Some(slot) = slot.clone() {
             let spool = self.spool.clone();
             blocking(move || spool.advance_slot(&slot, start)).await?;
         }
-        tracing::info!(mirror = %self.context.mirror, standby = %name, %start, %timeline, "streams");
+        tracing::info!(mirror = %self.context.mirror, standby = %for_log(&name), %start, %timeline, "streams");
         server::copy_both_response(&mut self.out);
         write(&mut self.writer, &mut self.out).await?;
         let reader_spool = self.spool.clone();
@@ -669,10 +670,34 @@ struct Stream {
     reader: Option<SpoolReader>,
 }
 
+fn in_use(name: &str) -> Done {
+    let message = format!("replication slot \"{name}\" is active");
+    Done::Refused(Refusal::new("55006", message))
+}
+
+/// What a client sent, for the log: one line that forges no other.
+fn for_log(text: &str) -> String {
+    const CHARS_MAX: usize = 200;
+    let cut = if text.chars().nth(CHARS_MAX).is_some() { "…" } else { "" };
+    text.chars().take(CHARS_MAX).flat_map(char::escape_debug).chain(cut.chars()).collect()
+}
+
 fn no_slot(name: &str) -> Done {
     let message = format!("replication slot \"{name}\" does not exist");
     Done::Refused(Refusal::new("42704", message).hint(
         "Make it with pg_receivewal --create-slot against this address, or leave \
          primary_slot_name empty.",
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_sent_is_one_short_line_in_the_log() {
+        assert_eq!(for_log("DROP \"a\"\nERROR \u{1b}[2J"), "DROP \\\"a\\\"\\nERROR \\u{1b}[2J");
+        let long = for_log(&"é".repeat(5_000));
+        assert_eq!(long.chars().count(), 201);
+    }
 }

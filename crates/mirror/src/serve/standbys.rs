@@ -78,6 +78,11 @@ impl Standbys {
         self.streaming().standbys.values().map(needed).min()
     }
 
+    /// Whether somebody streams by this slot.
+    pub(super) fn is_in_use(&self, slot: &SlotName) -> bool {
+        self.streaming().standbys.values().any(|standby| standby.slot.as_ref() == Some(slot))
+    }
+
     fn streaming(&self) -> MutexGuard<'_, Streaming> {
         self.streaming.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -192,7 +197,8 @@ mod tests {
         let peer: SocketAddr = "127.0.0.1:1".parse().unwrap();
         let slot = SlotName::new("a");
         let first = standbys.enter("one", peer, slot.clone(), Lsn(5)).unwrap();
-        assert!(standbys.enter("thief", peer, slot, Lsn(5)).is_none());
+        assert!(standbys.enter("thief", peer, slot.clone(), Lsn(5)).is_none());
+        assert!(standbys.is_in_use(slot.as_ref().unwrap()));
         let second = standbys.enter("two", peer, None, Lsn(5)).unwrap();
         let receiver = standbys.enter("pg_receivewal", peer, None, Lsn(7)).unwrap();
         first.replied(Lsn(30), Lsn(20), Lsn(10));
@@ -206,6 +212,7 @@ mod tests {
         second.needs(feedback(3, 1));
         assert_eq!(standbys.seen().borrow().feedback, feedback(900, 0));
         drop(first);
+        assert!(!standbys.is_in_use(slot.as_ref().unwrap()));
         assert_eq!(standbys.seen().borrow().feedback, feedback(3, 1));
         drop(second);
         drop(receiver);

@@ -49,13 +49,24 @@ impl FolderLock {
     }
 }
 
-/// Makes the folder, and its name durable.
+/// Makes the folder and those above it that are not there, and all their names durable.
 pub(super) fn create(folder: &Path) -> Result<(), SpoolError> {
+    let above = names_made_in(folder);
     std::fs::create_dir_all(folder).map_err(SpoolError::io("create", folder))?;
-    match folder.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => sync(parent),
-        _ => Ok(()),
+    above.into_iter().try_for_each(sync)
+}
+
+/// The folders that get a new name when `folder` is made, up to the first that is there already;
+/// and always the one that it is in, whose sync an earlier start may not have reached.
+fn names_made_in(folder: &Path) -> Vec<&Path> {
+    let mut above = Vec::new();
+    for parent in folder.ancestors().skip(1) {
+        above.push(if parent.as_os_str().is_empty() { Path::new(".") } else { parent });
+        if parent.exists() {
+            break;
+        }
     }
+    above
 }
 
 /// Makes created, renamed and removed names durable.
@@ -149,5 +160,21 @@ impl Listing {
         own.chain(ancestors)
             .map(|timeline| Segment { timeline, number })
             .find(|segment| self.segments.contains(segment))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_folder_that_is_made_has_its_name_synced() {
+        let there = tempfile::tempdir().unwrap();
+        let folder = there.path().join("mirrors/m");
+        let mirrors = there.path().join("mirrors");
+        assert_eq!(names_made_in(&folder), [mirrors.as_path(), there.path()]);
+        create(&folder).unwrap();
+        assert!(folder.is_dir());
+        assert_eq!(names_made_in(&folder), [mirrors.as_path()]);
     }
 }

@@ -15,10 +15,12 @@
 //! | there | the newest begins within a record whose beginning is not here | the state file's floor, until the scan gets behind that record |
 //! | any | leftovers | removed |
 //!
-//! Why this is enough: a segment is begun only after the one before it is durable as a whole. So
-//! everything before the newest segment is durable, and so is every record that was acknowledged:
-//! it and all before it are whole, and the scan finds them. Before anything is claimed, what was
-//! scanned is fdatasynced: the process may have died and the kernel not.
+//! Why this is enough: a segment is made only after the one before it is durable as a whole, and
+//! the boundary between them is told to anybody only after it is made. So everything before the
+//! newest segment is durable, nothing behind that was claimed but by its bytes, and every record
+//! that was acknowledged is durable: it and all before it are whole, and the scan finds them. Before
+//! anything is claimed, what was scanned is fdatasynced: the process may have died and the kernel
+//! not.
 
 use super::folder::{self, Listing};
 use super::state::State;
@@ -111,7 +113,9 @@ fn known_durable(state: &State, timeline: Timeline, history: &History, newest: S
     // A segment that a timeline begins in came into being with what the timeline before had.
     let switched_at = history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at);
     let floor = if timeline == state.timeline { state.floor } else { Lsn::ZERO };
-    let within = |position: Lsn| if size.floor(position) == start { position } else { start };
+    // The floor may be this segment's end.
+    let within = start.0..=size.start(newest.number + 1).0;
+    let within = |position: Lsn| if within.contains(&position.0) { position } else { start };
     start.max(within(switched_at)).max(within(floor))
 }
 

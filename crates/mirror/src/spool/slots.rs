@@ -36,6 +36,10 @@ impl fmt::Display for SlotName {
 pub(super) struct Slots {
     /// The log is kept from here on; `None` if the slot was never used.
     restart: BTreeMap<SlotName, Option<Lsn>>,
+    /// The same, of slots that live as long as a session, and with the session's number: never in
+    /// the file.
+    temporary: BTreeMap<SlotName, (u64, Option<Lsn>)>,
+    next: u64,
 }
 
 impl Slots {
@@ -75,7 +79,7 @@ impl Slots {
             let position = if position == "-" { None } else { Some(position.parse().ok()?) };
             restart.insert(SlotName::new(name)?, position);
         }
-        Some(Slots { restart })
+        Some(Slots { restart, ..Slots::default() })
     }
 
     fn save(&self, dir: &Path) -> Result<(), SpoolError> {
@@ -88,14 +92,35 @@ impl Slots {
         name: &SlotName,
         restart: Option<Lsn>,
     ) -> Result<bool, SpoolError> {
-        if self.restart.contains_key(name) {
+        if self.get(name).is_some() {
             return Ok(false);
         }
         self.restart.insert(name.clone(), restart);
         self.save(dir).map(|()| true)
     }
 
+    /// Its number; `None` if there is a slot of that name.
+    pub fn create_temporary(&mut self, name: &SlotName, restart: Option<Lsn>) -> Option<u64> {
+        if self.get(name).is_some() {
+            return None;
+        }
+        let number = self.next;
+        self.next += 1;
+        self.temporary.insert(name.clone(), (number, restart));
+        Some(number)
+    }
+
+    /// Unless it is another of that name by now.
+    pub fn remove_temporary(&mut self, name: &SlotName, number: u64) {
+        if self.temporary.get(name).is_some_and(|(found, _)| *found == number) {
+            self.temporary.remove(name);
+        }
+    }
+
     pub fn remove(&mut self, dir: &Path, name: &SlotName) -> Result<bool, SpoolError> {
+        if self.temporary.remove(name).is_some() {
+            return Ok(true);
+        }
         if self.restart.remove(name).is_none() {
             return Ok(false);
         }
@@ -103,7 +128,8 @@ impl Slots {
     }
 
     pub fn get(&self, name: &SlotName) -> Option<Option<Lsn>> {
-        self.restart.get(name).copied()
+        let temporary = self.temporary.get(name).map(|(_, restart)| *restart);
+        temporary.or_else(|| self.restart.get(name).copied())
     }
 
     pub fn advance(
@@ -113,18 +139,23 @@ impl Slots {
         flushed: Lsn,
         size: SegmentBytes,
     ) -> Result<(), SpoolError> {
-        let Some(restart) = self.restart.get_mut(name) else { return Ok(()) };
+        let (restart, is_kept) = match (self.temporary.get_mut(name), self.restart.get_mut(name)) {
+            (Some((_, restart)), _) => (restart, false),
+            (None, Some(restart)) => (restart, true),
+            (None, None) => return Ok(()),
+        };
         // Whole segments are kept and dropped, so no more needs to be known.
         let flushed = size.floor(flushed);
         if restart.is_some_and(|restart| restart >= flushed) {
             return Ok(());
         }
         *restart = Some(flushed);
-        self.save(dir)
+        if is_kept { self.save(dir) } else { Ok(()) }
     }
 
     pub fn oldest(&self) -> Option<Lsn> {
-        self.restart.values().flatten().min().copied()
+        let temporary = self.temporary.values().map(|(_, restart)| restart);
+        self.restart.values().chain(temporary).flatten().min().copied()
     }
 }
 
@@ -152,6 +183,22 @@ mod tests {
         for len in 0..text.len() {
             assert!(Slots::decode(&text[..len]).is_none(), "{len}");
         }
+        // A temporary one is a slot like another, and leaves nothing behind.
+        let c = SlotName::new("c").unwrap();
+        let number = slots.create_temporary(&c, Some(Lsn(1 << 20))).unwrap();
+        assert!(!slots.create(dir.path(), &c, None).unwrap());
+        assert_eq!(slots.create_temporary(&a, None), None);
+        assert_eq!(slots.oldest(), Some(Lsn(1 << 20)));
+        slots.advance(dir.path(), &c, Lsn(2 << 20), size).unwrap();
+        assert_eq!(slots.get(&c), Some(Some(Lsn(2 << 20))));
+        slots.advance(dir.path(), &b, Lsn(6 << 20), size).unwrap();
+        assert_eq!(Slots::load(dir.path()).unwrap().get(&c), None);
+        assert!(slots.remove(dir.path(), &c).unwrap());
+        let another = slots.create_temporary(&c, None).unwrap();
+        slots.remove_temporary(&c, number);
+        assert_eq!(slots.get(&c), Some(None), "it was another one's");
+        slots.remove_temporary(&c, another);
+        assert_eq!(slots.get(&c), None);
         assert!(slots.remove(dir.path(), &a).unwrap() && slots.remove(dir.path(), &b).unwrap());
         assert_eq!(Slots::load(dir.path()).unwrap().oldest(), None);
         for name in ["", "A", "a b", "a-b"] {

@@ -136,6 +136,42 @@ async fn all_is_whole_and_the_files_are_the_log() {
 }
 
 #[tokio::test]
+async fn a_boundary_within_a_record_is_durable_once_it_was_claimed() {
+    let log = some_log();
+    let boundary = BEGIN + SEGMENT_BYTES;
+    assert!(!log.ends.contains(&boundary), "a record must go over");
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, boundary).await;
+    drop(spool);
+    assert!(segment(folder.path(), 1).exists(), "claimed, and the next one is not there");
+    assert_eq!(durable(folder.path()), Lsn(boundary));
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    append(&spool, &log, boundary, log.end()).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+}
+
+#[tokio::test]
+async fn a_boundary_is_not_claimed_before_the_next_segment_is_there() {
+    let log = some_log();
+    let boundary = BEGIN + SEGMENT_BYTES;
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, boundary - 8).await;
+    // Nothing can be renamed over a folder, and no segment is written to one.
+    std::fs::create_dir(segment(folder.path(), 1)).unwrap();
+    let last = Bytes::copy_from_slice(log.between(boundary - 8, boundary));
+    spool.append(Timeline(1), Lsn(boundary - 8), last).await.unwrap();
+    assert!(spool.settled().await.is_err());
+    assert_eq!(spool.positions().borrow().durable, Lsn(boundary - 8));
+    drop(spool);
+    std::fs::remove_dir(segment(folder.path(), 1)).unwrap();
+    let durable = durable(folder.path()).0;
+    assert!((log.whole_until(boundary)..boundary).contains(&durable), "{}", Lsn(durable));
+}
+
+#[tokio::test]
 async fn the_torn_end_is_not_claimed() {
     let (folder, log) = filled().await;
     let newest = BEGIN + 2 * SEGMENT_BYTES;
@@ -215,6 +251,16 @@ async fn a_timeline_goes_on_where_it_left_the_one_before() {
     drop(spool);
     assert_eq!(durable(folder.path()), Lsn(switch), "the switch alone survives");
     let spool = Spool::open(folder.path()).unwrap().unwrap();
+    // Another server's timeline 2 is not this one's.
+    let other = format!("1\t{}\tno recovery target specified\n", Lsn(switch - 8));
+    let error = spool.keep_history(Timeline(2), &other).unwrap_err();
+    assert!(matches!(error, SpoolError::OtherHistory { timeline: Timeline(2), .. }), "{error}");
+    assert_eq!(spool.history_text(Timeline(2)).unwrap().as_ref(), Some(&text));
+    spool.keep_history(Timeline(2), &text).unwrap();
+    // As long as nothing has come of a timeline, it may turn out to be another.
+    spool.keep_history(Timeline(3), &format!("1\t{}\tx\n", Lsn(switch))).unwrap();
+    drop(spool);
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
     log.timeline = 2;
     (0..300).for_each(|_| log.push(9_000));
     append(&spool, &log, switch, log.end()).await;
@@ -265,4 +311,45 @@ fn one_process_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let _spool = created(folder.path());
     assert!(matches!(refused(folder.path()), SpoolError::Locked { .. }));
+}
+
+#[tokio::test]
+async fn a_temporary_slot_ends_with_the_task_that_has_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = Arc::new(created(folder.path()));
+    let kept = SlotName::new("kept").unwrap();
+    assert!(spool.create_slot(&kept, None).unwrap());
+    let name = SlotName::new("temporary").unwrap();
+    let slot = spool.create_temporary_slot(&name, Some(Lsn(BEGIN))).unwrap();
+    assert!(spool.create_temporary_slot(&name, None).is_none());
+    spool.advance_slot(&name, Lsn(BEGIN + SEGMENT_BYTES)).unwrap();
+    let file = std::fs::read_to_string(folder.path().join(folder::SLOTS)).unwrap();
+    assert!(!file.contains("temporary"), "{file}");
+    let task = tokio::spawn(async move {
+        let _slot = slot;
+        std::future::pending::<()>().await;
+    });
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    assert_eq!(spool.slot(&name), None);
+    assert_eq!((spool.kept_for_slots(), spool.slot(&kept)), (None, Some(None)));
+}
+
+#[tokio::test]
+async fn a_timeline_without_its_history_is_refused_at_the_switch() {
+    let elsewhere = |end: u64| format!("1\t{}\tx\n", Lsn(end - 8));
+    for history in [None, Some(elsewhere)] {
+        let (folder, log) = filled().await;
+        let spool = Spool::open(folder.path()).unwrap().unwrap();
+        if let Some(history) = history {
+            spool.keep_history(Timeline(2), &history(log.end())).unwrap();
+        }
+        spool.switch_timeline(Timeline(2), Lsn(log.end())).await.unwrap();
+        let error = spool.settled().await.unwrap_err();
+        assert!(matches!(error, SpoolError::NoHistory { .. }), "{error}");
+        assert!(error.to_string().contains("00000002.history"), "{error}");
+        drop(spool);
+        // Nothing of it is there: it goes on when the history has come.
+        assert_eq!(durable(folder.path()), Lsn(log.end()));
+    }
 }

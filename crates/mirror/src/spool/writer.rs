@@ -136,9 +136,7 @@ impl Writer {
             self.written = Lsn(self.written.0 + piece.len() as u64);
             rest = more;
             if self.size().floor(self.written) == self.written {
-                // Whole: durable before the next one is begun.
-                self.harden()?;
-                self.open = None;
+                self.roll()?;
             }
         }
         self.publish();
@@ -150,10 +148,23 @@ impl Writer {
         (self.size().number(self.written), self.written.0 % self.size().get())
     }
 
+    /// The segment is whole. Only once the next one is there is the boundary durable: the principal
+    /// drops a segment as soon as it hears of its end, and without the next one recovery goes by
+    /// whole records, of which the last one may reach over the boundary.
+    fn roll(&mut self) -> Result<(), SpoolError> {
+        self.sync()?;
+        let (number, _) = self.place();
+        self.with_room(|writer| writer.opened(number).map(|_| ()))?;
+        self.settle()
+    }
+
     fn harden(&mut self) -> Result<(), SpoolError> {
+        self.sync()?;
+        self.settle()
+    }
+
+    fn sync(&mut self) -> Result<(), SpoolError> {
         if fault::defect("spool-durable-before-fsync") {
-            self.durable = self.written;
-            self.publish();
             return Ok(());
         }
         fault::point("spool.before-fsync");
@@ -167,6 +178,11 @@ impl Writer {
         }
         fault::point("spool.after-fsync");
         self.shared.syncs.fetch_add(1, Relaxed);
+        Ok(())
+    }
+
+    /// What was written has been made durable: says so.
+    fn settle(&mut self) -> Result<(), SpoolError> {
         self.keep_floor()?;
         self.durable = self.written;
         self.publish();
@@ -174,7 +190,7 @@ impl Writer {
     }
 
     fn keep_floor(&mut self) -> Result<(), SpoolError> {
-        if !self.needs_floor {
+        if !self.needs_floor || fault::defect("spool-durable-before-fsync") {
             return Ok(());
         }
         let folder = self.shared.folder.clone();
@@ -229,6 +245,11 @@ impl Writer {
         let (number, bytes) = self.place();
         let size = self.size();
         let folder = self.shared.folder.clone();
+        // Without it, neither recovery nor a standby finds the way back to this one.
+        let left = folder::history(&folder, timeline)?.left(timeline, self.timeline);
+        if left.is_none_or(|(left_at, _)| left_at != at) {
+            return Err(SpoolError::NoHistory { timeline, switch: at, own: self.timeline });
+        }
         let old = folder.join(Segment { timeline: self.timeline, number }.file_name(size));
         self.open = None;
         self.needs_floor = false;
@@ -269,7 +290,8 @@ impl Writer {
     fn open_segment(&mut self, number: u64) -> Result<Open, SpoolError> {
         let name = Segment { timeline: self.timeline, number }.file_name(self.size());
         let path = self.shared.folder.join(name);
-        if !path.exists() {
+        let is_new = !path.exists();
+        if is_new {
             fault::point("spool.before-roll");
             let spare = match self.spare.take().map(JoinHandle::join) {
                 Some(Ok(Ok(spare))) => spare,
@@ -282,7 +304,10 @@ impl Writer {
                 }
             };
             std::fs::rename(&spare, &path).map_err(SpoolError::io("rename", &spare))?;
-            folder::sync(&self.shared.folder)?;
+        }
+        // Also if it is there: an attempt before this one may have failed here.
+        folder::sync(&self.shared.folder)?;
+        if is_new {
             fault::point("spool.after-roll");
         }
         let file =
