@@ -352,8 +352,10 @@ impl Writer {
                     index.add_entries(offset, after);
                 }
             }
+            // Before the lock is let go: who reads an entry finds it told as durable, and who is
+            // told finds it.
+            self.durable.send_replace(Durable(last));
         }
-        self.durable.send_replace(Durable(last));
     }
 
     /// Seals the active segment and begins the next. Everything added is durable already.
