@@ -5,6 +5,7 @@
 
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod packs;
 pub mod replica;
 pub mod segmented;
 

@@ -69,7 +69,7 @@ pub(crate) enum Answer {
 pub(crate) enum FromUpstream {
     /// The log's next block.
     Block(StoredBlock),
-    /// The log's next blocks, in one pack ([`super::packing`]).
+    /// The log's next blocks, in one pack ([`farshore_store::packs`]).
     Packed(Bytes),
     /// A spill that the next block names begins.
     SpillBegins(SpillId),

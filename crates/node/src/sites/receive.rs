@@ -1,12 +1,12 @@
 //! A publication's log from its upstream site into a store here.
 
-use super::packing::unpack;
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_fault as fault;
 use farshore_link::{Dialer, LinkError, Receiver, Sender, Traffic};
 use farshore_model::{Lsn, PgTime};
+use farshore_store::packs::unpack;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{
     Batch, EntryKind, EntryMeta, LogStore, Replicate, SpillId, SpillReceiver, StoreError,

@@ -1,7 +1,7 @@
 //! Sessions of downstream sites, and what they may have.
 
 use super::channel::SessionChannel;
-use super::packing::{PACK_BYTES, Packing, pack};
+use super::packing::Packing;
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
 use crate::config::sites::{Downstream, SitesConfig};
 use crate::mirrors::NearAgent;
@@ -14,6 +14,7 @@ use farshore_link::{
 };
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_model::{Applied, Lsn};
+use farshore_store::packs::{PACK_BYTES, pack};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredBlock, StoredReader};
 use std::collections::{BTreeMap, HashMap, VecDeque};
