@@ -104,7 +104,7 @@ pub struct DownstreamReport {
     pub behind_bytes: u64,
     /// Bytes sent since it connected, as they crossed.
     pub sent_bytes: u64,
-    /// Payload bytes of the log that crossed in packs since it connected, before compression: the
+    /// Payload bytes that crossed in packs since it connected, before compression: the
     /// line was what was waited for.
     #[serde(default)]
     pub packed_bytes: u64,

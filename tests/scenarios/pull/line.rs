@@ -77,7 +77,7 @@ fn a_line_that_is_cut_flaps_and_goes_silent() -> Result<()> {
 /// What queues up before a narrow line crosses in packs, of transactions large and small.
 #[test]
 fn a_narrow_line_is_used_well() -> Result<()> {
-    let Some(wan) = line_of(20_000_000, 0.0)? else { return Ok(()) };
+    let Some(wan) = line_of(8_000_000, 0.0)? else { return Ok(()) };
     let publisher = publisher_cluster(15)?.place(wan.near()).start()?;
     let subscriber = subscriber_cluster(18)?.place(wan.far()).start()?;
     let mut pair = Pair::of(publisher, subscriber)?;

@@ -23,6 +23,8 @@ pub(super) struct Packing {
     waited: Duration,
     raw_bytes: u64,
     on: bool,
+    /// Payload bytes that crossed in packs, before compression.
+    pub packed_bytes: u64,
 }
 
 impl Packing {
@@ -35,6 +37,7 @@ impl Packing {
             waited: Duration::ZERO,
             raw_bytes: 0,
             on: false,
+            packed_bytes: 0,
         }
     }
 

@@ -64,7 +64,7 @@ pub(crate) struct Following {
     pub durable: Lsn,
     /// Bytes sent in the session that is open.
     pub sent_bytes: u64,
-    /// Payload bytes of the log that crossed in packs in this session, before compression.
+    /// Payload bytes that crossed in packs in this session, before compression.
     pub packed_bytes: u64,
 }
 
@@ -449,12 +449,11 @@ impl Serving {
                         }
                     }
                     let raw_bytes = crossing.raw_bytes();
-                    let is_pack = matches!(crossing, Crossing::Pack { .. });
                     let message = crossing.message(FromUpstream::Block, FromUpstream::Packed);
                     send_measured(sender, &message, raw_bytes, &mut packing).await?;
                     if let Some(following) = self.lock_following().get_mut(key) {
                         following.sent_bytes = sender.traffic().wire_bytes_sent;
-                        following.packed_bytes += if is_pack { raw_bytes } else { 0 };
+                        following.packed_bytes = packing.packed_bytes;
                     }
                 }
                 Ok(None) => {
@@ -653,6 +652,9 @@ async fn send_measured(
 ) -> Result<(), LinkError> {
     let asked = Instant::now();
     sender.send_parts(&message.encode()).await?;
+    if matches!(message, FromUpstream::Packed(_) | FromUpstream::SpillPacked(_)) {
+        packing.packed_bytes += raw_bytes;
+    }
     let now = Instant::now();
     packing.sent(raw_bytes, now.duration_since(asked), now);
     Ok(())
