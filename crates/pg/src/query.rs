@@ -1,7 +1,8 @@
 use crate::Error;
 use crate::connection::{Connection, Unfinished};
+use bytes::BytesMut;
 use farshore_wire::backend::{CommandTag, DataRow, Field, Message};
-use farshore_wire::frontend::{self, Bind, Format, Target};
+use farshore_wire::frontend::{self, Bind, EncodeError, Format, Target};
 use std::fmt::Display;
 use std::ops::Range;
 use std::str::FromStr;
@@ -126,6 +127,24 @@ impl Row {
     }
 }
 
+/// One statement with parameters in text form, up to its Sync.
+fn extended_query(
+    out: &mut BytesMut,
+    sql: &str,
+    parameters: &[Option<&str>],
+) -> Result<(), EncodeError> {
+    frontend::parse(out, "", sql, &[])?;
+    let mut bind = Bind::begin(out, "", "", parameters.len())?;
+    for value in parameters {
+        bind.parameter(Format::Text, value.map(str::as_bytes))?;
+    }
+    bind.finish(Format::Text)?;
+    frontend::describe(out, Target::Portal(""))?;
+    frontend::execute(out, "", 0)?;
+    frontend::sync(out);
+    Ok(())
+}
+
 fn names(fields: Vec<Field>) -> Arc<[String]> {
     fields.into_iter().map(|field| field.name).collect()
 }
@@ -198,18 +217,7 @@ impl Connection {
         parameters: &[Option<&str>],
     ) -> Result<(Vec<Row>, Option<CommandTag>), Error> {
         self.settle().await?;
-        self.encode(|out| {
-            frontend::parse(out, "", sql, &[])?;
-            let mut bind = Bind::begin(out, "", "", parameters.len())?;
-            for value in parameters {
-                bind.parameter(Format::Text, value.map(str::as_bytes))?;
-            }
-            bind.finish(Format::Text)?;
-            frontend::describe(out, Target::Portal(""))?;
-            frontend::execute(out, "", 0)?;
-            frontend::sync(out);
-            Ok(())
-        })?;
+        self.encode(|out| extended_query(out, sql, parameters))?;
         self.unfinished = Unfinished::ExtendedAnswer;
         let mut columns: Arc<[String]> = Arc::new([]);
         let mut rows = Vec::new();
@@ -248,17 +256,7 @@ impl Connection {
             for question in questions {
                 match question {
                     Question::Simple(sql) => frontend::query(out, sql)?,
-                    Question::Extended(sql, parameters) => {
-                        frontend::parse(out, "", sql, &[])?;
-                        let mut bind = Bind::begin(out, "", "", parameters.len())?;
-                        for value in *parameters {
-                            bind.parameter(Format::Text, value.map(str::as_bytes))?;
-                        }
-                        bind.finish(Format::Text)?;
-                        frontend::describe(out, Target::Portal(""))?;
-                        frontend::execute(out, "", 0)?;
-                        frontend::sync(out);
-                    }
+                    Question::Extended(sql, parameters) => extended_query(out, sql, parameters)?,
                 }
             }
             Ok(())

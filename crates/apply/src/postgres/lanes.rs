@@ -83,7 +83,7 @@ pub struct LaneSettings {
 pub struct Streams {
     /// To a target that is near.
     pub near: usize,
-    /// To one that is [`FAR`].
+    /// To one whose answers take 5 ms or more.
     pub far: usize,
 }
 
@@ -209,7 +209,7 @@ impl Lanes {
         &mut self.pipelines[self.current]
     }
 
-    /// Whether the target is [`FAR`].
+    /// Whether the target's answers took 5 ms or more when it was connected.
     pub fn is_far(&self) -> bool {
         self.is_far
     }
