@@ -161,9 +161,10 @@ pub struct PublishedTable {
     /// The file the table is kept in: another one after anything that rewrites or empties it
     /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). Zero for a partitioned table.
     pub file_node: u32,
-    /// Blocks in the main fork.
+    /// Blocks in the main fork, where it was [measured](crate::snapshot::SnapshotConnection::tables);
+    /// else zero.
     pub blocks: u64,
-    /// Bytes with TOAST and without indexes.
+    /// Bytes with TOAST and without indexes, where it was measured; else zero.
     pub bytes: u64,
     /// No binary value of a published column names something of this server by its OID.
     pub binary_safe: bool,
@@ -210,6 +211,16 @@ impl PublicationSpec {
     pub async fn connect(&self, mode: farshore_pg::Mode) -> Result<Connection, CaptureError> {
         let config = self.source.clone().with_application_name(&format!("farshore {}", self.name));
         Connection::connect(&config, mode).await.map_err(|error| self.publisher_error(error))
+    }
+
+    /// An SQL connection on which a question that a lock on somebody's table keeps waiting is given
+    /// up after a second, with a transient error: definitions of a table that is being changed can
+    /// be had when it has been changed, and other tables' rows are not to wait for that.
+    pub(crate) async fn connect_to_ask(&self) -> Result<Connection, CaptureError> {
+        let mut sql = self.connect(farshore_pg::Mode::Sql).await?;
+        let set = sql.simple_query("SET lock_timeout = '1s'").await;
+        set.map_err(|error| self.publisher_error(error))?;
+        Ok(sql)
     }
 
     /// Tables that the patterns name on the publisher now, in name order.
@@ -397,7 +408,9 @@ impl PublicationSpec {
         ))
     }
 
-    /// The published tables as the publisher describes them in `sql`'s snapshot.
+    /// The published tables as the publisher describes them in `sql`'s snapshot, without their
+    /// sizes: those have to wait while somebody has a table for himself, and this is asked in the
+    /// middle of the stream.
     pub async fn published_tables(
         &self,
         sql: &mut Connection,
@@ -420,8 +433,7 @@ impl PublicationSpec {
         let text = format!(
             "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables WHERE pubname = $1) \
              SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
-               pg_relation_size(c.oid) / current_setting('block_size')::int, \
-               pg_table_size(c.oid), a.attname, a.atttypid, a.atttypmod, \
+               a.attname, a.atttypid, a.atttypmod, \
                coalesce(pg_relation_filenode(c.oid), 0), \
                coalesce(m.oid, 0), \
                CASE WHEN c.relispartition THEN \
@@ -450,12 +462,12 @@ impl PublicationSpec {
             let oid: u32 = row.parse(0).map_err(parse)?;
             if tables.last().is_none_or(|table| table.oid != oid) {
                 let memberships_above: Vec<u32> = row
-                    .get(12)
+                    .get(10)
                     .into_iter()
                     .flat_map(|text| text.split(','))
                     .filter_map(|oid| oid.parse().ok())
                     .collect();
-                let own: u32 = row.parse(11).map_err(parse)?;
+                let own: u32 = row.parse(9).map_err(parse)?;
                 let above = memberships_above.first().copied().unwrap_or(0);
                 tables.push(PublishedTable {
                     oid,
@@ -466,22 +478,22 @@ impl PublicationSpec {
                     columns: Vec::new(),
                     row_filter: row.get(3).map(str::to_owned),
                     partitioned: row.get(4) == Some("t"),
-                    file_node: row.parse(10).map_err(parse)?,
+                    file_node: row.parse(8).map_err(parse)?,
                     membership: if own == 0 { above } else { own },
                     memberships_above,
-                    blocks: row.parse(5).map_err(parse)?,
-                    bytes: row.parse(6).map_err(parse)?,
+                    blocks: 0,
+                    bytes: 0,
                     types: Vec::new(),
                     binary_safe: true,
                     binary_copy: true,
                 });
             }
             let Some(table) = tables.last_mut() else { continue };
-            if let Some(column) = row.get(7) {
+            if let Some(column) = row.get(5) {
                 table.columns.push(PublishedColumn {
                     name: column.to_owned(),
-                    type_oid: row.parse(8).map_err(parse)?,
-                    type_modifier: row.parse(9).map_err(parse)?,
+                    type_oid: row.parse(6).map_err(parse)?,
+                    type_modifier: row.parse(7).map_err(parse)?,
                 });
             }
         }

@@ -13,6 +13,7 @@
 
 mod authentication;
 mod cancel;
+mod catalog;
 pub mod config;
 mod connection;
 mod copy;
@@ -27,6 +28,7 @@ mod tls;
 mod transport;
 
 pub use cancel::CancelToken;
+pub use catalog::partition_tree;
 pub use config::{Config, ConfigError};
 pub use connection::{Connection, Mode};
 pub use copy::{CopyIn, CopyOut};

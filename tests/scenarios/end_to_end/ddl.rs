@@ -191,6 +191,42 @@ fn dropped_columns_follow_where_that_is_wanted() -> Result<()> {
     })
 }
 
+/// Whoever changes definitions holds locks. To learn of one table's columns must neither wait for
+/// another table's lock nor take one: two sessions that lock several tables in different order end
+/// in a deadlock, and it is the ALTER of the publisher's owner that may be ended.
+#[test]
+fn definitions_are_learned_beside_other_peoples_locks() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text); \
+             CREATE TABLE m (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100); \
+             CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.site.add("follow_ddl = \"add\"")?;
+        pair.publish("INSERT INTO t VALUES (1, 'a'); INSERT INTO m VALUES (1, 'm'), (150, 'm')")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        // The definition that is learned is of the tables that are locked, too.
+        pair.publish(
+            "ALTER TABLE m ADD w integer DEFAULT 7; ALTER TABLE t ADD b integer DEFAULT 3",
+        )?;
+        let mut owner = pair.publisher.connect()?;
+        owner.batch_execute(
+            "BEGIN; LOCK TABLE m, m1, m2 IN ACCESS EXCLUSIVE MODE; \
+             UPDATE m SET v = 'changed' WHERE id = 1",
+        )?;
+        pair.publish("UPDATE t SET a = 'changed'")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says("SELECT a || b FROM t")? == "changed3");
+        owner.batch_execute("COMMIT; BEGIN; LOCK TABLE m2, m1 IN ACCESS EXCLUSIVE MODE")?;
+        pair.publish("SELECT pg_logical_emit_message(true, 'test', '')")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says("SELECT v || w FROM m WHERE id = 1")? == "changed7");
+        owner.batch_execute("ROLLBACK")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 /// Definitions that come back, at once and after the fact.
 #[test]
 fn columns_come_and_go_again() -> Result<()> {

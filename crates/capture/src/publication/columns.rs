@@ -2,7 +2,7 @@
 
 use super::{PublicationSpec, TableName};
 use crate::CaptureError;
-use farshore_pg::{Connection, Error};
+use farshore_pg::{Connection, Error, partition_tree};
 use serde::{Deserialize, Serialize};
 
 /// A column that a table gained.
@@ -139,16 +139,19 @@ impl PublicationSpec {
             // A partitioned table has no rows of its own: its partitions know.
             let rows = sql
                 .query(
-                    "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '', \
+                    &format!(
+                        "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '', \
                        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0) \
                      FROM pg_catalog.pg_class o \
                      JOIN pg_catalog.pg_namespace n ON n.oid = o.relnamespace \
                      JOIN pg_catalog.pg_class c ON c.oid = o.oid OR o.relkind = 'p' AND c.oid IN \
-                       (SELECT relid FROM pg_catalog.pg_partition_tree(o.oid) WHERE isleaf) \
+                       {} AND c.relkind <> 'p' \
                      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
                      WHERE n.nspname = $1 AND o.relname = $2 AND a.attname = $3 \
                        AND NOT a.attisdropped AND a.atttypid = $4::text::oid \
                      ORDER BY a.atthasmissing DESC LIMIT 1",
+                        partition_tree("o.oid")
+                    ),
                     &[
                         Some(&table.schema),
                         Some(&table.name),

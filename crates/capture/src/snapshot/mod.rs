@@ -159,12 +159,28 @@ pub struct SnapshotConnection {
 }
 
 impl SnapshotConnection {
-    /// The published tables as they are in the snapshot.
+    /// The published tables as they are in the snapshot, with their sizes. Waits while somebody has
+    /// one of them for himself.
     pub async fn tables(
         &mut self,
         spec: &PublicationSpec,
     ) -> Result<Vec<PublishedTable>, CaptureError> {
-        spec.published_tables(&mut self.connection).await
+        let mut tables = spec.published_tables(&mut self.connection).await?;
+        let oids: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
+        let sizes = "SELECT pg_relation_size(oid) / current_setting('block_size')::int, \
+               pg_table_size(oid) \
+             FROM unnest($1::text::oid[]) WITH ORDINALITY AS t (oid, n) ORDER BY n";
+        let oids = format!("{{{}}}", oids.join(","));
+        let sizes = self.connection.query(sizes, &[Some(&oids)]).await;
+        for (table, row) in
+            tables.iter_mut().zip(&sizes.map_err(|error| spec.publisher_error(error))?)
+        {
+            // Null: dropped since.
+            let number = |column: usize| row.get(column).and_then(|text| text.parse().ok());
+            table.blocks = number(0).unwrap_or(0);
+            table.bytes = number(1).unwrap_or(0);
+        }
+        Ok(tables)
     }
 
     /// Keeps the tables' rows where they are until this connection ends: nothing may rewrite or

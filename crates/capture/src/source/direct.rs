@@ -11,7 +11,7 @@ use crate::schema::{Definitions, SequencePosition};
 use crate::snapshot::{BlockRange, CopyPlan, LookUpStatement, SnapshotConnection, StillSnapshot};
 use bytes::Bytes;
 use farshore_model::Lsn;
-use farshore_pg::{CopyOut, Mode};
+use farshore_pg::CopyOut;
 use farshore_store::BoxFuture;
 use futures_util::FutureExt;
 
@@ -35,7 +35,7 @@ impl Source for Direct {
 
     fn published_tables(&self) -> Asked<'_, Vec<PublishedTable>> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let tables = self.0.published_tables(&mut sql).await?;
             sql.close().await;
             Ok(tables)
@@ -44,7 +44,7 @@ impl Source for Direct {
 
     fn partitioned_tables(&self) -> Asked<'_, Vec<u32>> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let tables = self.0.partitioned_tables(&mut sql).await?;
             sql.close().await;
             Ok(tables)
@@ -53,7 +53,7 @@ impl Source for Direct {
 
     fn partitions(&self) -> Asked<'_, Option<(Vec<PublishedTable>, Definitions)>> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let partitioned = self.0.partitioned_tables(&mut sql).await?;
             let mut found = None;
             if !partitioned.is_empty() {
@@ -67,7 +67,7 @@ impl Source for Direct {
 
     fn definitions<'a>(&'a self, tables: &'a [u32]) -> Asked<'a, Definitions> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let definitions = self.0.definitions(&mut sql, tables).await?;
             sql.close().await;
             Ok(definitions)
@@ -76,7 +76,7 @@ impl Source for Direct {
 
     fn sequences(&self) -> Asked<'_, Vec<SequencePosition>> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let positions = self.0.sequences(&mut sql).await?;
             sql.close().await;
             Ok(positions)
@@ -89,7 +89,7 @@ impl Source for Direct {
         gone: &'a [String],
     ) -> Asked<'a, DroppedColumns> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let dropped = self.0.dropped_columns(&mut sql, table, gone).await?;
             sql.close().await;
             Ok(dropped)
@@ -102,7 +102,7 @@ impl Source for Direct {
         columns: &'a [AddedColumn],
     ) -> Asked<'a, Vec<OldValue>> {
         Box::pin(async move {
-            let mut sql = self.0.connect(Mode::Sql).await?;
+            let mut sql = self.0.connect_to_ask().await?;
             let values = self.0.old_values(&mut sql, table, columns).await?;
             sql.close().await;
             Ok(values)

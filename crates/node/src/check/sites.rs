@@ -45,12 +45,10 @@ pub async fn check(config: &SiteConfig) -> Vec<Finding> {
         let opener = SourceOpener { dialer, publication: received.publication.clone() };
         match Remote::new(&received.upstream, Arc::new(opener)).published_tables().await {
             Ok(tables) => {
-                let bytes: u64 = tables.iter().map(|table| table.bytes).sum();
                 findings.note(format!(
-                    "site \"{}\" gives it: {} tables of {} MB",
+                    "site \"{}\" gives it: {} tables",
                     received.upstream,
-                    tables.len(),
-                    bytes >> 20
+                    tables.len()
                 ));
             }
             Err(error) => findings.agent_error(&error, error.is_transient()),

@@ -49,7 +49,7 @@ pub struct Table {
     pub owner: String,
     /// Row-level security holds for us.
     pub row_security: bool,
-    /// Bytes with TOAST and without indexes.
+    /// Bytes with TOAST and without indexes; zero where a table was held by somebody while we asked.
     pub bytes: u64,
     /// Columns in table order.
     pub columns: Vec<Column>,
@@ -87,8 +87,7 @@ const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, 
        has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
        has_table_privilege(c.oid, 'TRUNCATE'), \
        pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
-       row_security_active(c.oid), \
-       CASE WHEN c.relkind = 'r' THEN pg_table_size(c.oid) END \
+       row_security_active(c.oid) \
      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
      AND n.nspname NOT IN ('information_schema', 'farshore')";
@@ -105,18 +104,25 @@ const COLUMNS: &str = "SELECT n.nspname, c.relname, a.attname, \
      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
      ORDER BY a.attrelid, a.attnum";
 
+/// Locks tables for a moment, one after the other.
+const SIZES: &str = "SELECT n.nspname, c.relname, pg_catalog.pg_table_size(c.oid) \
+     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' \
+     AND n.nspname NOT IN ('information_schema', 'farshore')";
+
 /// Everything under a table's name in the database, but for PostgreSQL's own.
 pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Error> {
     // Without a search_path types are named in full, and alike on both sides.
     let answers = sql
         .ask_all(&[
             Question::Extended(TABLES, &[]),
-            Question::Simple("BEGIN; SET LOCAL search_path = ''"),
+            Question::Simple("BEGIN; SET LOCAL search_path = ''; SET LOCAL lock_timeout = '1s'"),
             Question::Extended(COLUMNS, &[]),
+            Question::Extended(SIZES, &[]),
             Question::Simple("ROLLBACK"),
         ])
         .await?;
-    let Ok([rows, _, columns, _]) = <[_; 4]>::try_from(answers) else {
+    let Ok([rows, _, columns, sizes, _]) = <[_; 5]>::try_from(answers) else {
         return Err(Error::Protocol("not an answer to each question".to_owned()));
     };
     let mut tables = HashMap::new();
@@ -139,10 +145,22 @@ pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Erro
             owned: row.parse_bool(14)?,
             owner: text(row, 15),
             row_security: row.parse_bool(16)?,
-            bytes: row.get(17).and_then(|bytes| bytes.parse().ok()).unwrap_or(0),
+            bytes: 0,
             columns: Vec::new(),
         };
         tables.insert(name(row), table);
+    }
+    match sizes {
+        Ok(sizes) => {
+            for row in &sizes {
+                if let Some(table) = tables.get_mut(&name(row)) {
+                    table.bytes = row.get(2).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+                }
+            }
+        }
+        // Somebody has a table for himself, perhaps for hours: an agent does not wait for that.
+        Err(error) if error.sqlstate() == Some("55P03") => {}
+        Err(error) => return Err(error),
     }
     for row in &columns? {
         let Some(table) = tables.get_mut(&name(row)) else { continue };

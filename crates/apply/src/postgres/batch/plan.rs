@@ -4,7 +4,7 @@ use crate::ApplyError;
 use crate::postgres::session::Session;
 use crate::postgres::statements::TargetRelation;
 use farshore_model::{ReplicaIdentity, quote_identifier};
-use farshore_pg::quote_literal;
+use farshore_pg::{partition_tree, quote_literal};
 
 /// A relation version whose changes may be written in bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,9 +59,9 @@ pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Plan
         });
     let rows = session
         .query(
-            "WITH own AS (SELECT pg_catalog.to_regclass($1) AS oid), \
+            &format!("WITH own AS (SELECT pg_catalog.to_regclass($1) AS oid), \
              tables AS (SELECT oid FROM own UNION \
-               SELECT relid FROM own, pg_catalog.pg_partition_tree(own.oid::pg_catalog.oid)) \
+               SELECT p.relid FROM own CROSS JOIN LATERAL {} p) \
              SELECT a.attname, \
                CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
                EXISTS (SELECT FROM pg_catalog.pg_trigger g JOIN tables ON g.tgrelid = tables.oid \
@@ -77,7 +77,7 @@ pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Plan
              FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
-             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype",
+             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype", partition_tree("own.oid")),
             &[Some(&target.table.to_string())],
         )
         .await?;

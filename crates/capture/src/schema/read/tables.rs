@@ -2,7 +2,7 @@
 
 use super::{is, optional, table_name, text};
 use crate::schema::{ColumnFill, Constraint, ConstraintKind, Index, Table, TableColumn};
-use farshore_pg::{Connection, Error, Row};
+use farshore_pg::{Connection, Error, Row, partition_tree};
 use std::collections::{BTreeSet, HashMap};
 
 /// Tables of `seeds` with their partitions and listed ancestors, parents first.
@@ -11,7 +11,7 @@ pub(super) async fn tables(
     seeds: &str,
     listed: &str,
 ) -> Result<Vec<Table>, Error> {
-    let rows = sql.query(TABLES, &[Some(seeds), Some(listed)]).await?;
+    let rows = sql.query(&tables_wanted(), &[Some(seeds), Some(listed)]).await?;
     let mut tables: HashMap<u32, Table> = HashMap::new();
     for row in &rows {
         let oid = row.parse(0)?;
@@ -80,7 +80,10 @@ pub(super) async fn tables(
 }
 
 /// `$1`: tables wanted, `$2`: tables listed by the publication.
-const TABLES: &str = "WITH seed AS (SELECT pg_catalog.unnest($1::text::oid[]) AS oid), \
+fn tables_wanted() -> String {
+    let tree = partition_tree("above.oid");
+    format!(
+        "WITH seed AS (SELECT pg_catalog.unnest($1::text::oid[]) AS oid), \
     listed AS (SELECT pg_catalog.unnest($2::text::oid[]) AS oid), \
     above AS ( \
       SELECT a.relid::oid AS oid FROM seed CROSS JOIN LATERAL ( \
@@ -92,15 +95,16 @@ const TABLES: &str = "WITH seed AS (SELECT pg_catalog.unnest($1::text::oid[]) AS
       UNION SELECT oid FROM seed), \
     wanted AS ( \
       SELECT oid FROM above \
-      UNION SELECT p.relid::oid FROM above \
-        CROSS JOIN LATERAL pg_catalog.pg_partition_tree(above.oid::regclass) p) \
+      UNION SELECT p.relid FROM above CROSS JOIN LATERAL {tree} p) \
     SELECT c.oid, n.nspname, c.relname, \
       CASE WHEN c.relkind = 'p' THEN pg_catalog.pg_get_partkeydef(c.oid) END, c.relreplident, \
       (SELECT pg_catalog.quote_ident(ic.relname) FROM pg_catalog.pg_index i \
         JOIN pg_catalog.pg_class ic ON ic.oid = i.indexrelid \
         WHERE i.indrelid = c.oid AND i.indisreplident) \
     FROM wanted w JOIN pg_catalog.pg_class c ON c.oid = w.oid \
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')";
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')"
+    )
+}
 
 async fn add_columns(
     sql: &mut Connection,

@@ -18,7 +18,7 @@ use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
 use crate::schema::Definitions;
 use crate::snapshot::StillSnapshot;
-use farshore_pg::{Connection, Mode};
+use farshore_pg::Connection;
 use registry::Registered;
 use session::Session;
 use std::collections::HashSet;
@@ -262,7 +262,7 @@ impl<'a> Server<'a> {
     }
 
     async fn definitions(&self, tables: &[u32]) -> Result<Definitions, Failure> {
-        let mut sql = self.spec.connect(Mode::Sql).await?;
+        let mut sql = self.spec.connect_to_ask().await?;
         let published = self.spec.published_tables(&mut sql).await?;
         let partitioned = self.spec.partitioned_tables(&mut sql).await?;
         check_members(tables, &published, &partitioned)?;
@@ -277,7 +277,7 @@ impl<'a> Server<'a> {
         gone: &[String],
     ) -> Result<DroppedColumns, Failure> {
         check_count(gone.len())?;
-        let mut sql = self.spec.connect(Mode::Sql).await?;
+        let mut sql = self.spec.connect_to_ask().await?;
         self.publication_of(&mut sql, table).await?;
         let dropped = self.spec.dropped_columns(&mut sql, table, gone).await?;
         sql.close().await;
@@ -290,7 +290,7 @@ impl<'a> Server<'a> {
         columns: &[AddedColumn],
     ) -> Result<Vec<OldValue>, Failure> {
         check_count(columns.len())?;
-        let mut sql = self.spec.connect(Mode::Sql).await?;
+        let mut sql = self.spec.connect_to_ask().await?;
         let published = self.publication_of(&mut sql, table).await?;
         let values = self.spec.old_values(&mut sql, table, columns).await?;
         sql.close().await;
