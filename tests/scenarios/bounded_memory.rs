@@ -6,7 +6,7 @@
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::checksum;
 use farshore_testkit::postgres::{Cluster, Installation};
-use farshore_tests::{DATABASE, Direction, Pair, subscriber_cluster};
+use farshore_tests::{DATABASE, Direction, Pair, Upstream, subscriber_cluster};
 use postgres::Client;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -180,7 +180,8 @@ fn values_of_10_mb_as_text() -> Result<()> {
     big_values(&schema, number("FARSHORE_BIG_VALUES", 60)? / 3)
 }
 
-/// Values of hundreds of megabytes: memory is a few times the largest, and nothing is lost.
+/// Values of hundreds of megabytes, over a link: memory is a few times the largest, and nothing is
+/// lost.
 #[test]
 fn values_of_hundreds_of_megabytes() -> Result<()> {
     let _turn = take_turn();
@@ -193,7 +194,9 @@ fn values_of_hundreds_of_megabytes() -> Result<()> {
              decode(repeat(md5('{id}'), {bytes_mb} * 62500), 'hex')"
         )
     };
+    let mut upstream = Upstream::split(&mut pair)?;
     pair.publish(&insert(1, 100, 200))?;
+    upstream.site.start()?;
     pair.site.start()?;
     pair.await_arrival()?;
     pair.publish(&insert(2, 250, 0))?;
@@ -203,9 +206,11 @@ fn values_of_hundreds_of_megabytes() -> Result<()> {
     pair.await_arrival()?;
     let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
     checksum::assert_equal(&source, &target, &["public.big"])?;
-    let peak = pair.site.farshore()?.peak_rss_bytes();
-    println!("values of 300 MB: peak RSS {} MB", peak >> 20);
-    pair.site.stop()?;
+    for site in [&mut upstream.site, &mut pair.site] {
+        let peak = site.farshore()?.peak_rss_bytes();
+        println!("values of 300 MB: peak RSS {} MB", peak >> 20);
+        site.stop()?;
+    }
     Ok(())
 }
 

@@ -15,7 +15,6 @@ pub use farshore::{Farshore, Status, binary};
 use ground::Built;
 pub use ground::{DRAIN_MAX, Ground};
 pub use native::Native;
-use native::OPTIONS as NATIVE_OPTIONS;
 
 use crate::arguments::Plan;
 use crate::backlog::Backlog;
@@ -153,6 +152,9 @@ pub struct Terms {
     pub sites: Sites,
     /// zstd level on the link between two sites.
     pub compression: u64,
+    /// Whether native's worker waits for its commits to be on disk, as Farshore does and as it does
+    /// not by default.
+    pub native_is_durable: bool,
     /// The line between the servers, if there is one.
     pub line: Option<Conditions>,
 }
@@ -166,6 +168,7 @@ impl Terms {
         streams: None,
         sites: Sites::One,
         compression: COMPRESSION,
+        native_is_durable: false,
         line: None,
     };
 }
@@ -255,7 +258,7 @@ impl Bench<'_> {
         settings.extend([
             ("scale", json!(self.plan.scale)),
             ("seed", json!(self.plan.seed)),
-            ("native_options", json!(NATIVE_OPTIONS)),
+            ("native_options", json!(native::options(terms.native_is_durable))),
         ]);
         if let (Some(line), Some(conditions)) = (&self.servers.line, terms.line) {
             settings.extend(line.settings(conditions));

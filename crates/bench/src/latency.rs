@@ -31,6 +31,9 @@ const WARM_UP: f64 = 3.0;
 pub enum LatencyCase {
     /// 1,000 transactions of one row per second.
     Steady1000,
+    /// The same, where native's worker promises what Farshore does: what readers have seen outlasts
+    /// a crash of the target.
+    Steady1000Durable,
     /// Half of what native replication can apply.
     Ceiling50,
     /// Four fifths of what native replication can apply.
@@ -39,13 +42,18 @@ pub enum LatencyCase {
 
 impl LatencyCase {
     /// All cases, in the order they are run.
-    pub const ALL: [LatencyCase; 3] =
-        [LatencyCase::Steady1000, LatencyCase::Ceiling50, LatencyCase::Ceiling80];
+    pub const ALL: [LatencyCase; 4] = [
+        LatencyCase::Steady1000,
+        LatencyCase::Steady1000Durable,
+        LatencyCase::Ceiling50,
+        LatencyCase::Ceiling80,
+    ];
 
     /// The name on the command line and in the output.
     pub fn name(self) -> &'static str {
         match self {
             LatencyCase::Steady1000 => "steady-1000",
+            LatencyCase::Steady1000Durable => "steady-1000-durable",
             LatencyCase::Ceiling50 => "ceiling-50",
             LatencyCase::Ceiling80 => "ceiling-80",
         }
@@ -54,7 +62,7 @@ impl LatencyCase {
     /// Of native replication's ceiling, where the rate depends on that.
     fn share(self) -> Option<f64> {
         match self {
-            LatencyCase::Steady1000 => None,
+            LatencyCase::Steady1000 | LatencyCase::Steady1000Durable => None,
             LatencyCase::Ceiling50 => Some(0.5),
             LatencyCase::Ceiling80 => Some(0.8),
         }
@@ -62,7 +70,7 @@ impl LatencyCase {
 
     fn traffic(self) -> fn() -> Traffic {
         match self {
-            LatencyCase::Steady1000 => Traffic::of_one_row,
+            LatencyCase::Steady1000 | LatencyCase::Steady1000Durable => Traffic::of_one_row,
             LatencyCase::Ceiling50 | LatencyCase::Ceiling80 => Traffic::of_many_rows,
         }
     }
@@ -85,7 +93,10 @@ impl LatencyCase {
             case: self.name(),
             traffic: self.traffic(),
             per_second: rate,
-            terms: Terms::PLAIN,
+            terms: Terms {
+                native_is_durable: self == LatencyCase::Steady1000Durable,
+                ..Terms::PLAIN
+            },
             also: &["committed_per_s"],
             settings,
         };

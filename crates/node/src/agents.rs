@@ -1,11 +1,13 @@
 //! The agents of a site, and how each says how it goes.
 
+use crate::check::gate::PublisherAsked;
 use crate::report::{CopyReport, PublicationReport, SubscriptionReport};
 use crate::sites::receive::Receive;
 use crate::supervisor::Notice;
 use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription};
 use farshore_capture::Capture;
+use farshore_capture::source::Direct;
 use farshore_model::Lsn;
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
@@ -20,6 +22,9 @@ pub(crate) struct PublicationAgent {
     pub(crate) name: String,
     pub(crate) store: Arc<SegmentedStore>,
     pub(crate) capture: Arc<Capture>,
+    /// Whom its subscriptions ask, together.
+    pub(crate) source: Direct,
+    pub(crate) asked_by_gates: PublisherAsked,
     pub(crate) failure: Arc<Mutex<AgentFailure>>,
     pub(crate) switch: Arc<Switch>,
     pub(crate) retention: farshore_store::Retention,

@@ -1,7 +1,7 @@
 //! Stores, captures and subscriptions of one site, wired together and kept running.
 
 use crate::agents::{self, AgentFailure, PublicationAgent, ReceivedAgent, SubscriptionAgent, lock};
-use crate::check::gate::{self, Gate};
+use crate::check::gate::{self, Gate, PublisherAsked};
 use crate::config::{self, SiteConfig};
 use crate::control;
 use crate::mirrors::{FarAgent, NearAgent};
@@ -127,6 +127,8 @@ impl Site {
             publications.push(PublicationAgent {
                 name,
                 store,
+                source: Direct::new(capture.spec.clone()),
+                asked_by_gates: PublisherAsked::default(),
                 capture: Arc::new(capture),
                 failure: Arc::default(),
                 switch: Arc::new(Switch::new(false)),
@@ -406,7 +408,7 @@ fn followed(
     if let Some(agent) = publications.iter().find(|agent| agent.name == name) {
         return Some(Followed {
             store: agent.store.clone(),
-            source: Arc::new(Direct(agent.capture.spec.clone())),
+            source: Arc::new(agent.source.clone()),
             ready: agent.capture.ready.subscribe(),
         });
     }
@@ -544,7 +546,10 @@ async fn run_subscription(
                 tracing::warn!(subscription = %subscription.spec.name, "the log is not kept: {error}");
             }
             if let Some(configured) = site.config.subscription(&subscription.spec.name) {
-                let asked = passed.or_asked(gate::subscription(&site.config, configured));
+                let publication =
+                    site.publications.iter().find(|p| p.name == configured.publication);
+                let asked = publication.map(|publication| &publication.asked_by_gates);
+                let asked = passed.or_asked(gate::subscription(&site.config, configured, asked));
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
                     return outcome;
                 }

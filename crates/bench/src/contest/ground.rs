@@ -38,6 +38,8 @@ pub struct Ground<'a> {
     pub(super) sites: Sites,
     /// zstd level on the link between two sites.
     pub(super) compression: u64,
+    /// Whether native's worker waits for its commits to be on disk.
+    pub(super) native_is_durable: bool,
     /// What the line is like once all is prepared.
     line: Option<Conditions>,
     /// On the contenders' way to the publisher.
@@ -71,6 +73,7 @@ impl<'a> Ground<'a> {
             streams: terms.streams,
             sites: terms.sites,
             compression: terms.compression,
+            native_is_durable: terms.native_is_durable,
             line: terms.line,
             relay,
         };

@@ -12,8 +12,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// Subscription options; what is not named has PostgreSQL's default, as `synchronous_commit = off`
-/// for the apply worker.
-pub const OPTIONS: &str = "binary = true, streaming = parallel";
+/// for the apply worker unless it is to be durable.
+pub fn options(is_durable: bool) -> &'static str {
+    if is_durable {
+        "binary = true, streaming = parallel, synchronous_commit = on"
+    } else {
+        "binary = true, streaming = parallel"
+    }
+}
 
 /// Subscriptions, one for each target.
 pub struct Native<'a> {
@@ -56,12 +62,13 @@ impl<'a> Native<'a> {
 
     fn create(&mut self) -> Result<()> {
         let (host, port) = self.ground.publisher_address(Side::Far);
+        let options = options(self.ground.native_is_durable);
         for (name, target) in &mut self.targets {
             target
                 .batch_execute(&format!(
                     "CREATE SUBSCRIPTION {name} \
                      CONNECTION 'host={host} port={port} user=postgres dbname={SOURCE}' \
-                     PUBLICATION native WITH ({OPTIONS})"
+                     PUBLICATION native WITH ({options})"
                 ))
                 .context("create the native subscription")?;
         }

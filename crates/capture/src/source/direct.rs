@@ -1,6 +1,7 @@
 //! A publisher that this site connects to: a connection for each question, and one for each
 //! session.
 
+use super::shared_answer::SharedAnswer;
 use super::{
     AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, Key, LookUp, OldValue,
     Snapshot, SnapshotSession, Source,
@@ -14,6 +15,7 @@ use farshore_model::Lsn;
 use farshore_pg::CopyOut;
 use farshore_store::BoxFuture;
 use futures_util::FutureExt;
+use std::sync::Arc;
 
 /// Rows looked up at once; they are held in memory and may be large.
 pub(super) const ROWS_IN_FLIGHT: usize = 8;
@@ -21,44 +23,55 @@ pub(super) const ROWS_IN_FLIGHT: usize = 8;
 /// Pieces of a copy are handed on together up to this many bytes.
 const PIECES_BYTES: usize = 256 << 10;
 
-/// The publisher of a publication of this site.
+/// The publisher of a publication of this site. Its clones ask together: what several subscriptions
+/// ask at the same time, the publisher is asked once.
 #[derive(Clone, Debug)]
-pub struct Direct(
-    /// The publication.
-    pub PublicationSpec,
-);
+pub struct Direct {
+    spec: PublicationSpec,
+    published_tables: Arc<SharedAnswer<Vec<PublishedTable>>>,
+    partitioned_tables: Arc<SharedAnswer<Vec<u32>>>,
+}
+
+impl Direct {
+    /// The publisher of `spec`.
+    pub fn new(spec: PublicationSpec) -> Self {
+        Direct { spec, published_tables: Arc::default(), partitioned_tables: Arc::default() }
+    }
+}
 
 impl Source for Direct {
     fn server(&self) -> String {
-        self.0.source.redacted()
+        self.spec.source.redacted()
     }
 
     fn published_tables(&self) -> Asked<'_, Vec<PublishedTable>> {
-        Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let tables = self.0.published_tables(&mut sql).await?;
+        let ask = async {
+            let mut sql = self.spec.connect_to_ask().await?;
+            let tables = self.spec.published_tables(&mut sql).await?;
             sql.close().await;
             Ok(tables)
-        })
+        };
+        Box::pin(async move { self.published_tables.get(ask).await.map(Arc::unwrap_or_clone) })
     }
 
     fn partitioned_tables(&self) -> Asked<'_, Vec<u32>> {
-        Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let tables = self.0.partitioned_tables(&mut sql).await?;
+        let ask = async {
+            let mut sql = self.spec.connect_to_ask().await?;
+            let tables = self.spec.partitioned_tables(&mut sql).await?;
             sql.close().await;
             Ok(tables)
-        })
+        };
+        Box::pin(async move { self.partitioned_tables.get(ask).await.map(Arc::unwrap_or_clone) })
     }
 
     fn partitions(&self) -> Asked<'_, Option<(Vec<PublishedTable>, Definitions)>> {
         Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let partitioned = self.0.partitioned_tables(&mut sql).await?;
+            let mut sql = self.spec.connect_to_ask().await?;
+            let partitioned = self.spec.partitioned_tables(&mut sql).await?;
             let mut found = None;
             if !partitioned.is_empty() {
-                let published = self.0.published_tables(&mut sql).await?;
-                found = Some((published, self.0.definitions(&mut sql, &partitioned).await?));
+                let published = self.spec.published_tables(&mut sql).await?;
+                found = Some((published, self.spec.definitions(&mut sql, &partitioned).await?));
             }
             sql.close().await;
             Ok(found)
@@ -67,8 +80,8 @@ impl Source for Direct {
 
     fn definitions<'a>(&'a self, tables: &'a [u32]) -> Asked<'a, Definitions> {
         Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let definitions = self.0.definitions(&mut sql, tables).await?;
+            let mut sql = self.spec.connect_to_ask().await?;
+            let definitions = self.spec.definitions(&mut sql, tables).await?;
             sql.close().await;
             Ok(definitions)
         })
@@ -76,8 +89,8 @@ impl Source for Direct {
 
     fn sequences(&self) -> Asked<'_, Vec<SequencePosition>> {
         Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let positions = self.0.sequences(&mut sql).await?;
+            let mut sql = self.spec.connect_to_ask().await?;
+            let positions = self.spec.sequences(&mut sql).await?;
             sql.close().await;
             Ok(positions)
         })
@@ -89,8 +102,8 @@ impl Source for Direct {
         gone: &'a [String],
     ) -> Asked<'a, DroppedColumns> {
         Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let dropped = self.0.dropped_columns(&mut sql, table, gone).await?;
+            let mut sql = self.spec.connect_to_ask().await?;
+            let dropped = self.spec.dropped_columns(&mut sql, table, gone).await?;
             sql.close().await;
             Ok(dropped)
         })
@@ -102,8 +115,8 @@ impl Source for Direct {
         columns: &'a [AddedColumn],
     ) -> Asked<'a, Vec<OldValue>> {
         Box::pin(async move {
-            let mut sql = self.0.connect_to_ask().await?;
-            let values = self.0.old_values(&mut sql, table, columns).await?;
+            let mut sql = self.spec.connect_to_ask().await?;
+            let values = self.spec.old_values(&mut sql, table, columns).await?;
             sql.close().await;
             Ok(values)
         })
@@ -111,8 +124,8 @@ impl Source for Direct {
 
     fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
         Box::pin(async move {
-            let snapshot = StillSnapshot::take(&self.0, reader).await?;
-            let snapshot = DirectSnapshot { spec: self.0.clone(), snapshot };
+            let snapshot = StillSnapshot::take(&self.spec, reader).await?;
+            let snapshot = DirectSnapshot { spec: self.spec.clone(), snapshot };
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
         })
     }

@@ -25,6 +25,7 @@ mod message;
 mod remote;
 mod rows;
 mod serve;
+mod shared_answer;
 
 pub use crate::publication::{AddedColumn, DroppedColumns, OldValue};
 pub use crate::snapshot::{FoundRow, RowPlace};
@@ -34,6 +35,7 @@ pub use frame::MESSAGE_BYTES_MAX;
 pub use keys::{Key, run_for_keys};
 pub use remote::Remote;
 pub use serve::{Registry, serve};
+pub use shared_answer::SharedAnswer;
 
 use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};

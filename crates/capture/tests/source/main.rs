@@ -181,7 +181,7 @@ fn over_channels_a_source_says_what_it_says_directly() {
         let spec = whole(&cluster);
         Runtime::new().unwrap().block_on(async {
             let elsewhere = publish(&spec).await;
-            let direct = Direct(spec.clone());
+            let direct = Direct::new(spec.clone());
             let remote = elsewhere.remote();
             compare(&direct, &remote).await;
             assert_eq!(elsewhere.served.lock().unwrap().len(), 1);
@@ -265,7 +265,7 @@ fn what_is_dropped_ends_on_the_publisher_too_and_what_is_lost_can_be_had_again()
         assert!(gone.contains("any more"), "{gone}");
 
         // The exporting connection is ended on the publisher.
-        for source in [&remote as &dyn Source, &Direct(spec.clone())] {
+        for source in [&remote as &dyn Source, &Direct::new(spec.clone())] {
             let snapshot = source.export("terminated").await.unwrap();
             let end = "SELECT pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots";
             assert_eq!(value(&spec, end).await, "t");

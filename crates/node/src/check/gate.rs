@@ -2,8 +2,14 @@
 //! `farshore check` calls an error stops the agent in the same words, before it has changed
 //! anything.
 
+use super::published::Published;
 use super::{Finding, Findings, Severity, publisher, target};
 use crate::config::{Publication, SiteConfig, Subscription};
+use farshore_capture::source::SharedAnswer;
+use std::sync::Arc;
+
+/// What a publisher would publish, asked once for all subscriptions that start together.
+pub type PublisherAsked = SharedAnswer<Published>;
 
 /// Findings that are told in full.
 const TOLD_MAX: usize = 3;
@@ -30,8 +36,12 @@ pub async fn publication(publication: &Publication, started: bool) -> Gate {
     decide(findings.all, published.is_some())
 }
 
-/// Whether a subscription may start.
-pub async fn subscription(config: &SiteConfig, subscription: &Subscription) -> Gate {
+/// Whether a subscription may start. `asked` is its publication's.
+pub async fn subscription(
+    config: &SiteConfig,
+    subscription: &Subscription,
+    asked: Option<&PublisherAsked>,
+) -> Gate {
     let Some(publication) = config.publication(&subscription.publication) else {
         // Another site has the publisher: the copy finds out what is published.
         let mut findings = Findings::subscription(&subscription.spec.name);
@@ -39,10 +49,15 @@ pub async fn subscription(config: &SiteConfig, subscription: &Subscription) -> G
         return decide(findings.all, true);
     };
     // What is wrong there stops capture, and the subscription waits for it.
-    let mut elsewhere = Findings::publication(&publication.spec.name);
-    let Some(published) = publisher::check(publication, true, &mut elsewhere).await else {
-        return Gate::Unknown;
+    let ask = async {
+        let mut elsewhere = Findings::publication(&publication.spec.name);
+        publisher::check(publication, true, &mut elsewhere).await.ok_or(())
     };
+    let published = match asked {
+        Some(asked) => asked.get(ask).await,
+        None => ask.await.map(Arc::new),
+    };
+    let Ok(published) = published else { return Gate::Unknown };
     let mut findings = Findings::subscription(&subscription.spec.name);
     target::check(config, subscription, Some(&published), &mut findings).await;
     decide(findings.all, true)

@@ -87,7 +87,7 @@ impl Server {
     }
 
     /// What holds of publishers and targets alike.
-    pub fn check(&self, kind: &str, key: &str, findings: &mut super::Findings) {
+    pub(super) fn check(&self, kind: &str, key: &str, findings: &mut super::Findings) {
         let major = self.version / 10_000;
         if self.version < VERSION_MIN {
             findings.error(
@@ -132,7 +132,12 @@ impl Server {
     }
 
     /// Says so when fewer than `needed` connections are left.
-    pub fn check_connections(&self, kind: &str, needed: usize, findings: &mut super::Findings) {
+    pub(super) fn check_connections(
+        &self,
+        kind: &str,
+        needed: usize,
+        findings: &mut super::Findings,
+    ) {
         if self.connections_free < i64::try_from(needed).unwrap_or(i64::MAX) {
             findings.warning(
                 format!(

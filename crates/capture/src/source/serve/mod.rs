@@ -36,7 +36,7 @@ pub async fn serve(
     channel: &mut dyn Channel,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ChannelError> {
-    let server = Server { spec, snapshots, direct: Direct(spec.clone()) };
+    let server = Server { spec, snapshots, direct: Direct::new(spec.clone()) };
     let served = tokio::select! {
         biased;
         // The site's end is a stop, too.
