@@ -1,6 +1,7 @@
 //! Targets that are restored from a backup of the publisher instead of copied.
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::checksum;
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{DATABASE, Direction, Pair};
 use std::sync::Arc;
@@ -84,6 +85,71 @@ fn a_physical_backup_goes_on_from_where_it_stands() -> Result<()> {
         pair.site.stop()?;
     }
     Ok(())
+}
+
+/// A copy of another subscription's target tells where that stood, in the middle of a load.
+#[test]
+fn a_copy_of_another_target_goes_on_from_where_that_stood() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;
+    pair.publish("INSERT INTO u SELECT i, 'u' FROM generate_series(1, 500) i")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    let copy = pair.subscriber.standby(&[], &[])?;
+    // The site file takes that for another server.
+    let live = pair.subscriber.url(DATABASE).replace("127.0.0.1", "localhost");
+    for (name, target) in [("near", copy.url(DATABASE)), ("live", live)] {
+        pair.add_subscription(name, "p", &target)?;
+        let section = format!("[subscription.{name}]\n");
+        pair.site.replace(&section, &format!("{section}initialise = \"backup\"\n"))?;
+    }
+    pair.site.start()?;
+    pair.site.await_trouble("near", "standby")?;
+    pair.site.await_trouble("live", "waits for its backup")?;
+
+    let stop = Arc::new(AtomicBool::new(false));
+    let (told, source) = (stop.clone(), pair.publisher.url(DATABASE));
+    let load = std::thread::spawn(move || -> Result<()> {
+        let mut client = postgres::Client::connect(&source, postgres::NoTls)?;
+        let mut n = 0_i64;
+        while !told.load(Ordering::Relaxed) {
+            n += 1;
+            client.batch_execute(&format!(
+                "BEGIN; INSERT INTO t (v) VALUES ('{n}'); \
+                 UPDATE u SET v = v || 'x' WHERE id = {n} % 500 + 1; COMMIT"
+            ))?;
+        }
+        Ok(())
+    });
+    wait_until("some load to arrive", SOON, &[&pair.site.log_path()], || {
+        let there = pair.subscriber_says("SELECT count(*) FROM t")?;
+        Ok((there.parse::<u32>()? > 200).then_some(()))
+    })?;
+    copy.execute_script("SELECT pg_promote(true, 60)")?;
+    pair.site.await_trouble("near", "waits for its backup")?;
+    for (name, from, said) in [
+        ("near", "nobody", "no trace of subscription \"nobody\""),
+        ("live", "s", "an agent of subscription \"s\" is at work"),
+    ] {
+        let refused =
+            pair.site.verb("initialise", &["--subscription", name, "--copied-from", from])?;
+        ensure!(refused.code == Some(1) && refused.stderr.contains(said), "{refused:?}");
+    }
+    let done = pair.site.verb("initialise", &["--subscription", "near", "--copied-from", "s"])?;
+    ensure!(done.code == Some(0), "{done:?}");
+    ensure!(done.stdout.contains("as the target itself tells"), "{done:?}");
+    ensure!(!done.stdout.contains("to be copied"), "{done:?}");
+    stop.store(true, Ordering::Relaxed);
+    load.join().ok().context("the load panicked")??;
+    pair.assert_equal(&["public"])?;
+    pair.await_arrival_at(copy.connect()?)?;
+    let tables = ["public.t".to_owned(), "public.u".to_owned()];
+    let (source, target) = (pair.publisher.url(DATABASE), copy.url(DATABASE));
+    checksum::assert_equal(&source, &target, &tables)?;
+    let names = "SELECT string_agg(name, ',') FROM farshore.subscription";
+    let noted: String = copy.connect()?.query_one(names, &[])?.get(0);
+    ensure!(noted == "near", "{noted}");
+    pair.site.stop().map(drop)
 }
 
 /// Of a dump somebody has to say where it stands. Tables that it lacks are copied.

@@ -6,7 +6,9 @@
 //! noted on the target then is what a copy of all tables at `L` would have left there.
 //!
 //! A physical backup proves where it stands: it has the publisher's system identifier, and the
-//! history of its timeline says where it left the publisher's.
+//! history of its timeline says where it left the publisher's. So does a copy of another
+//! subscription's target, physical or a dump: its `farshore` schema came along, and what is noted
+//! there was committed with the rows.
 
 use crate::ApplyError;
 use crate::postgres::progress::{TABLE_COPIED, state};
@@ -26,6 +28,17 @@ use std::time::Duration;
 /// How long the log may take to reach the backup's position.
 const LOG_WAIT: Duration = Duration::from_secs(30);
 
+/// What is said of a target that was restored.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Backup {
+    /// It is a physical backup of the publisher, promoted, and tells by itself where it stands.
+    TellsItself,
+    /// It is as the publisher was there.
+    At(Lsn),
+    /// It is a copy of that subscription's target, made while that streamed.
+    CopiedFrom(String),
+}
+
 /// What was noted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Initialised {
@@ -44,7 +57,8 @@ pub(crate) fn waits(name: &str, kept_from: Lsn) -> ApplyError {
     ApplyError::NotYet(format!(
         "subscription \"{name}\": waits for its backup. Take one of the publisher now (the log is \
          kept for it from {kept_from} on), restore it as the target, and then run: farshore \
-         initialise SITE --subscription {name} (with --lsn for a dump: the position of its snapshot)"
+         initialise SITE --subscription {name} (with --lsn for a dump: the position of its snapshot; \
+         with --copied-from for a copy of another subscription's target)"
     ))
 }
 
@@ -57,7 +71,7 @@ pub async fn initialise(
     spec: &SubscriptionSpec,
     store: &Arc<dyn LogStore>,
     source: &dyn Source,
-    given: Option<Lsn>,
+    backup: &Backup,
 ) -> Result<Initialised, ApplyError> {
     let name = spec.name.as_str();
     let refused = |what: String| {
@@ -82,7 +96,13 @@ pub async fn initialise(
     else {
         return Err(refused("its publication's capture has not begun yet".to_owned()));
     };
-    let proved = session.left_publisher_at(&publisher).await?;
+    let proved = match backup {
+        Backup::CopiedFrom(other) => {
+            Some(session.stands_at(other, &publisher).await?.map_err(&refused)?)
+        }
+        Backup::TellsItself | Backup::At(_) => session.left_publisher_at(&publisher).await?,
+    };
+    let given = if let Backup::At(given) = backup { Some(*given) } else { None };
     let lsn = match (given, proved) {
         (Some(given), Some(proved)) if given != proved => {
             return Err(refused(format!(
@@ -115,11 +135,21 @@ pub async fn initialise(
         )));
     }
     let published = source.published_tables().await?;
-    let (held, left_out) = session.held(&published, spec, proved.is_some()).await?;
+    let members = match (backup, proved) {
+        (Backup::CopiedFrom(other), _) => Some(session.copied_memberships(other).await?),
+        (_, Some(_)) => Some(session.memberships().await?),
+        (_, None) => None,
+    };
+    let (held, left_out) = session.held(&published, spec, members.as_ref()).await?;
     if held.is_empty() {
         return Err(refused("the target has none of the published tables".to_owned()));
     }
-    note(&mut session, spec, &publisher, lsn, &held).await?;
+    match backup {
+        Backup::CopiedFrom(other) => take_over(&mut session, spec, other, &left_out).await?,
+        Backup::TellsItself | Backup::At(_) => {
+            note(&mut session, spec, &publisher, lsn, &held).await?;
+        }
+    }
     session.connection.close().await;
     let tables = held.len();
     Ok(Initialised { lsn, proved: proved.is_some(), tables, left_out })
@@ -164,7 +194,106 @@ async fn note(
     Ok(())
 }
 
+/// Makes what is noted of the subscription `other` this one's: where it stands, and what was copied
+/// when. Tables that are `left_out` are copied anew.
+async fn take_over(
+    session: &mut Session,
+    spec: &SubscriptionSpec,
+    other: &str,
+    left_out: &[TableName],
+) -> Result<(), ApplyError> {
+    let (name, other) = (quote_literal(&spec.name), quote_literal(other));
+    let publication = quote_literal(&spec.publication);
+    let forgotten: Vec<String> = left_out
+        .iter()
+        .map(|table| {
+            let (schema, table) = (quote_literal(&table.schema), quote_literal(&table.name));
+            format!(
+                "DELETE FROM farshore.table_copy WHERE subscription = {name} \
+                 AND schema_name = {schema} AND table_name = {table}; "
+            )
+        })
+        .collect();
+    session
+        .simple(&format!(
+            "BEGIN; INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
+             SELECT {name}, {publication}, publisher, state, applied \
+             FROM farshore.subscription WHERE name = {other}; \
+             UPDATE farshore.table_copy SET subscription = {name} WHERE subscription = {other}; \
+             UPDATE farshore.after_copy SET subscription = {name} WHERE subscription = {other}; \
+             {} DELETE FROM farshore.subscription WHERE name = {other}",
+            forgotten.concat()
+        ))
+        .await?;
+    fault::point("snapshot.before-finish");
+    session.simple("COMMIT").await?;
+    fault::point("snapshot.after-finish");
+    Ok(())
+}
+
 impl Session {
+    /// Where the subscription `other` stands on this target, which is said to be a copy of its own;
+    /// or why that cannot be gone on from.
+    async fn stands_at(
+        &mut self,
+        other: &str,
+        publisher: &str,
+    ) -> Result<Result<Lsn, String>, ApplyError> {
+        if !self.try_lock(other).await? {
+            return Ok(Err(format!(
+                "an agent of subscription \"{other}\" is at work in {}: that is its target, and \
+                 no copy of it",
+                self.connection.server()
+            )));
+        }
+        let rows = self
+            .query(
+                "SELECT s.state, s.applied, s.publisher, \
+                   (SELECT count(*) FROM farshore.table_copy t \
+                    WHERE t.subscription = s.name AND t.state <> $2) \
+                 FROM farshore.subscription s WHERE s.name = $1",
+                &[Some(other), Some(TABLE_COPIED)],
+            )
+            .await?;
+        let Some(row) = rows.first() else {
+            return Ok(Err(format!(
+                "{} has no trace of subscription \"{other}\": is the farshore schema of what was \
+                 copied in it?",
+                self.connection.server()
+            )));
+        };
+        if row.get(2) != Some(publisher) {
+            return Ok(Err(format!(
+                "subscription \"{other}\" follows a publisher with the system identifier {}, and \
+                 this one {publisher}",
+                row.get(2).unwrap_or_default()
+            )));
+        }
+        if row.get(0) != Some(state::STREAMING) || row.get(3) != Some("0") {
+            return Ok(Err(format!(
+                "it was copied while tables of subscription \"{other}\" were still being copied \
+                 to it. Take another copy when that streams"
+            )));
+        }
+        match row.get(1).and_then(|applied| applied.parse().ok()) {
+            Some(applied) => Ok(Ok(applied)),
+            None => Ok(Err(format!("what is noted of subscription \"{other}\" is no position"))),
+        }
+    }
+
+    /// Memberships of the tables that the subscription `other` has copied.
+    async fn copied_memberships(&mut self, other: &str) -> Result<HashSet<String>, ApplyError> {
+        let copied = "SELECT membership FROM farshore.table_copy WHERE subscription = $1";
+        let rows = self.query(copied, &[Some(other)]).await?;
+        Ok(rows.iter().map(|row| row.get(0).unwrap_or_default().to_owned()).collect())
+    }
+
+    /// Memberships that the publisher's catalogue had when this physical copy of it was made.
+    async fn memberships(&mut self) -> Result<HashSet<String>, ApplyError> {
+        let rows = self.query("SELECT oid FROM pg_catalog.pg_publication_rel", &[]).await?;
+        Ok(rows.iter().map(|row| row.get(0).unwrap_or_default().to_owned()).collect())
+    }
+
     /// Where this server left the timeline of the publisher with that system identifier, if it was
     /// made of a physical backup of it, was promoted, and may be asked.
     async fn left_publisher_at(&mut self, publisher: &str) -> Result<Option<Lsn>, ApplyError> {
@@ -191,13 +320,13 @@ impl Session {
         Ok(last_switch(history))
     }
 
-    /// Published tables that the backup holds, and those that it does not. `proved` tells that the
-    /// target is a physical copy: its catalogue says what was published then.
+    /// Published tables that the backup holds, and those that it does not. `members` are those that
+    /// were published then, where the target can tell.
     async fn held<'a>(
         &mut self,
         published: &'a [PublishedTable],
         spec: &SubscriptionSpec,
-        proved: bool,
+        members: Option<&HashSet<String>>,
     ) -> Result<(Vec<&'a PublishedTable>, Vec<TableName>), ApplyError> {
         let tables = self
             .query(
@@ -207,18 +336,17 @@ impl Session {
                 &[],
             )
             .await?;
-        let members = self.query("SELECT oid FROM pg_catalog.pg_publication_rel", &[]).await?;
         let text = |row: &farshore_pg::Row, i: usize| row.get(i).unwrap_or_default().to_owned();
         let there: HashSet<TableName> = tables
             .iter()
             .map(|row| TableName { schema: text(row, 0), name: text(row, 1) })
             .collect();
-        let members: HashSet<String> = members.iter().map(|row| text(row, 0)).collect();
         let names = &spec.schema.names;
         let is_held = |table: &&PublishedTable| {
-            let was_member =
-                table.membership == 0 || members.contains(&table.membership.to_string());
-            there.contains(&names.table(&table.table)) && (was_member || !proved)
+            let was_member = members.is_none_or(|members| {
+                table.membership == 0 || members.contains(&table.membership.to_string())
+            });
+            there.contains(&names.table(&table.table)) && was_member
         };
         let (held, left_out): (Vec<_>, Vec<_>) = published.iter().partition(is_held);
         Ok((held, left_out.into_iter().map(|table| table.table.clone()).collect()))

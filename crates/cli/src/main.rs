@@ -142,8 +142,12 @@ enum Verb {
         #[arg(long)]
         subscription: String,
         /// Where the backup stands: of a dump, the consistent point of its snapshot
-        #[arg(long)]
+        #[arg(long, conflicts_with = "copied_from")]
         lsn: Option<String>,
+        /// It is a copy (physical, or a dump with the schema farshore) of this subscription's
+        /// target, which tells where it stands
+        #[arg(long, value_name = "SUBSCRIPTION")]
+        copied_from: Option<String>,
     },
     /// List the stored changes of a publication
     Browse {
@@ -234,8 +238,8 @@ fn main() -> ExitCode {
         Verb::Resync { site, subscription, table } => {
             request::request(&site, &Request::Resync { subscription, table })
         }
-        Verb::Initialise { site, subscription, lsn } => {
-            request::request(&site, &Request::Initialise { subscription, lsn })
+        Verb::Initialise { site, subscription, lsn, copied_from } => {
+            request::request(&site, &Request::Initialise { subscription, lsn, copied_from })
         }
         Verb::Browse { site, publication, from, to, table, limit, json, schedule } => {
             let wanted = BrowseRequest { publication, from, to, table, limit, json, schedule };

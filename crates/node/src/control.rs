@@ -61,6 +61,9 @@ pub enum Request {
         subscription: String,
         /// Where the backup stands, if the target cannot tell.
         lsn: Option<String>,
+        /// The subscription whose target it is a copy of, if it is.
+        #[serde(default)]
+        copied_from: Option<String>,
     },
     /// List stored changes.
     Browse(BrowseRequest),

@@ -4,7 +4,7 @@ use crate::config::{self, SiteConfig};
 use crate::control::{Answer, BrowseRequest, Request};
 use crate::site::Site;
 use crate::stores;
-use farshore_apply::backup::{Initialised, initialise};
+use farshore_apply::backup::{Backup, Initialised, initialise};
 use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse, schedule};
 use farshore_apply::requests::{request_resync, request_skip};
 use farshore_apply::scheduler::GroupLimits;
@@ -48,8 +48,8 @@ pub(crate) async fn answer(
         Request::Resync { subscription, table } => {
             site.resync(&subscription, table.as_deref()).await
         }
-        Request::Initialise { subscription, lsn } => {
-            site.initialise(&subscription, lsn.as_deref()).await
+        Request::Initialise { subscription, lsn, copied_from } => {
+            site.initialise(&subscription, lsn.as_deref(), copied_from).await
         }
         Request::Browse(wanted) => {
             match (site.store(&wanted.publication), limits(&site.config, &wanted)) {
@@ -120,7 +120,12 @@ impl Site {
         Ok(text)
     }
 
-    async fn initialise(&self, subscription: &str, lsn: Option<&str>) -> Result<String, String> {
+    async fn initialise(
+        &self,
+        subscription: &str,
+        lsn: Option<&str>,
+        copied_from: Option<String>,
+    ) -> Result<String, String> {
         let agent = self.subscription(subscription)?;
         let Subscription { spec, source, .. } = agent.subscription.as_ref();
         if spec.initialise != Initialise::Backup {
@@ -129,10 +134,19 @@ impl Site {
                  initialise = \"backup\" before the backup is taken, so that the log is kept for it"
             ));
         }
-        let lsn = lsn.map(parse_lsn).transpose()?;
+        let backup = match (lsn.map(parse_lsn).transpose()?, copied_from) {
+            (Some(_), Some(_)) => {
+                return Err("--lsn and --copied-from: a copy of another subscription's target \
+                            tells by itself where it stands; leave --lsn out"
+                    .to_owned());
+            }
+            (Some(lsn), None) => Backup::At(lsn),
+            (None, Some(other)) => Backup::CopiedFrom(other),
+            (None, None) => Backup::TellsItself,
+        };
         let held = agent.switch.hold().await;
         let store: Arc<dyn LogStore> = agent.store.clone();
-        let done = initialise(spec, &store, source.as_ref(), lsn).await;
+        let done = initialise(spec, &store, source.as_ref(), &backup).await;
         let done = done.map_err(|error| error.to_string())?;
         held.go_on();
         let Initialised { lsn, proved, tables, left_out } = done;

@@ -70,6 +70,13 @@ impl Session {
     }
 
     /// Why [`lock_sql`] failed.
+    /// Takes a subscription's lock until this session ends, if nobody has it.
+    pub(crate) async fn try_lock(&mut self, subscription: &str) -> Result<bool, ApplyError> {
+        let key = subscription_lock_key(subscription);
+        let rows = self.query(&format!("SELECT pg_try_advisory_lock({key})"), &[]).await?;
+        Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
+    }
+
     pub(super) async fn locked_by(&mut self, subscription: &str, error: ApplyError) -> ApplyError {
         match &error {
             ApplyError::Target { error, .. } if error.sqlstate() == Some("55P03") => {}
