@@ -442,6 +442,9 @@ fn at_points(names: &[&str], times: u32, cut: bool) -> Vec<Victim> {
         .collect()
 }
 
+/// A defect must show in one of so many rounds.
+const MUTANT_ROUNDS: u64 = 3;
+
 /// The same scenario with a defect in the product must fail, by the product's fault.
 fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
     assert_caught_with(APPLY[5], defect, victims)
@@ -450,19 +453,26 @@ fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
 /// As [`assert_caught`], with the subscription's setting.
 fn assert_caught_with(apply: Apply, defect: &'static str, victims: Vec<Victim>) -> Result<()> {
     let _turn = take_turn();
-    let seed = seed();
-    let schedule = Schedule::of_victims(seed, victims);
-    let (startup, defect_on) = (Vec::new(), Some(defect));
-    let plan = Plan { seed, startup, schedule, apply, defect: defect_on, calm_commits: 1_000 };
-    let Err(error) = run(&plan) else {
-        anyhow::bail!("defect {defect} was not noticed (FARSHORE_SEED={seed})");
-    };
-    ensure!(
-        error.is::<Violation>() || error.is::<Trouble>(),
-        "the test itself failed with defect {defect}: {error:?}"
-    );
-    println!("defect {defect} was noticed: {error:?}");
-    Ok(())
+    let first_seed = seed();
+    // Some show only where things coincide, which a busy machine may put off.
+    for seed in first_seed..first_seed + MUTANT_ROUNDS {
+        let schedule = Schedule::of_victims(seed, victims.clone());
+        let (startup, defect_on) = (Vec::new(), Some(defect));
+        let plan = Plan { seed, startup, schedule, apply, defect: defect_on, calm_commits: 1_000 };
+        let Err(error) = run(&plan) else {
+            println!("defect {defect} did not show in this round");
+            continue;
+        };
+        ensure!(
+            error.is::<Violation>() || error.is::<Trouble>(),
+            "the test itself failed with defect {defect}: {error:?}"
+        );
+        println!("defect {defect} was noticed: {error:?}");
+        return Ok(());
+    }
+    anyhow::bail!(
+        "defect {defect} was not noticed in {MUTANT_ROUNDS} rounds (FARSHORE_SEED={first_seed})"
+    )
 }
 
 #[test]
@@ -506,7 +516,8 @@ fn mutant_dropped_change_in_batches() -> Result<()> {
 
 #[test]
 fn mutant_unordered_commits() -> Result<()> {
-    assert_caught_with(APPLY[1], "unordered-commits", Vec::new())
+    // After each restart there is a backlog, and with it groups side by side.
+    assert_caught_with(APPLY[1], "unordered-commits", vec![Victim::Farshore; 4])
 }
 
 #[test]
