@@ -129,7 +129,7 @@ fn a_copy_of_another_target_goes_on_from_where_that_stood() -> Result<()> {
     pair.site.await_trouble("near", "waits for its backup")?;
     for (name, from, said) in [
         ("near", "nobody", "no trace of subscription \"nobody\""),
-        ("live", "s", "an agent of subscription \"s\" is at work"),
+        ("live", "s", "its target is that of \"s\" itself"),
     ] {
         let refused =
             pair.site.verb("initialise", &["--subscription", name, "--copied-from", from])?;

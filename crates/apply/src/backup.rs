@@ -11,7 +11,7 @@
 //! there was committed with the rows.
 
 use crate::ApplyError;
-use crate::postgres::progress::{TABLE_COPIED, state};
+use crate::postgres::progress::{TABLE_COPIED, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
 use farshore_capture::publication::{PublishedTable, TableName};
@@ -19,7 +19,7 @@ use farshore_capture::slot;
 use farshore_capture::source::Source;
 use farshore_fault as fault;
 use farshore_model::Lsn;
-use farshore_pg::quote_literal;
+use farshore_pg::{Config, quote_literal};
 use farshore_store::LogStore;
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -37,6 +37,16 @@ pub enum Backup {
     At(Lsn),
     /// It is a copy of that subscription's target, made while that streamed.
     CopiedFrom(String),
+}
+
+/// What the backup's tables were when it was taken.
+enum Were {
+    /// Published under these memberships.
+    Published(HashSet<String>),
+    /// Copied by another subscription, and followed since.
+    Copied(Vec<TableProgress>),
+    /// The target cannot tell.
+    NotKnown,
 }
 
 /// What was noted.
@@ -98,7 +108,7 @@ pub async fn initialise(
     };
     let proved = match backup {
         Backup::CopiedFrom(other) => {
-            Some(session.stands_at(other, &publisher).await?.map_err(&refused)?)
+            Some(session.stands_at(other, spec, &publisher).await?.map_err(&refused)?)
         }
         Backup::TellsItself | Backup::At(_) => session.left_publisher_at(&publisher).await?,
     };
@@ -120,9 +130,14 @@ pub async fn initialise(
     };
     let kept_from = cursor.applied.0.max(begins);
     if lsn < kept_from {
+        let newer = match backup {
+            Backup::CopiedFrom(other) => {
+                format!("Let \"{other}\" get past that position, and take another copy then")
+            }
+            Backup::TellsItself | Backup::At(_) => "Take a backup that is newer".to_owned(),
+        };
         return Err(refused(format!(
-            "the backup stands at {lsn}, and the log is kept for it from {kept_from} on. Take a \
-             backup that is newer"
+            "the backup stands at {lsn}, and the log is kept for it from {kept_from} on. {newer}"
         )));
     }
     let mut durable = store.durable();
@@ -135,12 +150,12 @@ pub async fn initialise(
         )));
     }
     let published = source.published_tables().await?;
-    let members = match (backup, proved) {
-        (Backup::CopiedFrom(other), _) => Some(session.copied_memberships(other).await?),
-        (_, Some(_)) => Some(session.memberships().await?),
-        (_, None) => None,
+    let were = match (backup, proved) {
+        (Backup::CopiedFrom(other), _) => Were::Copied(session.load_tables(other).await?),
+        (_, Some(_)) => Were::Published(session.memberships().await?),
+        (_, None) => Were::NotKnown,
     };
-    let (held, left_out) = session.held(&published, spec, members.as_ref()).await?;
+    let (held, left_out) = session.held(&published, spec, &were).await?;
     if held.is_empty() {
         return Err(refused("the target has none of the published tables".to_owned()));
     }
@@ -221,6 +236,7 @@ async fn take_over(
              FROM farshore.subscription WHERE name = {other}; \
              UPDATE farshore.table_copy SET subscription = {name} WHERE subscription = {other}; \
              UPDATE farshore.after_copy SET subscription = {name} WHERE subscription = {other}; \
+             UPDATE farshore.skip_request SET subscription = {name} WHERE subscription = {other}; \
              {} DELETE FROM farshore.subscription WHERE name = {other}",
             forgotten.concat()
         ))
@@ -231,12 +247,29 @@ async fn take_over(
     Ok(())
 }
 
+/// Whether both lead to the same database.
+///
+/// # Errors
+/// The servers'.
+pub async fn is_same_database(one: &Config, other: &Config) -> Result<bool, ApplyError> {
+    let mut holder = Session::connect(one, "farshore initialise").await?;
+    let mut asker = Session::connect(other, "farshore initialise").await?;
+    // Nobody else takes a lock of this name.
+    let unique = format!("initialise {}", holder.connection.backend_pid());
+    holder.try_lock(&unique).await?;
+    let is_same = !asker.try_lock(&unique).await?;
+    holder.connection.close().await;
+    asker.connection.close().await;
+    Ok(is_same)
+}
+
 impl Session {
     /// Where the subscription `other` stands on this target, which is said to be a copy of its own;
     /// or why that cannot be gone on from.
     async fn stands_at(
         &mut self,
         other: &str,
+        spec: &SubscriptionSpec,
         publisher: &str,
     ) -> Result<Result<Lsn, String>, ApplyError> {
         if !self.try_lock(other).await? {
@@ -248,7 +281,7 @@ impl Session {
         }
         let rows = self
             .query(
-                "SELECT s.state, s.applied, s.publisher, \
+                "SELECT s.state, s.applied, s.publisher, s.publication, \
                    (SELECT count(*) FROM farshore.table_copy t \
                     WHERE t.subscription = s.name AND t.state <> $2) \
                  FROM farshore.subscription s WHERE s.name = $1",
@@ -269,7 +302,17 @@ impl Session {
                 row.get(2).unwrap_or_default()
             )));
         }
-        if row.get(0) != Some(state::STREAMING) || row.get(3) != Some("0") {
+        // Another site calls it by its own name and a stroke first.
+        let plain = |name: &str| name.rsplit('/').next().unwrap_or(name).to_owned();
+        let publication = row.get(3).unwrap_or_default();
+        if plain(publication) != plain(&spec.publication) {
+            return Ok(Err(format!(
+                "subscription \"{other}\" follows publication \"{publication}\", and this one \
+                 \"{}\"",
+                spec.publication
+            )));
+        }
+        if row.get(0) != Some(state::STREAMING) || row.get(4) != Some("0") {
             return Ok(Err(format!(
                 "it was copied while tables of subscription \"{other}\" were still being copied \
                  to it. Take another copy when that streams"
@@ -279,13 +322,6 @@ impl Session {
             Some(applied) => Ok(Ok(applied)),
             None => Ok(Err(format!("what is noted of subscription \"{other}\" is no position"))),
         }
-    }
-
-    /// Memberships of the tables that the subscription `other` has copied.
-    async fn copied_memberships(&mut self, other: &str) -> Result<HashSet<String>, ApplyError> {
-        let copied = "SELECT membership FROM farshore.table_copy WHERE subscription = $1";
-        let rows = self.query(copied, &[Some(other)]).await?;
-        Ok(rows.iter().map(|row| row.get(0).unwrap_or_default().to_owned()).collect())
     }
 
     /// Memberships that the publisher's catalogue had when this physical copy of it was made.
@@ -320,13 +356,12 @@ impl Session {
         Ok(last_switch(history))
     }
 
-    /// Published tables that the backup holds, and those that it does not. `members` are those that
-    /// were published then, where the target can tell.
+    /// Published tables that the backup holds, and those that it does not.
     async fn held<'a>(
         &mut self,
         published: &'a [PublishedTable],
         spec: &SubscriptionSpec,
-        members: Option<&HashSet<String>>,
+        were: &Were,
     ) -> Result<(Vec<&'a PublishedTable>, Vec<TableName>), ApplyError> {
         let tables = self
             .query(
@@ -343,10 +378,14 @@ impl Session {
             .collect();
         let names = &spec.schema.names;
         let is_held = |table: &&PublishedTable| {
-            let was_member = members.is_none_or(|members| {
-                table.membership == 0 || members.contains(&table.membership.to_string())
-            });
-            there.contains(&names.table(&table.table)) && was_member
+            let was_there = match were {
+                Were::Published(members) => {
+                    table.membership == 0 || members.contains(&table.membership.to_string())
+                }
+                Were::Copied(tables) => tables.iter().any(|t| t.copied && t.is_still(table)),
+                Were::NotKnown => true,
+            };
+            there.contains(&names.table(&table.table)) && was_there
         };
         let (held, left_out): (Vec<_>, Vec<_>) = published.iter().partition(is_held);
         Ok((held, left_out.into_iter().map(|table| table.table.clone()).collect()))

@@ -33,6 +33,10 @@ const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// Connections that a backlog needed are closed after this long without one.
 const SPARES_KEPT_FOR: Duration = Duration::from_secs(30);
 
+/// A publisher that did not answer is asked again after this, and after up to [`ASK_AGAIN_MAX`].
+const ASK_AGAIN_MIN: Duration = Duration::from_secs(2);
+const ASK_AGAIN_MAX: Duration = Duration::from_secs(300);
+
 /// One connection at work.
 pub(crate) struct Streaming<'a> {
     agent: &'a Subscription,
@@ -52,8 +56,12 @@ pub(crate) struct Streaming<'a> {
     tables: Vec<TableProgress>,
     /// Foreign keys are to be added when every state is a prefix.
     foreign_keys_wait: bool,
-    /// Changes of a table that is not copied have come by.
+    /// Changes of a table that is not copied have come by, or the publisher did not answer.
     ask_again: bool,
+    /// It is not asked before.
+    ask_at: Instant,
+    /// How long it is left alone when it does not answer.
+    ask_pause: Duration,
     /// Commit times of the transactions in the open group.
     in_group: Vec<PgTime>,
     /// When the open group was begun.
@@ -91,7 +99,9 @@ impl<'a> Streaming<'a> {
             asked: start.asked,
             tables: start.tables,
             foreign_keys_wait: start.foreign_keys_wait,
-            ask_again: false,
+            ask_again: start.ask_again,
+            ask_at: Instant::now(),
+            ask_pause: ASK_AGAIN_MIN,
             in_group: Vec::new(),
             opened_at: Instant::now(),
             batch: false,
@@ -111,7 +121,7 @@ impl<'a> Streaming<'a> {
                 return Ok(StreamEnd::Stopped);
             }
             let sessions = *self.agent.capture_ready.borrow();
-            if self.ask_again || self.asked != sessions {
+            if (self.ask_again || self.asked != sessions) && Instant::now() >= self.ask_at {
                 self.commit_group().await?;
                 self.settle().await?;
                 if self.tables_have_joined(sessions).await {
@@ -138,12 +148,22 @@ impl<'a> Streaming<'a> {
         }
     }
 
-    /// Asks the publisher whether it publishes tables that are not copied.
+    /// Asks the publisher whether it publishes tables that are not copied. Where somebody has one of
+    /// its tables for himself it does not answer, and is asked again.
     async fn tables_have_joined(&mut self, sessions: u64) -> bool {
-        let membership_changed = self.asked != sessions;
-        (self.asked, self.ask_again) = (sessions, false);
-        !self.agent.new_tables(&self.tables).await.is_empty()
-            || (membership_changed && self.agent.partitions_may_have_changed().await)
+        let joined = self.agent.new_tables(&self.tables).await.map(|tables| !tables.is_empty());
+        let answer = match joined {
+            Some(false) if self.asked != sessions => self.agent.partitions_may_have_changed().await,
+            answer => answer,
+        };
+        let Some(answer) = answer else {
+            self.ask_at = Instant::now() + self.ask_pause;
+            self.ask_pause = (2 * self.ask_pause).min(ASK_AGAIN_MAX);
+            self.ask_again = true;
+            return false;
+        };
+        (self.asked, self.ask_again, self.ask_pause) = (sessions, false, ASK_AGAIN_MIN);
+        answer
     }
 
     async fn transaction(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
@@ -221,9 +241,12 @@ impl<'a> Streaming<'a> {
         self.announce();
         let behind = self.seen > self.applied;
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
+        let (ask_at, ask_again) = (self.ask_at, self.ask_again);
+        let may_ask = Instant::now() >= ask_at;
         let has_spares = self.writer.has_spares();
         let is_quiet = tokio::select! {
-            Ok(_) = ready.wait_for(|sessions| *sessions != asked) => false,
+            Ok(_) = ready.wait_for(|sessions| *sessions != asked), if may_ask => false,
+            () = tokio::time::sleep_until(ask_at), if ask_again && !may_ask => false,
             () = self.feed.wait_for_more() => false,
             _ = stop.wait_for(|stop| *stop) => false,
             () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => false,

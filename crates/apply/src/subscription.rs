@@ -106,6 +106,8 @@ pub(crate) struct Start {
     pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
     pub asked: u64,
+    /// It did not answer.
+    pub ask_again: bool,
     /// Foreign keys are to be added when every state is a prefix.
     pub foreign_keys_wait: bool,
     /// Transactions that an operator wants left out.
@@ -192,7 +194,7 @@ impl Subscription {
         let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
         let mut alone = Alone::default();
-        let mut without_partition = None;
+        let (mut without_partition, mut needs_partitions) = (None, false);
         let mut copied_beside = false;
         let mut cut_off = 0;
         loop {
@@ -200,7 +202,7 @@ impl Subscription {
             let started = tokio::select! {
                 biased;
                 _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-                started = self.start(copied_beside) => started,
+                started = self.start(copied_beside, std::mem::take(&mut needs_partitions)) => started,
             };
             let (session, start) = match started {
                 Err(ApplyError::GaveWay(why)) => {
@@ -261,7 +263,7 @@ impl Subscription {
                         && failed.cause.sqlstate() == Some("23514")
                         && without_partition != Some(failed.position) =>
                 {
-                    without_partition = Some(failed.position);
+                    (without_partition, needs_partitions) = (Some(failed.position), true);
                     careful_from = from;
                 }
                 Err(Failure { error, careful_from: None }) => return Err(error),
@@ -275,8 +277,13 @@ impl Subscription {
 
     /// Connects and says where streaming starts. A first copy is done here; tables that joined the
     /// publication since, or are copied anew, are left to be copied beside the stream, unless that
-    /// was done: then their copy ends here.
-    async fn start(&self, copied_beside: bool) -> Result<(Session, Start), ApplyError> {
+    /// was done: then their copy ends here. `needs_partitions` tells that a row found no partition:
+    /// then a publisher that cannot be asked is an error.
+    async fn start(
+        &self,
+        copied_beside: bool,
+        needs_partitions: bool,
+    ) -> Result<(Session, Start), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Starting);
         let application = format!("farshore {name}");
@@ -296,7 +303,7 @@ impl Subscription {
         let asked = *self.capture_ready.borrow();
         let half_copied: Vec<TableProgress> =
             tables.iter().filter(|table| !table.copied).cloned().collect();
-        let mut beside = Vec::new();
+        let (mut beside, mut ask_again) = (Vec::new(), false);
         let mut is_known = true;
         if unfinished {
             is_known = false;
@@ -313,6 +320,8 @@ impl Subscription {
                 self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, true).await?;
             }
             let joined = self.new_tables(&begun).await;
+            ask_again = joined.is_none();
+            let joined = joined.unwrap_or_default();
             let left = if ends { Vec::new() } else { half_copied };
             let is_more = !left.is_empty() || !joined.is_empty();
             is_known &= !is_more;
@@ -332,7 +341,7 @@ impl Subscription {
             progress = session.load_progress(name).await?;
         }
         if asked > 0 && self.spec.schema.create_tables {
-            self.create_partitions(&mut session, &tables).await?;
+            self.create_partitions(&mut session, &tables, needs_partitions).await?;
         }
         let progress = progress.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
@@ -385,8 +394,16 @@ impl Subscription {
             session.add_foreign_keys(name).await?;
         }
         let foreign_keys_wait = !consistent && foreign_keys_wait;
-        let start =
-            Start { applied, tables, beside, consistent_at, asked, foreign_keys_wait, skips };
+        let start = Start {
+            applied,
+            tables,
+            beside,
+            consistent_at,
+            asked,
+            ask_again,
+            foreign_keys_wait,
+            skips,
+        };
         Ok((session, start))
     }
 
@@ -420,38 +437,47 @@ impl Subscription {
         }
     }
 
-    /// Tables that the publisher publishes and that are not copied. When it cannot be asked now,
-    /// streaming goes on: a change of such a table would bring us back here.
-    pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Vec<PublishedTable> {
+    /// Tables that the publisher publishes and that are not copied; `None` when it cannot be asked
+    /// now. Streaming goes on then, and asks again later.
+    pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Option<Vec<PublishedTable>> {
         let is_known = |table: &PublishedTable| known.iter().any(|k| k.copied && k.is_still(table));
         match self.source.published_tables().await {
             Ok(mut published) => {
                 published.retain(|table| !is_known(table));
-                published
+                Some(published)
             }
             Err(error) => {
-                tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
-                Vec::new()
+                tracing::info!(
+                    subscription = %self.spec.name, %error,
+                    "the publisher does not say which tables it publishes; it is asked again"
+                );
+                None
             }
         }
     }
 
-    /// Whether the publisher publishes partitioned tables whose partitions we keep in step with.
-    pub(crate) async fn partitions_may_have_changed(&self) -> bool {
-        self.spec.schema.create_tables
-            && self.source.partitioned_tables().await.is_ok_and(|tables| !tables.is_empty())
+    /// Whether the publisher publishes partitioned tables whose partitions we keep in step with;
+    /// `None` when it cannot be asked now.
+    pub(crate) async fn partitions_may_have_changed(&self) -> Option<bool> {
+        if !self.spec.schema.create_tables {
+            return Some(false);
+        }
+        self.source.partitioned_tables().await.ok().map(|tables| !tables.is_empty())
     }
 
     /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
-    /// be asked now, streaming goes on: a row without a partition would bring us back here.
+    /// be asked now, streaming goes on: a row without a partition would bring us back here. If it
+    /// has, to go on would end at that row for good, or leave it out: it is asked again instead.
     async fn create_partitions(
         &self,
         session: &mut Session,
         tables: &[TableProgress],
+        needed: bool,
     ) -> Result<(), ApplyError> {
         let (published, definitions) = match self.source.partitions().await {
             Ok(Some(answer)) => answer,
             Ok(None) => return Ok(()),
+            Err(error) if needed && error.is_transient() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
                 return Ok(());

@@ -4,7 +4,7 @@ use crate::config::{self, SiteConfig};
 use crate::control::{Answer, BrowseRequest, Request};
 use crate::site::Site;
 use crate::stores;
-use farshore_apply::backup::{Backup, Initialised, initialise};
+use farshore_apply::backup::{Backup, Initialised, initialise, is_same_database};
 use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse, schedule};
 use farshore_apply::requests::{request_resync, request_skip};
 use farshore_apply::scheduler::GroupLimits;
@@ -141,7 +141,12 @@ impl Site {
                     .to_owned());
             }
             (Some(lsn), None) => Backup::At(lsn),
-            (None, Some(other)) => Backup::CopiedFrom(other),
+            (None, Some(other)) => {
+                if let Ok(original) = self.subscription(&other) {
+                    check_copy(spec, &original.subscription.spec).await?;
+                }
+                Backup::CopiedFrom(other)
+            }
             (None, None) => Backup::TellsItself,
         };
         let held = agent.switch.hold().await;
@@ -169,6 +174,25 @@ impl Site {
             None => Err(unknown("publication", publication)),
         }
     }
+}
+
+/// Whether the target of `spec` can be a copy of the target of `original`, a subscription of this
+/// site, which may be paused just now.
+async fn check_copy(spec: &SubscriptionSpec, original: &SubscriptionSpec) -> Result<(), String> {
+    let (name, other) = (&spec.name, &original.name);
+    let is_same = is_same_database(&spec.target, &original.target).await;
+    if is_same.map_err(|error| error.to_string())? {
+        return Err(format!(
+            "subscription \"{name}\": its target is that of \"{other}\" itself, and no copy of it"
+        ));
+    }
+    if spec.schema.names != original.schema.names {
+        return Err(format!(
+            "subscription \"{name}\": tables and schemas have other names on the target than with \
+             \"{other}\", of which it is a copy. Name them alike in the site file"
+        ));
+    }
+    Ok(())
 }
 
 /// The same requests where no node runs. `line` takes the lines of a listing.

@@ -222,7 +222,16 @@ fn definitions_are_learned_beside_other_peoples_locks() -> Result<()> {
         pair.publish("SELECT pg_logical_emit_message(true, 'test', '')")?;
         pair.await_arrival()?;
         ensure!(pair.subscriber_says("SELECT v || w FROM m WHERE id = 1")? == "changed7");
+        // A table that joins is copied once the locks are gone, whoever could not be asked before.
+        pair.on_both("CREATE TABLE later (id integer PRIMARY KEY)")?;
+        // By Farshore itself it would join when the locks are gone: to add it locks all others.
+        pair.publish("ALTER PUBLICATION farshore_p ADD TABLE later")?;
+        pair.publish("INSERT INTO later SELECT generate_series(1, 100)")?;
+        if direction.publisher >= 16 {
+            pair.site.await_log("does not say which tables it publishes", SOON)?;
+        }
         owner.batch_execute("ROLLBACK")?;
+        pair.await_copy("later")?;
         pair.assert_equal(&["public"])
     })
 }

@@ -69,14 +69,16 @@ impl Session {
         }
     }
 
-    /// Why [`lock_sql`] failed.
-    /// Takes a subscription's lock until this session ends, if nobody has it.
+    /// Takes a subscription's lock until this session ends, if neither an agent of that name nor
+    /// one of its connections is at work.
     pub(crate) async fn try_lock(&mut self, subscription: &str) -> Result<bool, ApplyError> {
-        let key = subscription_lock_key(subscription);
-        let rows = self.query(&format!("SELECT pg_try_advisory_lock({key})"), &[]).await?;
+        let (key, lane) = (subscription_lock_key(subscription), lane_lock_key(subscription));
+        let sql = format!("SELECT pg_try_advisory_lock({key}) AND pg_try_advisory_lock({lane})");
+        let rows = self.query(&sql, &[]).await?;
         Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
     }
 
+    /// Why [`lock_sql`] failed.
     pub(super) async fn locked_by(&mut self, subscription: &str, error: ApplyError) -> ApplyError {
         match &error {
             ApplyError::Target { error, .. } if error.sqlstate() == Some("55P03") => {}

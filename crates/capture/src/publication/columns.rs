@@ -144,8 +144,8 @@ impl PublicationSpec {
                        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0) \
                      FROM pg_catalog.pg_class o \
                      JOIN pg_catalog.pg_namespace n ON n.oid = o.relnamespace \
-                     JOIN pg_catalog.pg_class c ON c.oid = o.oid OR o.relkind = 'p' AND c.oid IN \
-                       {} AND c.relkind <> 'p' \
+                     CROSS JOIN LATERAL {} t \
+                     JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind <> 'p' \
                      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
                      WHERE n.nspname = $1 AND o.relname = $2 AND a.attname = $3 \
                        AND NOT a.attisdropped AND a.atttypid = $4::text::oid \

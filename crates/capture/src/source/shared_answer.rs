@@ -6,7 +6,8 @@ use tokio::sync::Mutex;
 
 /// A question that many ask. Whoever asks gets the answer to one that was *begun after he came*, so
 /// that nobody is told anything older than he would have found out himself; those that wait while
-/// one is under way share the next. An error is only for whom it met: the next asks himself.
+/// one is under way share the next. An error is only for whom it met: those that waited for that
+/// answer ask for themselves then, side by side.
 #[derive(Debug)]
 pub struct SharedAnswer<T> {
     begun: AtomicU64,
@@ -16,9 +17,9 @@ pub struct SharedAnswer<T> {
 
 #[derive(Debug)]
 struct Last<T> {
-    /// Which question it answers; they are counted from 1.
+    /// Which question was the last that ended; they are counted from 1.
     number: u64,
-    /// Kept only while somebody waits for it.
+    /// Its answer, if there was one, kept only while somebody waits for it.
     answer: Option<Arc<T>>,
 }
 
@@ -39,20 +40,21 @@ impl<T> SharedAnswer<T> {
         let begun_before = self.begun.load(Ordering::SeqCst);
         let _waiting = Waiting::of(&self.waiting);
         let mut last = self.last.lock().await;
-        if last.number > begun_before
-            && let Some(answer) = &last.answer
-        {
-            let answer = answer.clone();
+        if last.number > begun_before {
+            let Some(answer) = last.answer.clone() else {
+                drop(last);
+                return ask.await.map(Arc::new);
+            };
             if self.waiting.load(Ordering::SeqCst) == 1 {
                 last.answer = None;
             }
             return Ok(answer);
         }
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
-        let answer = Arc::new(ask.await?);
-        let others = self.waiting.load(Ordering::SeqCst) > 1;
-        *last = Last { number, answer: others.then(|| answer.clone()) };
-        Ok(answer)
+        let answer = ask.await.map(Arc::new);
+        let is_awaited = self.waiting.load(Ordering::SeqCst) > 1;
+        *last = Last { number, answer: answer.as_ref().ok().filter(|_| is_awaited).cloned() };
+        answer
     }
 }
 
