@@ -39,7 +39,7 @@ pub trait Line {
     /// A session over it.
     type Session: Session;
     /// A log's bytes, to try compression on.
-    type Log: Default;
+    type Log;
 
     /// Opens one over so many connections.
     async fn open(&self, connections: u32) -> Result<Self::Session, Error>;
@@ -413,7 +413,7 @@ impl Figures {
         let mut there = End::default();
         let usual = options.connections.last().copied().unwrap_or(1);
         for round in 1..=options.repeats {
-            let mut log = L::Log::default();
+            let mut log = None;
             say(&format!("round {round} of {}: round trips", options.repeats));
             let mut session = line.open(1).await?;
             self.echoes(&mut session, options.duration).await?;
@@ -442,11 +442,11 @@ impl Figures {
                     say(&format!("{what}, a log"));
                     let (replayed, seen) = session.replay(content, time).await?;
                     self.add_replayed(content, &replayed);
-                    log = seen;
+                    log = Some(seen);
                 }
                 session.finish().await?;
             }
-            if options.content.is_some() {
+            if let Some(log) = log {
                 say(&format!("round {round} of {}: compression", options.repeats));
                 self.add_compressed(line.compress(&log, COMPRESSING));
             }

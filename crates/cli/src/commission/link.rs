@@ -206,12 +206,12 @@ impl Session for Measuring {
                 self.session.replay_sample(time).await
             }
         };
-        let node::Replayed { crossed, log, cpu_here, cpu_there, kept } =
+        let node::Replayed { crossed, ratio, log_bytes, cpu_here, cpu_there, kept } =
             replayed.map_err(refused)?;
         let replayed = Replayed {
-            log_bytes_per_s: log.rate(),
+            log_bytes_per_s: crossed.rate() * ratio,
             link_bytes_per_s: crossed.rate(),
-            log_bytes: log.all_bytes,
+            log_bytes,
             link_bytes: crossed.all_bytes,
             cpu_here,
             cpu_there,

@@ -76,8 +76,9 @@ pub(super) fn add(
         "How fast a backlog would drain",
         &format!(
             "MB of log per second, decompressed: about the bytes of its rows. Rows are taken to \
-             have {row_bytes} bytes each. What is not given is not counted: decoding at the \
-             publisher (--source-rate) and applying at the target (--target-rate)."
+             have {} bytes each. What is not given is not counted: decoding at the \
+             publisher (--source-rate) and applying at the target (--target-rate).",
+            crate::units::count(row_bytes)
         ),
         &[("part", DimensionKind::Word)],
         &[

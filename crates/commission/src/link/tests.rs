@@ -128,7 +128,7 @@ async fn every_figure_is_where_it_belongs_and_the_slowest_part_counts() {
     let said = report.verdict.join("\n");
     for words in [
         "at 18.0 MB/s",
-        "18,000 rows/s of 1000 bytes",
+        "18,000 rows/s of 1,000 bytes",
         "uses 50 %",
         "caught up in 60.0 minutes",
         "Weakest part: the line.",

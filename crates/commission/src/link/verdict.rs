@@ -36,9 +36,10 @@ fn drain(report: &Report, options: &LinkOptions, verdict: &mut Vec<String>) {
         (Some(_), Some(_)) => "",
     };
     verdict.push(format!(
-        "A backlog would drain at {}, {} rows/s of {row_bytes} bytes: 1 GB in {}.{not_counted}",
+        "A backlog would drain at {}, {} rows/s of {} bytes: 1 GB in {}.{not_counted}",
         rate(all),
         count((all * 1e6 / row_bytes as f64) as u64),
+        count(row_bytes),
         time(1e3 / all.max(f64::MIN_POSITIVE))
     ));
 }

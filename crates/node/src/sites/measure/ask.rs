@@ -160,8 +160,10 @@ pub struct Filled {
 pub struct Replayed {
     /// Bytes on the link.
     pub crossed: Flow,
-    /// The same, decompressed.
-    pub log: Flow,
+    /// How many times larger the log is, decompressed, while the flow is steady.
+    pub ratio: f64,
+    /// All bytes of log, decompressed.
+    pub log_bytes: u64,
     /// Processor time here, to decrypt and decompress.
     pub cpu_here: Duration,
     /// Processor time there, to read, compress and encrypt.
@@ -205,10 +207,16 @@ impl Measuring {
         self.say(FromAsker::Step(Step::Send { millis: millis(time) })).await?;
         let mut arriving = Arriving::begin(Instant::now(), time);
         let meter = self.receiver.meter();
+        let before = meter.traffic().wire_bytes_received;
         let mut round_trips = RoundTrips::default();
         loop {
             match self.next().await? {
-                FromAsked::Filler(bytes) => arriving.add(bytes.len() as u64, Instant::now()),
+                // Of messages that come over several connections one waits for another: bytes are
+                // counted as they come out of them.
+                FromAsked::Filler(_) => {
+                    let all = meter.traffic().wire_bytes_received - before;
+                    arriving.reach(all, Instant::now());
+                }
                 FromAsked::Done(done) => {
                     let (flow, segments) = (arriving.flow(), done.segments);
                     return Ok(Filled { flow, segments, round_trip: round_trips.told() });
@@ -294,7 +302,10 @@ impl Measuring {
         let cpu = cpu_time();
         self.say(FromAsker::Step(step)).await?;
         let now = Instant::now();
-        let (mut crossed, mut log) = (Arriving::begin(now, time), Arriving::begin(now, time));
+        let mut crossed = Arriving::begin(now, time);
+        let (mut messages, mut log) = (Arriving::begin(now, time), Arriving::begin(now, time));
+        let meter = self.receiver.meter();
+        let before = meter.traffic().wire_bytes_received;
         let (mut kept, mut kept_bytes) = (Vec::new(), 0);
         loop {
             match self.next().await? {
@@ -304,7 +315,8 @@ impl Measuring {
                     let raw = raw.map_err(|_| self.odd("blocks that end a thread"))?;
                     let raw = raw.map_err(|what| self.odd(what))?;
                     let now = Instant::now();
-                    crossed.add(message_bytes, now);
+                    crossed.reach(meter.traffic().wire_bytes_received - before, now);
+                    messages.add(message_bytes, now);
                     log.add(raw.iter().map(|block| u64::from(block.raw_len)).sum(), now);
                     for block in raw {
                         if kept_bytes < KEPT_BYTES && !block.zstd {
@@ -316,7 +328,8 @@ impl Measuring {
                 FromAsked::Done(done) => {
                     return Ok(Replayed {
                         crossed: crossed.flow(),
-                        log: log.flow(),
+                        ratio: log.flow().bytes as f64 / (messages.flow().bytes as f64).max(1.0),
+                        log_bytes: log.flow().all_bytes,
                         cpu_here: cpu_time().saturating_sub(cpu),
                         cpu_there: Duration::from_micros(done.cpu_micros),
                         kept,

@@ -8,7 +8,7 @@ const WARM_SHARE: u32 = 3;
 /// Bytes that arrived while the flow was steady.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flow {
-    /// Bytes of messages between the first and the last arrival of the steady part.
+    /// Bytes between the first and the last arrival of the steady part.
     pub bytes: u64,
     /// From that first to that last arrival.
     pub time: Duration,
@@ -41,14 +41,23 @@ impl Arriving {
         Arriving { steady_from, all: 0, first: None, steady: None, last: now }
     }
 
-    pub fn add(&mut self, bytes: u64, now: Instant) {
-        self.all += bytes;
+    /// So much has arrived since the beginning.
+    pub fn reach(&mut self, all: u64, now: Instant) {
+        if all == self.all {
+            return;
+        }
+        self.all = all;
         self.last = now;
-        let here = Some((now, self.all));
+        let here = Some((now, all));
         self.first = self.first.or(here);
         if now >= self.steady_from {
             self.steady = self.steady.or(here);
         }
+    }
+
+    /// So much has arrived beside what was there.
+    pub fn add(&mut self, bytes: u64, now: Instant) {
+        self.reach(self.all + bytes, now);
     }
 
     pub fn flow(&self) -> Flow {

@@ -9,6 +9,8 @@ use std::time::Duration;
 pub(super) const STEP_TIME_MAX: Duration = Duration::from_secs(30);
 /// Bytes that stand for a log at most, decompressed.
 pub(super) const SAMPLE_BYTES_MAX: usize = 16 << 20;
+/// Less of a log, decompressed, says nothing about it.
+pub(super) const SAMPLE_BYTES_MIN: u64 = 64 << 10;
 /// Bytes of a message that only fills the line, and of a piece of a sample.
 pub(super) const FILLER_BYTES: usize = 64 << 10;
 

@@ -28,7 +28,8 @@ pub(super) fn of_log(store: &SegmentedStore) -> Result<Vec<StoredBlock>, StoreEr
     let mut reader = store.read_stored(store.status().start)?;
     'log: while let Some(mut block) = reader.next_stored()? {
         for spill in std::mem::take(&mut block.spilled) {
-            let mut body = store.read_stored_spill(spill)?;
+            // Bodies go as soon as nobody needs them any more, blocks with the file they are in.
+            let Ok(mut body) = store.read_stored_spill(spill) else { continue };
             while let Some(piece) = body.next_stored()? {
                 if !add(piece) {
                     break 'log;

@@ -8,7 +8,7 @@ pub(in super::super) use super::allowance::Allowances;
 use super::flow::Arriving;
 use super::host::{Host, Segments, cpu_time};
 use super::protocol::{
-    Done, FILLER_BYTES, FromAsked, FromAsker, SAMPLE_BYTES_MAX, STEP_TIME_MAX, Step, TAG_BLOCKS,
+    Done, FILLER_BYTES, FromAsked, FromAsker, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, STEP_TIME_MAX, Step, TAG_BLOCKS,
     noise,
 };
 use super::sample::{Again, of_bytes, of_log};
@@ -148,10 +148,12 @@ impl Measured<'_> {
         let blocks = read
             .map_err(|_| "its log could not be read".to_owned())?
             .map_err(|error| error.to_string())?;
-        if blocks.is_empty() {
+        let bytes: u64 = blocks.iter().map(|block| u64::from(block.raw_len)).sum();
+        if bytes < SAMPLE_BYTES_MIN {
             return Err(format!(
-                "the log of publication \"{publication}\" holds nothing now that could be a \
-                 sample; publish something, or give a sample of the tables"
+                "the log of publication \"{publication}\" holds only {bytes} bytes now (what was \
+                 applied everywhere is dropped), too few to stand for it; measure when more was \
+                 published, or give rows of the tables with --sample"
             ));
         }
         Ok(blocks)
@@ -184,11 +186,14 @@ async fn take(
     let mut arriving = Arriving::begin(Instant::now(), bounds.time);
     // What was handed over before the end may still be on its way.
     let patience = bounds.time + QUIET_MAX;
+    let meter = receiver.meter();
+    let before = meter.traffic().wire_bytes_received;
     let counting = async {
         loop {
             match receiver.next().await?.map(FromAsker::decode) {
-                Some(Ok(FromAsker::Filler(bytes))) => {
-                    arriving.add(bytes.len() as u64, Instant::now());
+                Some(Ok(FromAsker::Filler(_))) => {
+                    let all = meter.traffic().wire_bytes_received - before;
+                    arriving.reach(all, Instant::now());
                     if arriving.flow().all_bytes > bounds.bytes {
                         return Ok(Err("more came than is allowed within an hour".to_owned()));
                     }
