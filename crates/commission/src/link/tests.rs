@@ -135,7 +135,7 @@ async fn every_figure_is_where_it_belongs_and_the_slowest_part_counts() {
         "packs, level 3 makes it 3.00 times smaller",
         "5.00 % of what is sent is sent again",
         "100 ms there and back",
-        "(--source-rate",
+        "with --source-rate",
     ] {
         assert!(said.contains(words) || said.replace('\n', " ").contains(words), "{words}\n{said}");
     }
