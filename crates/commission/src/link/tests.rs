@@ -24,7 +24,7 @@ impl<'a> Line for &'a Made {
     fn compress(&self, log: &Vec<u8>, _: Duration) -> Vec<Compressed> {
         assert_eq!(log, b"log");
         let how = |how: &str, ratio| Compressed { how: how.to_owned(), ratio, bytes_per_s: 1e8 };
-        vec![how("each, level 1", 2.0), how("packs, level 3", 3.0)]
+        vec![how("each, level 1", 2.0), how("packs, level 6", 3.0)]
     }
 }
 
@@ -42,7 +42,7 @@ impl Session for MadeSession<'_> {
     async fn receive(&mut self, time: Duration) -> Result<Filled, Error> {
         let bytes_per_s = self.0.mb_per_s * 1e6 * if self.1 == 1 { 0.5 } else { 1.0 };
         let bytes = (bytes_per_s * time.as_secs_f64()) as u64;
-        let round_trip = Some((self.0.round_trip * 5, self.0.round_trip * 9));
+        let round_trip = Some((self.0.round_trip * 10, self.0.round_trip * 12));
         Ok(Filled { bytes_per_s, bytes, segments: Some((200, 10)), round_trip })
     }
 
@@ -115,13 +115,13 @@ async fn every_figure_is_where_it_belongs_and_the_slowest_part_counts() {
     let idle = row(ROUND_TRIP, &[word("idle")]);
     assert!((idle.median("p50_ms").unwrap() - 20.0).abs() < 0.5, "{idle:?}");
     assert_eq!(idle.median("jitter_ms"), Some(0.0));
-    assert_eq!(row(ROUND_TRIP, &[word("full, to here")]).median("max_ms"), Some(180.0));
+    assert_eq!(row(ROUND_TRIP, &[word("full, to here")]).median("max_ms"), Some(240.0));
     let four = row(THROUGHPUT, &[word(DOWN), At::Number(4)]);
     assert_eq!(four.figures["mb_per_s"], [10.0; 3]);
     assert_eq!(four.median("resent_percent"), Some(5.0));
     let log = row(REPLAY, &[word("log of sales")]);
     assert_eq!((log.median("ratio"), log.median("log_mb_per_s")), (Some(2.0), Some(18.0)));
-    let packs = row(COMPRESSION, &[word("packs, level 3")]);
+    let packs = row(COMPRESSION, &[word("packs, level 6")]);
     assert_eq!(packs.median("line_mb_per_s"), Some(30.0));
     let all = row(DRAIN, &[word(drain::ALL)]);
     assert_eq!(all.median("mb_per_s"), Some(18.0));
@@ -132,9 +132,9 @@ async fn every_figure_is_where_it_belongs_and_the_slowest_part_counts() {
         "uses 50 %",
         "caught up in 60.0 minutes",
         "Weakest part: the line.",
-        "packs, level 3 makes it 3.00 times smaller",
+        "compression = 6 at the other site (1 now) makes it 3.00 times smaller",
         "5.00 % of what is sent is sent again",
-        "100 ms there and back",
+        "200 ms there and back",
         "with --source-rate",
     ] {
         assert!(said.contains(words) || said.replace('\n', " ").contains(words), "{words}\n{said}");

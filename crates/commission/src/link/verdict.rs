@@ -7,10 +7,15 @@ use crate::units::{bytes, count, figure};
 
 /// The line is what is waited for when a log fills it by this share.
 const FULL: f64 = 0.8;
+/// Packs are compressed at this level at least, whatever is set.
+const PACKED_LEVEL_MIN: i32 = 3;
+/// A ratio must be better by this factor to be worth a setting.
+const WORTHWHILE: f64 = 1.1;
 /// More is a line that loses.
 const RESENT_PERCENT: f64 = 1.0;
-/// A queue on the way that is as long as this many round trips is felt.
+/// A queue on the way that is as long as this many round trips, and this many ms, is felt.
 const QUEUED: f64 = 3.0;
+const QUEUED_MS: f64 = 100.0;
 
 /// Sentences, the most important first.
 pub(super) fn of(report: &Report, options: &LinkOptions, ends: (&End, &End)) -> Vec<String> {
@@ -134,30 +139,32 @@ fn weakest(
 /// What a higher level would give, if it gives something and a processor keeps up.
 fn more_compression(report: &Report, there: &End, ratio: f64) -> String {
     let rows = report.section(COMPRESSION).map(|section| section.rows.as_slice());
-    let fast_enough = |row: &&Row| {
+    let usual = there.compression.max(PACKED_LEVEL_MIN);
+    let worth_it = |row: &Row| {
         let of = |metric| row.median(metric).unwrap_or(0.0);
-        of("cpu_mb_per_s") > of("line_mb_per_s") && of("ratio") > ratio * 1.1
+        let level = level_of(row).filter(|level| *level > usual)?;
+        (of("cpu_mb_per_s") > of("line_mb_per_s") && of("ratio") > ratio * WORTHWHILE)
+            .then(|| (level, of("ratio")))
     };
-    let best = rows.unwrap_or_default().iter().filter(fast_enough).max_by(|a, b| {
-        let ratio = |row: &Row| row.median("ratio").unwrap_or(0.0);
-        ratio(a).total_cmp(&ratio(b))
-    });
-    match best {
-        Some(row) => {
-            let how = match row.at.first() {
-                Some(At::Word(how)) => how.as_str(),
-                _ => "",
-            };
-            format!(
-                " More compression would help: {how} makes it {} times smaller (compression = {} \
-                 there now), and a processor keeps up with it.",
-                figure(row.median("ratio").unwrap_or(0.0)),
-                there.compression
-            )
-        }
+    let best = rows.unwrap_or_default().iter().filter_map(worth_it);
+    match best.max_by(|(_, a), (_, b)| a.total_cmp(b)) {
+        Some((level, ratio)) => format!(
+            " More compression would help: [downstream] compression = {level} at the other site ({} \
+             now) makes it {} times smaller, and a processor keeps up with it.",
+            there.compression,
+            figure(ratio)
+        ),
         None => " A faster line would help; more compression would not, or processors would not \
                  keep up with it."
             .to_owned(),
+    }
+}
+
+/// The level that a way to compress ends with.
+fn level_of(row: &Row) -> Option<i32> {
+    match row.at.first()? {
+        At::Word(how) => how.rsplit(' ').next()?.parse().ok(),
+        At::Number(_) => None,
     }
 }
 
@@ -209,7 +216,7 @@ fn quality(report: &Report, verdict: &mut Vec<String>) {
         ));
     }
     let (full, idle) = (worst("full_ms"), idle_ms(report).unwrap_or(0.0));
-    if idle > 0.0 && full > idle * QUEUED {
+    if idle > 0.0 && full > idle * QUEUED && full - idle > QUEUED_MS {
         verdict.push(format!(
             "A full line delays what goes over it to {} ms there and back, from {} ms: [downstream] \
              bandwidth at the other site, a little below what the line carries, would keep it short.",
