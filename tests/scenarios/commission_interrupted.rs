@@ -14,7 +14,7 @@ const SOON: Duration = Duration::from_secs(60);
 /// How they are ended; only the last gives no chance to clean up.
 const SIGNALS: [i32; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGKILL];
 /// Ends of each command by each signal.
-const TIMES: usize = 3;
+const TIMES: usize = 2;
 
 /// Runs it, and sends the signal when it has said so many lines of what it does.
 fn end_after(arguments: &[&str], lines: usize, signal: i32) -> Result<()> {
@@ -69,7 +69,7 @@ fn nothing_is_left_on_a_server_or_a_disk() -> Result<()> {
     // Longer than any of them is let run.
     let log = ["log", &url, "--rows", "2000", "--transaction-rows", "1,100", "--seconds", "0.2"];
     let commit = ["commit", &url, "--statement-rows", "1,1000,100000", "--seconds", "0.2"];
-    let writes = ["disk", &disk, "--size", "8MB", "--seconds", "0.05"];
+    let writes = ["disk", &disk, "--size", "16MB", "--seconds", "0.05"];
     for signal in SIGNALS {
         for _ in 0..TIMES {
             end_after(&log, rng.random_range(1..8), signal)?;

@@ -5,8 +5,8 @@ use anyhow::{Context, Result, ensure};
 use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::{Wan, WanConfig};
 use farshore_tests::{
-    DATABASE, Direction, Pair, Upstream, certificate_lines, issue_certificates,
-    publisher_cluster, subscriber_cluster,
+    DATABASE, Direction, Pair, Upstream, certificate_lines, issue_certificates, publisher_cluster,
+    subscriber_cluster,
 };
 use serde_json::Value;
 use std::process::{Command, Output, Stdio};
@@ -44,9 +44,9 @@ fn report(output: &Output) -> Result<Value> {
 fn figures(report: &Value, section: &str, at: &Value, metric: &str) -> Result<Vec<f64>> {
     let sections = report["sections"].as_array().context("sections")?;
     let found = sections.iter().find(|known| known["name"] == section);
-    let rows = found.and_then(|found| found["rows"].as_array()).with_context(|| {
-        format!("there is no section {section} in {report:#}")
-    })?;
+    let rows = found
+        .and_then(|found| found["rows"].as_array())
+        .with_context(|| format!("there is no section {section} in {report:#}"))?;
     let row = rows.iter().find(|row| row["at"] == *at);
     let row = row.with_context(|| format!("there is no {at} in {section}: {rows:#?}"))?;
     let values = row["figures"][metric].as_array();
@@ -86,8 +86,20 @@ fn the_line_is_found_to_be_what_it_is() -> Result<()> {
     let page = pair.site.directory().join("link.html");
     let page_argument = page.display().to_string();
     let arguments = [
-        "up", "--json", "--html", &page_argument, "--publication", "p", "--connections", "1,2",
-        "--seconds", "2", "--repeats", "1", "--load", "0.5",
+        "up",
+        "--json",
+        "--html",
+        &page_argument,
+        "--publication",
+        "p",
+        "--connections",
+        "1,2",
+        "--seconds",
+        "2",
+        "--repeats",
+        "1",
+        "--load",
+        "0.5",
     ];
     let narrow = report(&run(link(&pair, &arguments))?)?;
     for connections in [1, 2] {
@@ -124,7 +136,15 @@ fn the_line_is_found_to_be_what_it_is() -> Result<()> {
     wan.set_delay(Duration::from_millis(77));
     let server = pair.site.url_of(&pair.subscriber, DATABASE);
     let arguments = [
-        "up", "--json", "--sample", &server, "--seconds", "1", "--repeats", "1", "--target-rate",
+        "up",
+        "--json",
+        "--sample",
+        &server,
+        "--seconds",
+        "1",
+        "--repeats",
+        "1",
+        "--target-rate",
         "0.001",
     ];
     let wide = report(&run(link(&pair, &arguments))?)?;
@@ -194,9 +214,7 @@ fn a_line_is_measured_only_by_who_may_and_one_at_a_time() -> Result<()> {
     let before = begun();
     let mut first = link(&pair, &["up", "--seconds", "30", "--connections", "2"]);
     let mut first = first.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
-    wait_until("it to measure", SOON, &[], || {
-        Ok((begun() > before).then_some(()))
-    })?;
+    wait_until("it to measure", SOON, &[], || Ok((begun() > before).then_some(())))?;
     first.kill()?;
     first.wait()?;
     report(&run(link(&pair, &with(&[])))?)?;

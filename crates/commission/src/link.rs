@@ -391,14 +391,7 @@ impl Figures {
                 ("line_mb_per_s", "log MB/s by the line", Higher),
             ],
         );
-        Figures {
-            round_trip,
-            throughput,
-            replay,
-            compression,
-            crossed: 0,
-            remarks: Vec::new(),
-        }
+        Figures { round_trip, throughput, replay, compression, crossed: 0, remarks: Vec::new() }
     }
 
     async fn fill<L: Line>(
@@ -517,8 +510,7 @@ impl Figures {
             figures.push(("full_ms", middle));
             if usual {
                 let what = format!("{FULL}, {direction}");
-                self.round_trip
-                    .add(&[At::Word(what)], &[("p50_ms", middle), ("max_ms", longest)]);
+                self.round_trip.add(&[At::Word(what)], &[("p50_ms", middle), ("max_ms", longest)]);
             }
         }
         let at = [At::Word(direction.to_owned()), At::Number(connections.into())];

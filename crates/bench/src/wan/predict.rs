@@ -130,8 +130,7 @@ fn ask(ground: &Ground<'_>, farshore: &mut Farshore<'_>, beside_s_per_gb: f64) -
     ground.say("asking commission link");
     let (beside, row) = (beside_s_per_gb.to_string(), (ROW_BYTES as u64).to_string());
     let sample = ground.publisher_url_from_far();
-    let arguments =
-        ["--json", "--sample", &sample, "--shared-cpu", &beside, "--row-size", &row];
+    let arguments = ["--json", "--sample", &sample, "--shared-cpu", &beside, "--row-size", &row];
     let report = farshore.commission_link(&arguments)?;
     let rows_per_s = rows_per_s(&report).context("no drain rate in the report")?;
     ground.say(&format!("predicted: {rows_per_s:.0} rows/s"));

@@ -1,13 +1,15 @@
 //! `commission link`: hands the way to the other site, which the node knows, to what measures it.
 
-use super::{Output, ProgressLine, ensure_writable, publish, seconds, start_runtime, stop_on_signals};
+use super::{
+    Output, ProgressLine, ensure_writable, publish, seconds, start_runtime, stop_on_signals,
+};
 use clap::Args;
+use farshore_commission::Error;
 use farshore_commission::link::{
     Compressed, Content, Drain, End, Filled, Line, LinkOptions, Replayed, Sample, Session, measure,
 };
 use farshore_commission::log::LogOptions;
 use farshore_commission::units::parse_bytes;
-use farshore_commission::Error;
 use farshore_node::measure::{self as node, Compression, Upstream};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -66,9 +68,10 @@ pub struct LinkArguments {
 }
 
 fn step_seconds(text: &str) -> Result<f64, String> {
-    seconds(text).ok().filter(|value| *value <= 30.0).ok_or_else(|| {
-        "a number above 0, at most 30, is wanted".to_owned()
-    })
+    seconds(text)
+        .ok()
+        .filter(|value| *value <= 30.0)
+        .ok_or_else(|| "a number above 0, at most 30, is wanted".to_owned())
 }
 
 /// Measures the line to an upstream site.

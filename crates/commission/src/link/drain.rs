@@ -1,6 +1,6 @@
 //! How fast a backlog would cross and be applied: the slowest of what it goes through.
 
-use super::{Content, DRAIN, DOWN, End, IDLE, REPLAY, ROUND_TRIP, THROUGHPUT};
+use super::{Content, DOWN, DRAIN, End, IDLE, REPLAY, ROUND_TRIP, THROUGHPUT};
 use crate::Error;
 use crate::report::{At, Better, DimensionKind, Fact, Report, Section};
 
@@ -45,7 +45,9 @@ impl Drain {
         [
             mb("source rate, as given", self.source_mb_per_s),
             mb("target rate, as given", self.target_mb_per_s),
-            shared.map(|s| Fact::new("processor time beside the link, as given", format!("{s} s/GB"))),
+            shared.map(|s| {
+                Fact::new("processor time beside the link, as given", format!("{s} s/GB"))
+            }),
             mb("load, as given", self.load_mb_per_s),
         ]
         .into_iter()

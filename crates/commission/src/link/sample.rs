@@ -74,8 +74,7 @@ async fn take(connection: &mut Connection) -> Result<Sample, farshore_pg::Error>
     );
     let found: Vec<Row> = connection.query(&largest, &[]).await?;
     let mut sample = Sample { tables: Vec::new(), rows: 0, bytes: Vec::new() };
-    let sizes: Vec<u64> =
-        found.iter().map(|row| row.parse::<u64>(1)).collect::<Result<_, _>>()?;
+    let sizes: Vec<u64> = found.iter().map(|row| row.parse::<u64>(1)).collect::<Result<_, _>>()?;
     let all: u64 = sizes.iter().sum();
     for (row, size) in found.iter().zip(&sizes) {
         let table = row.get(0).unwrap_or_default();

@@ -50,11 +50,7 @@ impl Session for MadeSession<'_> {
         self.receive(time).await
     }
 
-    async fn replay(
-        &mut self,
-        _: &Content,
-        time: Duration,
-    ) -> Result<(Replayed, Vec<u8>), Error> {
+    async fn replay(&mut self, _: &Content, time: Duration) -> Result<(Replayed, Vec<u8>), Error> {
         let log = self.0.log_mb_per_s * 1e6;
         let replayed = Replayed {
             log_bytes_per_s: log,

@@ -8,9 +8,7 @@ use super::protocol::{
 };
 use crate::config::SiteConfig;
 use bytes::Bytes;
-use farshore_link::{
-    Dialer, Identity, IdentityError, LinkError, LinkOptions, Receiver, Sender,
-};
+use farshore_link::{Dialer, Identity, IdentityError, LinkError, LinkOptions, Receiver, Sender};
 use farshore_store::StoredBlock;
 use farshore_store::packs::{pack, unpack};
 use std::time::{Duration, Instant};
@@ -294,11 +292,7 @@ impl Measuring {
         self.take_replay(Step::ReplaySample { millis: millis(time) }, time).await
     }
 
-    async fn take_replay(
-        &mut self,
-        step: Step,
-        time: Duration,
-    ) -> Result<Replayed, MeasureError> {
+    async fn take_replay(&mut self, step: Step, time: Duration) -> Result<Replayed, MeasureError> {
         let cpu = cpu_time();
         self.say(FromAsker::Step(step)).await?;
         let now = Instant::now();
@@ -453,9 +447,7 @@ pub fn compress(log: &[Bytes], how: Compression, time: Duration) -> Compressed {
         done.from += run.iter().map(|block| u64::from(block.raw_len)).sum::<u64>();
         done.to += match how {
             Compression::Each(level) => run.iter().map(|block| each(block, level)).sum(),
-            Compression::Packs(level) => {
-                pack(run, level).map_or(0, |packed| packed.len() as u64)
-            }
+            Compression::Packs(level) => pack(run, level).map_or(0, |packed| packed.len() as u64),
         };
         if began.elapsed() >= time {
             break;

@@ -64,11 +64,7 @@ impl Arriving {
         // A line so slow that its steady part has but one arrival is judged by all of them.
         let begin = self.steady.filter(|(_, before)| *before < self.all).or(self.first);
         let Some((from, before)) = begin else { return Flow::default() };
-        Flow {
-            bytes: self.all - before,
-            time: self.last.duration_since(from),
-            all_bytes: self.all,
-        }
+        Flow { bytes: self.all - before, time: self.last.duration_since(from), all_bytes: self.all }
     }
 }
 

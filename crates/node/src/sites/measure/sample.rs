@@ -3,9 +3,7 @@
 use super::protocol::SAMPLE_BYTES_MAX;
 use bytes::Bytes;
 use farshore_store::segmented::SegmentedStore;
-use farshore_store::{
-    LogStore, Replicate, StoreError, StoredBlock, StoredReader,
-};
+use farshore_store::{LogStore, Replicate, StoreError, StoredBlock, StoredReader};
 use std::sync::Arc;
 
 /// Bytes of a block of a sample: as much as a log's blocks have.

@@ -8,8 +8,8 @@ pub(in super::super) use super::allowance::Allowances;
 use super::flow::Arriving;
 use super::host::{Host, Segments, cpu_time};
 use super::protocol::{
-    Done, FILLER_BYTES, FromAsked, FromAsker, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, STEP_TIME_MAX, Step, TAG_BLOCKS,
-    noise,
+    Done, FILLER_BYTES, FromAsked, FromAsker, SAMPLE_BYTES_MAX, SAMPLE_BYTES_MIN, STEP_TIME_MAX,
+    Step, TAG_BLOCKS, noise,
 };
 use super::sample::{Again, of_bytes, of_log};
 use bytes::{Bytes, BytesMut};
@@ -179,10 +179,7 @@ async fn send(sender: &mut Sender, noise: &Bytes, bounds: &Bounds) -> Result<Don
 }
 
 /// Counts what comes.
-async fn take(
-    receiver: &mut Receiver,
-    bounds: &Bounds,
-) -> Result<Result<Done, String>, LinkError> {
+async fn take(receiver: &mut Receiver, bounds: &Bounds) -> Result<Result<Done, String>, LinkError> {
     let mut arriving = Arriving::begin(Instant::now(), bounds.time);
     // What was handed over before the end may still be on its way.
     let patience = bounds.time + QUIET_MAX;
