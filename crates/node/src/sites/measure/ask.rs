@@ -39,7 +39,7 @@ pub enum MeasureError {
     /// The other site is of a version without this.
     #[error(
         "site \"{0}\" does not know how to measure: it is of an older version of farshore; update \
-         it, or measure from a site that it follows itself"
+         it"
     )]
     Unable(String),
     /// The other site does not do a step.
@@ -124,13 +124,7 @@ impl Upstream {
         let dialer = Dialer::new(&self.address, &self.site, &self.identity, options)
             .map_err(MeasureError::Link)?;
         let request = serde_json::to_vec(&Wanted::Measure {}).unwrap_or_default();
-        let session = dialer.open(&request).await.map_err(|error| match error {
-            LinkError::Refused { site, why } if why.contains("cannot be read") => {
-                MeasureError::Unable(site)
-            }
-            LinkError::Refused { site, why } => MeasureError::Refused { site, why },
-            other => MeasureError::Link(other),
-        })?;
+        let session = dialer.open(&request).await.map_err(not_opened)?;
         let (sender, receiver) = session.split();
         let site = self.site.clone();
         let mut measuring = Measuring { site, sender, receiver, host: Host::default() };
@@ -139,6 +133,18 @@ impl Upstream {
             _ => return Err(measuring.odd("something else than its name")),
         }
         Ok(measuring)
+    }
+}
+
+/// Why there is no session. Before there was measuring, nodes had these words for every request
+/// that they do not know.
+fn not_opened(error: LinkError) -> MeasureError {
+    match error {
+        LinkError::Refused { site, why } if why.starts_with("the request cannot be read") => {
+            MeasureError::Unable(site)
+        }
+        LinkError::Refused { site, why } => MeasureError::Refused { site, why },
+        other => MeasureError::Link(other),
     }
 }
 
@@ -482,6 +488,17 @@ mod tests {
         assert_eq!(done.to, noise.len() as u64);
         let first = compress(&[text], Compression::Packs(3), Duration::ZERO);
         assert_eq!(first.from, (PACK_BLOCKS * BLOCK_BYTES) as u64);
+    }
+
+    #[test]
+    fn a_site_of_an_older_version_is_told_from_one_that_refuses() {
+        let refused = |why: &str| {
+            not_opened(LinkError::Refused { site: "up".into(), why: why.into() }).to_string()
+        };
+        let said = refused("the request cannot be read: is it a newer version?");
+        assert!(said.contains("older version of farshore; update it"), "{said}");
+        let said = refused("there is no [downstream.t1] in the site file here");
+        assert!(said.contains("\"up\" does not do it: there is no [downstream.t1]"), "{said}");
     }
 
     #[test]
