@@ -479,12 +479,12 @@ mod tests {
         let text = Bytes::from("a line of a log, and another one; ".repeat(60_000));
         let time = Duration::from_secs(60);
         for how in [Compression::Each(1), Compression::Packs(3)] {
-            let done = compress(&[text.clone()], how, time);
+            let done = compress(std::slice::from_ref(&text), how, time);
             assert_eq!(done.from, text.len() as u64);
             assert!(done.to > 0 && done.to * 10 < done.from, "{how:?} {done:?}");
         }
         let noise = noise();
-        let done = compress(&[noise.clone()], Compression::Each(1), time);
+        let done = compress(std::slice::from_ref(&noise), Compression::Each(1), time);
         assert_eq!(done.to, noise.len() as u64);
         let first = compress(&[text], Compression::Packs(3), Duration::ZERO);
         assert_eq!(first.from, (PACK_BLOCKS * BLOCK_BYTES) as u64);
