@@ -316,18 +316,24 @@ impl Site {
         })
     }
 
+    /// The program where the site is, with its environment and without arguments.
+    pub fn command(&self) -> Command {
+        let command = self.place.as_ref().map(|place| place.command(&self.binary));
+        let mut command = command.unwrap_or_else(|| Command::new(&self.binary));
+        command.envs(self.environment.iter().map(|(name, value)| (name, value)));
+        command
+    }
+
     /// Runs another verb on the site file.
     ///
     /// # Errors
     /// When the program cannot be run.
     pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<Verb> {
-        let command = self.place.as_ref().map(|place| place.command(&self.binary));
-        let output = command
-            .unwrap_or_else(|| Command::new(&self.binary))
+        let output = self
+            .command()
             .arg(verb)
             .arg(self.file())
             .args(arguments)
-            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
             .output()
             .with_context(|| format!("run {} {verb}", self.binary.display()))?;

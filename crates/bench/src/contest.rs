@@ -13,7 +13,7 @@ mod relay;
 use farshore::{COMPRESSION, CONNECTIONS};
 pub use farshore::{Farshore, Status, binary};
 use ground::Built;
-pub use ground::{DRAIN_MAX, Ground};
+pub use ground::{DRAIN_MAX, Ground, SWITCH_MAX};
 pub use native::Native;
 
 use crate::arguments::Plan;

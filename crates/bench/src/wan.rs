@@ -7,6 +7,7 @@
 
 mod drain;
 mod linked_server;
+mod predict;
 mod snapshot;
 
 use crate::backlog::{Backlog, Tables, Work};
@@ -65,11 +66,15 @@ pub enum WanCase {
     Latency77,
     /// A steady load, 150 ms.
     Latency150,
+    /// What `commission link` says of a drain over 77 ms.
+    Predict77,
+    /// The same over 20 ms and 10 Mbit/s.
+    Predict10,
 }
 
 impl WanCase {
     /// All cases, in the order they are run.
-    pub const ALL: [WanCase; 19] = [
+    pub const ALL: [WanCase; 21] = [
         WanCase::PullChar77,
         WanCase::PushChar77,
         WanCase::PullChar150,
@@ -89,6 +94,8 @@ impl WanCase {
         WanCase::Fanout8,
         WanCase::Latency77,
         WanCase::Latency150,
+        WanCase::Predict77,
+        WanCase::Predict10,
     ];
 
     /// The name on the command line and in the output.
@@ -113,6 +120,8 @@ impl WanCase {
             WanCase::Fanout8 => "fanout-8-77",
             WanCase::Latency77 => "latency-77",
             WanCase::Latency150 => "latency-150",
+            WanCase::Predict77 => "predict-77",
+            WanCase::Predict10 => "predict-10mbit",
         }
     }
 
@@ -156,6 +165,10 @@ impl WanCase {
             }
             WanCase::Latency77 => steady(case, terms).measure(bench),
             WanCase::Latency150 => steady(case, Terms { line: line(150), ..terms }).measure(bench),
+            WanCase::Predict77 => {
+                predict::measure(case, bench, 1.0, Conditions::new(COAST_TO_COAST, WIDE))
+            }
+            WanCase::Predict10 => predict::measure(case, bench, 0.1, Conditions::new(20, 10)),
         }
     }
 }

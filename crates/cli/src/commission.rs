@@ -1,3 +1,5 @@
+mod link;
+
 use crate::runtime;
 use clap::{Args, Subcommand};
 use farshore_commission::commit::{self, CommitOptions};
@@ -33,6 +35,11 @@ pub enum CommissionAction {
     ///
     /// Writes into a schema of its own, as log does, and refuses what log refuses.
     Commit(CommitArguments),
+    /// The line to an upstream site: round trip, throughput, what a log does on it, how fast it drains
+    ///
+    /// Dials as the node does, with this site's own certificate; farshore must run at the other
+    /// site, and need not run here. Nothing is stored, and nothing is left behind at either end.
+    Link(link::LinkArguments),
     /// Two reports that --json printed: what changed beyond the noise
     Compare {
         /// The one before
@@ -134,7 +141,7 @@ pub struct CommitArguments {
 
 /// Where a report goes.
 #[derive(Args)]
-struct Output {
+pub(crate) struct Output {
     /// The report as JSON, to be kept for compare
     #[arg(long)]
     json: bool,
@@ -161,6 +168,7 @@ pub fn commission(action: CommissionAction) -> ExitCode {
         CommissionAction::Disk(arguments) => measure_disk(arguments),
         CommissionAction::Log(arguments) => measure_log(arguments),
         CommissionAction::Commit(arguments) => measure_commit(arguments),
+        CommissionAction::Link(arguments) => link::measure_link(arguments),
         CommissionAction::Compare { a, b, json } => compare_files(&a, &b, json),
     };
     match done {

@@ -1,7 +1,7 @@
 //! What a durable commit costs on a live PostgreSQL: the same statements at each level of
 //! `synchronous_commit`, from one row to a million.
 
-use crate::log::{Demand, Stage, begin_report, connect, on_a_server, trying};
+use crate::log::{Cap, Demand, Stage, Standby, begin_report, connect, on_a_server, trying};
 use crate::report::{At, Better, DimensionKind, Fact, Report, Section};
 use crate::statistics::median;
 use crate::units::{count, figure};
@@ -16,6 +16,8 @@ pub(crate) const PENALTY: &str = "penalty";
 const NO_WAIT: &str = "off";
 /// Statements of one figure at most.
 const STATEMENTS_MAX: u64 = 200;
+/// How often it is looked how much log there is.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Rows of one figure, about; a statement of more is run once.
 const ROWS: u64 = 200_000;
 /// A penalty below this, in percent, is small.
@@ -107,7 +109,9 @@ pub async fn measure(
                     .to_owned(),
             );
         }
-        report.sections.push(penalties(options, levels, stage, say).await?);
+        let mirrors = mirrors(&stage.server.connected);
+        report.remarks.extend(about_mirrors(&stage.server.connected, &mirrors));
+        report.sections.push(penalties(options, levels, &mirrors, stage, say).await?);
         Ok(report)
     })
     .await?;
@@ -125,9 +129,69 @@ fn levels(standbys: &str) -> &'static [&'static str] {
     }
 }
 
+/// Names of the mirrors that commits wait for.
+fn mirrors(standbys: &[Standby]) -> Vec<String> {
+    let waited_for = standbys.iter().filter(|standby| standby.is_mirror && standby.is_waited_for);
+    waited_for.filter_map(|standby| standby.name.clone()).collect()
+}
+
+/// What the levels have to do with mirrors.
+fn about_mirrors(standbys: &[Standby], mirrors: &[String]) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if standbys.iter().any(|standby| standby.name.is_none()) {
+        remarks.push(
+            "the role may not see which standbys are connected, and so not whether they are mirrors: \
+             GRANT pg_monitor to it"
+                .to_owned(),
+        );
+    }
+    if mirrors.is_empty() {
+        let lazy = standbys.iter().filter(|standby| standby.is_mirror);
+        let lazy: Vec<&str> = lazy.filter_map(|standby| standby.name.as_deref()).collect();
+        remarks.push(if lazy.is_empty() {
+            "no mirror of Farshore is connected: no level here is the price of one".to_owned()
+        } else {
+            format!(
+                "no commit waits for mirror {}, which is not in use by synchronous_standby_names: no \
+                 level here is the price of a mode but async",
+                lazy.join(", ")
+            )
+        });
+        return remarks;
+    }
+    remarks.push(format!(
+        "commits wait for mirror {}: local is the price of its mode async, on that of far, \
+         remote_apply that of far-applied. A mirror whose own mode is far-applied makes on wait as \
+         long as remote_apply; its mode stands in the site file of its near end",
+        mirrors.join(", ")
+    ));
+    let others = standbys.iter().filter(|standby| standby.is_waited_for && !standby.is_mirror);
+    let others: Vec<&str> = others.filter_map(|standby| standby.name.as_deref()).collect();
+    if !others.is_empty() {
+        remarks.push(format!(
+            "commits also wait for {}, which no mirror is: the price is of all of them",
+            others.join(", ")
+        ));
+    }
+    remarks
+}
+
+/// A level, with the mode of a mirror that it is the price of.
+fn label(level: &str, mirrors: &[String]) -> String {
+    let mode = match level {
+        _ if mirrors.is_empty() => None,
+        "local" => Some("async"),
+        "on" => Some("far"),
+        "remote_apply" => Some("far-applied"),
+        _ => None,
+    };
+    mode.map_or_else(|| level.to_owned(), |mode| format!("{level} (mirror {mode})"))
+}
+
 async fn penalties(
     options: &CommitOptions,
     levels: &[&'static str],
+    mirrors: &[String],
     stage: &mut Stage<'_>,
     say: Progress<'_>,
 ) -> Result<Section, Error> {
@@ -150,6 +214,7 @@ async fn penalties(
     let name = stage.admin.server().to_owned();
     say("making rows to choose from");
     stage.scratch.fill(stage.admin, options.row_size).await?;
+    let cap = Cap::from_now(stage.admin, options.log_bytes_max).await?;
     let mut client = connect(stage.config).await?;
     stage.at_work.add(&client);
     let prepare = stage.scratch.prepare();
@@ -166,9 +231,8 @@ async fn penalties(
             let first = round as usize % levels.len();
             for level in levels.iter().cycle().skip(first).take(levels.len()) {
                 stage.scratch.empty(stage.admin).await?;
-                let times = statements(options, &mut client, level, *rows)
-                    .await
-                    .map_err(trying("write rows", &name))?;
+                let go = statements(options, &mut client, level, *rows, (stage.admin, cap));
+                let times = go.await?.map_err(trying("write rows", &name))?;
                 took.insert(level, times);
             }
             let base = took.get(NO_WAIT).map_or(0.0, |times| median(times));
@@ -176,7 +240,7 @@ async fn penalties(
                 let Some(times) = took.get(level) else { continue };
                 let usual = median(times);
                 section.add(
-                    &[At::Number(*rows), At::Word((*level).to_owned())],
+                    &[At::Number(*rows), At::Word(label(level, mirrors))],
                     &[
                         ("p50_ms", usual),
                         ("penalty_percent", (usual / base.max(f64::MIN_POSITIVE) - 1.0) * 100.0),
@@ -192,27 +256,38 @@ async fn penalties(
     Ok(section)
 }
 
-/// Milliseconds of each statement.
+/// Milliseconds of each statement. Ends everything when too much log was written.
 async fn statements(
     options: &CommitOptions,
     client: &mut Connection,
     level: &str,
     rows: u64,
-) -> Result<Vec<f64>, farshore_pg::Error> {
-    client.simple_query(&format!("SET synchronous_commit = {level}")).await?;
+    (admin, cap): (&mut Connection, Cap),
+) -> Result<Result<Vec<f64>, farshore_pg::Error>, Error> {
+    if let Err(error) = client.simple_query(&format!("SET synchronous_commit = {level}")).await {
+        return Ok(Err(error));
+    }
     let wanted = (ROWS / rows).clamp(1, STATEMENTS_MAX);
     let begin = Instant::now();
     let mut times = Vec::new();
+    let mut looked = None;
     for number in 0..wanted {
         let sql = format!("EXECUTE go({rows}, {})", number * rows);
         let start = Instant::now();
-        client.simple_query(&sql).await?;
+        if let Err(error) = client.simple_query(&sql).await {
+            return Ok(Err(error));
+        }
         times.push(start.elapsed().as_secs_f64() * 1e3);
+        // Not after each of many small ones.
+        if looked.is_none_or(|looked: Instant| looked.elapsed() >= LOOK_EVERY) {
+            cap.look(admin).await?;
+            looked = Some(Instant::now());
+        }
         if begin.elapsed() >= options.time_max {
             break;
         }
     }
-    Ok(times)
+    Ok(Ok(times))
 }
 
 /// What the figures mean.
@@ -261,4 +336,43 @@ fn verdict(report: &Report) -> Vec<String> {
             .to_owned(),
     );
     verdict
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn standby(name: Option<&str>, is_waited_for: bool, is_mirror: bool) -> Standby {
+        Standby { name: name.map(str::to_owned), is_waited_for, is_mirror }
+    }
+
+    #[test]
+    fn mirrors_are_told_from_other_standbys() {
+        let both =
+            [standby(Some("farshore_dr"), true, true), standby(Some("walreceiver"), true, false)];
+        let found = mirrors(&both);
+        assert_eq!(found, ["farshore_dr"]);
+        let said = about_mirrors(&both, &found).join("\n");
+        assert!(said.contains("wait for mirror farshore_dr"), "{said}");
+        assert!(said.contains("also wait for walreceiver"), "{said}");
+        for (level, shown) in [
+            ("off", "off"),
+            ("local", "local (mirror async)"),
+            ("remote_write", "remote_write"),
+            ("on", "on (mirror far)"),
+            ("remote_apply", "remote_apply (mirror far-applied)"),
+        ] {
+            assert_eq!(label(level, &found), shown);
+            assert_eq!(label(level, &[]), level);
+        }
+        for (standbys, words) in [
+            (vec![], "no mirror of Farshore is connected"),
+            (vec![standby(Some("farshore_dr"), false, true)], "no commit waits for mirror"),
+            (vec![standby(None, false, false)], "GRANT pg_monitor"),
+        ] {
+            assert!(mirrors(&standbys).is_empty());
+            let said = about_mirrors(&standbys, &[]).join("\n");
+            assert!(said.contains(words), "{said}");
+        }
+    }
 }

@@ -1,8 +1,9 @@
-//! What a disk and a transaction log can take, measured before anything depends on them.
+//! What a disk, a transaction log and a line can take, measured before anything depends on them.
 //!
 //! - [`disk`]: durable writes into a folder, no database needed;
 //! - [`log`]: the write-ahead log of a live PostgreSQL;
 //! - [`commit`]: what each level of `synchronous_commit` costs there;
+//! - [`link`]: the line between two sites;
 //! - [`report`]: what every measurement gives, to be kept as JSON;
 //! - [`render`]: a report for the terminal, or as one HTML file;
 //! - [`compare`]: two reports side by side, and what changed beyond the noise.
@@ -15,6 +16,7 @@ pub mod compare;
 pub mod disk;
 mod error;
 mod latency;
+pub mod link;
 pub mod log;
 mod machine;
 pub mod render;

@@ -5,6 +5,7 @@
 //! (see `scratch`). The rows come from a table on the server, so that the network carries
 //! a short statement for each transaction and is not what is measured.
 
+mod cap;
 mod cell;
 mod counters;
 mod prose;
@@ -17,12 +18,14 @@ use crate::machine;
 use crate::report::{At, Better, DimensionKind, Fact, Report, Section};
 use crate::units::{bytes, count};
 use crate::{Error, Progress, Stop};
+pub(crate) use cap::Cap;
 use cell::{Cell, Measured, Place};
 use counters::Counters;
 use farshore_pg::{CancelToken, Config, Connection, Mode};
 use scratch::Scratch;
 pub use script::Script;
 use server::Server;
+pub(crate) use server::Standby;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 

@@ -7,7 +7,9 @@
 use farshore_commission::Stop;
 use farshore_commission::disk::{DiskOptions, measure};
 use farshore_commission::report::At;
+use rand::RngExt;
 use serde_json::Value;
+use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -24,13 +26,33 @@ enum Engine {
     Libaio,
 }
 
-/// Writes per second, as fio has them: the same flags, and a file that was written before.
+/// A file as ours is when it is measured: just made, written from end to end, and durable.
+fn fill(path: &Path) {
+    let mut file = std::fs::File::create(path).unwrap();
+    let mut noise = vec![0; 1 << 20];
+    rand::rng().fill(&mut noise[..]);
+    for _ in 0..FILE_BYTES >> 20 {
+        file.write_all(&noise).unwrap();
+    }
+    file.sync_all().unwrap();
+}
+
+/// Writes per second, as fio has them: the same flags, on a file of the same size and past. It is
+/// gone afterwards, as ours is.
 fn fio(folder: &Path, engine: Engine, size: u32, depth: u32) -> f64 {
+    let path = folder.join("fio.dat");
+    fill(&path);
+    let iops = fio_on(&path, engine, size, depth);
+    std::fs::remove_file(&path).unwrap();
+    iops
+}
+
+fn fio_on(path: &Path, engine: Engine, size: u32, depth: u32) -> f64 {
     let mut command = Command::new("fio");
     command
         .args(["--name=pair", "--rw=write", "--direct=1", "--sync=dsync", "--overwrite=1"])
         .args(["--time_based", "--output-format=json", "--thread", "--group_reporting"])
-        .arg(format!("--filename={}", folder.join("fio.dat").display()))
+        .arg(format!("--filename={}", path.display()))
         .arg(format!("--bs={size}"))
         .arg(format!("--runtime={SECONDS}"));
     match engine {

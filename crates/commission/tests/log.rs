@@ -232,3 +232,37 @@ fn each_level_of_synchronous_commit_has_its_price_and_a_stop_leaves_nothing() {
     assert!(matches!(outcome, Err(Error::Interrupted)), "{outcome:?}");
     assert_eq!(left(&cluster), (0, 0));
 }
+
+#[test]
+fn a_server_keeps_its_last_sessions_and_its_log_within_the_cap() {
+    use farshore_commission::commit::{self, CommitOptions};
+    let reserved = ("superuser_reserved_connections", "3");
+    let full = cluster(18, &[("max_connections", "10"), reserved, ("reserved_connections", "3")]);
+    let said = refusal(&LogOptions { clients: vec![1], ..quick(&full.url("postgres")) });
+    assert!(said.contains("leaves 3 beside those that are reserved"), "{said}");
+    drop(full);
+
+    // Somebody else writes what was not planned, while it runs.
+    let server = cluster(18, &[("max_connections", "10"), reserved]);
+    let url = server.url("postgres");
+    let options = CommitOptions {
+        statement_rows: vec![1],
+        time_max: Duration::from_secs(60),
+        repeats: 1,
+        log_bytes_max: 201_000_000,
+        ..CommitOptions::new(LogOptions::server(&url).unwrap())
+    };
+    let other = Mutex::new(server.connect().unwrap());
+    let say = |line: &str| {
+        if line.contains("round 1") {
+            let write = "SELECT pg_logical_emit_message(false, '', repeat('x', 50000000)) \
+                         FROM generate_series(1, 5)";
+            tokio::task::block_in_place(|| other.lock().unwrap().execute(write, &[]).unwrap());
+        }
+    };
+    let (_handle, stop) = Stop::new();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let error = runtime.block_on(commit::measure(&options, &stop, &say)).unwrap_err();
+    assert!(error.to_string().contains("--max-log"), "{error}");
+    assert_eq!(left(&server), (0, 0));
+}

@@ -33,3 +33,11 @@ mod switch;
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;
 pub use farshore_model::nearest;
+
+/// Measuring the line to an upstream site.
+pub mod measure {
+    pub use crate::sites::measure::ask::{
+        Compressed, Compression, Filled, MeasureError, Measuring, Replayed, Upstream, compress,
+    };
+    pub use crate::sites::measure::{Flow, Host, Segments};
+}

@@ -6,6 +6,7 @@
 //! serve      at the upstream site: sessions of downstream sites, and what they may have
 //! packing    blocks that cross several at a time, while the line is what is waited for
 //! channel    a session, as what a far subscription asks its publisher through
+//! measure    what the line between two sites can carry
 //! ```
 //!
 //! A log crosses once, whoever applies it there, as its blocks are stored. An upstream store keeps
@@ -13,6 +14,7 @@
 //! and on nothing else.
 
 mod channel;
+pub(crate) mod measure;
 mod packing;
 pub(crate) mod protocol;
 pub(crate) mod receive;

@@ -59,6 +59,25 @@ pub struct StoredBlock {
 const FIXED_LEN: usize = 1 + 1 + 8 + 8 * 3 + 8 * 2 + 4 + 4 + 4 + 4;
 
 impl StoredBlock {
+    /// A piece of a spill that is in no log yet, as it is: for what is to be compressed and sent
+    /// as blocks are. At most [`BLOCK_RAW_MAX`] bytes.
+    pub fn chunk(payload: Bytes) -> StoredBlock {
+        StoredBlock {
+            kind: StoredKind::Chunk,
+            container: 0,
+            after: Lsn::ZERO,
+            first: Lsn::ZERO,
+            last: Lsn::ZERO,
+            commit_times: (PgTime(0), PgTime(0)),
+            items: 0,
+            spilled: Vec::new(),
+            zstd: false,
+            raw_len: payload.len() as u32,
+            checksum: crc32c::crc32c(&payload),
+            payload,
+        }
+    }
+
     /// The block's description; the payload follows it on the way to another site. Little-endian:
     /// kind, zstd, container, after, first, last, smallest and largest commit time, items, raw
     /// length, checksum, number of spills, spills.

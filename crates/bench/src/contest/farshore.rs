@@ -6,7 +6,7 @@ use super::ground::{DRAIN_MAX, Ground, SWITCH_MAX};
 use super::{Contender, Contestant, Sites};
 use crate::backlog::{SCHEMA, Tables};
 use crate::measurement::{FARSHORE, Own};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::process::{FarshoreBuilder, release_binary};
 use farshore_testkit::wait::wait_until;
@@ -149,6 +149,16 @@ impl<'a> Farshore<'a> {
         };
         let (paused, looked) = (false, Instant::now());
         Ok(Farshore { ground, near, far, paused, looked, _port: port, folder })
+    }
+
+    /// What `commission link` says of the line between two sites, with a sample of a database's
+    /// rows. The near site runs.
+    ///
+    /// # Errors
+    /// When the verb fails.
+    pub fn commission_link(&self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let far = self.far.as_ref().context("there is but one site")?;
+        far.commission_link(&[&[NEAR], arguments].concat())
     }
 
     fn sites(&mut self) -> impl Iterator<Item = &mut Site> {

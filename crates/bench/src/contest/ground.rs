@@ -317,6 +317,12 @@ impl<'a> Ground<'a> {
         format!("postgres://postgres@{host}:{port}/{SOURCE}")
     }
 
+    /// URL by which who is at the far end reaches the published database.
+    pub fn publisher_url_from_far(&self) -> String {
+        let (host, port) = self.publisher_address(Side::Far);
+        format!("postgres://postgres@{host}:{port}/{SOURCE}")
+    }
+
     /// The subscriber's log.
     pub fn subscriber_log(&self) -> PathBuf {
         self.bench.servers.subscriber.log_path()

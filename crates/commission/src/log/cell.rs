@@ -1,12 +1,12 @@
 //! One figure's work: so many clients, transactions of so many rows.
 
+use super::cap::Cap;
 use super::counters::Counters;
 use super::scratch::Scratch;
 use super::server::Server;
 use super::{AtWork, LogOptions, connect, trying};
 use crate::Error;
 use crate::latency::Latencies;
-use crate::units::bytes;
 use farshore_pg::{Config, Connection};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -221,16 +221,7 @@ impl Watch {
         self.waiting += row.parse::<u64>(0).map_err(failed())?;
         self.looked += row.parse::<u64>(1).map_err(failed())?;
         let position = row.parse::<farshore_model::Lsn>(2).map_err(failed())?.0;
-        let written = position.saturating_sub(place.begin.position);
-        if written > place.options.log_bytes_max {
-            return Err(Error::Refused(format!(
-                "{name}: {} of log were written since this began, by it and by others, and no more \
-                 than {} may be; ask for less with --rows, or allow more with --max-log",
-                bytes(written),
-                bytes(place.options.log_bytes_max)
-            )));
-        }
-        Ok(())
+        Cap::new(place.begin.position, place.options.log_bytes_max).ensure(position, &name)
     }
 
     fn share(&self) -> f64 {

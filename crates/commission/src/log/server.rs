@@ -30,6 +30,8 @@ const SETTINGS: [&str; 17] = [
 ];
 /// Sessions beside the clients: ours that ask, watch and clean up.
 const OWN_SESSIONS: u64 = 3;
+/// Sessions that are left to whoever comes.
+const SPARE_SESSIONS: u64 = 2;
 /// Log kept by a slot on a server whose disk cannot be looked at: this much is taken for harmless.
 const KEPT_BLINDLY_MAX: u64 = 1 << 30;
 
@@ -46,6 +48,7 @@ pub struct Server {
     is_standby: bool,
     is_read_only: bool,
     may_create: bool,
+    /// Those that are not kept for administrators.
     free_sessions: u64,
     /// Publications that every table belongs to, also the scratch schema's.
     publications: Vec<String>,
@@ -55,12 +58,25 @@ pub struct Server {
     settings: Vec<Fact>,
     /// Names of standbys that commits wait for.
     pub standbys: String,
+    /// Standbys that are connected.
+    pub connected: Vec<Standby>,
     /// Where its files are, where it says so.
     data_directory: Option<PathBuf>,
     /// Whether it runs on this machine.
     pub is_local: bool,
     /// Whether it measures how long writes and flushes take.
     pub times_io: bool,
+}
+
+/// A standby, as the server tells of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standby {
+    /// Its application_name; absent where the role may not see it.
+    pub name: Option<String>,
+    /// Commits wait for it.
+    pub is_waited_for: bool,
+    /// It is the near end of a Farshore mirror, by its name or its slot's.
+    pub is_mirror: bool,
 }
 
 impl Server {
@@ -81,8 +97,10 @@ impl Server {
         let facts = "SELECT current_setting('server_version'), current_database(), current_user, \
              pg_is_in_recovery(), current_setting('default_transaction_read_only') = 'on', \
              has_database_privilege(current_database(), 'CREATE'), \
-             current_setting('max_connections')::int8 - (SELECT count(*) FROM pg_stat_activity \
-               WHERE backend_type = 'client backend'), \
+             current_setting('max_connections')::int8 \
+               - current_setting('superuser_reserved_connections')::int8 \
+               - coalesce(current_setting('reserved_connections', true)::int8, 0) \
+               - (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'), \
              (SELECT setting::int8 FROM pg_settings WHERE name = 'max_wal_size') * 1048576, \
              inet_server_addr() IS NULL OR inet_server_addr() <<= '127.0.0.0/8' \
                OR inet_server_addr() = '::1', \
@@ -109,6 +127,7 @@ impl Server {
             slots: Vec::new(),
             settings: Vec::new(),
             standbys: text(11),
+            connected: Vec::new(),
             data_directory: None,
             is_local: row.parse_bool(8)?,
             times_io: row.parse_bool(10)?,
@@ -121,6 +140,20 @@ impl Server {
         server.publications = names(&admin.query(sql, &[]).await?);
         let sql = "SELECT slot_name FROM pg_replication_slots ORDER BY 1";
         server.slots = names(&admin.query(sql, &[]).await?);
+        let sql = "SELECT r.application_name, r.sync_state IN ('sync', 'quorum'), \
+                   r.application_name LIKE 'farshore\\_%' \
+                     OR coalesce(s.slot_name LIKE 'farshore\\_mirror\\_%', false) \
+                   FROM pg_stat_replication r \
+                   LEFT JOIN pg_replication_slots s ON s.active_pid = r.pid \
+                   WHERE s.slot_type IS DISTINCT FROM 'logical' ORDER BY 1";
+        for row in admin.query(sql, &[]).await? {
+            server.connected.push(Standby {
+                // Who may not see other sessions sees nothing but that they are there.
+                name: row.get(0).map(str::to_owned),
+                is_waited_for: row.get(1) == Some("t"),
+                is_mirror: row.get(2) == Some("t"),
+            });
+        }
         let wanted: Vec<String> = SETTINGS.iter().map(|name| format!("'{name}'")).collect();
         let sql = format!(
             "SELECT name, setting, coalesce(unit, '') FROM pg_settings WHERE name IN ({}) ORDER BY name",
@@ -181,11 +214,14 @@ impl Server {
                 self.database
             ));
         }
-        let sessions = u64::from(demand.clients) + OWN_SESSIONS;
-        if sessions > self.free_sessions {
+        // The first of our own is there already.
+        let sessions = u64::from(demand.clients) + OWN_SESSIONS - 1;
+        if sessions + SPARE_SESSIONS > self.free_sessions {
             return refuse(format!(
-                "{sessions} sessions are needed, but max_connections leaves {}; ask for fewer with \
-                 --clients",
+                "{sessions} more sessions are needed and {SPARE_SESSIONS} must stay free for others, but \
+                 max_connections leaves {} beside those that are reserved \
+                 (superuser_reserved_connections, reserved_connections); ask for fewer with \
+                 --clients where there is more than one, end sessions, or raise max_connections",
                 self.free_sessions
             ));
         }

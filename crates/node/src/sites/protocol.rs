@@ -29,6 +29,8 @@ pub(crate) enum Wanted {
     },
     /// A mirror's log. What follows is `farshore_mirror`'s.
     Mirror(MirrorRequest),
+    /// To measure the line. What follows is [`super::measure`]'s.
+    Measure {},
 }
 
 /// How much of a log a downstream site has.
@@ -217,6 +219,7 @@ mod tests {
             Wanted::Log { publication: "sales".into(), have: None, packs: false },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest { mirror: "dr".into(), have: None }),
+            Wanted::Measure {},
         ] {
             let text = serde_json::to_string(&wanted).unwrap();
             assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted, "{text}");

@@ -1,6 +1,8 @@
 //! Sessions of downstream sites, and what they may have.
 
 use super::channel::SessionChannel;
+use super::measure::Host;
+use super::measure::serve::{Allowances, Measured, SESSION_TIME_MAX};
 use super::packing::Packing;
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
 use crate::config::sites::{Downstream, SitesConfig};
@@ -79,6 +81,10 @@ pub(crate) struct Serving {
     following: Mutex<BTreeMap<(String, String), Following>>,
     /// Sessions of each site that ask a publisher.
     asking: HashMap<String, Arc<Semaphore>>,
+    /// Who measures has it: one at a time, so that nobody else's figures, nor replication, suffer.
+    measuring: Arc<Semaphore>,
+    /// How much sites have measured.
+    allowances: Mutex<Allowances>,
     /// Counts the sessions of each site and publication: a new one ends the one before it.
     sessions: Mutex<HashMap<(String, String), watch::Sender<u64>>>,
 }
@@ -115,8 +121,17 @@ impl Serving {
             .iter()
             .map(|downstream| (downstream.site.clone(), Arc::new(Semaphore::new(ASKING_MAX))));
         let asking = asking.collect();
-        let (following, sessions) = (Mutex::default(), Mutex::default());
-        Serving { sites, publications, mirrors, pacers, following, asking, sessions }
+        Serving {
+            sites,
+            publications,
+            mirrors,
+            pacers,
+            following: Mutex::default(),
+            asking,
+            measuring: Arc::new(Semaphore::new(1)),
+            allowances: Mutex::default(),
+            sessions: Mutex::default(),
+        }
     }
 
     /// The state of every downstream site, by site and publication.
@@ -135,6 +150,12 @@ impl Serving {
             }
         }
         all
+    }
+
+    /// Logs that a site follows at this moment.
+    fn followed_by(&self, site: &str) -> usize {
+        let following = self.lock_following();
+        following.iter().filter(|((other, _), state)| other == site && state.connected).count()
     }
 
     fn lock_following(&self) -> MutexGuard<'_, BTreeMap<(String, String), Following>> {
@@ -177,6 +198,7 @@ impl Serving {
                 let request = request.clone();
                 return self.mirror(downstream, incoming, request, stop).await;
             }
+            Wanted::Measure {} => return self.measure(downstream, incoming, stop).await,
         };
         let granted = downstream.publications.contains(&publication);
         let Some(served) = self.publications.get(&publication).filter(|_| granted) else {
@@ -267,6 +289,62 @@ impl Serving {
         }
     }
 
+    /// Lets a site measure the line, within bounds.
+    async fn measure(
+        &self,
+        downstream: &Downstream,
+        incoming: Incoming,
+        mut stop: watch::Receiver<bool>,
+    ) {
+        let site = &downstream.site;
+        // A session of before may have its last words yet.
+        let Some(_turn) = self.turn(&self.measuring).await else {
+            tracing::warn!(%site, "refused to measure the line: it is being measured");
+            return incoming
+                .refuse("a line of this site is being measured; try again when that has ended")
+                .await;
+        };
+        let allowed = self
+            .allowances
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner())
+            .left(site, Instant::now());
+        if let Err(why) = allowed {
+            tracing::warn!(%site, "refused: {why}");
+            return incoming.refuse(&why).await;
+        }
+        let pacer = self.pacers.get(site).cloned();
+        let host = Host {
+            compression: downstream.compression,
+            bandwidth: pacer.as_ref().and_then(|pacer| pacer.rate()).map(Into::into),
+            publications: downstream.publications.clone(),
+            following: self.followed_by(site),
+            ..Host::here()
+        };
+        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        let session = match incoming.accept(options).await {
+            Ok(session) => session,
+            Err(error) => return tracing::warn!(%site, "{error}"),
+        };
+        tracing::info!(%site, "the line is being measured");
+        let measured = Measured {
+            site,
+            host,
+            publications: &self.publications,
+            allowances: &self.allowances,
+            sample: bytes::BytesMut::new(),
+        };
+        let ended = tokio::select! {
+            _ = stop.wait_for(|stop| *stop) => return,
+            ended = tokio::time::timeout(SESSION_TIME_MAX, measured.run(session)) => ended,
+        };
+        match ended {
+            Ok(Ok(())) => tracing::info!(%site, "the line was measured"),
+            Ok(Err(error)) => tracing::info!(%site, "measuring the line ended: {error}"),
+            Err(_) => tracing::warn!(%site, "measuring the line took too long, and was ended"),
+        }
+    }
+
     async fn serve(
         &self,
         downstream: &Downstream,
@@ -309,7 +387,7 @@ impl Serving {
                 Ok(())
             }
             // Served apart.
-            Wanted::Mirror(_) => Ok(()),
+            Wanted::Mirror(_) | Wanted::Measure {} => Ok(()),
         }
     }
 
@@ -420,7 +498,7 @@ impl Serving {
                 };
             }
         };
-        let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new() };
+        let mut blocks = Blocks::new(reader);
         loop {
             durable.mark_unchanged();
             if ready.has_changed().unwrap_or(false) {
@@ -537,7 +615,7 @@ fn begin(
 }
 
 /// What crosses in one message.
-enum Crossing {
+pub(super) enum Crossing {
     Block(Box<StoredBlock>),
     Pack { packed: Bytes, raw_bytes: u64 },
 }
@@ -551,14 +629,14 @@ impl Crossing {
         }
     }
 
-    fn raw_bytes(&self) -> u64 {
+    pub fn raw_bytes(&self) -> u64 {
         match self {
             Crossing::Block(block) => u64::from(block.raw_len),
             Crossing::Pack { raw_bytes, .. } => *raw_bytes,
         }
     }
 
-    fn message(
+    pub fn message(
         self,
         block: fn(StoredBlock) -> FromUpstream,
         pack: fn(Bytes) -> FromUpstream,
@@ -571,7 +649,7 @@ impl Crossing {
 }
 
 /// Reads a log's blocks on threads that may wait.
-struct Blocks {
+pub(super) struct Blocks {
     /// Absent while it reads.
     reader: Option<Box<dyn StoredReader>>,
     /// Read, and not to cross with what was read before it.
@@ -579,8 +657,12 @@ struct Blocks {
 }
 
 impl Blocks {
+    pub fn new(reader: Box<dyn StoredReader>) -> Blocks {
+        Blocks { reader: Some(reader), held: VecDeque::new() }
+    }
+
     /// The next block, or several if they are to be packed.
-    async fn next(&mut self, packing: &Packing) -> Result<Option<Crossing>, StoreError> {
+    pub async fn next(&mut self, packing: &Packing) -> Result<Option<Crossing>, StoreError> {
         let gone = || StoreError::Unknown("reader any more".to_owned());
         let mut reader = self.reader.take().ok_or_else(gone)?;
         let mut held = std::mem::take(&mut self.held);
@@ -667,7 +749,7 @@ async fn send_spill(
     packing: &mut Packing,
 ) -> Result<Result<(), StoreError>, LinkError> {
     sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
-    let mut blocks = Blocks { reader: Some(reader), held: VecDeque::new() };
+    let mut blocks = Blocks::new(reader);
     loop {
         match blocks.next(packing).await {
             Ok(Some(crossing)) => {

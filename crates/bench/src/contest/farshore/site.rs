@@ -18,6 +18,7 @@ pub struct Site {
     builder: FarshoreBuilder,
     binary: PathBuf,
     file: PathBuf,
+    place: Option<Namespace>,
     process: Option<process::Farshore>,
     /// Of earlier processes that were part of the work.
     peak_rss_bytes: u64,
@@ -39,9 +40,10 @@ impl Site {
         let file = folder.join("site.toml");
         std::fs::write(&file, text).context("write the site file")?;
         let builder = process::Farshore::builder(binary, &file);
-        let builder = place.into_iter().fold(builder, FarshoreBuilder::place);
+        let place = place.cloned();
+        let builder = place.iter().fold(builder, FarshoreBuilder::place);
         let binary = binary.to_owned();
-        Ok(Site { name, builder, binary, file, process: None, peak_rss_bytes: 0 })
+        Ok(Site { name, builder, binary, file, place, process: None, peak_rss_bytes: 0 })
     }
 
     /// How to reach it.
@@ -84,6 +86,25 @@ impl Site {
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "farshore {verb} failed: {}", said.trim());
         Ok(())
+    }
+
+    /// Measures the line to another site, from where the site is.
+    ///
+    /// # Errors
+    /// When it fails; with its message.
+    pub fn commission_link(&self, arguments: &[&str]) -> Result<serde_json::Value> {
+        let command = self.place.as_ref().map(|place| place.command(&self.binary));
+        let output = command
+            .unwrap_or_else(|| Command::new(&self.binary))
+            .args(["commission", "link"])
+            .arg(&self.file)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .output()
+            .context("run farshore commission link")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "farshore commission link failed: {}", said.trim());
+        serde_json::from_slice(&output.stdout).context("read the report")
     }
 
     /// What it says of itself; nothing while it is not up, or an agent is in trouble.
