@@ -55,6 +55,11 @@ pub struct SubscriptionStatus {
     pub applied: Applied,
     /// Publisher's commit time of the newest applied transaction.
     pub applied_commit_time: Option<PgTime>,
+    /// Publisher's commit time of the oldest transaction that was read and is not committed on the
+    /// target; none while everything that the store has is there.
+    pub oldest_pending: Option<PgTime>,
+    /// When everything that the store had was last on the target.
+    pub caught_up_at: Option<PgTime>,
     /// Source transactions applied since the agent started.
     pub transactions: u64,
     /// Row changes applied since the agent started.

@@ -108,6 +108,7 @@ impl<'a> Streaming<'a> {
             if *stop.borrow() {
                 self.commit_group().await?;
                 self.settle().await?;
+                self.announce();
                 return Ok(StreamEnd::Stopped);
             }
             let sessions = *self.agent.capture_ready.borrow();
@@ -160,6 +161,11 @@ impl<'a> Streaming<'a> {
     }
 
     async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
+        if self.in_group.is_empty() && self.awaiting.is_empty() {
+            // The target may keep us waiting from here on.
+            let commit_time = header.commit_time;
+            self.agent.set_status(|status| status.oldest_pending = Some(commit_time));
+        }
         let (input, _) = input_of(&header, &body, self.is_behind(header.commit_time));
         let decision = self.scheduler.step(input);
         if decision.commit_before {
@@ -313,6 +319,8 @@ impl<'a> Streaming<'a> {
         }
         let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
         let changes = self.writer.changes() - self.changes_announced;
+        let awaited = self.awaiting.iter().find_map(|(_, times)| times.first());
+        let oldest_pending = awaited.or(self.in_group.first()).copied();
         self.changes_announced += changes;
         self.agent.set_status(|status| {
             status.phase = if consistent { Phase::Streaming } else { Phase::CatchingUp };
@@ -320,6 +328,10 @@ impl<'a> Streaming<'a> {
             status.transactions += confirmed.len() as u64;
             status.target_commits += groups;
             status.changes += changes;
+            status.oldest_pending = oldest_pending;
+            if oldest_pending.is_none() {
+                status.caught_up_at = Some(now);
+            }
             status.error = None;
             for commit_time in &confirmed {
                 status.lag.record(u64::try_from(now.micros_since(*commit_time)).unwrap_or(0));

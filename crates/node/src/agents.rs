@@ -8,7 +8,7 @@ use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription};
 use farshore_capture::Capture;
 use farshore_capture::source::Direct;
-use farshore_model::Lsn;
+use farshore_model::{Lsn, PgTime};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -107,6 +107,9 @@ impl PublicationAgent {
             received: capture.received.to_string(),
             durable: store.durable.to_string(),
             acknowledged: capture.acknowledged.to_string(),
+            capture_behind_bytes: capture.publisher_end.bytes_since(capture.received.0),
+            store_behind_bytes: capture.received.0.bytes_since(store.durable.0),
+            unacknowledged_bytes: capture.publisher_end.bytes_since(capture.acknowledged.0),
             changes: capture.changes,
             wire_bytes: capture.wire_bytes,
             store_bytes: store.bytes_on_disk,
@@ -140,6 +143,9 @@ impl ReceivedAgent {
             received: receive.received.to_string(),
             durable: store.durable.to_string(),
             acknowledged: receive.acknowledged.to_string(),
+            capture_behind_bytes: 0,
+            store_behind_bytes: receive.received.bytes_since(store.durable.0),
+            unacknowledged_bytes: 0,
             changes: 0,
             wire_bytes: receive.traffic.wire_bytes_received,
             store_bytes: store.bytes_on_disk,
@@ -169,13 +175,22 @@ impl SubscriptionAgent {
         } else {
             status.applied.0
         };
+        let behind_bytes = self.store.status().durable.0.bytes_since(applied);
+        let age = |since: PgTime| PgTime::now().micros_since(since).max(0) as f64 / 1_000.0;
+        let latency_ms = match (status.oldest_pending, status.caught_up_at) {
+            (Some(commit_time), _) => Some(age(commit_time)),
+            (None, _) if live && status.phase != Phase::Copying => Some(0.0),
+            (None, Some(_)) if behind_bytes == 0 => Some(0.0),
+            (None, caught_up_at) => caught_up_at.map(age),
+        };
         SubscriptionReport {
             name: self.name.clone(),
             publication: self.publication.clone(),
             state: state.to_owned(),
             error,
             applied: applied.to_string(),
-            behind_bytes: self.store.status().durable.0.bytes_since(applied),
+            behind_bytes,
+            latency_ms,
             transactions: status.transactions,
             changes: status.changes,
             target_commits: status.target_commits,

@@ -1,6 +1,7 @@
 //! The site file: parsed as typed ([`typed`]), then resolved once into what it means.
 
 pub mod mirrors;
+mod monitor;
 pub mod sites;
 pub mod typed;
 
@@ -35,6 +36,8 @@ pub struct SiteConfig {
     pub sites: SitesConfig,
     /// Mirrors with an end here.
     pub mirrors: MirrorsConfig,
+    /// The monitor, if there is one.
+    pub monitor: Option<farshore_monitor::Settings>,
 }
 
 impl SiteConfig {
@@ -149,6 +152,8 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         subscriptions: Vec::new(),
         sites: SitesConfig::default(),
         mirrors: MirrorsConfig::default(),
+        monitor: monitor::resolve(folder, &typed.site)
+            .map_err(|(section, what)| meaning(section, what))?,
     };
     let sites = sites::resolve(folder, &typed);
     site.sites = sites.map_err(|(section, what)| meaning(&section, what))?;
@@ -520,6 +525,18 @@ on_conflict = "skip"
             ("\"public.orders\" = \"ov", "\"orders\" = \"ov", "on_conflict_tables: "),
             ("[site]", "[sight]", "unknown field `sight`"),
             ("farshore:geheim@db1/sales", "farshore@db1/sales?sslmod=x", "sslmod"),
+            (
+                "\"data\"",
+                "\"data\"\nmonitor = \"0.0.0.0:7480\"",
+                "name monitor_certificate, monitor_key",
+            ),
+            ("\"data\"", "\"data\"\nmonitor = \"7480\"", "such as 127.0.0.1:7480"),
+            ("\"data\"", "\"data\"\nmonitor_token = \"t\"", "without monitor"),
+            (
+                "\"data\"",
+                "\"data\"\nmonitor = \"127.0.0.1:0\"\nmonitor_key = \"k\"",
+                "without monitor_certificate",
+            ),
         ] {
             let text = GOOD.replacen(from, to, 1);
             assert_ne!(text, GOOD, "{from}");

@@ -10,7 +10,7 @@
 //! switch      pause, resume and hold one agent
 //! control     the local socket that the verbs talk to
 //! operate     what operators ask for, with and without a node
-//! report      the site's state as plain values
+//! monitoring  what the monitor is given: the site's state, and what may be asked of it
 //! mirrors     the ends of mirrors that are here
 //! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
@@ -21,8 +21,8 @@ pub mod check;
 pub mod config;
 pub mod control;
 mod mirrors;
+mod monitoring;
 pub mod operate;
-pub mod report;
 pub mod schema;
 pub mod site;
 mod sites;
@@ -33,3 +33,4 @@ mod switch;
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;
 pub use farshore_model::nearest;
+pub use farshore_monitor::report;

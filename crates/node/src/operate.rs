@@ -11,6 +11,7 @@ use farshore_apply::scheduler::GroupLimits;
 use farshore_apply::{ApplyError, Initialise, Subscription, SubscriptionSpec};
 use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
+use farshore_monitor::Action;
 use farshore_store::LogStore;
 use std::sync::Arc;
 
@@ -62,6 +63,18 @@ pub(crate) async fn answer(
         }
     };
     (lines, outcome)
+}
+
+/// Does what is asked for on the monitor.
+pub(crate) async fn act(site: &Site, action: Action) -> Result<serde_json::Value, String> {
+    let said = match action {
+        Action::Pause { subscription } => site.pause(&subscription).await,
+        Action::Resume { subscription } => site.resume(Some(&subscription), None).await,
+        Action::ResumePublication { publication } => site.resume(None, Some(&publication)).await,
+        Action::Resync { subscription, table } => site.resync(&subscription, Some(&table)).await,
+        Action::Skip { subscription, lsn } => site.skip(&subscription, &lsn).await,
+    };
+    said.map(serde_json::Value::String)
 }
 
 impl Site {

@@ -5,6 +5,7 @@ use crate::check::gate::{self, Gate, PublisherAsked};
 use crate::config::{self, SiteConfig};
 use crate::control;
 use crate::mirrors::{FarAgent, NearAgent};
+use crate::monitoring;
 use crate::operate;
 use crate::report::{
     DownstreamReport, MirrorReport, PublicationReport, SiteReport, SubscriptionReport,
@@ -250,6 +251,9 @@ impl Site {
         }));
         let retention = tokio::spawn(self.clone().enforce_retention());
         let mut agents = JoinSet::new();
+        if let Some(settings) = self.config.monitor.clone() {
+            agents.spawn(monitoring::run(self.clone(), settings, stop.clone()));
+        }
         if let (Some(listener), Some(serving)) = (listener, &self.serving) {
             agents.spawn(serving.clone().run(listener, stop.clone()));
         }

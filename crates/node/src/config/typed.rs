@@ -45,6 +45,14 @@ pub struct Site {
     pub ca: Option<PathBuf>,
     /// Certificates that are not valid any more; revoked.crl by default, if there is one.
     pub revoked: Option<PathBuf>,
+    /// Where the monitor listens, `address:port`; without it there is none.
+    pub monitor: Option<String>,
+    /// File with the token that the monitor asks for.
+    pub monitor_token: Option<PathBuf>,
+    /// The monitor's certificate, with those it is signed with.
+    pub monitor_certificate: Option<PathBuf>,
+    /// Its key.
+    pub monitor_key: Option<PathBuf>,
 }
 
 /// `[upstream.SITE]`

@@ -23,6 +23,15 @@ pub struct SiteReport {
     pub mirrors: Vec<MirrorReport>,
 }
 
+impl SiteReport {
+    /// Whether an agent has an error.
+    pub fn has_trouble(&self) -> bool {
+        self.publications.iter().any(|p| p.error.is_some())
+            || self.subscriptions.iter().any(|s| s.error.is_some())
+            || self.mirrors.iter().any(|m| m.error.is_some())
+    }
+}
+
 /// One end of a mirror.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct MirrorReport {
@@ -130,6 +139,17 @@ pub struct PublicationReport {
     pub durable: String,
     /// What the slot was told last.
     pub acknowledged: String,
+    /// Leg capture: bytes of the publisher's log that were not taken from the stream yet; of a
+    /// received publication not known here, and 0.
+    #[serde(default)]
+    pub capture_behind_bytes: u64,
+    /// Leg store: bytes of the publisher's log that came in and are not durable yet.
+    #[serde(default)]
+    pub store_behind_bytes: u64,
+    /// Bytes of the publisher's log that the slot was not told of yet: at least so much it keeps.
+    /// Of a received publication 0.
+    #[serde(default)]
+    pub unacknowledged_bytes: u64,
     /// Row changes taken on this connection.
     pub changes: u64,
     /// Bytes of replication messages taken on this connection.
@@ -161,6 +181,11 @@ pub struct SubscriptionReport {
     pub applied: String,
     /// Bytes of the publisher's log between what is durable in the store and what is applied.
     pub behind_bytes: u64,
+    /// Leg apply and all before it: age of the oldest transaction that was read and is not
+    /// committed on the target, milliseconds; 0 when there is none. While the agent does not run,
+    /// an upper bound: time since everything was there. Absent when that is not known.
+    #[serde(default)]
+    pub latency_ms: Option<f64>,
     /// Source transactions applied since the node started.
     pub transactions: u64,
     /// Row changes applied on this connection.

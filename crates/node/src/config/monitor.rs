@@ -1,0 +1,44 @@
+//! What a site file says of the monitor.
+
+use super::typed;
+use farshore_monitor::Settings;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::Path;
+
+/// Key of `[site]` and what is wrong with it.
+type Wrong = (&'static str, String);
+
+/// Resolves `monitor` and what belongs to it; nothing when the site has no monitor.
+pub(super) fn resolve(folder: &Path, site: &typed::Site) -> Result<Option<Settings>, Wrong> {
+    let tls = match (&site.monitor_certificate, &site.monitor_key) {
+        (Some(certificate), Some(key)) => Some((folder.join(certificate), folder.join(key))),
+        (None, None) => None,
+        (Some(_), None) => return Err(alone("monitor_certificate", "monitor_key")),
+        (None, Some(_)) => return Err(alone("monitor_key", "monitor_certificate")),
+    };
+    let token = site.monitor_token.as_ref().map(|path| folder.join(path));
+    let Some(text) = &site.monitor else {
+        if tls.is_some() || token.is_some() {
+            return Err(alone("monitor_token, monitor_certificate and monitor_key", "monitor"));
+        }
+        return Ok(None);
+    };
+    let address = address(text).map_err(|what| ("[site] monitor", what))?;
+    let settings = Settings { address, token, tls };
+    settings.check().map_err(|what| ("[site] monitor", what))?;
+    Ok(Some(settings))
+}
+
+fn alone(given: &str, missing: &str) -> Wrong {
+    ("[site]", format!("{given} without {missing}: name it too, or leave both out"))
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let local = text.strip_prefix("localhost:").and_then(|port| port.parse().ok());
+    if let Some(port) = local {
+        return Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    }
+    text.parse().map_err(|_| {
+        format!("\"{text}\" is not an address with a port, such as 127.0.0.1:7480 or [::1]:7480")
+    })
+}
