@@ -1,6 +1,7 @@
 //! The JSON interface: state, events, actions.
 
 use crate::guard::{self, Guard};
+use crate::history::{self, History, Kind};
 use crate::sample::Snapshot;
 use crate::{Action, Source, prometheus, web};
 use axum::Router;
@@ -15,6 +16,7 @@ use axum::routing::{get, post};
 use futures_util::stream;
 use serde_json::{Value, json};
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
@@ -34,7 +36,11 @@ pub const ROUTES: &[(&str, &str)] = &[
     ("get", "/api/v1/openapi.json"),
     ("get", "/api/v1/status"),
     ("get", "/api/v1/events"),
+    ("get", "/api/v1/publications/{name}/history"),
+    ("get", "/api/v1/subscriptions/{name}/history"),
+    ("get", "/api/v1/mirrors/{name}/history"),
     ("post", "/api/v1/publications/{name}/resume"),
+    ("post", "/api/v1/publications/{name}/tracer"),
     ("post", "/api/v1/subscriptions/{name}/pause"),
     ("post", "/api/v1/subscriptions/{name}/resume"),
     ("post", "/api/v1/subscriptions/{name}/resync"),
@@ -47,6 +53,7 @@ const JSON: [(axum::http::HeaderName, &str); 1] = [(CONTENT_TYPE, "application/j
 struct Served {
     source: Arc<dyn Source>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
+    history: Option<PathBuf>,
     events: Arc<Semaphore>,
     actions: Arc<Semaphore>,
 }
@@ -55,11 +62,13 @@ struct Served {
 pub(crate) fn routes(
     source: Arc<dyn Source>,
     snapshots: watch::Receiver<Arc<Snapshot>>,
+    history: Option<PathBuf>,
     guard: Guard,
 ) -> Router {
     let served = Served {
         source,
         snapshots,
+        history,
         events: Arc::new(Semaphore::new(EVENTS_MAX)),
         actions: Arc::new(Semaphore::new(ACTIONS_MAX)),
     };
@@ -72,6 +81,7 @@ pub(crate) fn routes(
                 "/api/v1/openapi.json" => get(async || (JSON, OPENAPI)),
                 "/api/v1/status" => get(status),
                 "/api/v1/events" => get(events),
+                _ if path.ends_with("/history") => get(kept),
                 _ => post(act),
             },
         );
@@ -100,6 +110,30 @@ async fn status(State(served): State<Served>) -> Response {
 async fn metrics(State(served): State<Served>) -> Response {
     let snapshot = served.snapshots.borrow().clone();
     ([(CONTENT_TYPE, prometheus::CONTENT_TYPE)], prometheus::render(&snapshot)).into_response()
+}
+
+/// What is kept of one object.
+async fn kept(State(served): State<Served>, Path(name): Path<String>, uri: Uri) -> Response {
+    let snapshot = served.snapshots.borrow().clone();
+    let kind = uri.path().rsplit('/').nth(2).and_then(Kind::of_path);
+    let report = &snapshot.report;
+    // Only what the site has: a name from outside never becomes a path.
+    let known = kind.filter(|kind| match kind {
+        Kind::Publication => report.publications.iter().any(|p| p.name == name),
+        Kind::Subscription => report.subscriptions.iter().any(|s| s.name == name),
+        Kind::Mirror => report.mirrors.iter().any(|m| m.name == name),
+    });
+    let Some(kind) = known else {
+        return problem(StatusCode::NOT_FOUND, &format!("the site has no \"{name}\" of that kind"));
+    };
+    let read = move || match &served.history {
+        Some(folder) => history::read(folder, kind, &name, snapshot.sampled_at),
+        None => History::default(),
+    };
+    let Ok(history) = tokio::task::spawn_blocking(read).await else {
+        return problem(StatusCode::INTERNAL_SERVER_ERROR, "the history could not be read");
+    };
+    (JSON, json!(history).to_string()).into_response()
 }
 
 /// The state whenever it was looked at: at once, and about once a second. A client that takes long
@@ -163,6 +197,7 @@ fn asked(uri: &Uri, name: String, body: &[u8]) -> Result<Action, String> {
     let kind = segments.nth(1).unwrap_or_default();
     Ok(match (kind, verb) {
         ("publications", "resume") => Action::ResumePublication { publication: name },
+        ("publications", "tracer") => Action::Tracer { publication: name },
         ("subscriptions", "pause") => Action::Pause { subscription: name },
         ("subscriptions", "resume") => Action::Resume { subscription: name },
         ("subscriptions", "resync") => Action::Resync { subscription: name, table: text("table")? },

@@ -2,10 +2,13 @@
 //!
 //! ```text
 //! report      the site's state as plain values, for every way of showing it
+//! health      good, warning or critical, and why
 //! sample      the state once a second, whoever asks, and rates from one look to the next
+//! history     the last thirty hours, on disk
 //! api         the JSON interface: state, events, actions (described in openapi.json)
 //! prometheus  the metrics
 //! web         the page, embedded
+//! webhook     changes of health, posted
 //! guard       who may ask, and what browsers may do with the answers
 //! serve       connections: how many, how long, with TLS
 //! ```
@@ -15,17 +18,23 @@
 
 mod api;
 mod guard;
+mod health;
+mod history;
 pub mod prometheus;
 pub mod report;
 mod sample;
 mod serve;
 mod settings;
 mod web;
+mod webhook;
 
 pub use api::{OPENAPI, ROUTES};
+pub use health::{Bounds, Health, Limits, Thresholds, judge};
+pub use history::{History, Kind, MINUTES};
 pub use sample::{Rates, Sampler, Snapshot};
 pub use serve::{Monitor, MonitorError};
 pub use settings::Settings;
+pub use webhook::Webhook;
 
 use report::SiteReport;
 use serde::{Deserialize, Serialize};
@@ -75,5 +84,10 @@ pub enum Action {
         subscription: String,
         /// End of its commit record.
         lsn: String,
+    },
+    /// Post a tracer token and wait until it has arrived.
+    Tracer {
+        /// Of which publication.
+        publication: String,
     },
 }

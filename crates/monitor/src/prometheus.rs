@@ -1,6 +1,7 @@
 //! The metrics, in Prometheus' text format. Base units, `_total` for what only grows; labels are
 //! names of the site file alone, so there are as many series as the site file has objects.
 
+use crate::Health;
 use crate::sample::Snapshot;
 use std::fmt::Write as _;
 
@@ -60,7 +61,25 @@ pub fn render(snapshot: &Snapshot) -> String {
     subscriptions(&mut out, snapshot);
     downstreams(&mut out, snapshot);
     mirrors(&mut out, snapshot);
+    health(&mut out, snapshot);
     out.0
+}
+
+fn health(out: &mut Text, snapshot: &Snapshot) {
+    let report = &snapshot.report;
+    let publications = report.publications.iter().map(|p| ("publication", &p.name, p.health));
+    let subscriptions = report.subscriptions.iter().map(|s| ("subscription", &s.name, s.health));
+    let mirrors = report.mirrors.iter().map(|m| ("mirror", &m.name, m.health));
+    let all = publications.chain(subscriptions).chain(mirrors);
+    out.family(
+        ("farshore_health", GAUGE),
+        "0 good, 1 warning, 2 critical, by the agent's state and the site file's thresholds.",
+        all.map(|(kind, name, health)| {
+            let value = f64::from(u8::from(health >= Health::Warning))
+                + f64::from(u8::from(health == Health::Critical));
+            ([("kind", kind), ("name", name.as_str())], Some(value))
+        }),
+    );
 }
 
 fn site(out: &mut Text, snapshot: &Snapshot) {
@@ -169,6 +188,12 @@ fn subscriptions(out: &mut Text, snapshot: &Snapshot) {
         GAUGE,
         "Age of the oldest transaction that is not committed on the target; absent if not known.",
         &|s| milliseconds(s.latency_ms),
+    );
+    family(
+        "farshore_subscription_tracer_seconds",
+        GAUGE,
+        "Commit to commit of the newest tracer token on the target; absent before the first.",
+        &|s| milliseconds(s.tracer_ms),
     );
     family(
         "farshore_subscription_drain_seconds",

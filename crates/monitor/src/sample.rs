@@ -1,7 +1,9 @@
 //! The site's state once a second, whoever asks, and rates from one look to the next.
 
-use crate::Source;
+use crate::history::{Ended, Recorder};
 use crate::report::SiteReport;
+use crate::webhook::Watcher;
+use crate::{Settings, Source};
 use farshore_model::{Lsn, PgTime};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
@@ -192,14 +194,14 @@ fn position(text: &str) -> u64 {
 }
 
 #[derive(Debug, Default)]
-struct History {
+struct Looks {
     publications: Tracks<4>,
     subscriptions: Tracks<3>,
     downstreams: Tracks<1>,
     mirrors: Tracks<2>,
 }
 
-impl History {
+impl Looks {
     fn rates(&mut self, at: Instant, report: &SiteReport) -> Rates {
         let publications = report.publications.iter().map(|p| {
             let counts = [p.changes, p.wire_bytes, position(&p.durable), p.stored_bytes];
@@ -250,14 +252,29 @@ impl History {
 pub struct Sampler {
     source: Arc<dyn Source>,
     snapshots: watch::Sender<Arc<Snapshot>>,
-    history: History,
+    looks: Looks,
+    recorder: Option<Recorder>,
+    /// The disk refused the last minute of history.
+    complained: bool,
+    watcher: Option<Watcher>,
 }
 
 impl Sampler {
-    /// Nothing was looked at yet.
-    pub fn new(source: Arc<dyn Source>) -> (Sampler, watch::Receiver<Arc<Snapshot>>) {
+    /// Nothing was looked at yet. To be called on a runtime.
+    pub fn new(
+        source: Arc<dyn Source>,
+        settings: &Settings,
+    ) -> (Sampler, watch::Receiver<Arc<Snapshot>>) {
         let (snapshots, looks) = watch::channel(Arc::default());
-        (Sampler { source, snapshots, history: History::default() }, looks)
+        let sampler = Sampler {
+            source,
+            snapshots,
+            looks: Looks::default(),
+            recorder: settings.history.clone().map(Recorder::new),
+            complained: false,
+            watcher: settings.webhook.clone().map(Watcher::start),
+        };
+        (sampler, looks)
     }
 
     /// Looks again and again, until it is dropped.
@@ -272,14 +289,36 @@ impl Sampler {
                 tracing::error!("the monitor could not look at the site");
                 continue;
             };
-            self.take(Instant::now(), report);
+            if let Some(ended) = self.take(Instant::now(), report) {
+                self.keep(ended).await;
+            }
         }
     }
 
-    fn take(&mut self, at: Instant, report: SiteReport) {
-        let rates = self.history.rates(at, &report);
+    /// A disk that refuses costs history, and nothing else.
+    async fn keep(&mut self, ended: Ended) {
+        let written = tokio::task::spawn_blocking(move || ended.write()).await;
+        match written {
+            Ok(Ok(())) => self.complained = false,
+            Ok(Err(error)) => {
+                if !std::mem::replace(&mut self.complained, true) {
+                    tracing::warn!("the monitor's history has gaps from here on: {error}");
+                }
+            }
+            Err(error) => tracing::error!(%error, "the monitor's history was not written"),
+        }
+    }
+
+    fn take(&mut self, at: Instant, report: SiteReport) -> Option<Ended> {
+        let rates = self.looks.rates(at, &report);
         let sampled_at = PgTime::now().unix_seconds();
-        self.snapshots.send_replace(Arc::new(Snapshot { report, sampled_at, rates }));
+        if let Some(watcher) = &mut self.watcher {
+            watcher.look(&report, sampled_at);
+        }
+        let snapshot = Snapshot { report, sampled_at, rates };
+        let ended = self.recorder.as_mut().and_then(|recorder| recorder.note(&snapshot));
+        self.snapshots.send_replace(Arc::new(snapshot));
+        ended
     }
 }
 
@@ -288,7 +327,7 @@ mod tests {
     use super::*;
     use crate::report::SubscriptionReport;
 
-    fn look(history: &mut History, at: Instant, changes: u64, behind: u64) -> SubscriptionRates {
+    fn look(looks: &mut Looks, at: Instant, changes: u64, behind: u64) -> SubscriptionRates {
         let subscription = SubscriptionReport {
             name: "s".to_owned(),
             changes,
@@ -297,32 +336,32 @@ mod tests {
             ..SubscriptionReport::default()
         };
         let report = SiteReport { subscriptions: vec![subscription], ..SiteReport::default() };
-        history.rates(at, &report).subscriptions.remove("s").unwrap()
+        looks.rates(at, &report).subscriptions.remove("s").unwrap()
     }
 
     #[test]
     fn rates_survive_a_counter_that_begins_anew() {
-        let (mut history, begin) = (History::default(), Instant::now());
+        let (mut looks, begin) = (Looks::default(), Instant::now());
         let at = |second| begin + Duration::from_secs(second);
-        assert_eq!(look(&mut history, at(0), 1_000_000, 0).changes_per_second, 0.0);
-        assert_eq!(look(&mut history, at(1), 1_000_500, 0).changes_per_second, 500.0);
+        assert_eq!(look(&mut looks, at(0), 1_000_000, 0).changes_per_second, 0.0);
+        assert_eq!(look(&mut looks, at(1), 1_000_500, 0).changes_per_second, 500.0);
         // Another connection, on which 100 came.
-        assert_eq!(look(&mut history, at(2), 100, 0).changes_per_second, 300.0);
+        assert_eq!(look(&mut looks, at(2), 100, 0).changes_per_second, 300.0);
     }
 
     #[test]
     fn the_window_moves_and_a_backlog_that_grows_has_no_end() {
-        let (mut history, begin) = (History::default(), Instant::now());
+        let (mut looks, begin) = (Looks::default(), Instant::now());
         let at = |second| begin + Duration::from_secs(second);
         for second in 0..=20 {
-            let rates = look(&mut history, at(second), second * second, 1_000 - second * 10);
+            let rates = look(&mut looks, at(second), second * second, 1_000 - second * 10);
             if second == 20 {
                 // From 100 at second 10 to 400.
                 assert_eq!(rates.changes_per_second, 30.0);
                 assert_eq!(rates.drain_seconds, Some(80.0));
             }
         }
-        assert_eq!(look(&mut history, at(21), 500, 5_000).drain_seconds, None);
-        assert_eq!(look(&mut history, at(22), 500, 0).drain_seconds, Some(0.0));
+        assert_eq!(look(&mut looks, at(21), 500, 5_000).drain_seconds, None);
+        assert_eq!(look(&mut looks, at(22), 500, 0).drain_seconds, Some(0.0));
     }
 }

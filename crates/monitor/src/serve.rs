@@ -87,7 +87,7 @@ impl Monitor {
         let listener = TcpListener::bind(address).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         let guard = Guard::new(token.as_deref(), tls.is_some());
-        let routes = api::routes(source, snapshots, guard);
+        let routes = api::routes(source, snapshots, settings.history.clone(), guard);
         Ok(Monitor { listener, address, tls, routes })
     }
 

@@ -1,3 +1,4 @@
+use crate::Webhook;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -10,6 +11,10 @@ pub struct Settings {
     pub token: Option<PathBuf>,
     /// Certificate chain and key, PEM; without them there is no TLS.
     pub tls: Option<(PathBuf, PathBuf)>,
+    /// Folder that history is kept in.
+    pub history: Option<PathBuf>,
+    /// Where changes of health are posted.
+    pub webhook: Option<Webhook>,
 }
 
 impl Settings {

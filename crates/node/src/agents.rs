@@ -1,7 +1,8 @@
-//! The agents of a site, and how each says how it goes.
+//! The agents of a site, and how each says how it goes. What that is worth is judged with the whole
+//! report.
 
 use crate::check::gate::PublisherAsked;
-use crate::report::{CopyReport, PublicationReport, SubscriptionReport};
+use crate::report::{CopyReport, Health, PublicationReport, SubscriptionReport};
 use crate::sites::receive::Receive;
 use crate::supervisor::Notice;
 use crate::switch::Switch;
@@ -28,6 +29,8 @@ pub(crate) struct PublicationAgent {
     pub(crate) failure: Arc<Mutex<AgentFailure>>,
     pub(crate) switch: Arc<Switch>,
     pub(crate) retention: farshore_store::Retention,
+    /// Held while a tracer token is on its way.
+    pub(crate) tracing: tokio::sync::Mutex<()>,
 }
 
 /// A publication of another site whose log is kept here.
@@ -103,6 +106,8 @@ impl PublicationAgent {
             upstream: None,
             state: state.to_owned(),
             error,
+            health: Health::Good,
+            reason: None,
             publisher_end: capture.publisher_end.to_string(),
             received: capture.received.to_string(),
             durable: store.durable.to_string(),
@@ -138,6 +143,8 @@ impl ReceivedAgent {
             upstream: Some(self.receive.site.clone()),
             state: state.to_owned(),
             error,
+            health: Health::Good,
+            reason: None,
             // Only the upstream site hears of it.
             publisher_end: String::new(),
             received: receive.received.to_string(),
@@ -179,7 +186,8 @@ impl SubscriptionAgent {
         let age = |since: PgTime| PgTime::now().micros_since(since).max(0) as f64 / 1_000.0;
         let latency_ms = match (status.oldest_pending, status.caught_up_at) {
             (Some(commit_time), _) => Some(age(commit_time)),
-            (None, _) if live && status.phase != Phase::Copying => Some(0.0),
+            // It reads whatever the store has.
+            (None, _) if ["catching-up", "streaming"].contains(&state) => Some(0.0),
             (None, Some(_)) if behind_bytes == 0 => Some(0.0),
             (None, caught_up_at) => caught_up_at.map(age),
         };
@@ -188,6 +196,8 @@ impl SubscriptionAgent {
             publication: self.publication.clone(),
             state: state.to_owned(),
             error,
+            health: Health::Good,
+            reason: None,
             applied: applied.to_string(),
             behind_bytes,
             latency_ms,
@@ -198,6 +208,9 @@ impl SubscriptionAgent {
             lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
             lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
             lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),
+            tracer_ms: status.tracer.map(|tracer| {
+                tracer.applied_at.micros_since(tracer.commit_time).max(0) as f64 / 1_000.0
+            }),
             restarts: failure.restarts,
             copies: status
                 .copies

@@ -10,6 +10,7 @@
 //! switch      pause, resume and hold one agent
 //! control     the local socket that the verbs talk to
 //! operate     what operators ask for, with and without a node
+//! tracer      tokens that are timed on every leg
 //! monitoring  what the monitor is given: the site's state, and what may be asked of it
 //! mirrors     the ends of mirrors that are here
 //! schema      the SQL that would create what a target lacks
@@ -29,6 +30,7 @@ mod sites;
 mod stores;
 mod supervisor;
 mod switch;
+mod tracer;
 
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 /// Runs the monitor until `stop` turns true. Whatever goes wrong with it, the site goes on.
 pub(crate) async fn run(site: Arc<Site>, settings: Settings, mut stop: watch::Receiver<bool>) {
     let source: Arc<dyn Source> = Arc::new(Watched(site));
-    let (sampler, snapshots) = Sampler::new(source.clone());
+    let (sampler, snapshots) = Sampler::new(source.clone(), &settings);
     let mut parts = JoinSet::new();
     parts.spawn(sampler.run());
     let stopped = stop.clone();

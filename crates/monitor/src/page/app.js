@@ -14,14 +14,7 @@ const recent = []; // [seconds, status]
 
 // ---- judgement ----
 
-const WELL = ["streaming", "receiving"];
-const ON_THE_WAY = ["starting", "copying", "catching-up", "waiting", "paused", "retrying", "not running"];
-
-function stateOf(object) {
-  if (object.health) return object.health;
-  if (WELL.includes(object.state) && !object.error) return "good";
-  return ON_THE_WAY.includes(object.state) ? "warning" : "critical";
-}
+const stateOf = (object) => object.health;
 
 const badge = (state, text) => h("span", { class: `badge ${state}` }, text);
 const stateBadge = (object) => badge(stateOf(object), object.state);
@@ -46,7 +39,7 @@ function table(label, heads, rows) {
 function trouble(object) {
   return [
     object.error && h("div", { class: "card error", role: "alert" }, object.error),
-    object.reason && !object.error && h("div", { class: "card reason" }, object.reason),
+    object.reason && object.reason !== object.state && object.reason !== `${object.state} with an error` && h("div", { class: "card reason" }, object.reason),
   ];
 }
 
@@ -55,6 +48,35 @@ const action = (kind, name, text, preset) =>
 
 function recentChart(title, value, show) {
   return chart(title, recent.map(([time, status]) => [time, value(status)]), show);
+}
+
+// The last thirty hours of what is shown, as last read: {key, at, fields, points}.
+let kept = null;
+
+async function readHistory(kind, name) {
+  const key = `${kind}/${name}`;
+  if (kept && kept.key === key && Date.now() - kept.at < 60000) return;
+  kept = kept && kept.key === key ? { ...kept, at: Date.now() } : { key, at: Date.now(), fields: [], points: [] };
+  try {
+    const response = await fetch(`/api/v1/${kind}s/${encodeURIComponent(name)}/history`);
+    const { fields, points } = await response.json();
+    if (response.ok && kept.key === key) { kept.fields = fields; kept.points = withGaps(points); render(); }
+  } catch { /* the line above says whether the node answers */ }
+}
+
+// A point without values wherever minutes are not known, so that no line leads over them.
+function withGaps(points) {
+  return points.flatMap((point, at) => (at > 0 && point[0] - points[at - 1][0] > 90 ? [[points[at - 1][0] + 60], point] : [point]));
+}
+
+function hours(kind, name, charts) {
+  readHistory(kind, name);
+  if (!kept || kept.points.length < 2) return h("p", { class: "quiet" }, "History: a point a minute is kept, for thirty hours; there is none yet.");
+  return [h("h2", {}, "The last hours"), h("div", { class: "charts" },
+    charts.map(([title, field, show]) => {
+      const at = kept.fields.indexOf(field) + 1;
+      return chart(title, kept.points.map((point) => [point[0], point[at]]), show);
+    }))];
 }
 
 const rates = (kind, name) => status.rates[kind][name] || {};
@@ -143,6 +165,19 @@ function overview() {
 
 // ---- one publication ----
 
+function tracers(p) {
+  const posted = status.tracers.filter((tracer) => tracer.publication === p.name);
+  if (!posted.length) return null;
+  const leg = (from, to) => (from === null || to === null ? "–" : milliseconds(Math.max(to - from, 0)));
+  const rows = posted.slice(0, 10).flatMap((t) => [
+    ...t.subscriptions.map((a) => [t, `subscription ${a.name}`, "apply", a]),
+    ...t.downstreams.map((a) => [t, `site ${a.name}`, "link", a]),
+  ]);
+  return [h("h2", {}, "Tracer tokens"), table("Tracer tokens",
+    ["Posted", "To", "Capture", "Store", "Link", "Apply", "Total"],
+    rows.map(([t, to, kind, a]) => [clock(t.posted_at), to, leg(0, t.received_ms), leg(t.received_ms, t.durable_ms), kind === "link" ? leg(t.durable_ms, a.arrived_ms) : "", kind === "apply" ? leg(t.durable_ms, a.arrived_ms) : "", a.arrived_ms === null ? `not in time (${a.state})` : milliseconds(a.arrived_ms)]))];
+}
+
 function publication(p) {
   const rate = rates("publications", p.name);
   const of = (status) => status.publications.find((other) => other.name === p.name) || {};
@@ -171,14 +206,18 @@ function publication(p) {
       recentChart(p.upstream ? "From the link" : "From the stream", (status) => rateOf(status).wire_bytes_per_second, (v) => perSecond(v, bytes)),
       recentChart("Log made durable", (status) => rateOf(status).log_bytes_per_second, (v) => perSecond(v, bytes)),
       recentChart("Store on disk", (status) => of(status).store_bytes, bytes)),
-    h("div", { class: "buttons" }, action("resume-publication", p.name, "Resume")),
+    hours("publication", p.name, [["Changes", "mean_changes_per_second", perSecond], ["Log made durable", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["To capture", "capture_behind_bytes", bytes], ["Store on disk", "store_bytes", bytes]]),
+    tracers(p),
+    h("div", { class: "buttons" },
+      !p.upstream && action("tracer", p.name, "Post a tracer token"),
+      p.state !== "streaming" && p.state !== "receiving" && action("resume-publication", p.name, "Resume")),
   ];
 }
 
 // ---- one subscription ----
 
 function copies(sub) {
-  if (!sub.copies.length) return null;
+  if (sub.state !== "copying" && sub.copies.every((copy) => copy.ranges_done === copy.ranges)) return null;
   return [h("h2", {}, "Copy"), table("Copy, by table", ["Table", "Done", "Ranges", "Rows", "Bytes"],
     sub.copies.map((copy) => [copy.table, h("progress", { max: Math.max(copy.ranges, 1), value: copy.ranges_done, "aria-label": `copy of ${copy.table}` }), `${copy.ranges_done} of ${copy.ranges}`, count(copy.rows), `${bytes(copy.bytes)} of ${bytes(copy.bytes_total)}`]))];
 }
@@ -205,6 +244,7 @@ function subscription(sub) {
       ["Changes", perSecond(rate.changes_per_second), `${count(sub.changes)} on this connection`],
       ["Publisher's log applied", perSecond(rate.log_bytes_per_second, bytes), `up to ${sub.applied}`],
       ["Commit to commit", sub.lag_p50_ms === null ? "–" : milliseconds(sub.lag_p50_ms), sub.lag_p50_ms === null ? null : `median; p99 ${milliseconds(sub.lag_p99_ms)}, max ${milliseconds(sub.lag_max_ms)}`],
+      sub.tracer_ms !== null && ["Last tracer token", milliseconds(sub.tracer_ms), "by two clocks: the publisher's and this site's"],
       ["Conflicts", count(sub.conflicts), "rows of farshore.conflicts on the target"],
       ["Restarts", count(sub.restarts), "after an error"],
     ]),
@@ -214,6 +254,7 @@ function subscription(sub) {
       recentChart("Latency", (status) => of(status).latency_ms, milliseconds),
       recentChart("To apply", (status) => of(status).behind_bytes, bytes),
       recentChart("Changes", (status) => rateOf(status).changes_per_second, perSecond)),
+    hours("subscription", sub.name, [["Latency, largest of each minute", "latency_ms", milliseconds], ["To apply", "behind_bytes", bytes], ["Changes", "mean_changes_per_second", perSecond], ["Tracer tokens", "tracer_ms", milliseconds]]),
     h("div", { class: "buttons" },
       sub.state === "paused" || sub.state === "stopped" ? action("resume", sub.name, "Resume") : action("pause", sub.name, "Pause"),
       action("resync", sub.name, "Copy a table anew"),
@@ -248,6 +289,7 @@ function mirror(m) {
       recentChart("Log", (status) => rateOf(status).log_bytes_per_second, (v) => perSecond(v, bytes)),
       recentChart("On the link", (status) => rateOf(status).link_bytes_per_second, (v) => perSecond(v, bytes)),
       m.end === "near" && recentChart("Send queue", (status) => of(status).send_queue_bytes, bytes)),
+    hours("mirror", m.name, [["Log", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["On the link", "mean_link_bytes_per_second", (v) => perSecond(v, bytes)], ["Send queue", "send_queue_bytes", bytes], ["Harden", "harden_ms", milliseconds]]),
   ];
 }
 

@@ -164,6 +164,8 @@ async fn with_a_token_nothing_is_given_without_it() -> Result<()> {
         address: address.parse().unwrap(),
         token: Some(file.clone()),
         tls: None,
+        history: None,
+        webhook: None,
     };
     let monitor = start_with(Fake::full(), settings("127.0.0.1:0")).await?;
     let basic = "Basic YW55Ym9keTpnZWhlaW0tZ2VoZWltLWdlaGVpbQ==";
@@ -216,6 +218,34 @@ async fn events_come_as_the_state_changes() -> Result<()> {
             return Ok(());
         }
     }
+}
+
+#[tokio::test]
+async fn history_is_given_of_what_the_site_has() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    // A minute long ago, and a name that would lead elsewhere.
+    std::fs::write(folder.path().join("subscription.reporting.ring"), [7; 640])?;
+    let settings = Settings {
+        address: "127.0.0.1:0".parse()?,
+        token: None,
+        tls: None,
+        history: Some(folder.path().to_owned()),
+        webhook: None,
+    };
+    let monitor = start_with(Fake::full(), settings).await?;
+    for (path, fields) in
+        [("subscriptions/reporting", 5), ("publications/dublin%2Fsales", 6), ("mirrors/all", 5)]
+    {
+        let answer = get(&monitor, &format!("/api/v1/{path}/history")).await?;
+        let history: Value = serde_json::from_str(&answer.body)?;
+        ensure!(history["every_seconds"] == 60 && history["points"] == json!([]), "{history}");
+        ensure!(history["fields"].as_array().is_some_and(|f| f.len() == fields), "{history}");
+    }
+    for path in ["subscriptions/nobody", "subscriptions/..%2F..%2Fetc", "mirrors/reporting"] {
+        let answer = get(&monitor, &format!("/api/v1/{path}/history")).await?;
+        ensure!(answer.status == 404, "{path}: {answer:?}");
+    }
+    Ok(())
 }
 
 /// Keys of a value, and of what is in it, with the schema that describes them.

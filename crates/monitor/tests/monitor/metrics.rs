@@ -129,3 +129,28 @@ async fn a_hostile_name_stays_in_its_label() -> Result<()> {
     ensure!(sample.labels["subscription"] == name, "{sample:?}");
     Ok(())
 }
+
+/// Names of our metrics that a text mentions.
+fn mentioned(text: &str) -> BTreeSet<String> {
+    let is_part = |c: char| c.is_ascii_lowercase() || c == '_';
+    let words = text.split(|c: char| !is_part(c));
+    words.filter(|word| word.starts_with("farshore_")).map(str::to_owned).collect()
+}
+
+#[tokio::test]
+async fn dashboard_and_alerts_use_metrics_that_exist() -> Result<()> {
+    let monitor = start(Fake::full()).await?;
+    let families = families(&get(&monitor, "/metrics").await?.body)?;
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/monitoring");
+    for file in ["grafana.json", "alerts.yml"] {
+        let text = std::fs::read_to_string(folder.join(file))?;
+        let mentioned = mentioned(&text);
+        ensure!(mentioned.len() >= 5, "{file} mentions only {mentioned:?}");
+        for name in mentioned {
+            ensure!(families.contains_key(&name), "{file}: there is no {name}");
+        }
+    }
+    let dashboard = std::fs::read_to_string(folder.join("grafana.json"))?;
+    serde_json::from_str::<serde_json::Value>(&dashboard)?;
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use farshore_monitor::report::{
     CopyReport, DownstreamReport, MirrorReport, PublicationReport, SiteReport, StandbyReport,
-    SubscriptionReport,
+    SubscriptionReport, TracerArrival, TracerReport,
 };
 use farshore_monitor::{Action, Monitor, Outcome, Sampler, Settings, Source};
 use serde_json::Value;
@@ -57,6 +57,12 @@ impl Fake {
                 standbys: vec![StandbyReport::default()],
                 ..MirrorReport::default()
             }],
+            tracers: vec![TracerReport {
+                publication: "dublin/sales".to_owned(),
+                subscriptions: vec![TracerArrival::default()],
+                downstreams: vec![TracerArrival::default()],
+                ..TracerReport::default()
+            }],
             ..SiteReport::default()
         };
         Arc::new(Fake { report: Mutex::new(report), asked: Mutex::default() })
@@ -104,13 +110,19 @@ pub struct Running {
 
 /// Starts a monitor on loopback.
 pub async fn start(source: Arc<Fake>) -> Result<Running> {
-    let settings = Settings { address: "127.0.0.1:0".parse()?, token: None, tls: None };
+    let settings = Settings {
+        address: "127.0.0.1:0".parse()?,
+        token: None,
+        tls: None,
+        history: None,
+        webhook: None,
+    };
     start_with(source, settings).await
 }
 
 /// Starts a monitor, and waits until it has looked at the site.
 pub async fn start_with(source: Arc<Fake>, settings: Settings) -> Result<Running> {
-    let (sampler, mut snapshots) = Sampler::new(source.clone());
+    let (sampler, mut snapshots) = Sampler::new(source.clone(), &settings);
     let monitor = Monitor::bind(&settings, source.clone(), snapshots.clone()).await?;
     let address = monitor.local_address();
     let mut parts = JoinSet::new();

@@ -1,7 +1,7 @@
 //! What a site file says of the monitor.
 
 use super::typed;
-use farshore_monitor::Settings;
+use farshore_monitor::{Settings, Webhook};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 
@@ -18,13 +18,17 @@ pub(super) fn resolve(folder: &Path, site: &typed::Site) -> Result<Option<Settin
     };
     let token = site.monitor_token.as_ref().map(|path| folder.join(path));
     let Some(text) = &site.monitor else {
-        if tls.is_some() || token.is_some() {
-            return Err(alone("monitor_token, monitor_certificate and monitor_key", "monitor"));
+        if tls.is_some() || token.is_some() || site.webhook.is_some() {
+            let given = "monitor_token, monitor_certificate, monitor_key or webhook";
+            return Err(alone(given, "monitor"));
         }
         return Ok(None);
     };
     let address = address(text).map_err(|what| ("[site] monitor", what))?;
-    let settings = Settings { address, token, tls };
+    let history = Some(folder.join(&site.data_dir).join("monitor"));
+    let webhook = site.webhook.as_deref().map(Webhook::parse).transpose();
+    let webhook = webhook.map_err(|what| ("[site]", format!("webhook {what}")))?;
+    let settings = Settings { address, token, tls, history, webhook };
     settings.check().map_err(|what| ("[site] monitor", what))?;
     Ok(Some(settings))
 }
