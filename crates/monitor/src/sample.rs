@@ -339,6 +339,56 @@ mod tests {
         looks.rates(at, &report).subscriptions.remove("s").unwrap()
     }
 
+    struct Quiet;
+
+    impl Source for Quiet {
+        fn report(&self) -> SiteReport {
+            let subscription =
+                SubscriptionReport { name: "s".to_owned(), ..SubscriptionReport::default() };
+            SiteReport { subscriptions: vec![subscription], ..SiteReport::default() }
+        }
+
+        fn act(&self, _: crate::Action) -> crate::Outcome {
+            Box::pin(async { Err("no".to_owned()) })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_costs_history_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let history = folder.path().join("monitor");
+        std::fs::create_dir(&history).unwrap();
+        let file = history.join("subscription.s.ring");
+        std::os::unix::fs::symlink("/dev/full", &file).unwrap();
+        let settings = Settings {
+            address: ([127, 0, 0, 1], 0).into(),
+            token: None,
+            tls: None,
+            history: Some(history),
+            webhook: None,
+        };
+        let source = Arc::new(Quiet);
+        let (mut sampler, looks) = Sampler::new(source.clone(), &settings);
+        let mut minute = async |sampler: &mut Sampler, at: f64| {
+            let rates = Rates::default();
+            let snapshot = Snapshot { report: source.report(), sampled_at: at * 60.0, rates };
+            let ended = sampler.recorder.as_mut().and_then(|recorder| recorder.note(&snapshot));
+            if let Some(ended) = ended {
+                sampler.keep(ended).await;
+            }
+            sampler.take(Instant::now(), source.report());
+        };
+        minute(&mut sampler, 1.0).await;
+        minute(&mut sampler, 2.0).await;
+        assert!(sampler.complained, "a full disk refuses what is written");
+        assert_eq!(looks.borrow().report.subscriptions.len(), 1);
+        // There is room again.
+        std::fs::remove_file(&file).unwrap();
+        minute(&mut sampler, 3.0).await;
+        minute(&mut sampler, 4.0).await;
+        assert!(!sampler.complained && file.is_file());
+    }
+
     #[test]
     fn rates_survive_a_counter_that_begins_anew() {
         let (mut looks, begin) = (Looks::default(), Instant::now());

@@ -39,6 +39,8 @@ pub struct SiteConfig {
     pub mirrors: MirrorsConfig,
     /// The monitor, if there is one.
     pub monitor: Option<farshore_monitor::Settings>,
+    /// How often the monitor posts a tracer token of each publication.
+    pub tracer_every: Option<Duration>,
     /// From when on something is worth a warning, or critical.
     pub limits: farshore_monitor::Limits,
 }
@@ -156,6 +158,8 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         sites: SitesConfig::default(),
         mirrors: MirrorsConfig::default(),
         monitor: monitor::resolve(folder, &typed.site)
+            .map_err(|(section, what)| meaning(section, what))?,
+        tracer_every: monitor::tracer_every(&typed.site)
             .map_err(|(section, what)| meaning(section, what))?,
         limits: farshore_monitor::Limits::default(),
     };

@@ -7,15 +7,23 @@ use crate::supervisor::{LINK_BACK_OFF_MAX, Outcome, supervise};
 use farshore_model::Lsn;
 use farshore_monitor::{Action, Monitor, Sampler, Settings, Source};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 
 /// Runs the monitor until `stop` turns true. Whatever goes wrong with it, the site goes on.
 pub(crate) async fn run(site: Arc<Site>, settings: Settings, mut stop: watch::Receiver<bool>) {
-    let source: Arc<dyn Source> = Arc::new(Watched(site));
+    let source: Arc<dyn Source> = Arc::new(Watched(site.clone()));
     let (sampler, snapshots) = Sampler::new(source.clone(), &settings);
     let mut parts = JoinSet::new();
     parts.spawn(sampler.run());
+    if let Some(every) = site.config.tracer_every {
+        for publication in &site.config.publications {
+            let name = publication.spec.name.clone();
+            parts.spawn(post_tracers(site.clone(), name, every));
+        }
+    }
     let stopped = stop.clone();
     parts.spawn(async move {
         let agent = || async {
@@ -35,6 +43,19 @@ pub(crate) async fn run(site: Arc<Site>, settings: Settings, mut stop: watch::Re
     // A sender that is gone is a stop too.
     let _ = stop.wait_for(|stop| *stop).await;
     parts.shutdown().await;
+}
+
+/// Posts a tracer token again and again. One that does not arrive in time is waited for no longer
+/// than until the next is due.
+async fn post_tracers(site: Arc<Site>, publication: String, every: Duration) {
+    let mut due = tokio::time::interval(every);
+    due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        due.tick().await;
+        if let Err(error) = site.tracer(&publication, every).await {
+            tracing::debug!(%publication, "no tracer token: {error}");
+        }
+    }
 }
 
 /// A site as the monitor sees it.

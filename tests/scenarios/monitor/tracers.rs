@@ -2,8 +2,10 @@
 
 use crate::asking::Monitor;
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{Direction, Pair, both_ways, publisher_cluster, subscriber_cluster};
 use serde_json::Value;
+use std::time::Duration;
 
 const TOKENS: usize = 12;
 /// Microseconds since 1970 of a server's newest commit.
@@ -116,6 +118,24 @@ fn tokens_of_others_and_messages_of_others_are_passed_over() -> Result<()> {
     tracer(&pair)?;
     let said = pair.site.verb("tracer", &["nobody"])?;
     ensure!(said.code == Some(1) && said.stderr.contains("no publication \"nobody\""), "{said:?}");
+    Ok(())
+}
+
+#[test]
+fn tokens_are_posted_again_and_again_where_the_site_file_says() -> Result<()> {
+    let mut pair = pair(Direction::UP)?;
+    pair.site.stop()?;
+    pair.site.replace("monitor =", "tracer_every = \"1s\"\nmonitor =")?;
+    pair.site.start()?;
+    let monitor = Monitor::of(&pair.site)?;
+    wait_until("three tokens to have arrived", Duration::from_secs(60), &[], || {
+        let status = monitor.status()?;
+        let tokens = status["tracers"].as_array().cloned().unwrap_or_default();
+        let arrived = tokens.iter().filter(|t| t["subscriptions"][0]["arrived_ms"].is_f64());
+        Ok((arrived.count() >= 3).then_some(()))
+    })?;
+    let label = "subscription=\"s\"";
+    ensure!(monitor.metric("farshore_subscription_tracer_seconds", label)? > 0.0);
     Ok(())
 }
 

@@ -5,6 +5,9 @@ use anyhow::{Result, ensure};
 use farshore_monitor::{Action, Settings};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
 
 const HOSTILE: &str = "x\"><script>alert(1)</script>\\\n";
 
@@ -202,6 +205,59 @@ async fn with_a_token_nothing_is_given_without_it() -> Result<()> {
     let said = start_with(Fake::full(), settings("127.0.0.1:0")).await;
     let said = said.err().map(|error| error.to_string()).unwrap_or_default();
     ensure!(said.contains("at least 16") && !said.contains("short"), "{said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn with_tls_nothing_is_said_in_clear() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = |name: &str| folder.path().join(name);
+    let made = rcgen::generate_simple_self_signed(["monitor.example".to_owned()])?;
+    std::fs::write(file("crt"), made.cert.pem())?;
+    std::fs::write(file("key"), made.signing_key.serialize_pem())?;
+    std::fs::write(file("token"), "geheim-geheim-geheim")?;
+    let settings = Settings {
+        // Every address: allowed, with a certificate and a token.
+        address: "0.0.0.0:0".parse()?,
+        token: Some(file("token")),
+        tls: Some((file("crt"), file("key"))),
+        history: None,
+        webhook: None,
+    };
+    let monitor = start_with(Fake::full(), settings.clone()).await?;
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(made.cert.der().clone())?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let client = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(client));
+    for (token, status) in [("geheim-geheim-geheim", "200"), ("wrong", "401")] {
+        let stream = TcpStream::connect(("127.0.0.1", monitor.address.port())).await?;
+        let name = "monitor.example".try_into()?;
+        let mut stream = connector.connect(name, stream).await?;
+        let request = format!(
+            "GET /api/v1/status HTTP/1.1\r\nhost: monitor.example\r\nauthorization: Bearer \
+             {token}\r\nconnection: close\r\n\r\n"
+        );
+        stream.write_all(request.as_bytes()).await?;
+        let mut bytes = Vec::new();
+        // The other side closes without a word more than its answer.
+        let _ = stream.read_to_end(&mut bytes).await;
+        let text = String::from_utf8_lossy(&bytes);
+        ensure!(text.starts_with(&format!("HTTP/1.1 {status}")), "{text}");
+        ensure!(text.contains("tukwila") == (status == "200"), "{text}");
+    }
+    // Who speaks in clear gets no answer in clear.
+    let mut stream = TcpStream::connect(("127.0.0.1", monitor.address.port())).await?;
+    stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await?;
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes).await;
+    ensure!(!String::from_utf8_lossy(&bytes).contains("HTTP"), "{bytes:?}");
+    std::fs::write(file("key"), "no key")?;
+    let said = start_with(Fake::full(), settings).await.err().map(|error| error.to_string());
+    ensure!(said.as_ref().is_some_and(|said| said.contains("no private key")), "{said:?}");
     Ok(())
 }
 

@@ -63,7 +63,6 @@ impl Fake {
                 downstreams: vec![TracerArrival::default()],
                 ..TracerReport::default()
             }],
-            ..SiteReport::default()
         };
         Arc::new(Fake { report: Mutex::new(report), asked: Mutex::default() })
     }

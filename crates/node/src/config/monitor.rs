@@ -1,9 +1,10 @@
 //! What a site file says of the monitor.
 
-use super::typed;
+use super::{parse_duration, typed};
 use farshore_monitor::{Settings, Webhook};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::time::Duration;
 
 /// Key of `[site]` and what is wrong with it.
 type Wrong = (&'static str, String);
@@ -31,6 +32,18 @@ pub(super) fn resolve(folder: &Path, site: &typed::Site) -> Result<Option<Settin
     let settings = Settings { address, token, tls, history, webhook };
     settings.check().map_err(|what| ("[site] monitor", what))?;
     Ok(Some(settings))
+}
+
+/// How often tracer tokens are posted; never when absent.
+pub(super) fn tracer_every(site: &typed::Site) -> Result<Option<Duration>, Wrong> {
+    let Some(text) = &site.tracer_every else { return Ok(None) };
+    if site.monitor.is_none() {
+        return Err(alone("tracer_every", "monitor"));
+    }
+    match parse_duration(text) {
+        Ok(every) if !every.is_zero() => Ok(Some(every)),
+        _ => Err(("[site] tracer_every", format!("\"{text}\" is not a time such as 10s or 1min"))),
+    }
 }
 
 fn alone(given: &str, missing: &str) -> Wrong {

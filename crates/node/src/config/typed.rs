@@ -122,6 +122,8 @@ pub struct Site {
     pub monitor_certificate: Option<PathBuf>,
     /// Its key.
     pub monitor_key: Option<PathBuf>,
+    /// How often the monitor posts a tracer token of each publication.
+    pub tracer_every: Option<String>,
     /// Where the monitor posts changes of health.
     pub webhook: Option<String>,
 }
