@@ -6,5 +6,7 @@ mod asking;
 mod browser;
 #[path = "monitor/site.rs"]
 mod site;
+#[path = "monitor/sites.rs"]
+mod sites;
 #[path = "monitor/tracers.rs"]
 mod tracers;

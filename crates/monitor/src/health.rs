@@ -179,7 +179,7 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
 }
 
 impl SiteReport {
-    /// The worst of all objects, downstream sites that are away included.
+    /// The worst of all objects. Downstream sites are judged by nobody here: they may be away.
     pub fn health(&self) -> Health {
         let publications = self.publications.iter().map(|p| p.health);
         let subscriptions = self.subscriptions.iter().map(|s| s.health);

@@ -101,6 +101,12 @@ impl PublicationAgent {
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", None),
         };
+        // Nothing has come on a connection that has just begun.
+        let taken = capture.received.0.max(store.durable.0);
+        let unacknowledged_bytes = match capture.acknowledged.0 {
+            Lsn::ZERO => 0,
+            acknowledged => capture.publisher_end.bytes_since(acknowledged),
+        };
         PublicationReport {
             name: self.name.clone(),
             upstream: None,
@@ -112,9 +118,9 @@ impl PublicationAgent {
             received: capture.received.to_string(),
             durable: store.durable.to_string(),
             acknowledged: capture.acknowledged.to_string(),
-            capture_behind_bytes: capture.publisher_end.bytes_since(capture.received.0),
+            capture_behind_bytes: capture.publisher_end.bytes_since(taken),
             store_behind_bytes: capture.received.0.bytes_since(store.durable.0),
-            unacknowledged_bytes: capture.publisher_end.bytes_since(capture.acknowledged.0),
+            unacknowledged_bytes,
             changes: capture.changes,
             wire_bytes: capture.wire_bytes,
             store_bytes: store.bytes_on_disk,

@@ -146,3 +146,48 @@ fn replication_goes_on_without_the_monitor() -> Result<()> {
     drop(idle);
     Ok(())
 }
+
+#[test]
+fn the_time_until_caught_up_is_told_while_a_backlog_shrinks() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.site.add_to_site("monitor = \"127.0.0.1:0\"\n")?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    // Slow and steady.
+    pair.site.add("group_transactions = 1\n")?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    let monitor = Monitor::of(&pair.site)?;
+    ensure!(monitor.post("/api/v1/subscriptions/s/pause", "{}")?.status == 200);
+    pair.publish(
+        "SET synchronous_commit = off; DO $$ BEGIN FOR i IN 1..40000 LOOP \
+         INSERT INTO t VALUES (i, repeat('x', 100)); COMMIT; END LOOP; END $$",
+    )?;
+    ensure!(monitor.post("/api/v1/subscriptions/s/resume", "{}")?.status == 200);
+    // What was told, at which second.
+    let mut told: Vec<(f64, f64)> = Vec::new();
+    let drained = wait_until("the backlog to be gone", 3 * SOON, &[], || {
+        let status = monitor.status()?;
+        let at = status["sampled_at"].as_f64().unwrap_or_default();
+        let drain = status["rates"]["subscriptions"]["s"]["drain_seconds"].as_f64();
+        if told.last().is_none_or(|(before, _)| *before < at) {
+            told.extend(drain.map(|drain| (at, drain)));
+        }
+        let lacks_little = status["subscriptions"][0]["behind_bytes"].as_u64() < Some(20_000);
+        let begun = status["subscriptions"][0]["transactions"].as_u64() > Some(20_000);
+        Ok((lacks_little && begun).then_some(at))
+    })?;
+    told.retain(|(at, drain)| *at < drained && *drain > 0.0);
+    // What comes of it is this machine's to say.
+    let errors: Vec<f64> = told.iter().map(|(at, drain)| drain / (drained - at)).collect();
+    println!("{} times told, as parts of what it took: {errors:.2?}", told.len());
+    wait_until("nothing to be left", SOON, &[], || {
+        let status = monitor.status()?;
+        let drain = status["rates"]["subscriptions"]["s"]["drain_seconds"].as_f64();
+        let behind = status["subscriptions"][0]["behind_bytes"].as_u64();
+        Ok((behind == Some(0) && drain == Some(0.0)).then_some(()))
+    })?;
+    pair.assert_equal(&["public"])
+}

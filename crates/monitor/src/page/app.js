@@ -8,6 +8,9 @@ const $ = (id) => document.getElementById(id);
 const RECENT = 180; // looks kept for the charts of the last minutes, while sites are small
 const RECENT_OBJECTS = 20000; // objects in all of them
 const SHOWN = 24; // subscriptions of one publication in the picture
+const ROWS = 100; // subscriptions in the table, until all are asked for
+let showsAll = false;
+const WORST_FIRST = { critical: 0, warning: 1, good: 2 };
 
 let status = null;
 const recent = []; // [seconds, status]
@@ -15,6 +18,8 @@ const recent = []; // [seconds, status]
 // ---- judgement ----
 
 const stateOf = (object) => object.health;
+
+const worstFirst = (objects) => [...objects].sort((a, b) => WORST_FIRST[stateOf(a)] - WORST_FIRST[stateOf(b)]);
 
 const badge = (state, text) => h("span", { class: `badge ${state}` }, text);
 const stateBadge = (object) => badge(stateOf(object), object.state);
@@ -97,8 +102,7 @@ function picture() {
     nodes.push({ id: `p:${p.name}`, column: 1, title: p.name, note: `${p.state}, ${bytes(p.store_bytes)} stored`, state: stateOf(p), href: href("publication", p.name) });
     edges.push({ from: origin, to: `p:${p.name}`, label: perSecond(rate.wire_bytes_per_second, bytes), moving: rate.wire_bytes_per_second > 0 });
     const followers = status.subscriptions.filter((sub) => sub.publication === p.name);
-    const order = { critical: 0, warning: 1, good: 2 };
-    const shown = [...followers].sort((a, b) => order[stateOf(a)] - order[stateOf(b)]).slice(0, SHOWN);
+    const shown = worstFirst(followers).slice(0, SHOWN);
     for (const sub of shown) {
       const rate = rates("subscriptions", sub.name);
       nodes.push({ id: `s:${sub.name}`, column: 2, title: sub.name, note: `${sub.state}, ${bytes(sub.behind_bytes)} behind`, state: stateOf(sub), href: href("subscription", sub.name) });
@@ -140,12 +144,15 @@ function overview() {
       })));
   }
   if (status.subscriptions.length) {
+    const shown = showsAll ? status.subscriptions : worstFirst(status.subscriptions).slice(0, ROWS);
+    const more = status.subscriptions.length - shown.length;
     parts.push(h("h2", {}, "Subscriptions"), table("Subscriptions",
       ["Subscription", "Publication", "State", "Latency", "To apply", "Caught up in", "Changes", "Conflicts"],
-      status.subscriptions.map((sub) => {
+      shown.map((sub) => {
         const rate = rates("subscriptions", sub.name);
         return [link("subscription", sub.name), link("publication", sub.publication), stateBadge(sub), milliseconds(sub.latency_ms), bytes(sub.behind_bytes), drain(rate.drain_seconds, sub.behind_bytes), perSecond(rate.changes_per_second), count(sub.conflicts)];
       })));
+    if (more > 0) parts.push(h("div", { class: "buttons" }, h("button", { type: "button", id: "all" }, `Show ${count(more)} more that are no worse`)));
   }
   if (status.downstreams.length) {
     parts.push(h("h2", {}, "Downstream sites"), table("Downstream sites",
@@ -355,5 +362,8 @@ events.addEventListener("error", () => {
   say(`The node does not answer.${since}`, "live lost");
 });
 
+document.addEventListener("click", (event) => {
+  if (event.target.id === "all") { showsAll = true; render(); }
+});
 addEventListener("hashchange", () => { render(); $("main").focus(); });
 document.addEventListener("visibilitychange", render);

@@ -8,8 +8,8 @@ use std::process::Command;
 
 const SUBSCRIPTIONS: usize = 1_000;
 
-/// Opens the page and tells when all rows were there, and that a link works.
-const SCRIPT: &str = r#"
+/// Opens the page and tells when its rows were there, all of them, and one was opened.
+const SCRIPT: &str = r##"
 const [modules, url] = process.argv.slice(1);
 const { chromium } = require(`${modules}/node_modules/playwright-core`);
 (async () => {
@@ -17,14 +17,16 @@ const { chromium } = require(`${modules}/node_modules/playwright-core`);
   const page = await browser.newPage();
   const begun = Date.now();
   await page.goto(url);
-  await page.waitForFunction(() => document.querySelectorAll("main tbody tr").length > 1000);
+  await page.waitForSelector("#all");
   const shown = Date.now() - begun;
+  await page.click("#all");
+  await page.waitForFunction(() => document.querySelectorAll("main tbody tr").length > 1000);
   await page.click("a[href='#/subscription/s999']");
   await page.waitForSelector("main h1:has-text('s999')");
   console.log(`${shown} ${Date.now() - begun}`);
   await browser.close();
 })();
-"#;
+"##;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_subscriptions_stay_usable() -> Result<()> {
@@ -64,6 +66,9 @@ async fn a_thousand_subscriptions_stay_usable() -> Result<()> {
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success() && error.is_empty(), "the browser: {error}");
     let told = String::from_utf8_lossy(&output.stdout);
-    println!("milliseconds until all are shown, and until one was opened: {}", told.trim());
+    println!(
+        "milliseconds until the page was there, and until all were and one was opened: {}",
+        told.trim()
+    );
     Ok(())
 }
