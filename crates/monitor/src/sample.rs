@@ -369,7 +369,7 @@ mod tests {
         };
         let source = Arc::new(Quiet);
         let (mut sampler, looks) = Sampler::new(source.clone(), &settings);
-        let mut minute = async |sampler: &mut Sampler, at: f64| {
+        let minute = async |sampler: &mut Sampler, at: f64| {
             let rates = Rates::default();
             let snapshot = Snapshot { report: source.report(), sampled_at: at * 60.0, rates };
             let ended = sampler.recorder.as_mut().and_then(|recorder| recorder.note(&snapshot));

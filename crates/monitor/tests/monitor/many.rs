@@ -15,6 +15,8 @@ const { chromium } = require(`${modules}/node_modules/playwright-core`);
 (async () => {
   const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
   const page = await browser.newPage();
+  page.on("pageerror", (error) => console.error(String(error)));
+  page.on("console", (message) => { if (message.type() === "error") console.error(message.text()); });
   const begun = Date.now();
   await page.goto(url);
   await page.waitForSelector("#all");
@@ -24,6 +26,11 @@ const { chromium } = require(`${modules}/node_modules/playwright-core`);
   await page.click("a[href='#/subscription/s999']");
   await page.waitForSelector("main h1:has-text('s999')");
   console.log(`${shown} ${Date.now() - begun}`);
+  // The other views, with something in every field.
+  for (const [hash, text] of [["#/mirror/all", "Standbys"], ["#/publication/dublin%2Fsales", "Tracer tokens"]]) {
+    await page.goto(`${url}/${hash}`);
+    await page.waitForSelector(`main h2:has-text('${text}')`);
+  }
   await browser.close();
 })();
 "##;
