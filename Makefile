@@ -3,7 +3,7 @@
 
 CARGO ?= cargo
 
-.PHONY: setup demo test test-pure test-crates test-scenarios test-versions stress bench bench-disk lint fuzz clean
+.PHONY: setup demo test test-pure test-crates test-scenarios test-versions test-browser stress bench bench-disk lint fuzz clean
 
 setup:
 	@scripts/setup
@@ -38,6 +38,12 @@ test-crates:
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:
 	$(CARGO) test -p farshore-tests --no-fail-fast -- --test-threads=2
+
+## The monitor in Debian's Chromium; pictures of every view go to out/pictures.
+test-browser:
+	@scripts/setup --browser
+	FARSHORE_PICTURES=$(CURDIR)/out/pictures $(CARGO) test -p farshore-tests --test monitor -- \
+	  --nocapture browser
 
 ## The end-to-end scenario between every two of PostgreSQL 14, 15, 16, 17 and 18: minutes.
 test-versions:

@@ -26,11 +26,14 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "farshore-mirror",
             "farshore-store",
             "farshore-link",
+            "farshore-monitor",
             "farshore-pg",
             "farshore-model",
             "farshore-fault",
         ],
     ),
+    // Shows plain status values: it knows neither agents nor servers.
+    ("farshore-monitor", &["farshore-model"]),
     // Carries the log as it is: it knows servers and links, and no store of changes.
     (
         "farshore-mirror",
@@ -74,7 +77,10 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
     ("toml", &["farshore-node"]),
     ("clap", &["farshore-cli", "farshore-bench"]),
     ("zstd", &["farshore-store", "farshore-capture", "farshore-mirror", "farshore-bench"]),
-    ("rustls", &["farshore-pg", "farshore-link"]),
+    // The only crate that knows HTTP.
+    ("axum", &["farshore-monitor"]),
+    ("hyper", &["farshore-monitor"]),
+    ("rustls", &["farshore-pg", "farshore-link", "farshore-monitor"]),
     ("rcgen", &["farshore-link"]),
     // Another client than ours: it belongs to what checks ours.
     ("postgres", &["farshore-testkit", "farshore-tests", "farshore-bench", "farshore-cli"]),
@@ -89,6 +95,7 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
             "farshore-capture",
             "farshore-apply",
             "farshore-node",
+            "farshore-monitor",
             "farshore-commission",
             "farshore-cli",
         ],

@@ -55,6 +55,11 @@ pub struct SubscriptionStatus {
     pub applied: Applied,
     /// Publisher's commit time of the newest applied transaction.
     pub applied_commit_time: Option<PgTime>,
+    /// Publisher's commit time of the oldest transaction that was read and is not committed on the
+    /// target; none while everything that the store has is there.
+    pub oldest_pending: Option<PgTime>,
+    /// When everything that the store had was last on the target.
+    pub caught_up_at: Option<PgTime>,
     /// Source transactions applied since the agent started.
     pub transactions: u64,
     /// Row changes applied since the agent started.
@@ -65,6 +70,8 @@ pub struct SubscriptionStatus {
     pub conflicts: u64,
     /// Commit on the publisher to commit on the target.
     pub lag: LagHistogram,
+    /// The newest tracer token that the target has.
+    pub tracer: Option<AppliedTracer>,
     /// Initial copy, table by table; empty when none is under way.
     pub copies: Vec<TableCopy>,
     /// Newest point at which a table was copied.
@@ -73,6 +80,17 @@ pub struct SubscriptionStatus {
     pub error: Option<String>,
     /// How often the agent was started again after an error.
     pub restarts: u64,
+}
+
+/// A tracer token that has come to a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppliedTracer {
+    /// End of its commit record on the publisher.
+    pub position: Lsn,
+    /// The publisher's clock at its commit.
+    pub commit_time: PgTime,
+    /// This machine's clock when the target had confirmed it.
+    pub applied_at: PgTime,
 }
 
 /// Counts of lags in buckets that grow by a quarter power of two, from 1 µs to about 9 h.

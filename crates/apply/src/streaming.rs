@@ -5,7 +5,7 @@ use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
 use crate::scheduler::{Input, Scheduler};
-use crate::status::Phase;
+use crate::status::{AppliedTracer, Phase};
 use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
@@ -70,6 +70,8 @@ pub(crate) struct Streaming<'a> {
     batch: bool,
     /// Groups closed but not confirmed: their last positions and their transactions' commit times.
     awaiting: VecDeque<(Lsn, Vec<PgTime>)>,
+    /// Tracer tokens that were read and are not confirmed: position and commit time.
+    tracers: VecDeque<(Lsn, PgTime)>,
     progress_at: Instant,
     /// Row changes that the status counts already.
     changes_announced: u64,
@@ -106,6 +108,7 @@ impl<'a> Streaming<'a> {
             opened_at: Instant::now(),
             batch: false,
             awaiting: VecDeque::new(),
+            tracers: VecDeque::new(),
             progress_at: Instant::now(),
             changes_announced: 0,
             held_back: None,
@@ -118,6 +121,7 @@ impl<'a> Streaming<'a> {
             if *stop.borrow() {
                 self.commit_group().await?;
                 self.settle().await?;
+                self.announce();
                 return Ok(StreamEnd::Stopped);
             }
             let sessions = *self.agent.capture_ready.borrow();
@@ -180,6 +184,11 @@ impl<'a> Streaming<'a> {
     }
 
     async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
+        if self.in_group.is_empty() && self.awaiting.is_empty() {
+            // The target may keep us waiting from here on.
+            let commit_time = header.commit_time;
+            self.agent.set_status(|status| status.oldest_pending = Some(commit_time));
+        }
         let (input, _) = input_of(&header, &body, self.is_behind(header.commit_time));
         let decision = self.scheduler.step(input);
         if decision.commit_before {
@@ -213,6 +222,10 @@ impl<'a> Streaming<'a> {
         }
         self.seen = self.seen.max(header.end_lsn);
         self.in_group.push(header.commit_time);
+        // Capture keeps no other transaction without changes.
+        if header.commands == 0 {
+            self.tracers.push_back((header.end_lsn, header.commit_time));
+        }
         if decision.commit_after {
             self.commit_open().await?;
         }
@@ -336,6 +349,17 @@ impl<'a> Streaming<'a> {
         }
         let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
         let changes = self.writer.changes() - self.changes_announced;
+        let mut tracer = None;
+        while let Some(confirmed) = self.tracers.pop_front_if(|(at, _)| *at <= self.applied) {
+            tracer = Some(confirmed);
+        }
+        let tracer = tracer.map(|(position, commit_time)| AppliedTracer {
+            position,
+            commit_time,
+            applied_at: now,
+        });
+        let awaited = self.awaiting.iter().find_map(|(_, times)| times.first());
+        let oldest_pending = awaited.or(self.in_group.first()).copied();
         self.changes_announced += changes;
         self.agent.set_status(|status| {
             status.phase = if consistent { Phase::Streaming } else { Phase::CatchingUp };
@@ -343,6 +367,11 @@ impl<'a> Streaming<'a> {
             status.transactions += confirmed.len() as u64;
             status.target_commits += groups;
             status.changes += changes;
+            status.tracer = tracer.or(status.tracer);
+            status.oldest_pending = oldest_pending;
+            if oldest_pending.is_none() {
+                status.caught_up_at = Some(now);
+            }
             status.error = None;
             for commit_time in &confirmed {
                 status.lag.record(u64::try_from(now.micros_since(*commit_time)).unwrap_or(0));

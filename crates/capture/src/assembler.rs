@@ -7,13 +7,14 @@
 //! memory is bounded by the batch size, the bounds below and the largest single row.
 
 use crate::CaptureError;
+use crate::tracer::{self, Tracer};
 use crate::types::TypeCatalog;
 use farshore_fault as fault;
 use farshore_model::transaction::{HEADER_LEN_MIN, Header, SUBTRANSACTION_MARK, push_command};
 use farshore_model::{DictionaryId, Lsn, PgTime, Xid};
 use farshore_store::{Batch, EntryKind, EntryMeta, LogStore, SpillWriter};
 use farshore_wire::pgoutput::{self, Context, DecodeError, Message, stored};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 /// A transaction whose body grows past this goes to a spill, in bytes.
@@ -48,6 +49,10 @@ pub struct Assembler {
     /// Bytes held of streams other than the current one.
     held_elsewhere: usize,
     changes_assembled: u64,
+    /// Whose tracer tokens are kept.
+    slot: String,
+    /// Tokens that were not taken yet.
+    tracers: VecDeque<Tracer>,
 }
 
 /// A transaction between Begin and Commit.
@@ -56,6 +61,8 @@ struct OpenTransaction {
     commit_lsn: Lsn,
     commit_time: PgTime,
     commands: u64,
+    /// The tracer token that it is.
+    tracer: Option<u64>,
     /// Where its payload starts in the batch.
     payload_start: usize,
     spill: Option<Box<dyn SpillWriter>>,
@@ -103,7 +110,19 @@ impl Assembler {
             current_stream: None,
             held_elsewhere: 0,
             changes_assembled: 0,
+            slot: String::new(),
+            tracers: VecDeque::new(),
         }
+    }
+
+    /// Keeps the tracer tokens of this slot: each is an entry of its own, without changes.
+    pub fn keep_tracers(&mut self, slot: String) {
+        self.slot = slot;
+    }
+
+    /// Tokens that are among the entries built so far, each once.
+    pub fn take_tracers(&mut self) -> VecDeque<Tracer> {
+        std::mem::take(&mut self.tracers)
     }
 
     /// What the messages are read by.
@@ -304,6 +323,7 @@ impl Assembler {
                     commit_lsn: begin.final_lsn,
                     commit_time: begin.commit_time,
                     commands: 0,
+                    tracer: None,
                     payload_start,
                     spill: None,
                 });
@@ -325,9 +345,15 @@ impl Assembler {
                 };
             }
             Message::Type { oid, schema, name } => self.types.name(oid, schema, name),
-            // Origins matter to loops between publishers. Logical messages are not asked for, and
-            // are no row's history.
-            Message::Origin { .. } | Message::Message { .. } => {}
+            // Messages of others are no row's history.
+            Message::Message { prefix, content, .. } => {
+                let token = tracer::token(&self.slot, prefix, content);
+                if let (Some(open), Some(_)) = (&mut self.open, token) {
+                    open.tracer = token;
+                }
+            }
+            // Origins matter to loops between publishers.
+            Message::Origin { .. } => {}
             Message::StreamStart { xid, first } => self.stream_start(xid, first)?,
             Message::StreamStop => {
                 let Some(top) = self.current_stream.take() else {
@@ -382,9 +408,14 @@ impl Assembler {
                 open.xid, open.commit_lsn
             )));
         }
-        if open.commands == 0 || end_lsn <= self.last_position {
+        let is_empty = open.commands == 0 && open.tracer.is_none();
+        if is_empty || end_lsn <= self.last_position {
             self.batch.payload.truncate(open.payload_start);
             return Ok(());
+        }
+        if let Some(token) = open.tracer {
+            let commit_time = open.commit_time;
+            self.tracers.push_back(Tracer { token, position: end_lsn, commit_time });
         }
         let kind = match open.spill.take() {
             None => EntryKind::Transaction,

@@ -12,6 +12,7 @@
 //! schema        definitions of the published tables, and the SQL that makes them elsewhere
 //! attendant     what a session does beside the stream
 //! snapshot      a consistent point, tables cut into ranges, rows out in COPY format
+//! tracer        transactions that change nothing, and are timed on their way
 //! source        what subscriptions ask of the publisher, wherever it is
 //! ```
 //!
@@ -27,6 +28,7 @@ pub mod schema;
 pub mod slot;
 pub mod snapshot;
 pub mod source;
+pub mod tracer;
 pub mod types;
 
 pub use error::CaptureError;

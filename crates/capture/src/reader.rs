@@ -14,6 +14,7 @@ use crate::assembler::Assembler;
 use crate::attendant::Attendant;
 use crate::publication::PublicationSpec;
 use crate::slot;
+use crate::tracer::Tracer;
 use crate::{CaptureError, alterations};
 use farshore_model::{Durable, Lsn, Received};
 use farshore_pg::Mode;
@@ -21,6 +22,7 @@ use farshore_pg::replication::ReplicationStream;
 use farshore_store::LogStore;
 use farshore_wire::pgoutput::Context;
 use intake::{Intake, store_failure};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -56,6 +58,8 @@ pub struct CaptureStatus {
     pub changes: u64,
     /// Bytes of replication messages taken on this connection.
     pub wire_bytes: u64,
+    /// The newest tracer tokens that came out of the log, and when; newest first.
+    pub tracers: VecDeque<(Tracer, std::time::Instant)>,
 }
 
 /// Carries one publication from its slot into its store until told to stop.

@@ -286,3 +286,27 @@ async fn a_stream_that_breaks_its_rules_stops_capture() {
     bench.begin(200, 1);
     assert!(bench.assembler.message(&insert).is_err(), "a relation that was not described");
 }
+
+#[tokio::test]
+async fn a_tracer_token_is_an_entry_without_changes() {
+    let mut bench = Bench::new();
+    bench.assembler.keep_tracers("farshore_sales".to_owned());
+    let contents: [&[u8]; 3] = [b"farshore_sales 2a", b"farshore_stock 2b", b"\xff"];
+    for (nth, content) in contents.into_iter().enumerate() {
+        let at = 200 + 100 * nth as u64;
+        bench.begin(at, 1);
+        bench.say(&Message::Message {
+            transactional: true,
+            lsn: Lsn(at - 10),
+            prefix: "farshore.tracer",
+            content,
+        });
+        bench.commit(at);
+    }
+    let tracers = bench.assembler.take_tracers();
+    bench.flush().await;
+    assert_eq!(bench.stored(), vec![(210, vec![])]);
+    let tokens: Vec<_> = tracers.iter().map(|t| (t.token, t.position, t.commit_time)).collect();
+    assert_eq!(tokens, vec![(0x2a, Lsn(210), PgTime(7))]);
+    assert!(bench.assembler.take_tracers().is_empty());
+}

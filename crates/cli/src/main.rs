@@ -8,7 +8,9 @@ mod request;
 mod run;
 mod schema;
 mod site_cert;
+mod sparkline;
 mod status;
+mod tracer;
 
 use clap::{ArgGroup, CommandFactory, Parser, Subcommand};
 use farshore_node::control::{BrowseRequest, Request};
@@ -37,7 +39,7 @@ Start with:
   farshore status site.toml    how far it is
 
 Exit status: 0 well; 1 something is wrong, and was said; 2 wrong arguments or site file;
-3 (status) the node does not run; 130 (commission, demo) interrupted.";
+3 (status) the node does not run; 4 (status) a warning; 130 (commission, demo) interrupted.";
 
 #[derive(Subcommand)]
 enum Verb {
@@ -63,8 +65,9 @@ enum Verb {
     },
     /// Show what a running site is doing
     ///
-    /// Ends with 0 when all is well, with 1 when an agent has an error, with 2 when the site file
-    /// cannot be used, and with 3 when the node does not run.
+    /// Ends with 0 when all is well, with 1 when an agent has an error or something is critical, with
+    /// 2 when the site file cannot be used, with 3 when the node does not run, and with 4 when
+    /// something is worth a warning, such as a subscription that is paused.
     Status {
         /// Site file
         site: PathBuf,
@@ -148,6 +151,23 @@ enum Verb {
         /// target, which tells where it stands
         #[arg(long, value_name = "SUBSCRIPTION")]
         copied_from: Option<String>,
+    },
+    /// Post a tracer token of a publication and tell how long each leg took
+    ///
+    /// The token is a transaction without changes: it goes through log, store, link and apply. Ends
+    /// with 0 when it has arrived everywhere, with 1 when not in time or when it was refused, with 2
+    /// when the site file cannot be used, and with 3 when the node does not run.
+    Tracer {
+        /// Site file
+        site: PathBuf,
+        /// Publication of this site
+        publication: String,
+        /// Seconds that it is waited for
+        #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=600))]
+        wait: u64,
+        /// As JSON: milliseconds since COMMIT was sent
+        #[arg(long)]
+        json: bool,
     },
     /// List the stored changes of a publication
     Browse {
@@ -244,6 +264,9 @@ fn main() -> ExitCode {
         Verb::Browse { site, publication, from, to, table, limit, json, schedule } => {
             let wanted = BrowseRequest { publication, from, to, table, limit, json, schedule };
             request::request(&site, &Request::Browse(wanted))
+        }
+        Verb::Tracer { site, publication, wait, json } => {
+            tracer::tracer(&site, &publication, wait, json)
         }
         Verb::SiteCert { action } => site_cert::site_cert(&action),
         Verb::Commission { action } => commission::commission(action),

@@ -1,5 +1,6 @@
+use crate::sparkline::Trends;
 use crate::{load, runtime};
-use farshore_node::report::{MirrorReport, SiteReport};
+use farshore_node::report::{Health, MirrorReport, SiteReport};
 use farshore_node::{control, site};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,7 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 /// Exit status when the node does not run.
-const EXIT_NOT_RUNNING: u8 = 3;
+pub(crate) const EXIT_NOT_RUNNING: u8 = 3;
+/// Exit status when something is worth a warning, and nothing worse.
+const EXIT_WARNING: u8 = 4;
 /// Exit status when an agent has stopped or keeps failing.
 const EXIT_TROUBLE: u8 = 1;
 
@@ -24,6 +27,7 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let mut trends = Trends::default();
     loop {
         let asked = runtime.block_on(control::status(&config.data_dir));
         let (report, running) = match asked {
@@ -48,7 +52,10 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
                 Err(error) => eprintln!("farshore: {error}"),
             }
         } else {
-            let text = render(&report, running);
+            if watch && running {
+                trends.note(&report);
+            }
+            let text = render(&report, running, &trends);
             if watch {
                 // Home, then clear what is below: no flicker.
                 print!("\x1b[H\x1b[J{text}");
@@ -68,13 +75,17 @@ fn exit_code(report: &SiteReport, running: bool) -> ExitCode {
     if !running {
         return ExitCode::from(EXIT_NOT_RUNNING);
     }
-    let trouble = report.publications.iter().any(|p| p.error.is_some())
-        || report.subscriptions.iter().any(|s| s.error.is_some())
-        || report.mirrors.iter().any(|m| m.error.is_some());
-    if trouble { ExitCode::from(EXIT_TROUBLE) } else { ExitCode::SUCCESS }
+    let health = report.health();
+    if report.has_trouble() || health == Health::Critical {
+        ExitCode::from(EXIT_TROUBLE)
+    } else if health == Health::Warning {
+        ExitCode::from(EXIT_WARNING)
+    } else {
+        ExitCode::SUCCESS
+    }
 }
 
-fn render(report: &SiteReport, running: bool) -> String {
+fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
     let mut out = String::new();
     let uptime = if running {
         format!("pid {}, up {}", report.pid, seconds(report.uptime_seconds))
@@ -87,6 +98,7 @@ fn render(report: &SiteReport, running: bool) -> String {
         if let Some(error) = &p.error {
             let _ = writeln!(out, "  error      {error}");
         }
+        judged(&mut out, p.health, p.reason.as_deref());
         if running && p.upstream.is_some() {
             let _ = writeln!(
                 out,
@@ -134,6 +146,7 @@ fn render(report: &SiteReport, running: bool) -> String {
         if let Some(error) = &s.error {
             let _ = writeln!(out, "  error      {error}");
         }
+        judged(&mut out, s.health, s.reason.as_deref());
         if !running {
             continue;
         }
@@ -145,6 +158,11 @@ fn render(report: &SiteReport, running: bool) -> String {
             s.transactions,
             s.target_commits
         );
+        if !trends.show(&mut out, &s.name)
+            && let Some(latency_ms) = s.latency_ms
+        {
+            let _ = writeln!(out, "  latency    {latency_ms:.0} ms");
+        }
         if s.conflicts > 0 {
             let _ = writeln!(out, "  conflicts  {} recorded in farshore.conflicts", s.conflicts);
         }
@@ -174,6 +192,12 @@ fn render(report: &SiteReport, running: bool) -> String {
     out
 }
 
+fn judged(out: &mut String, health: Health, reason: Option<&str>) {
+    if let Some(reason) = reason {
+        let _ = writeln!(out, "  {:<10} {reason}", health.word());
+    }
+}
+
 fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
     let site = m.site.as_deref().unwrap_or("its far end");
     let _ = match m.end.as_str() {
@@ -183,6 +207,7 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
     if let Some(error) = &m.error {
         let _ = writeln!(out, "  error      {error}");
     }
+    judged(out, m.health, m.reason.as_deref());
     if !running {
         return;
     }
@@ -216,7 +241,7 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
     }
 }
 
-fn bytes(bytes: u64) -> String {
+pub(crate) fn bytes(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for next in ["KB", "MB", "GB", "TB"] {
         if value < 1024.0 {

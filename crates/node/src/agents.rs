@@ -1,14 +1,15 @@
-//! The agents of a site, and how each says how it goes.
+//! The agents of a site, and how each says how it goes. What that is worth is judged with the whole
+//! report.
 
 use crate::check::gate::PublisherAsked;
-use crate::report::{CopyReport, PublicationReport, SubscriptionReport};
+use crate::report::{CopyReport, Health, PublicationReport, SubscriptionReport};
 use crate::sites::receive::Receive;
 use crate::supervisor::Notice;
 use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription};
 use farshore_capture::Capture;
 use farshore_capture::source::Direct;
-use farshore_model::Lsn;
+use farshore_model::{Lsn, PgTime};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -28,6 +29,8 @@ pub(crate) struct PublicationAgent {
     pub(crate) failure: Arc<Mutex<AgentFailure>>,
     pub(crate) switch: Arc<Switch>,
     pub(crate) retention: farshore_store::Retention,
+    /// Held while a tracer token is on its way.
+    pub(crate) tracing: tokio::sync::Mutex<()>,
 }
 
 /// A publication of another site whose log is kept here.
@@ -98,15 +101,26 @@ impl PublicationAgent {
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", None),
         };
+        // Nothing has come on a connection that has just begun.
+        let taken = capture.received.0.max(store.durable.0);
+        let unacknowledged_bytes = match capture.acknowledged.0 {
+            Lsn::ZERO => 0,
+            acknowledged => capture.publisher_end.bytes_since(acknowledged),
+        };
         PublicationReport {
             name: self.name.clone(),
             upstream: None,
             state: state.to_owned(),
             error,
+            health: Health::Good,
+            reason: None,
             publisher_end: capture.publisher_end.to_string(),
             received: capture.received.to_string(),
             durable: store.durable.to_string(),
             acknowledged: capture.acknowledged.to_string(),
+            capture_behind_bytes: capture.publisher_end.bytes_since(taken),
+            store_behind_bytes: capture.received.0.bytes_since(store.durable.0),
+            unacknowledged_bytes,
             changes: capture.changes,
             wire_bytes: capture.wire_bytes,
             store_bytes: store.bytes_on_disk,
@@ -135,11 +149,16 @@ impl ReceivedAgent {
             upstream: Some(self.receive.site.clone()),
             state: state.to_owned(),
             error,
+            health: Health::Good,
+            reason: None,
             // Only the upstream site hears of it.
             publisher_end: String::new(),
             received: receive.received.to_string(),
             durable: store.durable.to_string(),
             acknowledged: receive.acknowledged.to_string(),
+            capture_behind_bytes: 0,
+            store_behind_bytes: receive.received.bytes_since(store.durable.0),
+            unacknowledged_bytes: 0,
             changes: 0,
             wire_bytes: receive.traffic.wire_bytes_received,
             store_bytes: store.bytes_on_disk,
@@ -169,13 +188,25 @@ impl SubscriptionAgent {
         } else {
             status.applied.0
         };
+        let behind_bytes = self.store.status().durable.0.bytes_since(applied);
+        let age = |since: PgTime| PgTime::now().micros_since(since).max(0) as f64 / 1_000.0;
+        let latency_ms = match (status.oldest_pending, status.caught_up_at) {
+            (Some(commit_time), _) => Some(age(commit_time)),
+            // It reads whatever the store has.
+            (None, _) if ["catching-up", "streaming"].contains(&state) => Some(0.0),
+            (None, Some(_)) if behind_bytes == 0 => Some(0.0),
+            (None, caught_up_at) => caught_up_at.map(age),
+        };
         SubscriptionReport {
             name: self.name.clone(),
             publication: self.publication.clone(),
             state: state.to_owned(),
             error,
+            health: Health::Good,
+            reason: None,
             applied: applied.to_string(),
-            behind_bytes: self.store.status().durable.0.bytes_since(applied),
+            behind_bytes,
+            latency_ms,
             transactions: status.transactions,
             changes: status.changes,
             target_commits: status.target_commits,
@@ -183,6 +214,9 @@ impl SubscriptionAgent {
             lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
             lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
             lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),
+            tracer_ms: status.tracer.map(|tracer| {
+                tracer.applied_at.micros_since(tracer.commit_time).max(0) as f64 / 1_000.0
+            }),
             restarts: failure.restarts,
             copies: status
                 .copies

@@ -1,7 +1,9 @@
 //! The site file: parsed as typed ([`typed`]), then resolved once into what it means.
 
 pub mod mirrors;
+mod monitor;
 pub mod sites;
+mod thresholds;
 pub mod typed;
 
 use farshore_apply::postgres::follow_ddl::FollowDdl;
@@ -35,6 +37,12 @@ pub struct SiteConfig {
     pub sites: SitesConfig,
     /// Mirrors with an end here.
     pub mirrors: MirrorsConfig,
+    /// The monitor, if there is one.
+    pub monitor: Option<farshore_monitor::Settings>,
+    /// How often the monitor posts a tracer token of each publication.
+    pub tracer_every: Option<Duration>,
+    /// From when on something is worth a warning, or critical.
+    pub limits: farshore_monitor::Limits,
 }
 
 impl SiteConfig {
@@ -133,7 +141,7 @@ pub fn load(path: &Path) -> Result<SiteConfig, ConfigError> {
 
 /// Resolves a site file's text; `path` is for messages and relative paths.
 pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
-    let typed: typed::SiteFile = toml::from_str(text)
+    let mut typed: typed::SiteFile = toml::from_str(text)
         .map_err(|error| ConfigError::Parse { path: path.to_owned(), error: explain(&error) })?;
     let meaning = |section: &str, what: String| ConfigError::Meaning {
         path: path.to_owned(),
@@ -149,7 +157,13 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         subscriptions: Vec::new(),
         sites: SitesConfig::default(),
         mirrors: MirrorsConfig::default(),
+        monitor: monitor::resolve(folder, &typed.site)
+            .map_err(|(section, what)| meaning(section, what))?,
+        tracer_every: monitor::tracer_every(&typed.site)
+            .map_err(|(section, what)| meaning(section, what))?,
+        limits: farshore_monitor::Limits::default(),
     };
+    let thresholds = typed.take_thresholds();
     let sites = sites::resolve(folder, &typed);
     site.sites = sites.map_err(|(section, what)| meaning(&section, what))?;
     for (name, publication) in typed.publication {
@@ -166,6 +180,8 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
     sites::check_grants(&site).map_err(|(section, what)| meaning(&section, what))?;
     let mirrors = mirrors::resolve(&site, &typed.mirror);
     site.mirrors = mirrors.map_err(|(section, what)| meaning(&section, what))?;
+    let limits = thresholds::resolve(&site, &thresholds);
+    site.limits = limits.map_err(|(section, what)| meaning(&section, what))?;
     let has_mirrors = !site.mirrors.near.is_empty() || !site.mirrors.far.is_empty();
     if site.publications.is_empty() && site.sites.received.is_empty() && !has_mirrors {
         let what = "no publication is configured, so there is nothing to do. Add \
@@ -520,6 +536,33 @@ on_conflict = "skip"
             ("\"public.orders\" = \"ov", "\"orders\" = \"ov", "on_conflict_tables: "),
             ("[site]", "[sight]", "unknown field `sight`"),
             ("farshore:geheim@db1/sales", "farshore@db1/sales?sslmod=x", "sslmod"),
+            (
+                "\"data\"",
+                "\"data\"\nmonitor = \"0.0.0.0:7480\"",
+                "name monitor_certificate, monitor_key",
+            ),
+            ("\"data\"", "\"data\"\nmonitor = \"7480\"", "such as 127.0.0.1:7480"),
+            (
+                "[publication.sales]",
+                "[thresholds]\nlatency = [\"5\", \"1min\"]\n[publication.sales]",
+                "latency: \"5\" is not a time",
+            ),
+            (
+                "[publication.sales]",
+                "[thresholds]\nlatency = [\"5min\", \"1min\"]\n[publication.sales]",
+                "cannot be larger",
+            ),
+            (
+                "[publication.sales]",
+                "[publication.sales.thresholds]\nlatency = [\"1s\", \"1min\"]\n[publication.sales]",
+                "there are: unacknowledged, store",
+            ),
+            ("\"data\"", "\"data\"\nmonitor_token = \"t\"", "without monitor"),
+            (
+                "\"data\"",
+                "\"data\"\nmonitor = \"127.0.0.1:0\"\nmonitor_key = \"k\"",
+                "without monitor_certificate",
+            ),
         ] {
             let text = GOOD.replacen(from, to, 1);
             assert_ne!(text, GOOD, "{from}");

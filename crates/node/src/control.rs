@@ -65,6 +65,13 @@ pub enum Request {
         #[serde(default)]
         copied_from: Option<String>,
     },
+    /// Post a tracer token and tell when it came where, as JSON.
+    Tracer {
+        /// Of which publication.
+        publication: String,
+        /// How long it is waited for.
+        seconds: u64,
+    },
     /// List stored changes.
     Browse(BrowseRequest),
 }

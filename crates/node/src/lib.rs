@@ -10,7 +10,8 @@
 //! switch      pause, resume and hold one agent
 //! control     the local socket that the verbs talk to
 //! operate     what operators ask for, with and without a node
-//! report      the site's state as plain values
+//! tracer      tokens that are timed on every leg
+//! monitoring  what the monitor is given: the site's state, and what may be asked of it
 //! mirrors     the ends of mirrors that are here
 //! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
@@ -21,18 +22,20 @@ pub mod check;
 pub mod config;
 pub mod control;
 mod mirrors;
+mod monitoring;
 pub mod operate;
-pub mod report;
 pub mod schema;
 pub mod site;
 mod sites;
 mod stores;
 mod supervisor;
 mod switch;
+mod tracer;
 
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;
 pub use farshore_model::nearest;
+pub use farshore_monitor::report;
 
 /// Measuring the line to an upstream site.
 pub mod measure {

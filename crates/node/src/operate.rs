@@ -11,8 +11,13 @@ use farshore_apply::scheduler::GroupLimits;
 use farshore_apply::{ApplyError, Initialise, Subscription, SubscriptionSpec};
 use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
+use farshore_monitor::Action;
 use farshore_store::LogStore;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a token that was posted on the page is waited for.
+const TRACER_ON_PAGE: Duration = Duration::from_secs(20);
 
 /// The store's note that says that a subscription is paused.
 fn pause_note(subscription: &str) -> String {
@@ -51,6 +56,10 @@ pub(crate) async fn answer(
         Request::Initialise { subscription, lsn, copied_from } => {
             site.initialise(&subscription, lsn.as_deref(), copied_from).await
         }
+        Request::Tracer { publication, seconds } => {
+            let report = site.tracer(&publication, Duration::from_secs(seconds)).await;
+            report.and_then(|report| serde_json::to_string(&report).map_err(|e| e.to_string()))
+        }
         Request::Browse(wanted) => {
             match (site.store(&wanted.publication), limits(&site.config, &wanted)) {
                 (Ok(store), Ok(limits)) => {
@@ -62,6 +71,22 @@ pub(crate) async fn answer(
         }
     };
     (lines, outcome)
+}
+
+/// Does what is asked for on the monitor.
+pub(crate) async fn act(site: &Site, action: Action) -> Result<serde_json::Value, String> {
+    let said = match action {
+        Action::Pause { subscription } => site.pause(&subscription).await,
+        Action::Resume { subscription } => site.resume(Some(&subscription), None).await,
+        Action::ResumePublication { publication } => site.resume(None, Some(&publication)).await,
+        Action::Resync { subscription, table } => site.resync(&subscription, Some(&table)).await,
+        Action::Skip { subscription, lsn } => site.skip(&subscription, &lsn).await,
+        Action::Tracer { publication } => {
+            let report = site.tracer(&publication, TRACER_ON_PAGE).await?;
+            return serde_json::to_value(report).map_err(|error| error.to_string());
+        }
+    };
+    said.map(serde_json::Value::String)
 }
 
 impl Site {
@@ -231,6 +256,10 @@ pub async fn without_node(
         }
         Request::Initialise { .. } => {
             Err("no node runs here: start it (farshore run), so that the log is at hand".to_owned())
+        }
+        Request::Tracer { .. } => {
+            Err("no node runs here, so nothing would carry a token: start it (farshore run)"
+                .to_owned())
         }
         Request::Browse(wanted) => {
             let store = stores::open_existing(site, &wanted.publication)?;

@@ -5,9 +5,10 @@ use crate::check::gate::{self, Gate, PublisherAsked};
 use crate::config::{self, SiteConfig};
 use crate::control;
 use crate::mirrors::{FarAgent, NearAgent};
+use crate::monitoring;
 use crate::operate;
 use crate::report::{
-    DownstreamReport, MirrorReport, PublicationReport, SiteReport, SubscriptionReport,
+    DownstreamReport, MirrorReport, PublicationReport, SiteReport, SubscriptionReport, TracerReport,
 };
 use crate::sites::receive::{Receive, ReceiveStatus};
 use crate::sites::serve::{Served, ServedSource, Serving};
@@ -22,7 +23,7 @@ use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -86,6 +87,8 @@ pub struct Site {
     serving: Option<Arc<Serving>>,
     identity: Option<Arc<Identity>>,
     started: Instant,
+    /// Tracer tokens that were posted here, the newest first.
+    pub(crate) tracers: Mutex<VecDeque<TracerReport>>,
 }
 
 /// What a subscription needs of the publication that it follows.
@@ -133,6 +136,7 @@ impl Site {
                 failure: Arc::default(),
                 switch: Arc::new(Switch::new(false)),
                 retention: publication.log.retention.clone(),
+                tracing: tokio::sync::Mutex::default(),
             });
         }
         let mut received = Vec::new();
@@ -209,6 +213,7 @@ impl Site {
             serving,
             identity,
             started: Instant::now(),
+            tracers: Mutex::default(),
         };
         stores::drop_cursors_of_removed(
             site.logs().map(|(name, store, _)| (name, store)),
@@ -250,6 +255,9 @@ impl Site {
         }));
         let retention = tokio::spawn(self.clone().enforce_retention());
         let mut agents = JoinSet::new();
+        if let Some(settings) = self.config.monitor.clone() {
+            agents.spawn(monitoring::run(self.clone(), settings, stop.clone()));
+        }
         if let (Some(listener), Some(serving)) = (listener, &self.serving) {
             agents.spawn(serving.clone().run(listener, stop.clone()));
         }
@@ -339,6 +347,24 @@ impl Site {
         found.ok_or_else(|| operate::unknown("subscription", name))
     }
 
+    /// Publications of this site.
+    pub(crate) fn publication_agents(&self) -> &[PublicationAgent] {
+        &self.publications
+    }
+
+    /// Names of the subscriptions that follow a publication.
+    pub(crate) fn followers(&self, publication: &str) -> impl Iterator<Item = String> {
+        let all = self.subscriptions.iter();
+        all.filter(move |agent| agent.publication == publication).map(|agent| agent.name.clone())
+    }
+
+    /// What downstream sites have durably of a publication, by site.
+    pub(crate) fn durable_downstream(&self, publication: &str) -> BTreeMap<String, Lsn> {
+        let all = self.serving.iter().flat_map(|serving| serving.following());
+        let of_it = all.filter(|((_, followed), _)| followed == publication);
+        of_it.map(|((site, _), following)| (site, following.durable)).collect()
+    }
+
     /// The log of a publication, of this site or received.
     pub(crate) fn log(&self, name: &str) -> Option<Arc<SegmentedStore>> {
         let own = self.publications.iter().find(|agent| agent.name == name);
@@ -355,7 +381,7 @@ impl Site {
 
     /// The site's state now.
     pub fn report(&self) -> SiteReport {
-        SiteReport {
+        let mut report = SiteReport {
             site: self.config.name.clone(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
@@ -377,7 +403,10 @@ impl Site {
                 .map(|agent| agent.report())
                 .chain(self.far_mirrors.iter().map(|agent| agent.report()))
                 .collect(),
-        }
+            tracers: self.tracers(),
+        };
+        farshore_monitor::judge(&mut report, &self.config.limits);
+        report
     }
 }
 

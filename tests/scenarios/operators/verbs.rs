@@ -187,9 +187,10 @@ fn a_pause_outlives_the_node() -> Result<()> {
             await_state(&pair, "paused")?;
         }
         ensure!(pair.subscriber_says(U)? == "v,v,v");
-        // What is committed meanwhile is kept, and a status without error.
+        // What is committed meanwhile is kept, and no error but worth a warning.
         let status = pair.site.verb("status", &[])?;
-        ensure!(status.code == Some(0), "{status:?}");
+        ensure!(status.code == Some(4), "{status:?}");
+        ensure!(status.stdout.contains("warning    paused by an operator"), "{status:?}");
         verb(&pair, "resume", &[])?;
         pair.await_arrival()?;
         ensure!(pair.subscriber_says(U)? == "before,v,v");

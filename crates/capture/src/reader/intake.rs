@@ -14,6 +14,9 @@ use tokio::time::Instant;
 /// A batch is handed over at this size even if more is waiting, in bytes.
 pub(super) const BATCH_BYTES: usize = 256 << 10;
 
+/// Tracer tokens that the status remembers.
+const TRACERS_KEPT: usize = 8;
+
 /// From pgoutput messages to the store.
 pub(super) struct Intake<'a> {
     pub capture: &'a Capture,
@@ -33,12 +36,13 @@ pub(super) struct Intake<'a> {
 impl<'a> Intake<'a> {
     pub fn new(
         capture: &'a Capture,
-        assembler: Assembler,
+        mut assembler: Assembler,
         binary: bool,
         stop: watch::Receiver<bool>,
     ) -> Intake<'a> {
         let durable = capture.store.durable();
         let handed_over_at = Instant::now();
+        assembler.keep_tracers(capture.spec.slot_name());
         Intake {
             capture,
             assembler,
@@ -103,7 +107,12 @@ impl<'a> Intake<'a> {
         let batch = self.assembler.take_batch()?;
         let received = Received(self.assembler.last_position());
         let (changes, wire_bytes) = (self.assembler.changes_assembled(), self.wire_bytes);
+        let (tracers, now) = (self.assembler.take_tracers(), Instant::now());
         self.capture.set_status(|status| {
+            for tracer in tracers {
+                status.tracers.truncate(TRACERS_KEPT - 1);
+                status.tracers.push_front((tracer, now.into_std()));
+            }
             status.received = received;
             status.publisher_end = status.publisher_end.max(received.0);
             status.changes = changes;
@@ -158,6 +167,8 @@ impl<'a> Intake<'a> {
             ("proto_version", protocol.to_string()),
             ("publication_names", publication),
             ("streaming", "on".to_owned()),
+            // Tracer tokens; messages of others are passed over.
+            ("messages", "on".to_owned()),
         ];
         if self.binary {
             options.push(("binary", "true".to_owned()));

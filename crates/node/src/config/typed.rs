@@ -25,6 +25,75 @@ pub struct SiteFile {
     /// `[mirror.NAME]`
     #[serde(default)]
     pub mirror: BTreeMap<String, Mirror>,
+    /// `[thresholds]`
+    #[serde(default)]
+    pub thresholds: Thresholds,
+}
+
+impl SiteFile {
+    /// Takes all thresholds out.
+    pub fn take_thresholds(&mut self) -> ThresholdSections {
+        let publications = self.publication.iter_mut();
+        let subscriptions = self.subscription.iter_mut();
+        let mirrors = self.mirror.iter_mut();
+        ThresholdSections {
+            site: std::mem::take(&mut self.thresholds),
+            publications: publications
+                .filter_map(|(name, p)| Some((name.clone(), p.thresholds.take()?)))
+                .collect(),
+            subscriptions: subscriptions
+                .filter_map(|(name, s)| Some((name.clone(), s.thresholds.take()?)))
+                .collect(),
+            mirrors: mirrors
+                .filter_map(|(name, m)| Some((name.clone(), m.thresholds.take()?)))
+                .collect(),
+        }
+    }
+}
+
+/// All thresholds of a site file.
+#[derive(Debug, Default)]
+pub struct ThresholdSections {
+    /// `[thresholds]`
+    pub site: Thresholds,
+    /// `[publication.NAME.thresholds]`
+    pub publications: BTreeMap<String, Thresholds>,
+    /// `[subscription.NAME.thresholds]`
+    pub subscriptions: BTreeMap<String, Thresholds>,
+    /// `[mirror.NAME.thresholds]`
+    pub mirrors: BTreeMap<String, Thresholds>,
+}
+
+/// `[thresholds]`: each for a warning, and critical.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Thresholds {
+    /// Latency of a subscription.
+    pub latency: Option<[String; 2]>,
+    /// Log that a subscription lacks.
+    pub behind: Option<[String; 2]>,
+    /// Log that the publisher keeps for a publication.
+    pub unacknowledged: Option<[String; 2]>,
+    /// A publication's store on disk.
+    pub store: Option<[String; 2]>,
+    /// A mirror's send queue.
+    pub send_queue: Option<[String; 2]>,
+}
+
+impl Thresholds {
+    /// Keys that are there.
+    pub fn given(&self) -> Vec<&'static str> {
+        [
+            ("latency", &self.latency),
+            ("behind", &self.behind),
+            ("unacknowledged", &self.unacknowledged),
+            ("store", &self.store),
+            ("send_queue", &self.send_queue),
+        ]
+        .into_iter()
+        .filter_map(|(key, value)| value.is_some().then_some(key))
+        .collect()
+    }
 }
 
 /// `[site]`
@@ -45,6 +114,18 @@ pub struct Site {
     pub ca: Option<PathBuf>,
     /// Certificates that are not valid any more; revoked.crl by default, if there is one.
     pub revoked: Option<PathBuf>,
+    /// Where the monitor listens, `address:port`; without it there is none.
+    pub monitor: Option<String>,
+    /// File with the token that the monitor asks for.
+    pub monitor_token: Option<PathBuf>,
+    /// The monitor's certificate, with those it is signed with.
+    pub monitor_certificate: Option<PathBuf>,
+    /// Its key.
+    pub monitor_key: Option<PathBuf>,
+    /// How often the monitor posts a tracer token of each publication.
+    pub tracer_every: Option<String>,
+    /// Where the monitor posts changes of health.
+    pub webhook: Option<String>,
 }
 
 /// `[upstream.SITE]`
@@ -107,6 +188,8 @@ pub struct Publication {
     pub retention_size: Option<String>,
     /// Size of a log file.
     pub segment_size: Option<String>,
+    /// `[publication.NAME.thresholds]`
+    pub thresholds: Option<Thresholds>,
 }
 
 /// `[publication.NAME.article."schema.table"]`
@@ -161,6 +244,8 @@ pub struct Subscription {
     /// `[subscription.NAME.schemas]`: publisher's schema = target's schema.
     #[serde(default)]
     pub schemas: BTreeMap<String, String>,
+    /// `[subscription.NAME.thresholds]`
+    pub thresholds: Option<Thresholds>,
 }
 
 /// `initialise = "…"`
@@ -233,6 +318,8 @@ pub struct Mirror {
     pub listen: Option<String>,
     /// Whole segments that no standby needs are removed beyond this size.
     pub spool_size: Option<String>,
+    /// `[mirror.NAME.thresholds]`
+    pub thresholds: Option<Thresholds>,
 }
 
 /// `mode = "…"` of a mirror.

@@ -1,5 +1,6 @@
 //! A site's state as plain values, for people and programs.
 
+pub use crate::Health;
 use serde::{Deserialize, Serialize};
 
 /// What `farshore status` shows.
@@ -21,6 +22,60 @@ pub struct SiteReport {
     /// Mirrors with an end here.
     #[serde(default)]
     pub mirrors: Vec<MirrorReport>,
+    /// Tracer tokens that were posted here, the newest first.
+    #[serde(default)]
+    pub tracers: Vec<TracerReport>,
+}
+
+/// A tracer token's way. Times are milliseconds since its COMMIT was sent to the publisher, by this
+/// site's clock.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TracerReport {
+    /// Of which publication.
+    pub publication: String,
+    /// When it was posted, in seconds since 1970.
+    pub posted_at: f64,
+    /// End of its commit record; absent if it did not come out of the publisher's log in time.
+    pub position: Option<String>,
+    /// The publisher had answered its COMMIT.
+    pub committed_ms: f64,
+    /// Leg capture: it had come out of the publisher's log.
+    pub received_ms: Option<f64>,
+    /// Leg store: it was durable in the store here.
+    pub durable_ms: Option<f64>,
+    /// Leg apply, for each subscription here.
+    pub subscriptions: Vec<TracerArrival>,
+    /// Leg link, for each downstream site: its word that it has it durably had come back.
+    pub downstreams: Vec<TracerArrival>,
+}
+
+/// Where a tracer token arrived.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct TracerArrival {
+    /// The subscription, or the downstream site.
+    pub name: String,
+    /// When; absent if not in time.
+    pub arrived_ms: Option<f64>,
+    /// What it was doing when it was waited for no more, if it had not arrived.
+    #[serde(default)]
+    pub state: Option<String>,
+}
+
+impl TracerReport {
+    /// Whether it has arrived everywhere.
+    pub fn is_complete(&self) -> bool {
+        let arrivals = self.subscriptions.iter().chain(&self.downstreams);
+        self.durable_ms.is_some() && arrivals.into_iter().all(|a| a.arrived_ms.is_some())
+    }
+}
+
+impl SiteReport {
+    /// Whether an agent has an error.
+    pub fn has_trouble(&self) -> bool {
+        self.publications.iter().any(|p| p.error.is_some())
+            || self.subscriptions.iter().any(|s| s.error.is_some())
+            || self.mirrors.iter().any(|m| m.error.is_some())
+    }
 }
 
 /// One end of a mirror.
@@ -37,6 +92,12 @@ pub struct MirrorReport {
     pub state: String,
     /// What is wrong.
     pub error: Option<String>,
+    /// How it goes with it.
+    #[serde(default)]
+    pub health: Health,
+    /// Why it is not good.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// What a flush promises: `far`, `far-applied` or `async`; known at the near end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
@@ -122,6 +183,12 @@ pub struct PublicationReport {
     pub state: String,
     /// Why it is not streaming.
     pub error: Option<String>,
+    /// How it goes with it.
+    #[serde(default)]
+    pub health: Health,
+    /// Why it is not good.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// End of the publisher's log as last heard of.
     pub publisher_end: String,
     /// Newest position taken from the stream.
@@ -130,6 +197,17 @@ pub struct PublicationReport {
     pub durable: String,
     /// What the slot was told last.
     pub acknowledged: String,
+    /// Leg capture: bytes of the publisher's log that were not taken from the stream yet; of a
+    /// received publication not known here, and 0.
+    #[serde(default)]
+    pub capture_behind_bytes: u64,
+    /// Leg store: bytes of the publisher's log that came in and are not durable yet.
+    #[serde(default)]
+    pub store_behind_bytes: u64,
+    /// Bytes of the publisher's log that the slot was not told of yet: at least so much it keeps.
+    /// Of a received publication 0.
+    #[serde(default)]
+    pub unacknowledged_bytes: u64,
     /// Row changes taken on this connection.
     pub changes: u64,
     /// Bytes of replication messages taken on this connection.
@@ -157,10 +235,21 @@ pub struct SubscriptionReport {
     pub state: String,
     /// Why it is retrying or stopped.
     pub error: Option<String>,
+    /// How it goes with it.
+    #[serde(default)]
+    pub health: Health,
+    /// Why it is not good.
+    #[serde(default)]
+    pub reason: Option<String>,
     /// Durable on the target.
     pub applied: String,
     /// Bytes of the publisher's log between what is durable in the store and what is applied.
     pub behind_bytes: u64,
+    /// Leg apply and all before it: age of the oldest transaction that was read and is not
+    /// committed on the target, milliseconds; 0 when there is none. While the agent does not run,
+    /// an upper bound: time since everything was there. Absent when that is not known.
+    #[serde(default)]
+    pub latency_ms: Option<f64>,
     /// Source transactions applied since the node started.
     pub transactions: u64,
     /// Row changes applied on this connection.
@@ -176,6 +265,10 @@ pub struct SubscriptionReport {
     pub lag_p99_ms: Option<f64>,
     /// The same, largest.
     pub lag_max_ms: Option<f64>,
+    /// Commit on the publisher to commit on the target of the newest tracer token that the target
+    /// has, milliseconds, by two clocks: the publisher's and this site's.
+    #[serde(default)]
+    pub tracer_ms: Option<f64>,
     /// How often it was started again after an error.
     pub restarts: u64,
     /// Initial copy, table by table.

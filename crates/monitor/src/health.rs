@@ -1,0 +1,265 @@
+//! Good, warning or critical, and why: what operators should look at, in what order.
+
+use crate::report::SiteReport;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// How it goes with something.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Health {
+    /// As it should.
+    #[default]
+    Good,
+    /// Somebody should know.
+    Warning,
+    /// Somebody should act.
+    Critical,
+}
+
+impl Health {
+    /// One word.
+    pub fn word(self) -> &'static str {
+        match self {
+            Health::Good => "good",
+            Health::Warning => "warning",
+            Health::Critical => "critical",
+        }
+    }
+}
+
+/// From which value on something is worth a warning, and from which it is critical.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bounds {
+    /// Worth a warning.
+    pub warning: f64,
+    /// Critical.
+    pub critical: f64,
+}
+
+impl Bounds {
+    fn judge(self, value: f64) -> Health {
+        if value >= self.critical {
+            Health::Critical
+        } else if value >= self.warning {
+            Health::Warning
+        } else {
+            Health::Good
+        }
+    }
+}
+
+/// What one object is measured by; nothing by what is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Thresholds {
+    /// Latency of a subscription, milliseconds.
+    pub latency_ms: Option<Bounds>,
+    /// Log that a subscription lacks, bytes.
+    pub behind_bytes: Option<Bounds>,
+    /// Log that the publisher keeps for a publication, bytes.
+    pub unacknowledged_bytes: Option<Bounds>,
+    /// A publication's store, bytes.
+    pub store_bytes: Option<Bounds>,
+    /// A mirror's send queue, bytes.
+    pub send_queue_bytes: Option<Bounds>,
+}
+
+impl Thresholds {
+    /// Of these, and where they say nothing, of `others`.
+    pub fn or(self, others: Thresholds) -> Thresholds {
+        Thresholds {
+            latency_ms: self.latency_ms.or(others.latency_ms),
+            behind_bytes: self.behind_bytes.or(others.behind_bytes),
+            unacknowledged_bytes: self.unacknowledged_bytes.or(others.unacknowledged_bytes),
+            store_bytes: self.store_bytes.or(others.store_bytes),
+            send_queue_bytes: self.send_queue_bytes.or(others.send_queue_bytes),
+        }
+    }
+}
+
+/// What all objects of a site are measured by, by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Limits {
+    /// Publications.
+    pub publications: BTreeMap<String, Thresholds>,
+    /// Subscriptions.
+    pub subscriptions: BTreeMap<String, Thresholds>,
+    /// Mirrors.
+    pub mirrors: BTreeMap<String, Thresholds>,
+    /// Sizes beyond which publications' stores drop what is still needed, bytes.
+    pub retention_bytes: BTreeMap<String, u64>,
+}
+
+/// Parts of its retention limit that a store may use before it is worth a warning, or critical.
+const RETENTION: Bounds = Bounds { warning: 0.80, critical: 0.95 };
+
+/// The worst of what was found.
+#[derive(Default)]
+struct Verdict {
+    health: Health,
+    reasons: Vec<String>,
+}
+
+impl Verdict {
+    fn find(&mut self, health: Health, reason: impl FnOnce() -> String) {
+        if health == Health::Good {
+            return;
+        }
+        if health > self.health {
+            self.health = health;
+            self.reasons.insert(0, reason());
+        } else {
+            self.reasons.push(reason());
+        }
+    }
+
+    fn agent(&mut self, state: &str, error: Option<&str>) {
+        match (state, error) {
+            ("stopped", _) => self.find(Health::Critical, || "stopped".to_owned()),
+            ("out of room", _) => self.find(Health::Critical, || "out of room".to_owned()),
+            (_, Some(_)) => self.find(Health::Warning, || format!("{state} with an error")),
+            ("paused", None) => self.find(Health::Warning, || "paused by an operator".to_owned()),
+            ("waiting", None) => {
+                self.find(Health::Warning, || "waiting for its far end".to_owned())
+            }
+            _ => {}
+        }
+    }
+
+    fn bytes(&mut self, what: &str, value: u64, bounds: Option<Bounds>) {
+        let Some(bounds) = bounds else { return };
+        let health = bounds.judge(value as f64);
+        self.find(health, || format!("{what}: {}", bytes(value)));
+    }
+
+    fn into_parts(self) -> (Health, Option<String>) {
+        let reason = (!self.reasons.is_empty()).then(|| self.reasons.join("; "));
+        (self.health, reason)
+    }
+}
+
+/// Judges every object of a report.
+pub fn judge(report: &mut SiteReport, limits: &Limits) {
+    for p in &mut report.publications {
+        let mut verdict = Verdict::default();
+        verdict.agent(&p.state, p.error.as_deref());
+        let thresholds = limits.publications.get(&p.name).copied().unwrap_or_default();
+        let kept = "log kept by the publisher";
+        verdict.bytes(kept, p.unacknowledged_bytes, thresholds.unacknowledged_bytes);
+        verdict.bytes("store", p.store_bytes, thresholds.store_bytes);
+        if let Some(most) = limits.retention_bytes.get(&p.name).filter(|most| **most > 0) {
+            let part = p.store_bytes as f64 / *most as f64;
+            verdict.find(RETENTION.judge(part), || {
+                format!(
+                    "the store uses {:.0} % of retention_size; beyond it, what is still needed is \
+                     dropped",
+                    part * 100.0
+                )
+            });
+        }
+        (p.health, p.reason) = verdict.into_parts();
+    }
+    for s in &mut report.subscriptions {
+        let mut verdict = Verdict::default();
+        verdict.agent(&s.state, s.error.as_deref());
+        let thresholds = limits.subscriptions.get(&s.name).copied().unwrap_or_default();
+        if let (Some(bounds), Some(latency)) = (thresholds.latency_ms, s.latency_ms) {
+            verdict.find(bounds.judge(latency), || format!("latency: {:.1} s", latency / 1_000.0));
+        }
+        verdict.bytes("to apply", s.behind_bytes, thresholds.behind_bytes);
+        (s.health, s.reason) = verdict.into_parts();
+    }
+    for m in &mut report.mirrors {
+        let mut verdict = Verdict::default();
+        verdict.agent(&m.state, m.error.as_deref());
+        let thresholds = limits.mirrors.get(&m.name).copied().unwrap_or_default();
+        verdict.bytes("send queue", m.send_queue_bytes, thresholds.send_queue_bytes);
+        (m.health, m.reason) = verdict.into_parts();
+    }
+}
+
+impl SiteReport {
+    /// The worst of all objects. Downstream sites are judged by nobody here: they may be away.
+    pub fn health(&self) -> Health {
+        let publications = self.publications.iter().map(|p| p.health);
+        let subscriptions = self.subscriptions.iter().map(|s| s.health);
+        let mirrors = self.mirrors.iter().map(|m| m.health);
+        let all = publications.chain(subscriptions).chain(mirrors);
+        all.max().unwrap_or_default()
+    }
+}
+
+fn bytes(bytes: u64) -> String {
+    let (mut value, mut unit) = (bytes as f64, "B");
+    for next in ["KB", "MB", "GB", "TB"] {
+        if value < 1024.0 {
+            break;
+        }
+        (value, unit) = (value / 1024.0, next);
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{PublicationReport, SubscriptionReport};
+
+    fn judged(
+        change: impl FnOnce(&mut PublicationReport, &mut SubscriptionReport),
+    ) -> [(Health, String); 2] {
+        let mut publication = PublicationReport { name: "p".into(), ..Default::default() };
+        let mut subscription = SubscriptionReport { name: "s".into(), ..Default::default() };
+        (publication.state, subscription.state) = ("streaming".into(), "streaming".into());
+        change(&mut publication, &mut subscription);
+        let mut report = SiteReport {
+            publications: vec![publication],
+            subscriptions: vec![subscription],
+            ..SiteReport::default()
+        };
+        let bounds = |warning, critical| Some(Bounds { warning, critical });
+        let own = Thresholds { latency_ms: bounds(1_000.0, 60_000.0), ..Thresholds::default() };
+        let site = Thresholds {
+            latency_ms: bounds(1.0, 2.0),
+            behind_bytes: bounds(1e6, 1e9),
+            unacknowledged_bytes: bounds(1e6, 1e9),
+            ..Thresholds::default()
+        };
+        let limits = Limits {
+            publications: BTreeMap::from([("p".into(), site)]),
+            subscriptions: BTreeMap::from([("s".into(), own.or(site))]),
+            retention_bytes: BTreeMap::from([("p".into(), 1_000)]),
+            ..Limits::default()
+        };
+        judge(&mut report, &limits);
+        let (p, s) = (&report.publications[0], &report.subscriptions[0]);
+        let text = |reason: &Option<String>| reason.clone().unwrap_or_default();
+        [(p.health, text(&p.reason)), (s.health, text(&s.reason))]
+    }
+
+    #[test]
+    fn the_worst_comes_first_and_says_why() {
+        let good = (Health::Good, String::new());
+        assert_eq!(judged(|_, _| {}), [good.clone(), good.clone()]);
+        let [p, s] = judged(|p, s| {
+            p.store_bytes = 850;
+            s.latency_ms = Some(1_500.0);
+            s.behind_bytes = 2_000_000_000;
+        });
+        assert_eq!(p.0, Health::Warning);
+        assert!(p.1.starts_with("the store uses 85 % of retention_size"), "{}", p.1);
+        assert_eq!(s, (Health::Critical, "to apply: 1.9 GB; latency: 1.5 s".to_owned()));
+        let [p, s] = judged(|p, s| {
+            (p.state, p.error) = ("retrying".into(), Some("away".into()));
+            p.store_bytes = 950;
+            (s.state, s.error) = ("stopped".into(), Some("a row".into()));
+        });
+        assert_eq!(p.0, Health::Critical);
+        assert!(p.1.ends_with("; retrying with an error"), "{}", p.1);
+        assert_eq!(s, (Health::Critical, "stopped".to_owned()));
+        let [_, s] = judged(|_, s| s.state = "paused".into());
+        assert_eq!(s, (Health::Warning, "paused by an operator".to_owned()));
+        // What is not known is not judged, and copying is as it should be.
+        assert_eq!(judged(|_, s| s.state = "copying".into())[1], good);
+    }
+}

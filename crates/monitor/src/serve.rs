@@ -1,0 +1,172 @@
+//! Connections of the monitor: how many, how long, with TLS.
+
+use crate::guard::Guard;
+use crate::sample::Snapshot;
+use crate::{Settings, Source, api};
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::JoinSet;
+use tokio_rustls::TlsAcceptor;
+
+/// Connections side by side.
+const CONNECTIONS_MAX: usize = 64;
+/// A client has this long for a TLS handshake, and for the head of a request.
+const HEAD_MAX: Duration = Duration::from_secs(10);
+/// A token shorter than this can be guessed.
+const TOKEN_CHARS_MIN: usize = 16;
+
+/// Why the monitor cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum MonitorError {
+    /// The address.
+    #[error("cannot listen on {address} for the monitor: {error}")]
+    Listen {
+        /// As configured.
+        address: SocketAddr,
+        /// Reason.
+        error: std::io::Error,
+    },
+    /// A file that the site file names.
+    #[error("cannot read {path} for the monitor: {error}")]
+    File {
+        /// Path.
+        path: PathBuf,
+        /// Reason.
+        error: std::io::Error,
+    },
+    /// A file that is not what it should be.
+    #[error("{path}: {what}")]
+    Content {
+        /// Path.
+        path: PathBuf,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// An address that others reach, without protection.
+    #[error("{0}")]
+    Unprotected(String),
+}
+
+/// A monitor that listens.
+pub struct Monitor {
+    listener: TcpListener,
+    address: SocketAddr,
+    tls: Option<TlsAcceptor>,
+    routes: Router,
+}
+
+impl Monitor {
+    /// Listens. What is shown comes from `snapshots`, what is asked for goes to `source`.
+    ///
+    /// # Errors
+    /// The address, the token's file, certificate or key.
+    pub async fn bind(
+        settings: &Settings,
+        source: Arc<dyn Source>,
+        snapshots: watch::Receiver<Arc<Snapshot>>,
+    ) -> Result<Monitor, MonitorError> {
+        settings.check().map_err(MonitorError::Unprotected)?;
+        let token = settings.token.as_deref().map(read_token).transpose()?;
+        let tls = match &settings.tls {
+            Some((certificate, key)) => Some(acceptor(certificate, key)?),
+            None => None,
+        };
+        let address = settings.address;
+        let listen = |error| MonitorError::Listen { address, error };
+        let listener = TcpListener::bind(address).await.map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        let guard = Guard::new(token.as_deref(), tls.is_some());
+        let routes = api::routes(source, snapshots, settings.history.clone(), guard);
+        Ok(Monitor { listener, address, tls, routes })
+    }
+
+    /// Where it listens.
+    pub fn local_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Serves until it is dropped.
+    pub async fn run(self) {
+        let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let mut serving = JoinSet::new();
+        loop {
+            while serving.try_join_next().is_some() {}
+            let Ok(permit) = connections.clone().acquire_owned().await else { return };
+            let Ok((stream, peer)) = self.listener.accept().await else {
+                // Out of file descriptors, most likely: give others time to close some.
+                tokio::time::sleep(Duration::from_millis(100)).await;
+                continue;
+            };
+            let (tls, routes) = (self.tls.clone(), self.routes.clone());
+            serving.spawn(async move {
+                match tls {
+                    None => serve_one(stream, routes).await,
+                    Some(tls) => match tokio::time::timeout(HEAD_MAX, tls.accept(stream)).await {
+                        Ok(Ok(stream)) => serve_one(stream, routes).await,
+                        Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS with a browser"),
+                        Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+                    },
+                }
+                drop(permit);
+            });
+        }
+    }
+}
+
+async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, routes: Router) {
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_MAX)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes))
+        .await;
+    if let Err(error) = served {
+        tracing::debug!(%error, "a monitor's client went away");
+    }
+}
+
+fn read_token(path: &Path) -> Result<String, MonitorError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| MonitorError::File { path: path.to_owned(), error })?;
+    let token = text.trim();
+    if token.len() < TOKEN_CHARS_MIN {
+        let what = format!(
+            "the monitor's token has {} characters; it needs at least {TOKEN_CHARS_MIN} (for \
+             instance: openssl rand -hex 24)",
+            token.len()
+        );
+        return Err(MonitorError::Content { path: path.to_owned(), what });
+    }
+    Ok(token.to_owned())
+}
+
+fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, MonitorError> {
+    let content = |path: &Path, what: String| MonitorError::Content { path: path.to_owned(), what };
+    let read = |path: &Path| {
+        std::fs::read(path).map_err(|error| MonitorError::File { path: path.to_owned(), error })
+    };
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_slice_iter(&read(certificate)?).collect::<Result<_, _>>();
+    let chain = chain.map_err(|error| content(certificate, error.to_string()))?;
+    if chain.is_empty() {
+        return Err(content(certificate, "there is no certificate in this file".to_owned()));
+    }
+    let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
+        .map_err(|error| content(key, format!("no private key can be read from it: {error}")))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
+        .map_err(|error| content(certificate, error.to_string()))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}

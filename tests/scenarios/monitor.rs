@@ -1,0 +1,12 @@
+//! The monitor of a site at work: what it says against what the databases hold.
+
+#[path = "monitor/asking.rs"]
+mod asking;
+#[path = "monitor/browser.rs"]
+mod browser;
+#[path = "monitor/site.rs"]
+mod site;
+#[path = "monitor/sites.rs"]
+mod sites;
+#[path = "monitor/tracers.rs"]
+mod tracers;
