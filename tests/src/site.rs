@@ -316,7 +316,7 @@ impl Site {
         })
     }
 
-    /// Runs another verb on the site file.
+    /// Runs another verb on the site file; a verb of two words has a space.
     ///
     /// # Errors
     /// When the program cannot be run.
@@ -324,7 +324,7 @@ impl Site {
         let command = self.place.as_ref().map(|place| place.command(&self.binary));
         let output = command
             .unwrap_or_else(|| Command::new(&self.binary))
-            .arg(verb)
+            .args(verb.split(' '))
             .arg(self.file())
             .args(arguments)
             .envs(self.environment.iter().map(|(name, value)| (name, value)))

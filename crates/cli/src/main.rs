@@ -4,6 +4,7 @@ mod check;
 mod commission;
 mod demo;
 mod fault_points;
+mod mirror;
 mod request;
 mod run;
 mod schema;
@@ -175,6 +176,11 @@ enum Verb {
         #[arg(long, value_name = "SUBSCRIPTION", conflicts_with = "table")]
         schedule: Option<String>,
     },
+    /// Work on a mirror, at the site of its far end
+    Mirror {
+        #[command(subcommand)]
+        action: mirror::MirrorAction,
+    },
     /// Make certificates that sites know each other by
     SiteCert {
         #[command(subcommand)]
@@ -245,6 +251,7 @@ fn main() -> ExitCode {
             let wanted = BrowseRequest { publication, from, to, table, limit, json, schedule };
             request::request(&site, &Request::Browse(wanted))
         }
+        Verb::Mirror { action } => mirror::mirror(action),
         Verb::SiteCert { action } => site_cert::site_cert(&action),
         Verb::Commission { action } => commission::commission(action),
         Verb::Demo(arguments) => demo::demo(&arguments),

@@ -12,6 +12,7 @@
 //! operate     what operators ask for, with and without a node
 //! report      the site's state as plain values
 //! mirrors     the ends of mirrors that are here
+//! seed        the data directory of a new standby
 //! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
 //! ```
@@ -24,6 +25,7 @@ mod mirrors;
 pub mod operate;
 pub mod report;
 pub mod schema;
+pub mod seed;
 pub mod site;
 mod sites;
 mod stores;
@@ -32,4 +34,5 @@ mod switch;
 
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;
+pub use farshore_mirror::seed::Progress as SeedProgress;
 pub use farshore_model::nearest;

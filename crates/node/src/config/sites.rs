@@ -84,7 +84,7 @@ impl SitesConfig {
         self.downstreams.iter().find(|downstream| downstream.site == site)
     }
 
-    pub(super) fn unknown_upstream(&self, site: &str) -> String {
+    pub(crate) fn unknown_upstream(&self, site: &str) -> String {
         let known: Vec<&str> = self.upstreams.iter().map(|up| up.site.as_str()).collect();
         let there = if known.is_empty() {
             "there is none".to_owned()

@@ -225,14 +225,42 @@ pub struct Mirror {
     pub application_name: Option<String>,
     /// What a flush that the principal is told promises.
     pub mode: Option<MirrorMode>,
-    /// zstd level of what crosses; 0: not compressed.
-    pub compression: Option<i32>,
+    /// How what crosses is packed.
+    pub compression: Option<MirrorCompression>,
+    /// zstd's level.
+    pub compression_level: Option<i32>,
     /// The site of the near end.
     pub upstream: Option<String>,
     /// Where standbys connect, `host:port`.
     pub listen: Option<String>,
     /// Whole segments that no standby needs are removed beyond this size.
     pub spool_size: Option<String>,
+    /// The standby that would take over.
+    pub standby: Option<String>,
+}
+
+/// `compression = …` of a mirror.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected \"zstd\", \"lz4\", \"off\", \"auto\", or zstd's level")]
+pub enum MirrorCompression {
+    /// zstd's level; 0: not compressed.
+    Level(i32),
+    /// By name.
+    Method(CompressionMethod),
+}
+
+/// A way to compress.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CompressionMethod {
+    /// zstd.
+    Zstd,
+    /// lz4.
+    Lz4,
+    /// None.
+    Off,
+    /// By what is waited for.
+    Auto,
 }
 
 /// `mode = "…"` of a mirror.

@@ -131,6 +131,20 @@ impl Cluster {
         })
     }
 
+    /// A cluster of the same installation and place, still without a data directory.
+    pub(super) fn without_copy(&self) -> Result<Cluster> {
+        Cluster::without_data(self.installation.clone(), self.place.clone())
+    }
+
+    /// Adds this cluster's port, directories and limits to the configuration in its data directory,
+    /// which something else has written.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn configure_again(&self) -> Result<()> {
+        self.write_configuration(&[])
+    }
+
     /// A copy of this stopped server, not started, on a port of its own, in the same place and with
     /// these settings.
     pub(super) fn stopped_copy(&self, settings: &[(&str, &str)]) -> Result<Cluster> {

@@ -36,6 +36,18 @@ impl Cluster {
         self.start()
     }
 
+    /// A server, not started, on a data directory that something else has made, which is moved to
+    /// a place of the test kit's. It gets a port of its own.
+    ///
+    /// # Errors
+    /// When the directory cannot be moved or written to.
+    pub fn adopt(&self, data_dir: &Path) -> Result<Cluster> {
+        let adopted = self.without_copy()?;
+        std::fs::rename(data_dir, adopted.data_dir()).context("move the data directory")?;
+        adopted.configure_again()?;
+        Ok(adopted)
+    }
+
     /// A physical standby, started, that follows this server through its slot `standby`, which is
     /// made. This server is stopped for a moment. `without` names logical slots that the standby
     /// does not get with the copy; others it keeps as slots of its own.
