@@ -133,6 +133,36 @@ fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
     // The disk goes after what works on it.
 }
 
+/// However the log is packed, it arrives; and what `status` says of it is so.
+#[test]
+fn every_compression_carries_the_log() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    let mut before = "mode = \"far\"\n".to_owned();
+    for (typed, shown) in
+        [("off", "off"), ("lz4", "lz4"), ("auto", "auto: zstd 1"), ("zstd", "zstd 1")]
+    {
+        let line = format!("mode = \"far\"\ncompression = \"{typed}\"\n");
+        mirrored.near.replace(&before, &line)?;
+        before = line;
+        mirrored.near.restart()?;
+        mirrored.await_commits(20)?;
+        let near = report(&mirrored.near, "the near end", |mirror| {
+            mirror["state"] == "streaming" && mirror["ratio"].is_number()
+        })?;
+        ensure!(near["compression"] == shown, "{near}");
+        let ratio = near["ratio"].as_f64().unwrap_or_default();
+        ensure!((ratio > 1.2) != (typed == "off"), "{near}");
+        mirrored.check_standby(&mirrored.returned())?;
+        println!("{typed}: {ratio}");
+    }
+    let far = report(&mirrored.far, "the standby to replay", |mirror| {
+        mirror["apply_bytes_per_s"].as_u64().is_some_and(|rate| rate > 0)
+    })?;
+    ensure!(far["redo_queue_bytes"].is_u64(), "{far}");
+    mirrored.finish()
+}
+
 /// A false promise must be seen through.
 fn caught(defect: &str, points: &[&str]) -> Result<()> {
     let mut mirrored = Mirrored::start(15, Some(defect))?;

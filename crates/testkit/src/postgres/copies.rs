@@ -2,6 +2,7 @@
 
 use super::cluster::{Cluster, StopMode};
 use super::template::copy_tree;
+use crate::wan::Namespace;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 
@@ -55,6 +56,20 @@ impl Cluster {
     /// # Errors
     /// When a server does not stop or start, or there is no room.
     pub fn standby(&mut self, settings: &[(&str, &str)], without: &[&str]) -> Result<Cluster> {
+        let place = self.place().cloned();
+        self.standby_in(place, settings, without)
+    }
+
+    /// As [`Cluster::standby`], in a network namespace of its own.
+    ///
+    /// # Errors
+    /// As [`Cluster::standby`].
+    pub fn standby_in(
+        &mut self,
+        place: Option<Namespace>,
+        settings: &[(&str, &str)],
+        without: &[&str],
+    ) -> Result<Cluster> {
         self.execute_script("SELECT pg_create_physical_replication_slot('standby', true)")?;
         self.stop(StopMode::Fast)?;
         let source = format!(
@@ -67,7 +82,7 @@ impl Cluster {
             ("hot_standby_feedback", "on"),
         ];
         all.extend(settings);
-        let mut standby = self.stopped_copy(&all)?;
+        let mut standby = self.stopped_copy_in(place, &all)?;
         for slot in without.iter().chain(&["standby"]) {
             let directory = standby.data_dir().join("pg_replslot").join(slot);
             ensure!(directory.is_dir(), "{} is no slot", directory.display());
