@@ -1,6 +1,10 @@
 //! A mirror between two sites under SIGKILL and power cuts: every commit that a client saw return
 //! is on the standby, when the far site is all there is left, and on the server that it becomes.
 
+#[path = "mirror/bounds.rs"]
+mod bounds;
+#[path = "mirror/far_sync.rs"]
+mod far_sync;
 #[path = "mirror/kills.rs"]
 mod kills;
 #[path = "mirror/mirrored.rs"]

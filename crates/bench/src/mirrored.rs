@@ -253,7 +253,7 @@ impl<'a> Mirrored<'a> {
         let seconds = begun.elapsed().as_secs_f64();
         let after = self.meter()?;
         let log_mb = (after.log - before.log) / 1e6;
-        let sent = |traffic: &Traffic| traffic.near_to_far.sent_bytes as f64 / 1e6;
+        let sent = |traffic: &Traffic| traffic.near_to_far.bytes as f64 / 1e6;
         let wire_mb = sent(&after.traffic) - sent(&before.traffic);
         values.insert("seconds", seconds);
         values.insert("log_mb_per_s", log_mb / seconds);

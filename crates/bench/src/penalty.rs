@@ -166,7 +166,8 @@ fn insert(
 ) -> Result<BTreeMap<&'static str, f64>> {
     let mut client = principal.connect()?;
     let statement = client.prepare(&format!(
-        "INSERT INTO rows SELECT g, substr(v, 1 + (g * 7919 + $2) % {TEXT_BYTES}, {ROW_BYTES}) \
+        "INSERT INTO rows SELECT g, substr(v, 1 + ((g::int8 * 7919 + $2::int4) % {TEXT_BYTES})::int4, \
+         {ROW_BYTES}) \
          FROM source, generate_series(1, $1::int4) g"
     ))?;
     let begun = Instant::now();

@@ -200,6 +200,9 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
         bytes(m.link_bytes),
         bytes(m.send_queue_bytes)
     );
+    if let Some(kept) = m.kept_bytes {
+        let _ = writeln!(out, "  kept       {} at the principal", bytes(kept));
+    }
     if m.end == "near" {
         let _ = writeln!(
             out,

@@ -41,6 +41,9 @@ pub enum Promise {
     /// fdatasynced in the far end's spool.
     #[default]
     Far,
+    /// The same, where the far end is a node near the principal that keeps log alone: a mirror of
+    /// its spool carries the log on.
+    FarSync,
     /// Replayed by the standbys at the far end.
     FarApplied,
     /// Nothing that anybody should wait for: told lazily, of what is durable at the far end.
@@ -52,6 +55,7 @@ impl Promise {
     pub fn as_str(self) -> &'static str {
         match self {
             Promise::Far => "far",
+            Promise::FarSync => "far-sync",
             Promise::FarApplied => "far-applied",
             Promise::Async => "async",
         }
@@ -65,7 +69,7 @@ impl Promise {
             return Reply { written: received, flushed: received, applied: far.applied };
         }
         let flushed = match self {
-            Promise::Far | Promise::Async => far.durable,
+            Promise::Far | Promise::FarSync | Promise::Async => far.durable,
             // A standby that is further behind than the ones before it does not take back what was
             // told: the slot would go back to log that the principal may have dropped. Whatever
             // comes next waits for it.
@@ -669,9 +673,12 @@ mod tests {
     fn a_reply_promises_what_the_mode_says() {
         let far = FarPositions { written: Lsn(30), durable: Lsn(20), applied: Lsn(10) };
         let received = Lsn(40);
-        for (promise, flushed) in
-            [(Promise::Far, 20), (Promise::FarApplied, 10), (Promise::Async, 20)]
-        {
+        for (promise, flushed) in [
+            (Promise::Far, 20),
+            (Promise::FarSync, 20),
+            (Promise::FarApplied, 10),
+            (Promise::Async, 20),
+        ] {
             let reply = promise.reply(received, far, Lsn::ZERO);
             let expected = Reply { written: Lsn(30), flushed: Lsn(flushed), applied: Lsn(10) };
             assert_eq!(reply, expected, "{promise:?}");

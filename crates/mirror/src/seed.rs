@@ -14,9 +14,9 @@
 mod directory;
 mod give;
 mod manifest;
-mod message;
+pub mod message;
 mod take;
-mod tar;
+pub mod tar;
 mod writer;
 
 pub use give::give;

@@ -1,5 +1,6 @@
 //! Mirrors: their ends that are here, kept running.
 
+mod bounds;
 mod promote;
 mod reserve;
 
@@ -11,6 +12,7 @@ use crate::report::{MirrorReport, StandbyReport};
 use crate::sites::protocol::Wanted;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, supervise};
 use crate::switch::Switch;
+use bounds::{Bounds, Seen};
 use farshore_link::{Dialer, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
@@ -35,6 +37,10 @@ pub(crate) struct NearAgent {
     /// Why the last session ended.
     failure: Mutex<Option<String>>,
     peer: Mutex<Option<String>>,
+    bounds: Bounds,
+    seen: Mutex<Seen>,
+    /// The session that runs ends when this changes.
+    end_session: watch::Sender<u64>,
 }
 
 impl NearAgent {
@@ -51,6 +57,9 @@ impl NearAgent {
             },
             failure: Mutex::default(),
             peer: Mutex::default(),
+            bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
+            seen: Mutex::default(),
+            end_session: watch::Sender::new(0),
         }
     }
 
@@ -58,7 +67,12 @@ impl NearAgent {
     pub async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         *lock(&self.peer) = Some(session.peer_site().to_owned());
         let connected = Connected(self);
-        let ended = self.near.serve(session, request).await;
+        let mut end = self.end_session.subscribe();
+        lock(&self.seen).dropped = None;
+        let ended = tokio::select! {
+            ended = self.near.serve(session, request) => ended,
+            _ = end.changed() => Ok(()),
+        };
         drop(connected);
         *lock(&self.failure) = ended.as_ref().err().map(ToString::to_string);
         ended
@@ -75,13 +89,15 @@ impl NearAgent {
 
     pub fn report(&self) -> MirrorReport {
         let status = *self.near.status();
+        let seen = lock(&self.seen).clone();
         let failure = lock(&self.failure).clone().filter(|_| !status.connected);
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: if status.connected { "streaming" } else { "waiting" }.to_owned(),
-            error: failure,
+            error: seen.dropped.or(with_warning(failure, self.bounds.warning(seen.kept_bytes))),
+            kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,
             principal_end: status.principal_end.to_string(),
@@ -112,6 +128,13 @@ struct Connected<'a>(&'a NearAgent);
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
         self.0.near.status().connected = false;
+    }
+}
+
+fn with_warning(failure: Option<String>, warning: Option<String>) -> Option<String> {
+    match (failure, warning) {
+        (Some(failure), Some(warning)) => Some(format!("{warning}. {failure}")),
+        (failure, warning) => failure.or(warning),
     }
 }
 

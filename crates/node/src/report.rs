@@ -37,7 +37,7 @@ pub struct MirrorReport {
     pub state: String,
     /// What is wrong.
     pub error: Option<String>,
-    /// What a flush promises: `far`, `far-applied` or `async`; known at the near end.
+    /// What a flush promises: `far`, `far-sync`, `far-applied` or `async`; known at the near end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// The timeline that flows.
@@ -70,6 +70,9 @@ pub struct MirrorReport {
     /// end.
     #[serde(default)]
     pub flow_control_ms: u64,
+    /// Bytes of log that the principal keeps for the mirror's slot, as seen last; at the near end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_bytes: Option<u64>,
     /// Bytes of log that the near end has and the far end has not written.
     pub send_queue_bytes: u64,
     /// Bytes of log that are durable at the far end and that its standbys have not replayed; none

@@ -279,6 +279,10 @@ impl Site {
                 switch.keep(stop, run).await;
             });
         }
+        for agent in self.near_mirrors.values() {
+            let (agent, stop) = (agent.clone(), stop.clone());
+            agents.spawn(async move { agent.watch(stop).await });
+        }
         for agent in &self.far_mirrors {
             agents.spawn(agent.clone().run(stop.clone()));
         }

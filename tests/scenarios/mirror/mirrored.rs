@@ -18,9 +18,9 @@ pub const SLOT: &str = "farshore_mirror_m";
 
 /// A client that commits one row after another; how many it saw return.
 pub struct Client {
-    returned: Arc<AtomicI32>,
-    stop: Arc<AtomicBool>,
-    thread: JoinHandle<Result<()>>,
+    pub returned: Arc<AtomicI32>,
+    pub stop: Arc<AtomicBool>,
+    pub thread: JoinHandle<Result<()>>,
 }
 
 pub struct Mirrored {
@@ -232,7 +232,7 @@ pub fn position(text: &str) -> Result<i64> {
     Ok((i64::from_str_radix(high, 16)? << 32) + i64::from_str_radix(low, 16)?)
 }
 
-fn client(principal: &Cluster, number: i32) -> Result<Client> {
+pub fn client(principal: &Cluster, number: i32) -> Result<Client> {
     let mut connection = principal.connect()?;
     connection.batch_execute("SET application_name = 'client'")?;
     let (returned, stop) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicBool::new(false)));

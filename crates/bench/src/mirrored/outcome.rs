@@ -45,7 +45,7 @@ impl Ranking<'_> {
         outcomes: &[Outcome],
         settings: BTreeMap<&'static str, Value>,
     ) -> Measurement {
-        let of = |name: &&str| outcomes.iter().find(|outcome| outcome.name == **name);
+        let of = |name: &&str| outcomes.iter().find(|outcome| outcome.name == *name);
         let (shown, metric) = self.metric;
         let first = self.ours.first().and_then(of);
         let farshore = first.map_or(f64::NAN, |first| first.median(metric));

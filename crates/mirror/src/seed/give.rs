@@ -174,7 +174,7 @@ impl Giving {
                 BackupMessage::Data(data) => {
                     reader.push(&data);
                     while let Some(entry) =
-                        reader.next().map_err(|error| wrong(error.to_string()))?
+                        reader.next_entry().map_err(|error| wrong(error.to_string()))?
                     {
                         self.entry(&prefix, entry).await?;
                     }

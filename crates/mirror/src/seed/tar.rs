@@ -56,7 +56,7 @@ impl Reader {
     ///
     /// # Errors
     /// [`TarError`].
-    pub fn next(&mut self) -> Result<Option<Entry>, TarError> {
+    pub fn next_entry(&mut self) -> Result<Option<Entry>, TarError> {
         loop {
             if self.file_left > 0 {
                 if self.waiting.is_empty() {
@@ -192,7 +192,7 @@ mod tests {
         let (mut reader, mut entries) = (Reader::default(), Vec::new());
         for piece in all.chunks(step) {
             reader.push(piece);
-            while let Some(entry) = reader.next()? {
+            while let Some(entry) = reader.next_entry()? {
                 match (entries.last_mut(), entry) {
                     (Some(Entry::Data(data)), Entry::Data(more)) => {
                         *data = [&data[..], &more[..]].concat().into();

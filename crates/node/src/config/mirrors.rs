@@ -13,6 +13,10 @@ type Wrong = (String, String);
 
 /// A far end keeps this much log by default, and more as long as a standby's slot needs it.
 const SPOOL_BYTES: u64 = 4 << 30;
+/// A mirror that is further behind is worth a word.
+const WARN_BEHIND_BYTES: u64 = 1 << 30;
+/// Less would drop a mirror at its first hiccup.
+const DROP_BEHIND_BYTES_MIN: u64 = 256 << 20;
 /// Less would be forgotten before a new standby has come.
 const SPOOL_BYTES_MIN: u64 = 64 << 20;
 
@@ -40,6 +44,10 @@ pub struct NearMirror {
     pub promise: Promise,
     /// How log is packed.
     pub compression: Compression,
+    /// Bytes of log that are not at the far end beyond which `status` warns.
+    pub warn_behind: u64,
+    /// Bytes of log that the principal keeps for it beyond which its slot is dropped.
+    pub drop_behind: Option<u64>,
 }
 
 /// A mirror whose far end is here.
@@ -162,8 +170,18 @@ fn resolve_near(
             .to_owned());
     }
     let compression = resolve_compression(typed)?;
+    let bytes = |text: &Option<String>, key: &str| {
+        let parsed = text.as_deref().map(parse_bytes).transpose();
+        parsed.map_err(|what| format!("{key}: {what}"))
+    };
+    let warn_behind = bytes(&typed.warn_behind, "warn_behind")?.unwrap_or(WARN_BEHIND_BYTES);
+    let drop_behind = bytes(&typed.drop_behind, "drop_behind")?;
+    if drop_behind.is_some_and(|bytes| bytes < DROP_BEHIND_BYTES_MIN) {
+        return Err("drop_behind: must be at least 256MB".to_owned());
+    }
     let promise = match typed.mode.unwrap_or_default() {
         typed::MirrorMode::Far => Promise::Far,
+        typed::MirrorMode::FarSync => Promise::FarSync,
         typed::MirrorMode::FarApplied => Promise::FarApplied,
         typed::MirrorMode::Async => Promise::Async,
     };
@@ -174,6 +192,8 @@ fn resolve_near(
         application_name,
         promise,
         compression,
+        warn_behind,
+        drop_behind,
     })
 }
 
@@ -233,6 +253,8 @@ fn resolve_far(
         (typed.mode.is_some(), "mode"),
         (typed.compression.is_some(), "compression"),
         (typed.compression_level.is_some(), "compression_level"),
+        (typed.warn_behind.is_some(), "warn_behind"),
+        (typed.drop_behind.is_some(), "drop_behind"),
     ] {
         if is_set {
             return Err(format!("{key}: belongs to the near end, and this is the far end"));
@@ -341,9 +363,11 @@ spool_size = "10GB"
                 NEAR,
                 "\"far-applied\"",
                 "\"far-away\"",
-                "expected one of `far`, `far-applied`, `async`",
+                "expected one of `far`, `far-sync`, `far-applied`, `async`",
             ),
             (NEAR, "compression = 3", "compression = 20", "from 0 (none) to 19"),
+            (NEAR, "compression = 3", "drop_behind = \"1MB\"", "at least 256MB"),
+            (NEAR, "compression = 3", "warn_behind = \"much\"", "warn_behind: "),
             (NEAR, "compression = 3", "compression_level = 0", "from 1 to 19"),
             (
                 NEAR,

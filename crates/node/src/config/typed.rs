@@ -229,6 +229,10 @@ pub struct Mirror {
     pub compression: Option<MirrorCompression>,
     /// zstd's level.
     pub compression_level: Option<i32>,
+    /// Warn when so much log is not at the far end.
+    pub warn_behind: Option<String>,
+    /// Drop the slot when the principal keeps so much log for it.
+    pub drop_behind: Option<String>,
     /// The site of the near end.
     pub upstream: Option<String>,
     /// Where standbys connect, `host:port`.
@@ -270,6 +274,8 @@ pub enum MirrorMode {
     /// Durable in the far end's spool.
     #[default]
     Far,
+    /// Durable in the spool of a node near the principal that keeps log alone.
+    FarSync,
     /// Replayed by the standbys there.
     FarApplied,
     /// Nothing that anybody should wait for.

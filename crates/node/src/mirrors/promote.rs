@@ -1,7 +1,9 @@
 //! `farshore mirror promote`: the standby of a far end takes over.
 
 use super::FarAgent;
+use farshore_mirror::keep::FarStatus;
 use farshore_mirror::promote::{Plan, Promoted, promote};
+use farshore_mirror::spool::Spool;
 use farshore_pg::Config;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -41,7 +43,7 @@ impl FarAgent {
         let spool = self.far.spool().ok_or_else(|| {
             format!("mirror \"{name}\" has received no log yet: there is nothing to promote")
         })?;
-        let was_connected = self.far.status().connected;
+        let was_connected = self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await;
         // Nothing is acknowledged from here on.
         let held = self.intake.hold().await;
         let plan = Plan {
@@ -58,6 +60,37 @@ impl FarAgent {
             spool_end = %promoted.spool_end, lost_bytes = promoted.lost_bytes(), "promoted"
         );
         Ok(said(name, &promoted, was_connected))
+    }
+
+    /// Lets come what the near end had told of by now: where it streams from a node that keeps log
+    /// alone, that is acknowledged and may be nowhere else. Whether it was connected.
+    async fn fetch_the_rest(
+        &self,
+        spool: &Spool,
+        wait_seconds: u64,
+        progress: &mpsc::Sender<String>,
+    ) -> bool {
+        let FarStatus { connected, principal_end, .. } = *self.far.status();
+        let mut positions = spool.positions();
+        let durable = positions.borrow().durable;
+        if !connected || durable >= principal_end {
+            return connected;
+        }
+        let _ = progress.try_send(format!(
+            "the near end has log up to {principal_end}, {} bytes beyond the spool: fetching it",
+            principal_end.bytes_since(durable)
+        ));
+        let within = Duration::from_secs(wait_seconds);
+        let mut reached = durable;
+        while reached < principal_end {
+            let moved = positions.wait_for(|now| now.durable > reached);
+            match tokio::time::timeout(within, moved).await {
+                Ok(Ok(now)) => reached = now.durable,
+                // What cannot be fetched is not waited for: the near end is gone as well.
+                Ok(Err(_)) | Err(_) => break,
+            }
+        }
+        connected
     }
 }
 
