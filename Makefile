@@ -44,6 +44,7 @@ test-versions:
 	@scripts/setup --all-versions
 	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
 	  --nocapture --test-threads=2
+	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror three_commands -- --nocapture
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup

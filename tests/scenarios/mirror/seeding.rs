@@ -198,9 +198,14 @@ fn a_mirror_in_three_commands_with_18() -> Result<()> {
     three_commands(18)
 }
 
+/// With FARSHORE_VERSIONS=all, which `make test-versions` sets and installs them for.
 #[test]
-fn a_mirror_in_three_commands_with_14() -> Result<()> {
-    three_commands(14)
+fn a_mirror_in_three_commands_with_14_16_and_17() -> Result<()> {
+    if std::env::var("FARSHORE_VERSIONS").as_deref() != Ok("all") {
+        println!("skipped: FARSHORE_VERSIONS is not \"all\"");
+        return Ok(());
+    }
+    [14, 16, 17].into_iter().try_for_each(three_commands)
 }
 
 /// The near end dies in the middle; another run goes on, and no server starts in between.
