@@ -79,14 +79,16 @@ impl MirrorCase {
     pub fn measure(self, bench: Bench<'_>) -> Result<Vec<Measurement>> {
         let rows = (ROWS * bench.plan.scale).max(ROWS_MIN).round() as i32;
         let seconds = (SECONDS * bench.plan.scale).max(SECONDS_MIN);
-        let schema = format!(
-            "CREATE TABLE accounts (aid int PRIMARY KEY, balance int, filler text); \
+        let schema = "CREATE TABLE accounts (aid int PRIMARY KEY, balance int, filler text); \
+             CREATE TABLE history (aid int, delta int, at timestamptz DEFAULT now(), filler text)";
+        // Anew for everybody: rows that were changed before would lie together on few pages.
+        let fill = format!(
+            "TRUNCATE accounts, history; \
              INSERT INTO accounts SELECT g, 0, md5(g::text) || md5((-g)::text) \
-             FROM generate_series(1, {rows}) g; \
-             CREATE TABLE history (aid int, delta int, at timestamptz DEFAULT now(), filler text)"
+             FROM generate_series(1, {rows}) g"
         );
         say("starting a principal and a standby at the ends of a line");
-        let mut mirrored = Mirrored::start(bench, &schema)?;
+        let mut mirrored = Mirrored::start(bench, schema)?;
         let conditions = Conditions::new(self.rtt_ms, self.mbit_per_s);
         let there = mirrored.wal_compressions()?;
         let native = NATIVE.iter().filter(|(_, method)| there.contains(method));
@@ -100,6 +102,7 @@ impl MirrorCase {
             ways.iter().map(|(name, _)| Outcome { name, runs: Vec::new() }).collect();
         for run in 0..bench.plan.runs {
             for (outcome, (name, way)) in outcomes.iter_mut().zip(&ways) {
+                mirrored.principal.execute_script(&fill)?;
                 mirrored.take(*way, conditions)?;
                 let seed = bench.plan.seed + run as u64;
                 let took = mirrored.measure(|principal| load(principal, rows, seconds, seed))?;
