@@ -280,7 +280,8 @@ impl FarAgent {
         let mut every = tokio::time::interval(FORGET_EVERY);
         loop {
             every.tick().await;
-            lock(&self.apply_rate).look(Instant::now(), self.far.standbys.seen().borrow().applied);
+            let applied = self.far.standbys.seen().borrow().applied;
+            lock(&self.apply_rate).look(Instant::now(), applied);
             let agent = self.clone();
             let forgotten =
                 tokio::task::spawn_blocking(move || agent.far.forget(agent.config.spool_bytes_max));
@@ -315,6 +316,9 @@ impl FarAgent {
                 None => ("starting", None),
             },
         };
+        // Not within what follows: it would be held while the list of standbys is asked for, by
+        // whom those who report wait for it.
+        let applied = self.far.standbys.seen().borrow().applied;
         let error = error.or_else(|| server.stopped().or(server.retrying()).map(str::to_owned));
         let mut report = MirrorReport {
             name: self.config.name.clone(),
@@ -323,7 +327,7 @@ impl FarAgent {
             state: state.to_owned(),
             error,
             principal_end: status.principal_end.to_string(),
-            applied: self.far.standbys.seen().borrow().applied.to_string(),
+            applied: applied.to_string(),
             acknowledged: status.acknowledged.to_string(),
             log_bytes: status.log_bytes,
             link_bytes: status.packed_bytes,
@@ -338,7 +342,6 @@ impl FarAgent {
             report.received = positions.written.to_string();
             report.written = positions.written.to_string();
             report.durable = positions.durable.to_string();
-            let applied = self.far.standbys.seen().borrow().applied;
             report.redo_queue_bytes = redo_queue(positions.durable, applied);
             report.apply_bytes_per_s = lock(&self.apply_rate).bytes_per_s;
             report.syncs = hardening.syncs;
