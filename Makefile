@@ -50,6 +50,7 @@ test-versions:
 	@scripts/setup --all-versions
 	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
 	  --nocapture --test-threads=2
+	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror three_commands -- --nocapture
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup
@@ -60,7 +61,7 @@ stress: setup
 FUZZ_SECONDS ?= 20
 ## Every decoder against arbitrary bytes (needs a nightly toolchain and cargo-fuzz).
 fuzz:
-	cd fuzz && for target in pgoutput pgoutput_stored replication copy_binary backend link_frame; do \
+	cd fuzz && for target in pgoutput pgoutput_stored replication copy_binary backend link_frame mirror; do \
 	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 ## Comparisons with PostgreSQL's own replication. SCENARIO=name prints JSON lines alone.

@@ -324,14 +324,14 @@ impl Site {
         command
     }
 
-    /// Runs another verb on the site file.
+    /// Runs another verb on the site file; a verb of two words has a space.
     ///
     /// # Errors
     /// When the program cannot be run.
     pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<Verb> {
         let output = self
             .command()
-            .arg(verb)
+            .args(verb.split(' '))
             .arg(self.file())
             .args(arguments)
             .stdin(Stdio::null())

@@ -5,6 +5,8 @@ use crate::drain::{self, DrainCase};
 use crate::fanout::{self, FanoutCase};
 use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
+use crate::mirror::{self, MirrorCase};
+use crate::penalty::{self, PenaltyCase};
 use crate::scaling::{self, ScalingCase};
 use crate::study::{self, StudyCase};
 use crate::wan::{self, WanCase};
@@ -27,6 +29,10 @@ pub enum Case {
     Study(StudyCase),
     /// A long line between publisher and subscriber.
     Wan(WanCase),
+    /// The log-compression study.
+    Mirror(MirrorCase),
+    /// The synchronous/asynchronous study.
+    Penalty(PenaltyCase),
 }
 
 impl Case {
@@ -46,6 +52,8 @@ impl Case {
             .chain(live)
             .chain(study)
             .chain(wan)
+            .chain(MirrorCase::ALL.map(Case::Mirror))
+            .chain(PenaltyCase::ALL.map(Case::Penalty))
             .collect()
     }
 
@@ -59,6 +67,8 @@ impl Case {
             Case::Scaling(_) => scaling::SCALING,
             Case::Study(_) => study::STUDY,
             Case::Wan(_) => wan::WAN,
+            Case::Mirror(_) => mirror::MIRROR,
+            Case::Penalty(_) => penalty::PENALTY,
         }
     }
 
@@ -71,6 +81,8 @@ impl Case {
             Case::Scaling(case) => case.name(),
             Case::Study(case) => case.name(),
             Case::Wan(case) => case.name(),
+            Case::Mirror(case) => case.name(),
+            Case::Penalty(case) => case.name(),
         }
     }
 
@@ -87,6 +99,8 @@ impl Case {
             Case::Scaling(case) => Ok(vec![case.measure(bench)?]),
             Case::Study(case) => case.measure(bench),
             Case::Wan(case) => case.measure(bench),
+            Case::Mirror(case) => case.measure(bench),
+            Case::Penalty(case) => case.measure(bench),
         }
     }
 }

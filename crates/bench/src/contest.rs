@@ -11,7 +11,7 @@ mod native;
 mod relay;
 
 use farshore::{COMPRESSION, CONNECTIONS};
-pub use farshore::{Farshore, Status, binary};
+pub use farshore::{Farshore, Site, Status, binary, issue_certificates};
 use ground::Built;
 pub use ground::{DRAIN_MAX, Ground, SWITCH_MAX};
 pub use native::Native;

@@ -14,7 +14,10 @@ mod latency;
 mod line;
 mod load;
 mod measurement;
+mod mirror;
+mod mirrored;
 mod page;
+mod penalty;
 mod progress;
 mod scaling;
 mod servers;
@@ -64,7 +67,11 @@ fn main() -> ExitCode {
 
 /// Runs every planned case; `false` when one of them failed.
 fn run(plan: &Plan) -> Result<bool> {
-    if plan.cases.iter().any(|case| matches!(case, Case::Wan(_))) {
+    if plan
+        .cases
+        .iter()
+        .any(|case| matches!(case, Case::Wan(_) | Case::Mirror(_) | Case::Penalty(_)))
+    {
         // Only a process that has a single thread yet can have them. Where they cannot be had,
         // the cases that need them say so.
         let _ = gain_rights();

@@ -4,6 +4,7 @@ mod check;
 mod commission;
 mod demo;
 mod fault_points;
+mod mirror;
 mod request;
 mod run;
 mod schema;
@@ -195,6 +196,11 @@ enum Verb {
         #[arg(long, value_name = "SUBSCRIPTION", conflicts_with = "table")]
         schedule: Option<String>,
     },
+    /// Work on a mirror, at the site of its far end
+    Mirror {
+        #[command(subcommand)]
+        action: mirror::MirrorAction,
+    },
     /// Make certificates that sites know each other by
     SiteCert {
         #[command(subcommand)]
@@ -268,6 +274,7 @@ fn main() -> ExitCode {
         Verb::Tracer { site, publication, wait, json } => {
             tracer::tracer(&site, &publication, wait, json)
         }
+        Verb::Mirror { action } => mirror::mirror(action),
         Verb::SiteCert { action } => site_cert::site_cert(&action),
         Verb::Commission { action } => commission::commission(action),
         Verb::Demo(arguments) => demo::demo(&arguments),

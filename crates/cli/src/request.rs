@@ -22,7 +22,11 @@ pub fn request(site: &Path, request: &Request) -> ExitCode {
     let mut reader_gone = false;
     let outcome = runtime.block_on(async {
         let mut print = |line: &str| {
-            let printed = writeln!(out, "{line}");
+            let mut printed = writeln!(out, "{line}");
+            if !matches!(request, Request::Browse(_)) {
+                // Progress, to be seen as it comes.
+                printed = printed.and_then(|()| out.flush());
+            }
             reader_gone |= printed.as_ref().is_err_and(|e| e.kind() == ErrorKind::BrokenPipe);
             printed
         };
@@ -51,7 +55,7 @@ pub fn request(site: &Path, request: &Request) -> ExitCode {
     }
 }
 
-fn fail(why: &str) -> ExitCode {
+pub fn fail(why: &str) -> ExitCode {
     eprintln!("farshore: {why}");
     ExitCode::FAILURE
 }

@@ -217,13 +217,28 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
         m.principal_end, m.received, m.durable, m.applied, m.acknowledged
     );
     let ratio = m.ratio.map_or(String::new(), |ratio| format!(" ({ratio:.1}:1)"));
+    let method = m.compression.as_ref().map_or(String::new(), |method| format!(", {method}"));
     let _ = writeln!(
         out,
-        "  log        {} as {} on the link{ratio}; {} to be sent",
+        "  log        {} as {} on the link{ratio}{method}; {} to be sent",
         bytes(m.log_bytes),
         bytes(m.link_bytes),
         bytes(m.send_queue_bytes)
     );
+    if let Some(kept) = m.kept_bytes {
+        let _ = writeln!(out, "  kept       {} at the principal", bytes(kept));
+    }
+    if m.end == "near" {
+        let _ = writeln!(
+            out,
+            "  time       {} ms packing, {} ms waiting for the link",
+            m.packing_ms, m.flow_control_ms
+        );
+    }
+    if let Some(redo_queue) = m.redo_queue_bytes {
+        let rate = m.apply_bytes_per_s.map_or(String::new(), |rate| format!(", {}/s", bytes(rate)));
+        let _ = writeln!(out, "  redo       {} to be replayed{rate}", bytes(redo_queue));
+    }
     if let Some(harden_ms) = m.harden_ms {
         let _ = writeln!(
             out,

@@ -64,6 +64,7 @@ pub const POINTS: &[&str] = &[
     "mirror.before-acknowledge",
     "mirror.after-acknowledge",
     "mirror.before-serve",
+    "seed.before-file",
 ];
 
 /// Every defect that can be switched on. Each must be caught by a checker in `tests/`, or be shown
@@ -81,4 +82,5 @@ pub const DEFECTS: &[&str] = &[
     "spool-durable-before-fsync",
     "mirror-near-claims-far",
     "mirror-reply-from-received",
+    "mirror-promote-without-drain",
 ];

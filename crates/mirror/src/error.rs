@@ -20,6 +20,22 @@ pub enum MirrorError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// Another standby has this one's name.
+    #[error(
+        "the principal {server} has another standby that is called \"{application_name}\" (process \
+         {pid}, from {from}): synchronous_standby_names takes the two for one, and a commit may \
+         return that is not here. Give one of the two another application_name"
+    )]
+    Namesake {
+        /// Which server.
+        server: String,
+        /// The name.
+        application_name: String,
+        /// The other's walsender.
+        pid: String,
+        /// Where it comes from.
+        from: String,
+    },
     /// The principal has ended the stream.
     #[error("the principal {server} ended the stream: it shuts down, or was told to")]
     Ended {
@@ -72,6 +88,7 @@ impl MirrorError {
             // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
             MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
+            MirrorError::Namesake { .. } => true,
             MirrorError::Refused { passes, .. } => *passes,
             MirrorError::Io { .. } | MirrorError::Listen { .. } => true,
             MirrorError::WrongPrincipal { .. } | MirrorError::Protocol { .. } => false,

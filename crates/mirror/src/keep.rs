@@ -84,6 +84,7 @@ impl Far {
     pub async fn request(&self) -> Result<MirrorRequest, MirrorError> {
         let mut have = None;
         if let Some(spool) = self.spool() {
+            spool.check_open()?;
             let positions = spool.settled().await?;
             have = Some(Have {
                 system_id: spool.identity().system_id.to_string(),

@@ -12,8 +12,10 @@
 mod error;
 pub mod history;
 pub mod keep;
+pub mod promote;
 pub mod receive;
 pub mod relay;
+pub mod seed;
 pub mod serve;
 pub mod spool;
 pub mod wal;

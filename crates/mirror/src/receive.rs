@@ -7,7 +7,7 @@
 //! ```
 
 use crate::error::MirrorError;
-use crate::relay::compression::Packer;
+use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{
     Answer, FarPositions, Feedback, FromFar, FromNear, Have, MirrorRequest,
 };
@@ -21,7 +21,7 @@ use farshore_pg::{Config, Connection, Mode};
 use farshore_wire::replication::HotStandbyFeedback;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 /// Most log in one message: what has arrived is sent without waiting, but no more than this at a
@@ -41,6 +41,9 @@ pub enum Promise {
     /// fdatasynced in the far end's spool.
     #[default]
     Far,
+    /// The same, where the far end is a node near the principal that keeps log alone: a mirror of
+    /// its spool carries the log on.
+    FarSync,
     /// Replayed by the standbys at the far end.
     FarApplied,
     /// Nothing that anybody should wait for: told lazily, of what is durable at the far end.
@@ -52,6 +55,7 @@ impl Promise {
     pub fn as_str(self) -> &'static str {
         match self {
             Promise::Far => "far",
+            Promise::FarSync => "far-sync",
             Promise::FarApplied => "far-applied",
             Promise::Async => "async",
         }
@@ -65,7 +69,7 @@ impl Promise {
             return Reply { written: received, flushed: received, applied: far.applied };
         }
         let flushed = match self {
-            Promise::Far | Promise::Async => far.durable,
+            Promise::Far | Promise::FarSync | Promise::Async => far.durable,
             // A standby that is further behind than the ones before it does not take back what was
             // told: the slot would go back to log that the principal may have dropped. Whatever
             // comes next waits for it.
@@ -102,6 +106,12 @@ pub struct NearStatus {
     pub log_bytes: u64,
     /// Bytes that they took on the link, packed.
     pub packed_bytes: u64,
+    /// How the last message was packed.
+    pub method: Option<Method>,
+    /// Time that packing took.
+    pub packing: Duration,
+    /// Time that packed log waited for the link.
+    pub flow_control: Duration,
 }
 
 /// The near end of one mirror.
@@ -117,8 +127,8 @@ pub struct Near {
     pub application_name: String,
     /// What a flush promises.
     pub promise: Promise,
-    /// zstd's level, 0 for none.
-    pub compression: i32,
+    /// How log is packed.
+    pub compression: Compression,
     /// How it goes.
     pub status: Mutex<NearStatus>,
 }
@@ -154,6 +164,44 @@ impl Near {
         let ended = self.flow(&site, begun, sender, receiver).await;
         self.status().connected = false;
         ended
+    }
+
+    /// Whether `synchronous_standby_names` would take another one for this mirror: a commit that it
+    /// lets return need not be at the far end. Looked at before anything is acknowledged; who has
+    /// the slot is alone in that already.
+    async fn check_namesakes(&self, own: i32) -> Result<(), MirrorError> {
+        if self.promise == Promise::Async {
+            return Ok(());
+        }
+        let look = async {
+            let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
+            let sql = "SELECT pid, client_addr FROM pg_stat_replication \
+                       WHERE lower(application_name) = lower($1) AND pid <> $2::int4";
+            let (name, own) = (Some(self.application_name.as_str()), own.to_string());
+            let rows = connection.query(sql, &[name, Some(&own)]).await?;
+            let server = connection.server().to_owned();
+            connection.close().await;
+            Ok::<_, farshore_pg::Error>((rows, server))
+        };
+        match look.await {
+            Ok((rows, server)) => match rows.first() {
+                None => Ok(()),
+                Some(other) => Err(MirrorError::Namesake {
+                    server,
+                    application_name: self.application_name.clone(),
+                    pid: other.get(0).unwrap_or_default().to_owned(),
+                    from: other.get(1).unwrap_or("its own socket").to_owned(),
+                }),
+            },
+            Err(error) => {
+                tracing::warn!(
+                    mirror = %self.name,
+                    "cannot look whether another standby is called \"{}\": {error}",
+                    self.application_name
+                );
+                Ok(())
+            }
+        }
     }
 
     async fn connect(&self) -> Result<Connection, MirrorError> {
@@ -288,6 +336,7 @@ impl Near {
                 .start_physical_replication(Some(&self.slot), start, Some(timeline.0))
                 .await
                 .map_err(|error| explain(&server, error.into()))?;
+            self.check_namesakes(stream.backend_pid()).await?;
             let mut flow = Flow {
                 near: self,
                 timeline,
@@ -482,6 +531,7 @@ impl Flow<'_> {
         let mut tick = tokio::time::interval(every);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut pending: Option<FromNear> = None;
+        let mut waiting_since = Instant::now();
         let queue = self.queue;
         loop {
             tokio::select! {
@@ -515,6 +565,9 @@ impl Flow<'_> {
                 permit = queue.reserve(), if pending.is_some() => {
                     if let (Ok(permit), Some(message)) = (permit, pending.take()) {
                         permit.send(message);
+                        let waited = waiting_since.elapsed();
+                        self.packer.waited_for_link(waited);
+                        self.near.status().flow_control += waited;
                     } else {
                         std::future::pending::<()>().await;
                     }
@@ -523,6 +576,7 @@ impl Flow<'_> {
                     let Some(first) = message? else { return Ok(self.received) };
                     let (batch, asked) = self.take(first, stream)?;
                     pending = batch;
+                    waiting_since = Instant::now();
                     if asked || fault::defect("mirror-near-claims-far") {
                         let far = *positions.borrow();
                         self.reply(stream, far, true).await?;
@@ -569,6 +623,7 @@ impl Flow<'_> {
         let message = if pieces.is_empty() {
             FromNear::Alive { principal_end }
         } else {
+            let packed_before = self.packer.packing();
             let (packing, packed) = self
                 .packer
                 .pack(&pieces)
@@ -576,6 +631,8 @@ impl Flow<'_> {
             let mut status = self.near.status();
             status.log_bytes += bytes as u64;
             status.packed_bytes += packed.len() as u64;
+            status.method = Some(self.packer.method());
+            status.packing += self.packer.packing() - packed_before;
             let bytes = bytes as u32;
             let timeline = self.timeline;
             FromNear::Log { timeline, start, principal_end, bytes, packing, packed }
@@ -616,9 +673,12 @@ mod tests {
     fn a_reply_promises_what_the_mode_says() {
         let far = FarPositions { written: Lsn(30), durable: Lsn(20), applied: Lsn(10) };
         let received = Lsn(40);
-        for (promise, flushed) in
-            [(Promise::Far, 20), (Promise::FarApplied, 10), (Promise::Async, 20)]
-        {
+        for (promise, flushed) in [
+            (Promise::Far, 20),
+            (Promise::FarSync, 20),
+            (Promise::FarApplied, 10),
+            (Promise::Async, 20),
+        ] {
             let reply = promise.reply(received, far, Lsn::ZERO);
             let expected = Reply { written: Lsn(30), flushed: Lsn(flushed), applied: Lsn(10) };
             assert_eq!(reply, expected, "{promise:?}");

@@ -2,3 +2,4 @@
 
 pub mod compression;
 pub mod message;
+mod tuner;

@@ -4,6 +4,7 @@
 //! <folder>/LOCK                       held by the process that has the spool open
 //!          spool.state                whose log it is and where it begins (checksummed, replaced whole)
 //!          slots                      how far each standby's slot has come (likewise)
+//!          closed                     a standby was promoted: nothing more is taken in
 //!          00000001000000000000002A   a segment; all but the newest are whole and durable
 //!          00000001000000000000002B   the newest: zeros behind what has been written
 //!          00000002.history           as the principal has it
@@ -17,6 +18,7 @@
 //! the newest segment alone: [`recovery`] scans its records. `docs/formats/spool.md` draws the
 //! bytes and lists the cases.
 
+mod closed;
 mod folder;
 mod reader;
 mod recovery;
@@ -24,6 +26,7 @@ mod slots;
 mod state;
 mod writer;
 
+pub use closed::Closed;
 pub use reader::SpoolReader;
 pub use slots::SlotName;
 
@@ -221,6 +224,20 @@ pub enum SpoolError {
     /// The spool is being closed.
     #[error("the spool is being closed")]
     Closing,
+    /// A standby was promoted, so nothing more is taken in.
+    #[error(
+        "a standby of this mirror was promoted, on timeline {timeline} from {end} on or later: what \
+         the old principal writes belongs to another history. To mirror the new principal: give it \
+         a mirror of its own, or stop this node and remove the folder {folder}"
+    )]
+    Promoted {
+        /// The timeline that was left.
+        timeline: Timeline,
+        /// Where, at the earliest.
+        end: Lsn,
+        /// The spool.
+        folder: PathBuf,
+    },
 }
 
 impl SpoolError {
@@ -278,6 +295,7 @@ pub struct Spool {
     newest_timeline: Mutex<Timeline>,
     /// Removing segments, one at a time.
     forgetting: Mutex<()>,
+    closed: OnceLock<Closed>,
     _lock: FolderLock,
 }
 
@@ -332,6 +350,10 @@ impl Spool {
         recovered: recovery::Recovered,
     ) -> Result<Spool, SpoolError> {
         let slots = slots::Slots::load(folder)?;
+        let closed = OnceLock::new();
+        if let Some(found) = Closed::read(folder)? {
+            let _ = closed.set(found);
+        }
         let newest_timeline = recovered.positions.timeline;
         let shared = Arc::new(Shared {
             folder: folder.to_owned(),
@@ -359,6 +381,7 @@ impl Spool {
             slots: Mutex::new(slots),
             newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
+            closed,
             _lock: lock,
         })
     }
@@ -371,6 +394,36 @@ impl Spool {
     /// The folder.
     pub fn folder(&self) -> &Path {
         &self.shared.folder
+    }
+
+    /// Where it was closed; `None` if it still takes log in.
+    pub fn closed(&self) -> Option<Closed> {
+        self.closed.get().copied()
+    }
+
+    /// Takes nothing in from now on, also after a restart. Durable when this returns. Blocks on
+    /// the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn close(&self, closed: Closed) -> Result<(), SpoolError> {
+        if self.closed().is_some() {
+            return Ok(());
+        }
+        closed.write(self.folder())?;
+        let _ = self.closed.set(closed);
+        Ok(())
+    }
+
+    /// The end of the last whole record among what is durable: a server that has all of this log
+    /// can replay up to there. The durable position itself where that cannot be told. Blocks on
+    /// the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn last_record_end(&self) -> Result<Lsn, SpoolError> {
+        let positions = *self.shared.positions.borrow();
+        recovery::last_record_end(self.folder(), self.identity().segment, positions)
     }
 
     /// How far the log has come; changes as it goes on.
@@ -404,6 +457,7 @@ impl Spool {
         start: Lsn,
         data: Bytes,
     ) -> Result<(), SpoolError> {
+        self.check_open()?;
         self.hand_over(Work::Write { timeline, start, data }).await
     }
 
@@ -422,6 +476,18 @@ impl Spool {
 
     fn newest_timeline(&self) -> MutexGuard<'_, Timeline> {
         self.newest_timeline.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// # Errors
+    /// [`SpoolError::Promoted`] if it was closed.
+    pub fn check_open(&self) -> Result<(), SpoolError> {
+        match self.closed() {
+            None => Ok(()),
+            Some(Closed { timeline, end }) => {
+                let folder = self.folder().to_owned();
+                Err(SpoolError::Promoted { timeline, end, folder })
+            }
+        }
     }
 
     async fn hand_over(&self, work: Work) -> Result<(), SpoolError> {

@@ -88,7 +88,7 @@ pub struct MirrorReport {
     /// The site of the other end, once it is known.
     pub site: Option<String>,
     /// At the near end `streaming`, or `waiting` for the far end; at the far end `receiving`,
-    /// `starting`, `retrying`, `out of room` or `stopped`.
+    /// `starting`, `retrying`, `out of room`, `promoted` or `stopped`.
     pub state: String,
     /// What is wrong.
     pub error: Option<String>,
@@ -98,7 +98,7 @@ pub struct MirrorReport {
     /// Why it is not good.
     #[serde(default)]
     pub reason: Option<String>,
-    /// What a flush promises: `far`, `far-applied` or `async`; known at the near end.
+    /// What a flush promises: `far`, `far-sync`, `far-applied` or `async`; known at the near end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// The timeline that flows.
@@ -121,8 +121,28 @@ pub struct MirrorReport {
     pub link_bytes: u64,
     /// How many to one.
     pub ratio: Option<f64>,
+    /// How log is packed at present; known at the near end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<String>,
+    /// Time that packing took since the node started, milliseconds; at the near end.
+    #[serde(default)]
+    pub packing_ms: u64,
+    /// Time that packed log waited for the link since the node started, milliseconds; at the near
+    /// end.
+    #[serde(default)]
+    pub flow_control_ms: u64,
+    /// Bytes of log that the principal keeps for the mirror's slot, as seen last; at the near end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kept_bytes: Option<u64>,
     /// Bytes of log that the near end has and the far end has not written.
     pub send_queue_bytes: u64,
+    /// Bytes of log that are durable at the far end and that its standbys have not replayed; none
+    /// as long as there was no standby.
+    #[serde(default)]
+    pub redo_queue_bytes: Option<u64>,
+    /// Bytes of log per second that the standby furthest behind replayed lately; at the far end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub apply_bytes_per_s: Option<u64>,
     /// fdatasync calls at the far end since the node started.
     pub syncs: u64,
     /// Mean time from a group's first write to the end of its fdatasync, milliseconds.

@@ -8,6 +8,7 @@
 //! columns     a table on both sides: columns, types, keys
 //! creation    tables that are to be created, and their names
 //! firing      whether triggers and foreign keys of the target fire for replicated rows
+//! mirrors     the principal of a near end, and the room of a far end
 //! both        two servers side by side: the same database, encodings, clocks
 //! site        the data folder
 //! gate        the same questions when a node starts an agent
@@ -21,6 +22,7 @@ mod columns;
 mod creation;
 mod firing;
 pub mod gate;
+mod mirrors;
 mod published;
 mod publisher;
 mod server;
@@ -171,6 +173,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
         }
     }
     all.append(&mut sites::check(config).await);
+    all.append(&mut mirrors::check(config).await);
     for subscription in &config.subscriptions {
         if config.sites.received(&subscription.publication).is_none() {
             continue;

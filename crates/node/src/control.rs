@@ -74,6 +74,24 @@ pub enum Request {
     },
     /// List stored changes.
     Browse(BrowseRequest),
+    /// Keep a mirror's log for a standby that is being made.
+    Reserve {
+        /// Which mirror.
+        mirror: String,
+        /// The slot that the standby will use.
+        slot: String,
+    },
+    /// Make a mirror's standby a server of its own.
+    Promote {
+        /// Which mirror.
+        mirror: String,
+        /// The standby, if it is not the configured one.
+        standby: Option<String>,
+        /// Also without log that it cannot be given.
+        allow_data_loss: bool,
+        /// Give up after so many seconds without progress.
+        wait_seconds: u64,
+    },
 }
 
 /// Which stored changes are listed, as typed.
@@ -124,6 +142,15 @@ impl Answer {
     /// The client has gone, or takes nothing.
     pub async fn line(&mut self, line: &str) -> std::io::Result<()> {
         self.signed(b'+', line).await
+    }
+
+    /// A line that the client is to see now.
+    ///
+    /// # Errors
+    /// The client has gone, or takes nothing.
+    pub async fn progress(&mut self, line: &str) -> std::io::Result<()> {
+        self.line(line).await?;
+        tokio::time::timeout(PEER_MAX, self.out.flush()).await?
     }
 
     async fn signed(&mut self, sign: u8, line: &str) -> std::io::Result<()> {

@@ -13,6 +13,7 @@
 //! tracer      tokens that are timed on every leg
 //! monitoring  what the monitor is given: the site's state, and what may be asked of it
 //! mirrors     the ends of mirrors that are here
+//! seed        the data directory of a new standby
 //! schema      the SQL that would create what a target lacks
 //! check       preflight: what will not work, before anything starts
 //! ```
@@ -25,6 +26,7 @@ mod mirrors;
 mod monitoring;
 pub mod operate;
 pub mod schema;
+pub mod seed;
 pub mod site;
 mod sites;
 mod stores;
@@ -34,6 +36,7 @@ mod tracer;
 
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;
+pub use farshore_mirror::seed::Progress as SeedProgress;
 pub use farshore_model::nearest;
 pub use farshore_monitor::report;
 

@@ -1,20 +1,30 @@
 //! Mirrors: their ends that are here, kept running.
 
+mod bounds;
+mod promote;
+mod reserve;
+
+pub(crate) use promote::Takeover;
+
 use crate::agents::{self, AgentFailure, lock};
 use crate::config::mirrors::{FarMirror, NearMirror};
 use crate::report::{MirrorReport, StandbyReport};
 use crate::sites::protocol::Wanted;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, supervise};
+use crate::switch::Switch;
+use bounds::{Bounds, Seen};
 use farshore_link::{Dialer, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
 use farshore_mirror::receive::{Near, NearStatus};
+use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::message::MirrorRequest;
+use farshore_mirror::seed::{self, SeedRequest};
 use farshore_mirror::serve::Server;
 use farshore_model::Lsn;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -27,6 +37,10 @@ pub(crate) struct NearAgent {
     /// Why the last session ended.
     failure: Mutex<Option<String>>,
     peer: Mutex<Option<String>>,
+    bounds: Bounds,
+    seen: Mutex<Seen>,
+    /// The session that runs ends when this changes.
+    end_session: watch::Sender<u64>,
 }
 
 impl NearAgent {
@@ -43,6 +57,9 @@ impl NearAgent {
             },
             failure: Mutex::default(),
             peer: Mutex::default(),
+            bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
+            seen: Mutex::default(),
+            end_session: watch::Sender::new(0),
         }
     }
 
@@ -50,21 +67,37 @@ impl NearAgent {
     pub async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         *lock(&self.peer) = Some(session.peer_site().to_owned());
         let connected = Connected(self);
-        let ended = self.near.serve(session, request).await;
+        let mut end = self.end_session.subscribe();
+        lock(&self.seen).dropped = None;
+        let ended = tokio::select! {
+            ended = self.near.serve(session, request) => ended,
+            _ = end.changed() => Ok(()),
+        };
         drop(connected);
         *lock(&self.failure) = ended.as_ref().err().map(ToString::to_string);
         ended
     }
 
+    /// Gives its far end the principal's files.
+    pub async fn seed(&self, session: Session, request: &SeedRequest) -> Result<(), MirrorError> {
+        let (mirror, site) = (&self.near.name, session.peer_site().to_owned());
+        tracing::info!(%mirror, %site, "a standby is seeded");
+        seed::give(&self.near.principal, self.near.compression, session, request).await?;
+        tracing::info!(%mirror, %site, "a standby was given all files");
+        Ok(())
+    }
+
     pub fn report(&self) -> MirrorReport {
         let status = *self.near.status();
+        let seen = lock(&self.seen).clone();
         let failure = lock(&self.failure).clone().filter(|_| !status.connected);
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: if status.connected { "streaming" } else { "waiting" }.to_owned(),
-            error: failure,
+            error: seen.dropped.or(with_warning(failure, self.bounds.warning(seen.kept_bytes))),
+            kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,
             principal_end: status.principal_end.to_string(),
@@ -76,7 +109,14 @@ impl NearAgent {
             log_bytes: status.log_bytes,
             link_bytes: status.packed_bytes,
             ratio: ratio(status.log_bytes, status.packed_bytes),
+            compression: status.method.map(|method| match self.near.compression {
+                Compression::Auto => format!("auto: {method}"),
+                Compression::Fixed(_) => method.to_string(),
+            }),
+            packing_ms: milliseconds(status.packing),
+            flow_control_ms: milliseconds(status.flow_control),
             send_queue_bytes: status.received.bytes_since(status.far.written),
+            redo_queue_bytes: redo_queue(status.far.durable, status.far.applied),
             ..MirrorReport::default()
         }
     }
@@ -91,6 +131,40 @@ impl Drop for Connected<'_> {
     }
 }
 
+fn with_warning(failure: Option<String>, warning: Option<String>) -> Option<String> {
+    match (failure, warning) {
+        (Some(failure), Some(warning)) => Some(format!("{warning}. {failure}")),
+        (failure, warning) => failure.or(warning),
+    }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Nothing is known of standbys that never were.
+fn redo_queue(durable: Lsn, applied: Lsn) -> Option<u64> {
+    (applied > Lsn::ZERO).then(|| durable.bytes_since(applied))
+}
+
+/// How fast standbys replay, from one look to the next.
+#[derive(Debug, Default)]
+struct ApplyRate {
+    looked: Option<(Instant, Lsn)>,
+    bytes_per_s: Option<u64>,
+}
+
+impl ApplyRate {
+    fn look(&mut self, now: Instant, applied: Lsn) {
+        if let Some((before, from)) = self.looked.filter(|(_, from)| *from > Lsn::ZERO) {
+            let seconds = now.saturating_duration_since(before).as_secs_f64();
+            let rate = applied.bytes_since(from) as f64 / seconds.max(f64::MIN_POSITIVE);
+            self.bytes_per_s = Some(rate.round() as u64);
+        }
+        self.looked = Some((now, applied));
+    }
+}
+
 fn ratio(log_bytes: u64, link_bytes: u64) -> Option<f64> {
     (link_bytes > 0).then(|| (100.0 * log_bytes as f64 / link_bytes as f64).round() / 100.0)
 }
@@ -102,6 +176,9 @@ pub(crate) struct FarAgent {
     /// Its spool could be opened, or there was none yet.
     is_usable: bool,
     dialer: Dialer,
+    /// Halts what takes log in.
+    intake: Switch,
+    apply_rate: Mutex<ApplyRate>,
     failure: Mutex<AgentFailure>,
     /// The same, of the server for standbys.
     server_failure: Mutex<AgentFailure>,
@@ -126,6 +203,8 @@ impl FarAgent {
             far,
             is_usable,
             dialer,
+            intake: Switch::new(false),
+            apply_rate: Mutex::default(),
             failure,
             server_failure: Mutex::default(),
         }
@@ -144,6 +223,24 @@ impl FarAgent {
     }
 
     async fn keep(self: Arc<Self>, stop: watch::Receiver<bool>) {
+        let run = |halted: watch::Receiver<bool>| {
+            let agent = self.clone();
+            async move {
+                let mut halting = halted.clone();
+                tokio::select! {
+                    () = agent.take_in(halted) => {}
+                    // A session may be given up at any point: what is not durable is sent again.
+                    _ = halting.wait_for(|halted| *halted) => {}
+                }
+            }
+        };
+        self.intake.keep(stop, run).await;
+    }
+
+    async fn take_in(&self, stop: watch::Receiver<bool>) {
+        if self.far.spool().is_some_and(|spool| spool.closed().is_some()) {
+            return;
+        }
         let agent = || async { outcome(self.session().await) };
         let position = || self.durable();
         let notice = |notice: Notice<'_>| agents::note(&self.failure, &notice);
@@ -183,6 +280,8 @@ impl FarAgent {
         let mut every = tokio::time::interval(FORGET_EVERY);
         loop {
             every.tick().await;
+            let applied = self.far.standbys.seen().borrow().applied;
+            lock(&self.apply_rate).look(Instant::now(), applied);
             let agent = self.clone();
             let forgotten =
                 tokio::task::spawn_blocking(move || agent.far.forget(agent.config.spool_bytes_max));
@@ -206,7 +305,9 @@ impl FarAgent {
         let spool = self.far.spool();
         let trouble = spool.as_ref().and_then(|spool| spool.trouble());
         let (failure, server) = (lock(&self.failure), lock(&self.server_failure));
+        let closed = spool.as_ref().is_some_and(|spool| spool.closed().is_some());
         let (state, error) = match (failure.stopped(), trouble, status.connected) {
+            _ if closed => ("promoted", None),
             (Some(error), _, _) => ("stopped", Some(error.to_owned())),
             (None, Some(trouble), _) => ("out of room", Some(trouble.to_string())),
             (None, None, true) => ("receiving", None),
@@ -215,6 +316,9 @@ impl FarAgent {
                 None => ("starting", None),
             },
         };
+        // Not within what follows: it would be held while the list of standbys is asked for, by
+        // whom those who report wait for it.
+        let applied = self.far.standbys.seen().borrow().applied;
         let error = error.or_else(|| server.stopped().or(server.retrying()).map(str::to_owned));
         let mut report = MirrorReport {
             name: self.config.name.clone(),
@@ -223,7 +327,7 @@ impl FarAgent {
             state: state.to_owned(),
             error,
             principal_end: status.principal_end.to_string(),
-            applied: self.far.standbys.seen().borrow().applied.to_string(),
+            applied: applied.to_string(),
             acknowledged: status.acknowledged.to_string(),
             log_bytes: status.log_bytes,
             link_bytes: status.packed_bytes,
@@ -238,6 +342,8 @@ impl FarAgent {
             report.received = positions.written.to_string();
             report.written = positions.written.to_string();
             report.durable = positions.durable.to_string();
+            report.redo_queue_bytes = redo_queue(positions.durable, applied);
+            report.apply_bytes_per_s = lock(&self.apply_rate).bytes_per_s;
             report.syncs = hardening.syncs;
             report.harden_ms = (hardening.syncs > 0).then(|| {
                 let mean = hardening.total.as_secs_f64() * 1_000.0 / hardening.syncs as f64;
@@ -275,6 +381,20 @@ mod tests {
     use farshore_link::certificates::Authority;
     use farshore_link::{Identity, IdentityFiles, LinkOptions};
 
+    #[test]
+    fn the_apply_rate_is_of_what_was_replayed_between_two_looks() {
+        let (mut rate, begin) = (ApplyRate::default(), Instant::now());
+        rate.look(begin, Lsn::ZERO);
+        rate.look(begin + Duration::from_secs(2), Lsn(500));
+        assert_eq!(rate.bytes_per_s, None, "there was no standby");
+        rate.look(begin + Duration::from_secs(4), Lsn(2_500));
+        assert_eq!(rate.bytes_per_s, Some(1_000));
+        rate.look(begin + Duration::from_secs(6), Lsn(2_500));
+        assert_eq!(rate.bytes_per_s, Some(0));
+        assert_eq!(redo_queue(Lsn(30), Lsn(10)), Some(20));
+        assert_eq!(redo_queue(Lsn(30), Lsn::ZERO), None);
+    }
+
     #[tokio::test]
     async fn a_damaged_spool_stops_its_mirror_only() {
         let folder = tempfile::tempdir().unwrap();
@@ -293,6 +413,7 @@ mod tests {
                 upstream: "near".to_owned(),
                 listen: "127.0.0.1:0".to_owned(),
                 spool_bytes_max: 0,
+                standby: None,
             };
             let options = LinkOptions::default();
             let dialer = Dialer::new("127.0.0.1:1", "near", &identity, options).unwrap();

@@ -2,6 +2,7 @@
 
 use crate::config::{self, SiteConfig};
 use crate::control::{Answer, BrowseRequest, Request};
+use crate::mirrors::Takeover;
 use crate::site::Site;
 use crate::stores;
 use farshore_apply::backup::{Backup, Initialised, initialise, is_same_database};
@@ -15,6 +16,7 @@ use farshore_monitor::Action;
 use farshore_store::LogStore;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// How long a token that was posted on the page is waited for.
 const TRACER_ON_PAGE: Duration = Duration::from_secs(20);
@@ -60,6 +62,24 @@ pub(crate) async fn answer(
             let report = site.tracer(&publication, Duration::from_secs(seconds)).await;
             report.and_then(|report| serde_json::to_string(&report).map_err(|e| e.to_string()))
         }
+        Request::Reserve { mirror, slot } => match site.far_mirror(&mirror) {
+            Ok(agent) => agent.reserve(&slot).await.and_then(|reserved| {
+                serde_json::to_string(&reserved).map_err(|error| error.to_string())
+            }),
+            Err(error) => Err(error),
+        },
+        Request::Promote { mirror, standby, allow_data_loss, wait_seconds } => {
+            let wanted = Takeover { standby: standby.as_deref(), allow_data_loss, wait_seconds };
+            match site.far_mirror(&mirror) {
+                Ok(agent) => {
+                    with_progress(&mut lines, |progress| async move {
+                        agent.promote(&wanted, &progress).await
+                    })
+                    .await
+                }
+                Err(error) => Err(error),
+            }
+        }
         Request::Browse(wanted) => {
             match (site.store(&wanted.publication), limits(&site.config, &wanted)) {
                 (Ok(store), Ok(limits)) => {
@@ -87,6 +107,31 @@ pub(crate) async fn act(site: &Site, action: Action) -> Result<serde_json::Value
         }
     };
     said.map(serde_json::Value::String)
+}
+
+/// Lines of progress that wait for the client; more are left out.
+const PROGRESS_LINES_MAX: usize = 16;
+
+/// Runs work that tells how far it is. A client that goes away does not end it.
+async fn with_progress<Fut>(
+    lines: &mut Answer,
+    work: impl FnOnce(mpsc::Sender<String>) -> Fut,
+) -> Result<String, String>
+where
+    Fut: Future<Output = Result<String, String>>,
+{
+    let (sender, mut told) = mpsc::channel(PROGRESS_LINES_MAX);
+    let mut work = std::pin::pin!(work(sender));
+    let mut listens = true;
+    loop {
+        tokio::select! {
+            biased;
+            Some(line) = told.recv(), if listens => {
+                listens = lines.progress(&line).await.is_ok();
+            }
+            outcome = &mut work => return outcome,
+        }
+    }
 }
 
 impl Site {
@@ -254,6 +299,11 @@ pub async fn without_node(
             let table = parse_table(table.as_deref())?;
             resync_text(&spec, table.as_ref()).await
         }
+        Request::Reserve { .. } | Request::Promote { .. } => Err(
+            "no node runs here: start it (farshore run), so that the standby gets what the spool \
+             holds"
+                .to_owned(),
+        ),
         Request::Initialise { .. } => {
             Err("no node runs here: start it (farshore run), so that the log is at hand".to_owned())
         }

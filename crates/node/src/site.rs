@@ -233,6 +233,22 @@ impl Site {
         )
     }
 
+    /// The far end here of a mirror.
+    ///
+    /// # Errors
+    /// There is none, for a person.
+    pub(crate) fn far_mirror(&self, name: &str) -> Result<Arc<FarAgent>, String> {
+        if let Some(agent) = self.far_mirrors.iter().find(|agent| agent.name() == name) {
+            return Ok(agent.clone());
+        }
+        if self.near_mirrors.contains_key(name) {
+            return Err(format!(
+                "mirror \"{name}\" has its near end here: ask at the site of its far end"
+            ));
+        }
+        Err(operate::unknown("mirror", name))
+    }
+
     async fn listen(&self) -> Result<Option<Listener>, SiteError> {
         let (Some(address), Some(identity)) = (&self.config.sites.listen, &self.identity) else {
             return Ok(None);
@@ -270,6 +286,10 @@ impl Site {
                     |halted| run_receive(name.clone(), receive.clone(), failure.clone(), halted);
                 switch.keep(stop, run).await;
             });
+        }
+        for agent in self.near_mirrors.values() {
+            let (agent, stop) = (agent.clone(), stop.clone());
+            agents.spawn(async move { agent.watch(stop).await });
         }
         for agent in &self.far_mirrors {
             agents.spawn(agent.clone().run(stop.clone()));

@@ -1,8 +1,10 @@
 //! The streaming replication protocol (PostgreSQL docs: "55.4. Streaming Replication Protocol").
 
+mod backup;
 mod slot;
 mod stream;
 
+pub use backup::{BackupMessage, BackupOptions, BaseBackup, Tablespace};
 pub use slot::{CreatedSlot, IdentifySystem, SlotOptions, SlotSnapshot};
 pub use stream::{ReplicationStream, StreamMessage, TimelineSwitch};
 

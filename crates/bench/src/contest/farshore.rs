@@ -12,7 +12,7 @@ use farshore_testkit::process::{FarshoreBuilder, release_binary};
 use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::Side;
 use serde::Deserialize;
-use site::{Site, issue_certificates};
+pub use site::{Site, issue_certificates};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -1,40 +1,116 @@
-//! Compression with kept context: one zstd frame for the whole session, flushed at the end of every
-//! message, so that a small one profits from all that went before and none waits for the next.
+//! Compression with kept context, so that a small message profits from all that went before and
+//! none waits for the next: zstd as one frame, flushed at the end of every message; lz4 as blocks
+//! whose dictionary is the log right before.
 
 use super::message::Packing;
+use super::tuner::Tuner;
 use bytes::Bytes;
+use std::fmt;
 use std::io;
-use zstd::stream::raw::{DParameter, Decoder, Encoder, InBuffer, Operation, OutBuffer};
+use std::time::{Duration, Instant};
+use zstd::stream::raw::{CParameter, DParameter, Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
 /// Most a peer may make us keep as context: 2^23 bytes, more than any level up to 19 needs for
 /// pieces of this size.
 const WINDOW_LOG_MAX: u32 = 23;
 /// zstd's highest level that is allowed here.
 pub const LEVEL_MAX: i32 = 19;
+/// What lz4 can look back.
+const LZ4_WINDOW_BYTES: usize = 64 << 10;
 
-/// Packs log for one session.
-pub struct Packer {
-    encoder: Option<Encoder<'static>>,
+/// How log is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// As it is.
+    Off,
+    /// lz4.
+    Lz4,
+    /// zstd with this level, 1 to [`LEVEL_MAX`].
+    Zstd(i32),
 }
 
-impl std::fmt::Debug for Packer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Packer").finish_non_exhaustive()
+impl fmt::Display for Method {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Method::Off => f.write_str("off"),
+            Method::Lz4 => f.write_str("lz4"),
+            Method::Zstd(level) => write!(f, "zstd {level}"),
+        }
     }
 }
 
+/// What a site file says of a mirror's compression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Compression {
+    /// Always so.
+    Fixed(Method),
+    /// By what is waited for, the link or the processor: see [`super::tuner`].
+    Auto,
+}
+
+/// Packs log for one session.
+pub struct Packer {
+    method: Method,
+    encoder: Option<Encoder<'static>>,
+    /// The log right before, for lz4.
+    before: Vec<u8>,
+    tuner: Option<Tuner>,
+    packing: Duration,
+}
+
+impl fmt::Debug for Packer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Packer").field("method", &self.method).finish_non_exhaustive()
+    }
+}
+
+fn encoder(level: i32) -> io::Result<Encoder<'static>> {
+    let mut encoder = Encoder::new(level.clamp(1, LEVEL_MAX))?;
+    encoder.set_parameter(CParameter::WindowLog(WINDOW_LOG_MAX - 2))?;
+    Ok(encoder)
+}
+
+/// What lz4 of the next message may refer to.
+fn remember(before: &mut Vec<u8>, log: &[u8]) {
+    let log = log.get(log.len().saturating_sub(LZ4_WINDOW_BYTES)..).unwrap_or_default();
+    let over = (before.len() + log.len()).saturating_sub(LZ4_WINDOW_BYTES);
+    before.drain(..over);
+    before.extend_from_slice(log);
+}
+
 impl Packer {
-    /// With zstd's `level`, 1 to [`LEVEL_MAX`]; 0 leaves log as it is.
+    /// For a session that begins.
     ///
     /// # Errors
     /// No memory.
-    pub fn new(level: i32) -> io::Result<Packer> {
-        if level == 0 {
-            return Ok(Packer { encoder: None });
+    pub fn new(compression: Compression) -> io::Result<Packer> {
+        let (method, tuner) = match compression {
+            Compression::Fixed(method) => (method, None),
+            Compression::Auto => (Tuner::BEGIN, Some(Tuner::new(Instant::now()))),
+        };
+        let packing = Duration::ZERO;
+        let mut packer = Packer { method, encoder: None, before: Vec::new(), tuner, packing };
+        if let Method::Zstd(level) = method {
+            packer.encoder = Some(encoder(level)?);
         }
-        let mut encoder = Encoder::new(level.clamp(1, LEVEL_MAX))?;
-        encoder.set_parameter(zstd::stream::raw::CParameter::WindowLog(WINDOW_LOG_MAX - 2))?;
-        Ok(Packer { encoder: Some(encoder) })
+        Ok(packer)
+    }
+
+    /// How the next message is packed.
+    pub fn method(&self) -> Method {
+        self.method
+    }
+
+    /// Time that packing took, in all.
+    pub fn packing(&self) -> Duration {
+        self.packing
+    }
+
+    /// Tells how long log waited for the link, for a method that goes by it.
+    pub fn waited_for_link(&mut self, waited: Duration) {
+        if let Some(tuner) = &mut self.tuner {
+            tuner.waited_for_link(waited);
+        }
     }
 
     /// Packs one message's log.
@@ -42,15 +118,59 @@ impl Packer {
     /// # Errors
     /// zstd's.
     pub fn pack(&mut self, log: &[Bytes]) -> io::Result<(Packing, Bytes)> {
+        let begun = Instant::now();
+        let mut packed = Vec::new();
+        let next = self.tuner.as_mut().map_or(self.method, |tuner| tuner.method(begun));
+        if next != self.method {
+            self.switch(next, &mut packed)?;
+        }
+        let done = match self.method {
+            // The rest of a frame goes with a message that is of it.
+            Method::Zstd(_) => self.zstd(log, packed).map(|packed| (Packing::Zstd, packed)),
+            Method::Lz4 => Ok((Packing::Lz4, self.lz4(log))),
+            Method::Off => Ok((
+                Packing::Plain,
+                match log {
+                    [only] => only.clone(),
+                    several => several.concat().into(),
+                },
+            )),
+        }?;
+        // Whatever packed it: the other side sees the same.
+        log.iter().for_each(|piece| remember(&mut self.before, piece));
+        let took = begun.elapsed();
+        self.packing += took;
+        if let Some(tuner) = &mut self.tuner {
+            tuner.packed(took);
+        }
+        Ok(done)
+    }
+
+    /// From one method to another. A zstd frame that is not gone on with is left as it is: the
+    /// next one begins anew on both sides.
+    fn switch(&mut self, next: Method, packed: &mut Vec<u8>) -> io::Result<()> {
+        if let Method::Zstd(level) = next {
+            if let Some(mut old) = self.encoder.take() {
+                loop {
+                    packed.reserve(1 << 10);
+                    let at = packed.len();
+                    if old.finish(&mut OutBuffer::around_pos(packed, at), true)? == 0 {
+                        break;
+                    }
+                }
+            }
+            self.encoder = Some(encoder(level)?);
+        }
+        self.method = next;
+        Ok(())
+    }
+
+    fn zstd(&mut self, log: &[Bytes], mut packed: Vec<u8>) -> io::Result<Bytes> {
         let Some(encoder) = &mut self.encoder else {
-            let plain = match log {
-                [only] => only.clone(),
-                several => several.concat().into(),
-            };
-            return Ok((Packing::Plain, plain));
+            return Err(io::Error::other("there is no zstd frame"));
         };
         let bytes: usize = log.iter().map(Bytes::len).sum();
-        let mut packed: Vec<u8> = Vec::with_capacity(zstd::zstd_safe::compress_bound(bytes) + 64);
+        packed.reserve(zstd::zstd_safe::compress_bound(bytes) + 64);
         for piece in log {
             let mut input = InBuffer::around(piece);
             while input.pos() < piece.len() {
@@ -64,16 +184,26 @@ impl Packer {
             let at = packed.len();
             let left = encoder.flush(&mut OutBuffer::around_pos(&mut packed, at))?;
             if left == 0 {
-                return Ok((Packing::Zstd, packed.into()));
+                return Ok(packed.into());
             }
             packed.reserve(left);
         }
+    }
+
+    fn lz4(&mut self, log: &[Bytes]) -> Bytes {
+        let whole = match log {
+            [only] => only.clone(),
+            several => several.concat().into(),
+        };
+        lz4_flex::block::compress_with_dict(&whole, &self.before).into()
     }
 }
 
 /// Unpacks log of one session.
 pub struct Unpacker {
     decoder: Decoder<'static>,
+    /// The log right before, for lz4.
+    before: Vec<u8>,
 }
 
 impl std::fmt::Debug for Unpacker {
@@ -90,7 +220,7 @@ impl Unpacker {
     pub fn new() -> io::Result<Unpacker> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        Ok(Unpacker { decoder })
+        Ok(Unpacker { decoder, before: Vec::new() })
     }
 
     /// Unpacks one message's log, which must be exactly `bytes` long. Takes no more memory than
@@ -103,7 +233,12 @@ impl Unpacker {
             let what = format!("a message promised {bytes} bytes of log and holds {found}");
             io::Error::new(io::ErrorKind::InvalidData, what)
         };
-        match packing {
+        let log = match packing {
+            Packing::Lz4 => {
+                let log = lz4_flex::block::decompress_with_dict(&packed, bytes, &self.before)
+                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                if log.len() == bytes { Ok(log.into()) } else { Err(another(log.len())) }
+            }
             Packing::Plain if packed.len() == bytes => Ok(packed),
             Packing::Plain => Err(another(packed.len())),
             Packing::Zstd => {
@@ -123,7 +258,9 @@ impl Unpacker {
                 }
                 Ok(log.into())
             }
-        }
+        }?;
+        remember(&mut self.before, &log);
+        Ok(log)
     }
 }
 
@@ -137,39 +274,78 @@ mod tests {
 
     #[test]
     fn every_message_can_be_unpacked_when_it_has_come() {
-        for level in [0, 1, 3, 19] {
+        for method in [Method::Off, Method::Lz4, Method::Zstd(1), Method::Zstd(3), Method::Zstd(19)]
+        {
             let (mut packer, mut unpacker) =
-                (Packer::new(level).unwrap(), Unpacker::new().unwrap());
+                (Packer::new(Compression::Fixed(method)).unwrap(), Unpacker::new().unwrap());
             for (number, bytes) in [1, 100, 0, 8_192, 300_000, 5].into_iter().enumerate() {
                 let parts = [piece(number as u8, bytes), piece(1, bytes / 2)];
                 let (packing, packed) = packer.pack(&parts).unwrap();
                 let log = parts.concat();
                 let again = unpacker.unpack(packing, packed, log.len()).unwrap();
-                assert!(again == log, "level {level}, message {number}");
+                assert!(again == log, "{method}, message {number}");
             }
         }
     }
 
     #[test]
     fn context_is_kept() {
-        let mut packer = Packer::new(1).unwrap();
         let noise: Bytes =
             (0..4_000_u64).map(|i| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 56) as u8).collect();
-        let first = packer.pack(std::slice::from_ref(&noise)).unwrap().1.len();
-        let second = packer.pack(&[noise]).unwrap().1.len();
-        assert!(second < first / 3, "{first} then {second}");
+        for method in [Method::Lz4, Method::Zstd(1)] {
+            let mut packer = Packer::new(Compression::Fixed(method)).unwrap();
+            let first = packer.pack(std::slice::from_ref(&noise)).unwrap().1.len();
+            let second = packer.pack(std::slice::from_ref(&noise)).unwrap().1.len();
+            assert!(second < first / 3, "{method}: {first} then {second}");
+        }
+    }
+
+    #[test]
+    fn methods_change_within_a_session() {
+        let mut packer = Packer::new(Compression::Fixed(Method::Zstd(1))).unwrap();
+        let mut unpacker = Unpacker::new().unwrap();
+        let methods = [Method::Zstd(1), Method::Zstd(6), Method::Lz4, Method::Off, Method::Zstd(3)];
+        for round in 0..4 {
+            for method in methods {
+                for seed in 0..3 {
+                    // What pack does when the tuner says so.
+                    let mut packed = Vec::new();
+                    if packer.method != method {
+                        packer.switch(method, &mut packed).unwrap();
+                    }
+                    let log = piece(seed + round, 20_000);
+                    let (packing, packed) = match method {
+                        Method::Zstd(_) => {
+                            let packed = packer.zstd(std::slice::from_ref(&log), packed).unwrap();
+                            remember(&mut packer.before, &log);
+                            (Packing::Zstd, packed)
+                        }
+                        Method::Lz4 | Method::Off => {
+                            packer.pack(std::slice::from_ref(&log)).unwrap()
+                        }
+                    };
+                    let again = unpacker.unpack(packing, packed, log.len()).unwrap();
+                    assert!(again == log, "{method} in round {round}");
+                }
+            }
+        }
     }
 
     #[test]
     fn what_is_not_what_was_promised_is_refused() {
         let log = piece(1, 1_000);
-        let (packing, packed) = Packer::new(1).unwrap().pack(std::slice::from_ref(&log)).unwrap();
+        let (packing, packed) = Packer::new(Compression::Fixed(Method::Zstd(1)))
+            .unwrap()
+            .pack(std::slice::from_ref(&log))
+            .unwrap();
         for bytes in [0, 999, 1_001] {
             assert!(Unpacker::new().unwrap().unpack(packing, packed.clone(), bytes).is_err());
         }
         let plain = Unpacker::new().unwrap().unpack(Packing::Plain, log, 999);
         assert!(plain.is_err());
         let noise = Bytes::from_static(b"no zstd at all");
-        assert!(Unpacker::new().unwrap().unpack(Packing::Zstd, noise, 5).is_err());
+        for packing in [Packing::Zstd, Packing::Lz4] {
+            assert!(Unpacker::new().unwrap().unpack(packing, noise.clone(), 5).is_err());
+        }
     }
 }

@@ -65,8 +65,30 @@ pub enum Answer {
 pub enum Packing {
     /// As they are.
     Plain,
-    /// zstd, one frame over the whole session, flushed at the end of every message.
+    /// zstd, one frame over all messages of the session that are packed so, flushed at the end of
+    /// every message.
     Zstd,
+    /// An lz4 block whose dictionary is the 64 KiB right before, however they were packed.
+    Lz4,
+}
+
+impl Packing {
+    pub(crate) fn to_byte(self) -> u8 {
+        match self {
+            Packing::Plain => 0,
+            Packing::Zstd => 1,
+            Packing::Lz4 => 2,
+        }
+    }
+
+    pub(crate) fn from_byte(byte: u8) -> Option<Packing> {
+        match byte {
+            0 => Some(Packing::Plain),
+            1 => Some(Packing::Zstd),
+            2 => Some(Packing::Lz4),
+            _ => None,
+        }
+    }
 }
 
 /// A message of the near end, after its answer.
@@ -154,7 +176,7 @@ pub enum FromFar {
 pub struct NoMessage(pub &'static str);
 
 /// Positions as PostgreSQL writes them.
-mod as_text {
+pub(crate) mod as_text {
     use farshore_model::Lsn;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -186,10 +208,7 @@ impl FromNear {
         match self {
             FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                 head.put_u8(TAG_LOG);
-                head.put_u8(match packing {
-                    Packing::Plain => 0,
-                    Packing::Zstd => 1,
-                });
+                head.put_u8(packing.to_byte());
                 head.put_u32_le(timeline.0);
                 head.put_u64_le(start.0);
                 head.put_u64_le(principal_end.0);
@@ -229,11 +248,8 @@ impl FromNear {
         }
         match bytes.get_u8() {
             TAG_LOG if bytes.len() >= LOG_HEAD => {
-                let packing = match bytes.get_u8() {
-                    0 => Packing::Plain,
-                    1 => Packing::Zstd,
-                    _ => return Err(NoMessage("log that is packed in an unknown way")),
-                };
+                let packing = Packing::from_byte(bytes.get_u8())
+                    .ok_or(NoMessage("log that is packed in an unknown way"))?;
                 let timeline = Timeline(bytes.get_u32_le());
                 let (start, principal_end) = (Lsn(bytes.get_u64_le()), Lsn(bytes.get_u64_le()));
                 let length = bytes.get_u32_le();

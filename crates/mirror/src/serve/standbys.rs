@@ -79,7 +79,7 @@ impl Standbys {
     }
 
     /// Whether somebody streams by this slot.
-    pub(super) fn is_in_use(&self, slot: &SlotName) -> bool {
+    pub fn is_in_use(&self, slot: &SlotName) -> bool {
         self.streaming().standbys.values().any(|standby| standby.slot.as_ref() == Some(slot))
     }
 

@@ -152,6 +152,36 @@ fn scan(
     Ok(scanned.end.max(known))
 }
 
+/// The end of the last whole record before `positions.durable`; that position itself if the record
+/// that reaches up to it cannot be checked from here.
+pub(super) fn last_record_end(
+    folder: &Path,
+    size: wal::SegmentBytes,
+    positions: Positions,
+) -> Result<Lsn, SpoolError> {
+    let Positions { timeline, durable, .. } = positions;
+    let listing = Listing::read(folder, size)?;
+    let Some(oldest) = listing.segments.first().map(|segment| segment.number) else {
+        return Ok(durable);
+    };
+    let history = folder::history(folder, timeline)?;
+    let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
+    let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
+    // A segment that was just made holds nothing of it.
+    let mut from = size.number(Lsn(durable.0.saturating_sub(1))).max(oldest);
+    while from > oldest
+        && wal::begins_within_record(&mut pages, size.start(from)).map_err(failed)?
+    {
+        from -= 1;
+    }
+    match wal::first_record(&mut pages, size.start(from)).map_err(failed)? {
+        Some(first) if first <= durable => {
+            Ok(wal::scan(&mut pages, first, size).map_err(failed)?.end.min(durable))
+        }
+        Some(_) | None => Ok(durable),
+    }
+}
+
 /// Whether the segments before `candidate` can go: the newest segment's first record must still be
 /// found from what is left.
 pub(super) fn may_be_oldest(

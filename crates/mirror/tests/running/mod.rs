@@ -7,6 +7,7 @@ use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions, Listener};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
 use farshore_mirror::receive::{Near, NearStatus, Promise};
+use farshore_mirror::relay::compression::{Compression, Method};
 use farshore_mirror::serve::Server;
 use farshore_mirror::spool::{Positions, Spool};
 use farshore_testkit::postgres::Cluster;
@@ -65,7 +66,7 @@ impl Mirror {
             slot: SLOT.to_owned(),
             application_name: APPLICATION_NAME.to_owned(),
             promise,
-            compression: 1,
+            compression: Compression::Fixed(Method::Zstd(1)),
             status: Mutex::new(NearStatus::default()),
         });
         let options = LinkOptions { connections: 2, ..LinkOptions::default() };

@@ -3,7 +3,7 @@
 use super::typed;
 use super::{SiteConfig, check_name, parse_bytes};
 use farshore_mirror::receive::Promise;
-use farshore_mirror::relay::compression::LEVEL_MAX;
+use farshore_mirror::relay::compression::{Compression, LEVEL_MAX, Method};
 use farshore_mirror::serve::check_loopback;
 use farshore_mirror::spool::SlotName;
 use farshore_model::nearest;
@@ -13,6 +13,10 @@ type Wrong = (String, String);
 
 /// A far end keeps this much log by default, and more as long as a standby's slot needs it.
 const SPOOL_BYTES: u64 = 4 << 30;
+/// A mirror that is further behind is worth a word.
+const WARN_BEHIND_BYTES: u64 = 1 << 30;
+/// Less would drop a mirror at its first hiccup.
+const DROP_BEHIND_BYTES_MIN: u64 = 256 << 20;
 /// Less would be forgotten before a new standby has come.
 const SPOOL_BYTES_MIN: u64 = 64 << 20;
 
@@ -38,8 +42,12 @@ pub struct NearMirror {
     pub application_name: String,
     /// What a flush promises.
     pub promise: Promise,
-    /// zstd's level; 0: not compressed.
-    pub compression: i32,
+    /// How log is packed.
+    pub compression: Compression,
+    /// Bytes of log that are not at the far end beyond which `status` warns.
+    pub warn_behind: u64,
+    /// Bytes of log that the principal keeps for it beyond which its slot is dropped.
+    pub drop_behind: Option<u64>,
 }
 
 /// A mirror whose far end is here.
@@ -53,6 +61,8 @@ pub struct FarMirror {
     pub listen: String,
     /// Whole segments that no standby needs are removed beyond this size, in bytes.
     pub spool_bytes_max: u64,
+    /// The standby that would take over, as `mirror promote` reaches it.
+    pub standby: Option<farshore_pg::Config>,
 }
 
 /// A mirror's name as part of another: PostgreSQL's slots have no hyphens.
@@ -116,9 +126,11 @@ fn resolve_near(
     principal: &str,
     typed: &typed::Mirror,
 ) -> Result<NearMirror, String> {
-    for (is_set, key) in
-        [(typed.listen.is_some(), "listen"), (typed.spool_size.is_some(), "spool_size")]
-    {
+    for (is_set, key) in [
+        (typed.listen.is_some(), "listen"),
+        (typed.spool_size.is_some(), "spool_size"),
+        (typed.standby.is_some(), "standby"),
+    ] {
         if is_set {
             return Err(format!("{key}: belongs to the far end, and this is the near end"));
         }
@@ -157,12 +169,19 @@ fn resolve_near(
         return Err("application_name: use 1 to 63 printable ASCII characters, as PostgreSQL does"
             .to_owned());
     }
-    let compression = typed.compression.unwrap_or(1);
-    if !(0..=LEVEL_MAX).contains(&compression) {
-        return Err(format!("compression: must be from 0 (none) to {LEVEL_MAX}"));
+    let compression = resolve_compression(typed)?;
+    let bytes = |text: &Option<String>, key: &str| {
+        let parsed = text.as_deref().map(parse_bytes).transpose();
+        parsed.map_err(|what| format!("{key}: {what}"))
+    };
+    let warn_behind = bytes(&typed.warn_behind, "warn_behind")?.unwrap_or(WARN_BEHIND_BYTES);
+    let drop_behind = bytes(&typed.drop_behind, "drop_behind")?;
+    if drop_behind.is_some_and(|bytes| bytes < DROP_BEHIND_BYTES_MIN) {
+        return Err("drop_behind: must be at least 256MB".to_owned());
     }
     let promise = match typed.mode.unwrap_or_default() {
         typed::MirrorMode::Far => Promise::Far,
+        typed::MirrorMode::FarSync => Promise::FarSync,
         typed::MirrorMode::FarApplied => Promise::FarApplied,
         typed::MirrorMode::Async => Promise::Async,
     };
@@ -173,7 +192,35 @@ fn resolve_near(
         application_name,
         promise,
         compression,
+        warn_behind,
+        drop_behind,
     })
+}
+
+fn resolve_compression(typed: &typed::Mirror) -> Result<Compression, String> {
+    use typed::{CompressionMethod, MirrorCompression};
+    let level = typed.compression_level;
+    let zstd = |level: i32| match level {
+        1..=LEVEL_MAX => Ok(Compression::Fixed(Method::Zstd(level))),
+        _ => Err(format!("compression_level: must be from 1 to {LEVEL_MAX}")),
+    };
+    let method = match typed.compression {
+        None => return zstd(level.unwrap_or(1)),
+        Some(MirrorCompression::Method(method)) => method,
+        Some(MirrorCompression::Level(0)) => CompressionMethod::Off,
+        Some(MirrorCompression::Level(level)) => {
+            return zstd(level).map_err(|_| {
+                format!("compression: a number is zstd's level, from 0 (none) to {LEVEL_MAX}")
+            });
+        }
+    };
+    match (method, level) {
+        (CompressionMethod::Zstd, level) => zstd(level.unwrap_or(1)),
+        (_, Some(_)) => Err("compression_level: only zstd has levels".to_owned()),
+        (CompressionMethod::Lz4, None) => Ok(Compression::Fixed(Method::Lz4)),
+        (CompressionMethod::Off, None) => Ok(Compression::Fixed(Method::Off)),
+        (CompressionMethod::Auto, None) => Ok(Compression::Auto),
+    }
 }
 
 /// Two mirrors of one server must be told apart by it.
@@ -205,6 +252,9 @@ fn resolve_far(
         (typed.application_name.is_some(), "application_name"),
         (typed.mode.is_some(), "mode"),
         (typed.compression.is_some(), "compression"),
+        (typed.compression_level.is_some(), "compression_level"),
+        (typed.warn_behind.is_some(), "warn_behind"),
+        (typed.drop_behind.is_some(), "drop_behind"),
     ] {
         if is_set {
             return Err(format!("{key}: belongs to the near end, and this is the far end"));
@@ -224,14 +274,17 @@ fn resolve_far(
     if spool_bytes_max < SPOOL_BYTES_MIN {
         return Err("spool_size: must be at least 64MB".to_owned());
     }
+    let standby = typed.standby.as_deref().map(farshore_pg::Config::parse).transpose();
+    let standby = standby.map_err(|error| format!("standby: {error}"))?;
     let upstream = upstream.to_owned();
-    Ok(FarMirror { name: name.to_owned(), upstream, listen, spool_bytes_max })
+    Ok(FarMirror { name: name.to_owned(), upstream, listen, spool_bytes_max, standby })
 }
 
 #[cfg(test)]
 mod tests {
     use crate::config::{SiteConfig, parse};
     use farshore_mirror::receive::Promise;
+    use farshore_mirror::relay::compression::{Compression, Method};
     use std::path::Path;
 
     const NEAR: &str = r#"
@@ -273,12 +326,29 @@ spool_size = "10GB"
         let mirror = &near.mirrors.near[0];
         assert_eq!(mirror.slot, "farshore_mirror_dr_1");
         assert_eq!(mirror.application_name, "farshore_dr_1");
-        assert_eq!((mirror.promise, mirror.compression), (Promise::FarApplied, 3));
+        assert_eq!(mirror.promise, Promise::FarApplied);
+        assert_eq!(mirror.compression, Compression::Fixed(Method::Zstd(3)));
         assert_eq!(near.mirrors.near[1].promise, Promise::Far);
         assert!(near.sites.identity.is_some());
         let far = parsed(FAR).unwrap();
         assert_eq!(far.mirrors.far[0].spool_bytes_max, 10 << 30);
         assert_eq!(far.mirrors.far[0].upstream, "tukwila");
+    }
+
+    #[test]
+    fn compression_is_a_method_and_perhaps_a_level() {
+        for (typed, expected) in [
+            ("", Compression::Fixed(Method::Zstd(1))),
+            ("compression = 0", Compression::Fixed(Method::Off)),
+            ("compression = \"off\"", Compression::Fixed(Method::Off)),
+            ("compression = \"lz4\"", Compression::Fixed(Method::Lz4)),
+            ("compression = \"zstd\"", Compression::Fixed(Method::Zstd(1))),
+            ("compression_level = 7", Compression::Fixed(Method::Zstd(7))),
+            ("compression = \"auto\"", Compression::Auto),
+        ] {
+            let near = parsed(&NEAR.replace("compression = 3", typed)).unwrap();
+            assert_eq!(near.mirrors.near[0].compression, expected, "{typed}");
+        }
     }
 
     #[test]
@@ -293,9 +363,19 @@ spool_size = "10GB"
                 NEAR,
                 "\"far-applied\"",
                 "\"far-away\"",
-                "expected one of `far`, `far-applied`, `async`",
+                "expected one of `far`, `far-sync`, `far-applied`, `async`",
             ),
             (NEAR, "compression = 3", "compression = 20", "from 0 (none) to 19"),
+            (NEAR, "compression = 3", "drop_behind = \"1MB\"", "at least 256MB"),
+            (NEAR, "compression = 3", "warn_behind = \"much\"", "warn_behind: "),
+            (NEAR, "compression = 3", "compression_level = 0", "from 1 to 19"),
+            (
+                NEAR,
+                "compression = 3",
+                "compression = \"lz4\"\ncompression_level = 3",
+                "only zstd has levels",
+            ),
+            (NEAR, "compression = 3", "compression = \"gzip\"", "compression"),
             (NEAR, "compression = 3", "slot = \"A\"", "cannot be a slot's name"),
             (NEAR, "compression = 3", "listen = \"127.0.0.1:1\"", "belongs to the far end"),
             (
@@ -314,6 +394,8 @@ spool_size = "10GB"
             (FAR, "\"10GB\"", "\"10 things\"", "spool_size: "),
             (FAR, "\"10GB\"", "\"1MB\"", "at least 64MB"),
             (FAR, "spool_size = \"10GB\"", "mode = \"far\"", "belongs to the near end"),
+            (FAR, "spool_size = \"10GB\"", "standby = \"postgres://h/x?sslmod=x\"", "standby: "),
+            (NEAR, "compression = 3", "standby = \"postgres://h/x\"", "belongs to the far end"),
             (FAR, "[mirror.dr-1]", "[mirror.Dr]", "lower-case letters"),
         ] {
             let text = good.replacen(from, to, 1);

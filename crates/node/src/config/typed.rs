@@ -310,16 +310,48 @@ pub struct Mirror {
     pub application_name: Option<String>,
     /// What a flush that the principal is told promises.
     pub mode: Option<MirrorMode>,
-    /// zstd level of what crosses; 0: not compressed.
-    pub compression: Option<i32>,
+    /// How what crosses is packed.
+    pub compression: Option<MirrorCompression>,
+    /// zstd's level.
+    pub compression_level: Option<i32>,
+    /// Warn when so much log is not at the far end.
+    pub warn_behind: Option<String>,
+    /// Drop the slot when the principal keeps so much log for it.
+    pub drop_behind: Option<String>,
     /// The site of the near end.
     pub upstream: Option<String>,
     /// Where standbys connect, `host:port`.
     pub listen: Option<String>,
     /// Whole segments that no standby needs are removed beyond this size.
     pub spool_size: Option<String>,
+    /// The standby that would take over.
+    pub standby: Option<String>,
     /// `[mirror.NAME.thresholds]`
     pub thresholds: Option<Thresholds>,
+}
+
+/// `compression = …` of a mirror.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(untagged, expecting = "expected \"zstd\", \"lz4\", \"off\", \"auto\", or zstd's level")]
+pub enum MirrorCompression {
+    /// zstd's level; 0: not compressed.
+    Level(i32),
+    /// By name.
+    Method(CompressionMethod),
+}
+
+/// A way to compress.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CompressionMethod {
+    /// zstd.
+    Zstd,
+    /// lz4.
+    Lz4,
+    /// None.
+    Off,
+    /// By what is waited for.
+    Auto,
 }
 
 /// `mode = "…"` of a mirror.
@@ -329,6 +361,8 @@ pub enum MirrorMode {
     /// Durable in the far end's spool.
     #[default]
     Far,
+    /// Durable in the spool of a node near the principal that keeps log alone.
+    FarSync,
     /// Replayed by the standbys there.
     FarApplied,
     /// Nothing that anybody should wait for.

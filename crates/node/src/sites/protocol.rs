@@ -3,6 +3,7 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farshore_mirror::relay::message::MirrorRequest;
+use farshore_mirror::seed::SeedRequest;
 use farshore_model::Lsn;
 use farshore_store::{SpillId, StoredBlock};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub(crate) enum Wanted {
     Mirror(MirrorRequest),
     /// To measure the line. What follows is [`super::measure`]'s.
     Measure {},
+    /// The files of a mirror's principal. What follows is `farshore_mirror`'s.
+    Seed(SeedRequest),
 }
 
 /// How much of a log a downstream site has.

@@ -15,6 +15,7 @@ use farshore_link::{
     Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, Receiver, Sender, Session,
 };
 use farshore_mirror::relay::message::MirrorRequest;
+use farshore_mirror::seed::SeedRequest;
 use farshore_model::{Applied, Lsn};
 use farshore_store::packs::{PACK_BYTES, pack};
 use farshore_store::segmented::SegmentedStore;
@@ -194,9 +195,10 @@ impl Serving {
         };
         let publication = match &wanted {
             Wanted::Log { publication, .. } | Wanted::Source { publication } => publication.clone(),
-            Wanted::Mirror(request) => {
-                let request = request.clone();
-                return self.mirror(downstream, incoming, request, stop).await;
+            Wanted::Mirror(MirrorRequest { mirror, .. })
+            | Wanted::Seed(SeedRequest { mirror, .. }) => {
+                let mirror = mirror.clone();
+                return self.mirror(downstream, incoming, (&mirror, wanted), stop).await;
             }
             Wanted::Measure {} => return self.measure(downstream, incoming, stop).await,
         };
@@ -257,12 +259,12 @@ impl Serving {
         &self,
         downstream: &Downstream,
         incoming: Incoming,
-        request: MirrorRequest,
+        (name, wanted): (&String, Wanted),
         mut stop: watch::Receiver<bool>,
     ) {
-        let (site, name) = (&downstream.site, request.mirror.clone());
-        let granted = downstream.mirrors.contains(&name);
-        let Some(mirror) = self.mirrors.get(&name).filter(|_| granted) else {
+        let site = &downstream.site;
+        let granted = downstream.mirrors.contains(name);
+        let Some(mirror) = self.mirrors.get(name).filter(|_| granted) else {
             let why = format!(
                 "mirror \"{name}\" is not granted to site \"{site}\". Name it under \
                  [downstream.{site}] mirrors, if that site may have it"
@@ -277,12 +279,21 @@ impl Serving {
             Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
         };
         // A publication's name has no colon.
-        let mut newer = self.begin_session(&(site.clone(), format!("mirror:{name}")));
+        let kind = if matches!(wanted, Wanted::Seed(_)) { "seed" } else { "mirror" };
+        let mut newer = self.begin_session(&(site.clone(), format!("{kind}:{name}")));
+        let work = async {
+            match wanted {
+                Wanted::Mirror(request) => mirror.serve(session, request).await,
+                Wanted::Seed(request) => mirror.seed(session, &request).await,
+                // Served apart.
+                Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
+            }
+        };
         let ended = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return,
             // What the old one waits for is as dead as its peer.
             _ = newer.changed() => return,
-            ended = mirror.serve(session, request) => ended,
+            ended = work => ended,
         };
         if let Err(error) = ended {
             tracing::warn!(%site, mirror = %name, "session ended: {error}");
@@ -387,7 +398,7 @@ impl Serving {
                 Ok(())
             }
             // Served apart.
-            Wanted::Mirror(_) | Wanted::Measure {} => Ok(()),
+            Wanted::Mirror(_) | Wanted::Seed(_) | Wanted::Measure {} => Ok(()),
         }
     }
 

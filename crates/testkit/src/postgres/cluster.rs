@@ -131,10 +131,28 @@ impl Cluster {
         })
     }
 
-    /// A copy of this stopped server, not started, on a port of its own, in the same place and with
+    /// A cluster of the same installation and place, still without a data directory.
+    pub(super) fn without_copy(&self) -> Result<Cluster> {
+        Cluster::without_data(self.installation.clone(), self.place.clone())
+    }
+
+    /// Adds this cluster's port, directories and limits to the configuration in its data directory,
+    /// which something else has written.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn configure_again(&self) -> Result<()> {
+        self.write_configuration(&[])
+    }
+
+    /// A copy of this stopped server, not started, on a port of its own, in this place and with
     /// these settings.
-    pub(super) fn stopped_copy(&self, settings: &[(&str, &str)]) -> Result<Cluster> {
-        let mut copy = Cluster::without_data(self.installation.clone(), self.place.clone())?;
+    pub(super) fn stopped_copy_in(
+        &self,
+        place: Option<Namespace>,
+        settings: &[(&str, &str)],
+    ) -> Result<Cluster> {
+        let mut copy = Cluster::without_data(self.installation.clone(), place)?;
         template::copy_tree(&self.data_dir(), &copy.data_dir())?;
         let owned = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         copy.write_configuration(&settings.iter().map(owned).collect::<Vec<_>>())?;

@@ -2,6 +2,7 @@
 
 use super::cluster::{Cluster, StopMode};
 use super::template::copy_tree;
+use crate::wan::Namespace;
 use anyhow::{Context, Result, ensure};
 use std::path::{Path, PathBuf};
 
@@ -36,6 +37,18 @@ impl Cluster {
         self.start()
     }
 
+    /// A server, not started, on a data directory that something else has made, which is moved to
+    /// a place of the test kit's. It gets a port of its own.
+    ///
+    /// # Errors
+    /// When the directory cannot be moved or written to.
+    pub fn adopt(&self, data_dir: &Path) -> Result<Cluster> {
+        let adopted = self.without_copy()?;
+        std::fs::rename(data_dir, adopted.data_dir()).context("move the data directory")?;
+        adopted.configure_again()?;
+        Ok(adopted)
+    }
+
     /// A physical standby, started, that follows this server through its slot `standby`, which is
     /// made. This server is stopped for a moment. `without` names logical slots that the standby
     /// does not get with the copy; others it keeps as slots of its own.
@@ -43,6 +56,20 @@ impl Cluster {
     /// # Errors
     /// When a server does not stop or start, or there is no room.
     pub fn standby(&mut self, settings: &[(&str, &str)], without: &[&str]) -> Result<Cluster> {
+        let place = self.place().cloned();
+        self.standby_in(place, settings, without)
+    }
+
+    /// As [`Cluster::standby`], in a network namespace of its own.
+    ///
+    /// # Errors
+    /// As [`Cluster::standby`].
+    pub fn standby_in(
+        &mut self,
+        place: Option<Namespace>,
+        settings: &[(&str, &str)],
+        without: &[&str],
+    ) -> Result<Cluster> {
         self.execute_script("SELECT pg_create_physical_replication_slot('standby', true)")?;
         self.stop(StopMode::Fast)?;
         let source = format!(
@@ -55,7 +82,7 @@ impl Cluster {
             ("hot_standby_feedback", "on"),
         ];
         all.extend(settings);
-        let mut standby = self.stopped_copy(&all)?;
+        let mut standby = self.stopped_copy_in(place, &all)?;
         for slot in without.iter().chain(&["standby"]) {
             let directory = standby.data_dir().join("pg_replslot").join(slot);
             ensure!(directory.is_dir(), "{} is no slot", directory.display());

@@ -1,0 +1,337 @@
+//! A standby becomes a server of its own, once it has everything that the spool holds.
+//!
+//! What the principal was told as flushed is in the spool, so a promotion that leaves nothing of
+//! the spool behind loses no commit that a client saw return. Nothing more may come in meanwhile:
+//! whoever calls [`promote`] has ended the far end's session before.
+
+use crate::history::History;
+use crate::spool::{Closed, Spool, SpoolError};
+use crate::wal::{Timeline, history_file_name};
+use farshore_fault as fault;
+use farshore_model::Lsn;
+use farshore_pg::{Config, Connection, Mode};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc;
+
+/// How often the standby is asked how far it is.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// How often it is said how far it is.
+const SAY_EVERY: Duration = Duration::from_secs(2);
+/// The server has so long to come out of recovery, in seconds.
+const PROMOTED_WITHIN_S: u32 = 60;
+
+/// What is wanted.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The standby; a role that may call `pg_promote` and `pg_read_file`.
+    pub standby: Config,
+    /// Where the spool serves it, for messages.
+    pub listen: String,
+    /// Promote it also without what it cannot be given.
+    pub allow_data_loss: bool,
+    /// Give up when the standby has not come any further for so long.
+    pub patience: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Promoted {
+    /// The server's own timeline.
+    pub timeline: Timeline,
+    /// Where it begins.
+    pub fork: Lsn,
+    /// The end of the last whole record in the spool.
+    pub spool_end: Lsn,
+    /// It had been promoted before.
+    pub was_already: bool,
+}
+
+impl Promoted {
+    /// Bytes of log that the spool holds and the server does not.
+    pub fn lost_bytes(&self) -> u64 {
+        self.spool_end.bytes_since(self.fork)
+    }
+}
+
+/// Why a standby was not promoted, or not as it should have been.
+#[derive(Debug, thiserror::Error)]
+pub enum PromoteError {
+    /// The standby, or the way there.
+    #[error("the standby: {0}")]
+    Standby(#[from] farshore_pg::Error),
+    /// The spool.
+    #[error("{0}")]
+    Spool(#[from] SpoolError),
+    /// Another cluster's.
+    #[error(
+        "{server} has the system identifier {found}, and the spool holds the log of {expected}: it \
+         is no standby of this mirror. Name the right one (standby = \"…\" or --standby)"
+    )]
+    AnotherCluster {
+        /// Which server.
+        server: String,
+        /// Its own.
+        found: String,
+        /// The spool's.
+        expected: String,
+    },
+    /// It is not in recovery.
+    #[error(
+        "{server} is not in recovery: it is no standby, or was promoted by other means. Nothing was \
+         changed; name the mirror's standby (standby = \"…\" or --standby)"
+    )]
+    NoStandby {
+        /// Which server.
+        server: String,
+    },
+    /// The role lacks a right.
+    #[error(
+        "the role may not call {function} on {server}. As a superuser of the principal: GRANT \
+         EXECUTE ON FUNCTION {function} TO the role; or connect as a superuser"
+    )]
+    NoRight {
+        /// Which server.
+        server: String,
+        /// With its arguments.
+        function: &'static str,
+    },
+    /// It does not get further, and lacks something.
+    #[error(
+        "{server} lacks {bytes} bytes of log that the spool holds: it has {has}, the spool ends at \
+         {end}, and for {waited:?} nothing more came to it. {why}. It was not promoted, and the \
+         mirror goes on. To promote it without these bytes, and the commits in them: \
+         --allow-data-loss"
+    )]
+    Lacks {
+        /// Which server.
+        server: String,
+        /// How much.
+        bytes: u64,
+        /// Up to where it has the log.
+        has: Lsn,
+        /// Up to where the spool has whole records.
+        end: Lsn,
+        /// Without progress.
+        waited: Duration,
+        /// As far as can be seen, and what to do.
+        why: String,
+    },
+    /// The server does not come out of recovery.
+    #[error(
+        "{server} was told to promote and has not come out of recovery within {PROMOTED_WITHIN_S} \
+         s. The spool is closed; look at the server's log, and run this again"
+    )]
+    NotYet {
+        /// Which server.
+        server: String,
+    },
+    /// Its history is not what it should be.
+    #[error("{server} was promoted, but {what}. Do not let clients in before this is understood")]
+    WrongHistory {
+        /// Which server.
+        server: String,
+        /// How.
+        what: String,
+    },
+}
+
+/// Promotes a standby of this spool, which takes nothing in at present. Tells on `progress` how far
+/// it is; what finds no room there is left out. An error before the server was told leaves the
+/// spool open.
+///
+/// # Errors
+/// [`PromoteError`].
+pub async fn promote(
+    spool: &Arc<Spool>,
+    plan: &Plan,
+    progress: &mpsc::Sender<String>,
+) -> Result<Promoted, PromoteError> {
+    let positions = spool.settled().await?;
+    let spool_end = {
+        let spool = spool.clone();
+        crate::keep::blocking(move || spool.last_record_end()).await?
+    };
+    let mut connection = Connection::connect(&plan.standby, Mode::Sql).await?;
+    let server = connection.server().to_owned();
+    let view = look(&mut connection).await?;
+    let expected = spool.identity().system_id.to_string();
+    if view.system_id != expected {
+        return Err(PromoteError::AnotherCluster { server, found: view.system_id, expected });
+    }
+    for (may, function) in
+        [(view.may_promote, "pg_promote(boolean, integer)"), (view.may_read, "pg_read_file(text)")]
+    {
+        if !may {
+            return Err(PromoteError::NoRight { server, function });
+        }
+    }
+    let was_already = !view.is_in_recovery;
+    if was_already {
+        // A call of this that was broken off may have promoted it.
+        if spool.closed().is_none() {
+            return Err(PromoteError::NoStandby { server });
+        }
+    } else {
+        if !fault::defect("mirror-promote-without-drain") {
+            drain(&mut connection, plan, (positions.timeline, spool_end), progress).await?;
+        }
+        let closed = Closed { timeline: positions.timeline, end: spool_end };
+        let closing = spool.clone();
+        crate::keep::blocking(move || closing.close(closed)).await?;
+        let _ = progress.try_send(format!("{server} is told to promote"));
+        let sql = format!("SELECT pg_promote(true, {PROMOTED_WITHIN_S})");
+        let rows = connection.query(&sql, &[]).await?;
+        if !rows.first().is_some_and(|row| row.parse_bool(0).unwrap_or(false)) {
+            return Err(PromoteError::NotYet { server });
+        }
+    }
+    let (timeline, fork) = fork(&mut connection, positions.timeline).await?;
+    let promoted = Promoted { timeline, fork, spool_end, was_already };
+    let is_mutant = fault::defect("mirror-promote-without-drain");
+    if promoted.lost_bytes() > 0 && !plan.allow_data_loss && !is_mutant {
+        let what = format!(
+            "its timeline {timeline} begins at {fork}, {} bytes before {spool_end}, where the \
+             spool ends",
+            promoted.lost_bytes()
+        );
+        return Err(PromoteError::WrongHistory { server, what });
+    }
+    connection.close().await;
+    Ok(promoted)
+}
+
+/// Waits until the standby has, on its disk, every whole record of the spool: a server that is
+/// promoted replays all that it has first.
+async fn drain(
+    connection: &mut Connection,
+    plan: &Plan,
+    (timeline, spool_end): (Timeline, Lsn),
+    progress: &mpsc::Sender<String>,
+) -> Result<(), PromoteError> {
+    let server = connection.server().to_owned();
+    let (mut best, mut moved) = (Lsn::ZERO, Instant::now());
+    let mut said: Option<Instant> = None;
+    let mut every = tokio::time::interval(LOOK_EVERY);
+    every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        every.tick().await;
+        let view = look(connection).await?;
+        if !view.is_in_recovery {
+            return Err(PromoteError::NoStandby { server });
+        }
+        let has = view.received.max(view.replayed);
+        // What it has of another timeline is not what the spool holds.
+        if has >= spool_end && view.timeline == Some(timeline) {
+            return Ok(());
+        }
+        // Replay of what it has on its disk may be what it is at, before it asks for more.
+        if has > best {
+            (best, moved) = (has, Instant::now());
+        }
+        if moved.elapsed() >= plan.patience {
+            let bytes = spool_end.bytes_since(has);
+            if plan.allow_data_loss {
+                let _ = progress.try_send(format!(
+                    "{server} lacks {bytes} bytes of log that the spool holds; promoted without \
+                     them, as you allow"
+                ));
+                return Ok(());
+            }
+            let why = view.why_nothing_comes(timeline, &plan.listen);
+            let waited = plan.patience;
+            return Err(PromoteError::Lacks { server, bytes, has, end: spool_end, waited, why });
+        }
+        if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
+            said = Some(Instant::now());
+            let _ = progress.try_send(format!(
+                "{server} has the log up to {has}, the spool up to {spool_end}: {} bytes to go",
+                spool_end.bytes_since(has)
+            ));
+        }
+    }
+}
+
+/// A standby as it shows itself.
+struct View {
+    is_in_recovery: bool,
+    system_id: String,
+    /// Log that came by streaming is on its disk up to here.
+    received: Lsn,
+    replayed: Lsn,
+    /// The timeline of that log.
+    timeline: Option<Timeline>,
+    /// Of its walreceiver.
+    status: Option<String>,
+    may_promote: bool,
+    may_read: bool,
+}
+
+impl View {
+    fn why_nothing_comes(&self, timeline: Timeline, listen: &str) -> String {
+        if let Some(other) = self.timeline.filter(|other| *other != timeline) {
+            return format!(
+                "It follows timeline {other}, and the spool is on {timeline}: it comes from \
+                 elsewhere, or has not found the way yet; look at its log"
+            );
+        }
+        match self.status.as_deref() {
+            Some("streaming") => {
+                "It streams, and nothing comes: is its upstream this mirror, and is the way there \
+                 sound?"
+                    .to_owned()
+            }
+            Some(status) => format!(
+                "Its walreceiver is \"{status}\": look at its log. It should stream from {listen}"
+            ),
+            None => format!(
+                "It has no walreceiver: its primary_conninfo should lead to {listen}; look at its \
+                 log"
+            ),
+        }
+    }
+}
+
+async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
+    let sql = "SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()), \
+               pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(), \
+               (SELECT status FROM pg_stat_wal_receiver), \
+               coalesce((SELECT received_tli FROM pg_stat_wal_receiver), \
+               (SELECT nullif(min_recovery_end_timeline, 0) FROM pg_control_recovery())), \
+               has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'), \
+               has_function_privilege('pg_read_file(text)', 'EXECUTE')";
+    let rows = connection.query(sql, &[]).await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| farshore_pg::Error::Protocol("no row to a SELECT without FROM".into()))?;
+    // NULL as long as nothing has been received or replayed.
+    let position = |column| row.get(column).and_then(|text| text.parse().ok()).unwrap_or(Lsn::ZERO);
+    Ok(View {
+        is_in_recovery: row.parse_bool(0)?,
+        system_id: row.get(1).unwrap_or_default().to_owned(),
+        received: position(2),
+        replayed: position(3),
+        status: row.get(4).map(str::to_owned),
+        timeline: row.get(5).and_then(|text| text.parse().ok()).map(Timeline),
+        may_promote: row.parse_bool(6)?,
+        may_read: row.parse_bool(7)?,
+    })
+}
+
+/// The timeline that a promoted server is on, and where it left `own`, by its history file.
+async fn fork(connection: &mut Connection, own: Timeline) -> Result<(Timeline, Lsn), PromoteError> {
+    let server = connection.server().to_owned();
+    let wrong = |what: String| PromoteError::WrongHistory { server: server.clone(), what };
+    let rows = connection.query("SELECT pg_walfile_name(pg_current_wal_lsn())", &[]).await?;
+    let name = rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+    let timeline = name.get(..8).and_then(|hex| u32::from_str_radix(hex, 16).ok()).map(Timeline);
+    let timeline = timeline.ok_or_else(|| wrong(format!("it names its log \"{name}\"")))?;
+    let path = format!("pg_wal/{}", history_file_name(timeline));
+    let rows = connection.query("SELECT pg_read_file($1)", &[Some(&path)]).await?;
+    let text = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
+    let history = History::parse(timeline, text).map_err(|error| wrong(error.to_string()))?;
+    let (fork, _) = history.left(timeline, own).ok_or_else(|| {
+        wrong(format!("its timeline {timeline} does not come from {own}, the spool's"))
+    })?;
+    Ok((timeline, fork))
+}

@@ -1,0 +1,99 @@
+//! Which method packs log best, by what is waited for. Pure: times come in.
+//!
+//! Log that waits for the link wants fewer bytes, log that waits for the processor less work. A
+//! ladder of methods is climbed by a rung when log waited for the link for a good part of the last
+//! second and packing left room; it is gone down when packing took a good part of it and the link
+//! was not waited for. In between, and while little happens, nothing changes.
+
+use super::compression::Method;
+use std::time::{Duration, Instant};
+
+/// From little work to few bytes.
+const LADDER: [Method; 5] =
+    [Method::Off, Method::Lz4, Method::Zstd(1), Method::Zstd(3), Method::Zstd(6)];
+/// Where it is begun.
+const FIRST: usize = 2;
+/// How long is looked at before anything changes.
+const LOOK: Duration = Duration::from_secs(1);
+/// Shares of that time: the link is what is waited for.
+const LINK_BUSY: f64 = 0.20;
+/// It is not.
+const LINK_IDLE: f64 = 0.02;
+/// Packing takes as much as it may.
+const PACKING_BUSY: f64 = 0.40;
+
+/// Chooses.
+#[derive(Debug)]
+pub struct Tuner {
+    rung: usize,
+    since: Instant,
+    packing: Duration,
+    waiting: Duration,
+}
+
+impl Tuner {
+    /// What a session begins with.
+    pub const BEGIN: Method = LADDER[FIRST];
+
+    /// For a session that begins.
+    pub fn new(now: Instant) -> Tuner {
+        Tuner { rung: FIRST, since: now, packing: Duration::ZERO, waiting: Duration::ZERO }
+    }
+
+    /// Packing took so long.
+    pub fn packed(&mut self, took: Duration) {
+        self.packing += took;
+    }
+
+    /// Packed log waited for the link so long.
+    pub fn waited_for_link(&mut self, waited: Duration) {
+        self.waiting += waited;
+    }
+
+    /// What to pack with from now on.
+    pub fn method(&mut self, now: Instant) -> Method {
+        let looked = now.saturating_duration_since(self.since);
+        if looked >= LOOK {
+            let share = |time: Duration| time.as_secs_f64() / looked.as_secs_f64();
+            let (link, packing) = (share(self.waiting), share(self.packing));
+            if link > LINK_BUSY && packing < PACKING_BUSY {
+                self.rung = (self.rung + 1).min(LADDER.len() - 1);
+            } else if packing > PACKING_BUSY && link < LINK_IDLE {
+                self.rung = self.rung.saturating_sub(1);
+            }
+            *self = Tuner { rung: self.rung, ..Tuner::new(now) };
+        }
+        LADDER[self.rung]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What is chosen after seconds of each kind, in milliseconds of waiting and packing.
+    fn after(seconds: &[(u64, u64)]) -> Method {
+        let mut now = Instant::now();
+        let mut tuner = Tuner::new(now);
+        let mut method = Tuner::BEGIN;
+        for (waiting, packing) in seconds {
+            tuner.waited_for_link(Duration::from_millis(*waiting));
+            tuner.packed(Duration::from_millis(*packing));
+            now += LOOK;
+            method = tuner.method(now);
+        }
+        method
+    }
+
+    #[test]
+    fn what_is_waited_for_decides() {
+        assert_eq!(after(&[(0, 10)]), Method::Zstd(1), "little happens");
+        assert_eq!(after(&[(500, 50)]), Method::Zstd(3), "the link is narrow");
+        assert_eq!(after(&[(900, 50); 9]), Method::Zstd(6), "however narrow");
+        assert_eq!(after(&[(900, 600); 9]), Method::Zstd(1), "both are busy");
+        assert_eq!(after(&[(0, 700)]), Method::Lz4, "the processor is");
+        assert_eq!(after(&[(0, 700); 9]), Method::Off, "whatever it does");
+        assert_eq!(after(&[(0, 700), (300, 20)]), Method::Zstd(1), "and back");
+        assert_eq!(after(&[(100, 300); 9]), Method::Zstd(1), "neither nor");
+    }
+}

@@ -1,0 +1,27 @@
+//! Seeding: the files of a new standby, from the principal over the link.
+//!
+//! ```text
+//! principal ─ BASE_BACKUP, tar ─► give (near): files ─► chunks that differ ═ link ═► take (far) ─► data directory
+//!                                             ▲                                     │
+//!                                             └──── digests of what is there ◄──────┘
+//! ```
+//!
+//! The far end first says what it has: a digest of every chunk of every file. Of a backup that was
+//! broken off, or a data directory that was the principal's once, only what differs crosses. At the
+//! end each file is checked against the checksum in the server's own manifest, whatever it was put
+//! together from.
+
+mod directory;
+mod give;
+mod manifest;
+pub mod message;
+mod take;
+pub mod tar;
+mod writer;
+
+pub use give::give;
+pub use message::SeedRequest;
+pub use take::{Progress, SeedError, Seeded, Take};
+
+/// Files are compared in pieces of this size.
+const CHUNK_BYTES: usize = 256 << 10;

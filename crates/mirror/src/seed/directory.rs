@@ -1,0 +1,240 @@
+//! The data directory that is being made: whether it may be, what is there, and what must go.
+
+use super::CHUNK_BYTES;
+use super::message::{DIGEST_BYTES, DIGESTS_MAX, FromTaker};
+use super::take::SeedError;
+use ring::digest::{SHA256, digest};
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Says that the directory is being seeded.
+pub const MARKER: &str = "farshore.seeding";
+/// Without it no server starts; it comes last.
+pub const CONTROL: &str = "global/pg_control";
+
+/// A data directory that may be written to.
+#[derive(Debug)]
+pub struct Directory {
+    pub root: PathBuf,
+    /// Who is to own what is made, if not who makes it.
+    pub owner: Option<(u32, u32)>,
+    /// There may be files of an earlier run, or of a server that was.
+    has_files: bool,
+}
+
+/// Looks whether a directory may be written to, and marks it.
+pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Directory, SeedError> {
+    let refuse = |what: String| SeedError::Directory { path: root.to_owned(), what };
+    if !root.exists() {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(root)
+            .map_err(SeedError::io("create", root))?;
+    }
+    let entries = std::fs::read_dir(root).map_err(SeedError::io("list", root))?;
+    let has_files = entries.count() > 0;
+    let marker = root.join(MARKER);
+    if root.join("postmaster.pid").exists() {
+        return Err(refuse("has a postmaster.pid: a server runs there. Stop it first".to_owned()));
+    }
+    if has_files && !marker.exists() {
+        if !overwrite {
+            return Err(refuse(
+                "is not empty. Name an empty or new directory; or, if it is a data directory of \
+                 the same cluster that may be written over, say so with --overwrite"
+                    .to_owned(),
+            ));
+        }
+        let found = control_system_id(&root.join(CONTROL))?;
+        if found.to_string() != system_id {
+            return Err(refuse(format!(
+                "is of cluster {found}, and the mirror's is {system_id}: it is not written over"
+            )));
+        }
+    }
+    let text = format!("a standby of {system_id} is being made here by farshore mirror seed\n");
+    std::fs::write(&marker, text).map_err(SeedError::io("write", &marker))?;
+    let (there, ours) = (metadata(root)?, metadata(&marker)?);
+    // A server takes no directory that others can write to.
+    if !matches!(there.mode() & 0o777, 0o700 | 0o750) {
+        std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))
+            .map_err(SeedError::io("change the mode of", root))?;
+    }
+    let owner = (there.uid() != ours.uid()).then(|| (there.uid(), there.gid()));
+    let directory = Directory { root: root.to_owned(), owner, has_files };
+    directory.owned(&marker)?;
+    sync(root)?;
+    // From here on no server starts until all is there.
+    remove(&root.join(CONTROL))?;
+    Ok(directory)
+}
+
+fn metadata(path: &Path) -> Result<std::fs::Metadata, SeedError> {
+    path.metadata().map_err(SeedError::io("look at", path))
+}
+
+/// The first thing in a control file.
+fn control_system_id(path: &Path) -> Result<u64, SeedError> {
+    let mut bytes = [0; 8];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut bytes));
+    read.map_err(SeedError::io("read", path))?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
+/// Removes a file; that it is gone already is fine.
+pub fn remove(path: &Path) -> Result<(), SeedError> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(SeedError::io("remove", path)(error))
+        }
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+/// Makes a file's content, or a directory's names, durable.
+pub fn sync(path: &Path) -> Result<(), SeedError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(SeedError::io("sync", path))
+}
+
+/// A file or directory below a data directory.
+pub struct Found {
+    /// As manifests name it.
+    pub relative: String,
+    pub path: PathBuf,
+    pub is_directory: bool,
+}
+
+impl Directory {
+    /// Gives a path to its owner.
+    pub fn owned(&self, path: &Path) -> Result<(), SeedError> {
+        let Some((user, group)) = self.owner else { return Ok(()) };
+        std::os::unix::fs::lchown(path, Some(user), Some(group))
+            .map_err(SeedError::io("change the owner of", path))
+    }
+
+    /// Everything below, each directory before what is in it; into tablespaces too.
+    pub fn walk(&self) -> Result<Vec<Found>, SeedError> {
+        let (mut found, mut next) = (Vec::new(), 0);
+        self.list("", &mut found)?;
+        while let Some(entry) = found.get(next) {
+            if entry.is_directory {
+                let relative = entry.relative.clone();
+                self.list(&relative, &mut found)?;
+            }
+            next += 1;
+        }
+        Ok(found)
+    }
+
+    fn list(&self, relative: &str, found: &mut Vec<Found>) -> Result<(), SeedError> {
+        let folder = self.root.join(relative);
+        let failed = |error| SeedError::io("list", &folder)(error);
+        for entry in std::fs::read_dir(&folder).map_err(failed)? {
+            let path = entry.map_err(SeedError::io("list", &folder))?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            let relative =
+                if relative.is_empty() { name.to_owned() } else { format!("{relative}/{name}") };
+            // A link that leads nowhere is a name to be removed.
+            let is_directory = path.is_dir();
+            found.push(Found { relative, path, is_directory });
+        }
+        Ok(())
+    }
+
+    /// Tells what is there, file by file; ends early when `tell` says that nobody listens.
+    pub fn digests(&self, mut tell: impl FnMut(FromTaker) -> bool) -> Result<(), SeedError> {
+        if !self.has_files {
+            return Ok(());
+        }
+        let mut chunk = vec![0; CHUNK_BYTES];
+        for found in self.walk()? {
+            // A backup brings no log along.
+            let is_log = found.relative.starts_with("pg_wal/");
+            if found.is_directory || is_log || found.relative == MARKER {
+                continue;
+            }
+            let mut file = File::open(&found.path).map_err(SeedError::io("open", &found.path))?;
+            let (mut first, mut digests) = (0, Vec::new());
+            loop {
+                let read =
+                    fill(&mut file, &mut chunk).map_err(SeedError::io("read", &found.path))?;
+                let is_last = read < chunk.len();
+                if read > 0 {
+                    let all = digest(&SHA256, &chunk[..read]);
+                    digests.push(std::array::from_fn(|at| all.as_ref()[at]));
+                }
+                if digests.len() == DIGESTS_MAX || (is_last && !digests.is_empty()) {
+                    let count = digests.len() as u32;
+                    let path = found.relative.clone();
+                    let digests = std::mem::take(&mut digests);
+                    if !tell(FromTaker::Has { path, first, digests }) {
+                        return Ok(());
+                    }
+                    first += count;
+                }
+                if is_last {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(DIGEST_BYTES <= 32);
+
+/// Reads until the buffer is full or the file ends.
+fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read(&mut buffer[filled..])? {
+            0 => break,
+            read => filled += read,
+        }
+    }
+    Ok(filled)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_be_written_to_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("new/pgdata");
+        let directory = prepare(&root, "7", false).unwrap();
+        assert_eq!(directory.owner, None);
+        // An earlier run's.
+        std::fs::create_dir(root.join("global")).unwrap();
+        std::fs::write(root.join("base"), vec![1; CHUNK_BYTES + 1]).unwrap();
+        let again = prepare(&root, "7", false).unwrap();
+        let mut said = Vec::new();
+        again
+            .digests(|has| {
+                said.push(has);
+                true
+            })
+            .unwrap();
+        assert!(matches!(&said[..], [FromTaker::Has { path, first: 0, digests }]
+            if path == "base" && digests.len() == 2));
+        // Somebody's.
+        let other = folder.path().join("other");
+        std::fs::create_dir_all(other.join("global")).unwrap();
+        std::fs::write(other.join(CONTROL), 7_u64.to_ne_bytes()).unwrap();
+        let refused = prepare(&other, "7", false).unwrap_err().to_string();
+        assert!(refused.contains("is not empty"), "{refused}");
+        let refused = prepare(&other, "8", true).unwrap_err().to_string();
+        assert!(refused.contains("is of cluster 7"), "{refused}");
+        assert!(other.join(CONTROL).exists());
+        std::fs::write(other.join("postmaster.pid"), "1").unwrap();
+        let refused = prepare(&other, "7", true).unwrap_err().to_string();
+        assert!(refused.contains("a server runs there"), "{refused}");
+        std::fs::remove_file(other.join("postmaster.pid")).unwrap();
+        prepare(&other, "7", true).unwrap();
+        assert!(!other.join(CONTROL).exists());
+    }
+}

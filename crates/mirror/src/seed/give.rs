@@ -1,0 +1,257 @@
+//! The near end of a seeding: a base backup of the principal, of which what differs goes on the link.
+
+use super::CHUNK_BYTES;
+use super::message::{Digest, FromGiver, FromTaker, SeedAnswer, SeedRequest};
+use super::tar::{Entry, Reader};
+use crate::error::MirrorError;
+use crate::relay::compression::{Compression, Packer};
+use bytes::{Bytes, BytesMut};
+use farshore_fault as fault;
+use farshore_link::{Receiver, Sender, Session};
+use farshore_pg::replication::{BackupMessage, BackupOptions, BaseBackup};
+use farshore_pg::{Config, Connection, Mode};
+use ring::digest::{SHA256, digest};
+use std::collections::HashMap;
+use std::time::Duration;
+
+/// How long a far end has to take in the last message.
+const LAST_WORDS: Duration = Duration::from_secs(5);
+/// Digests that are remembered: of 1 TiB. What the far end has beyond that is sent again.
+const DIGESTS_KEPT_MAX: usize = 4 << 20;
+
+type Digests = HashMap<String, Vec<Digest>>;
+
+/// Gives a far end the files of the principal.
+///
+/// # Errors
+/// Why it ended. The far end is told where it can be.
+pub async fn give(
+    principal: &Config,
+    compression: Compression,
+    session: Session,
+    request: &SeedRequest,
+) -> Result<(), MirrorError> {
+    let (mut sender, mut receiver) = session.split();
+    let has = hear(&mut receiver).await?;
+    let packer = Packer::new(compression);
+    let packer = packer.map_err(|error| MirrorError::Io { action: "compress files", error })?;
+    let backup = match begin(principal, request).await {
+        Ok((answer, backup)) => {
+            sender.send(json(&answer)).await?;
+            backup
+        }
+        Err(error) => {
+            sender.send(json(&SeedAnswer::Refused { why: error.to_string() })).await?;
+            let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
+            return Err(error);
+        }
+    };
+    let mut giving = Giving {
+        sender,
+        packer,
+        has,
+        path: String::new(),
+        chunk: BytesMut::with_capacity(CHUNK_BYTES),
+        number: 0,
+        same: 0,
+    };
+    let ended = tokio::select! {
+        ended = giving.files(backup) => ended,
+        gone = gone(&mut receiver) => Err(gone),
+    };
+    let mut sender = giving.sender;
+    if let Err(error) = &ended
+        && !matches!(error, MirrorError::Link(_))
+    {
+        let failed = FromGiver::Failed { why: error.to_string().into() };
+        sender.send_parts(&failed.encode()).await?;
+    }
+    // The far end hangs up when it has all.
+    let _ = tokio::time::timeout(LAST_WORDS, async {
+        tokio::select! {
+            _ = sender.finish() => {}
+            _ = gone(&mut receiver) => {}
+        }
+    })
+    .await;
+    ended
+}
+
+async fn gone(receiver: &mut Receiver) -> MirrorError {
+    let site = receiver.peer_site().to_owned();
+    match receiver.next().await {
+        Ok(_) => MirrorError::Protocol { site, what: "something while files came".to_owned() },
+        Err(error) => error.into(),
+    }
+}
+
+fn json(answer: &SeedAnswer) -> Bytes {
+    serde_json::to_vec(answer).unwrap_or_default().into()
+}
+
+/// What the far end has.
+async fn hear(receiver: &mut Receiver) -> Result<Digests, MirrorError> {
+    let site = receiver.peer_site().to_owned();
+    let protocol = |what: String| MirrorError::Protocol { site: site.clone(), what };
+    let (mut has, mut kept) = (Digests::new(), 0);
+    loop {
+        let message = receiver.next().await?;
+        let message = message.ok_or_else(|| protocol("no more, before it began".to_owned()))?;
+        match FromTaker::decode(message).map_err(|what| protocol(what.to_string()))? {
+            FromTaker::Go => return Ok(has),
+            FromTaker::Has { path, first, digests } => {
+                kept += digests.len();
+                let known = has.entry(path).or_default();
+                if known.len() == first as usize && kept <= DIGESTS_KEPT_MAX {
+                    known.extend(digests);
+                }
+            }
+        }
+    }
+}
+
+async fn begin(
+    principal: &Config,
+    request: &SeedRequest,
+) -> Result<(SeedAnswer, BaseBackup), MirrorError> {
+    let name = format!("farshore_seed_{}", request.mirror);
+    let config = principal.clone().with_application_name(&name);
+    let mut connection = Connection::connect(&config, Mode::PhysicalReplication).await?;
+    let system_id = connection.identify_system().await?.system_id;
+    let options = BackupOptions {
+        label: format!("farshore mirror {}", request.mirror),
+        max_rate_kb: request.max_rate_kb,
+    };
+    let backup = connection.base_backup(&options).await?;
+    let answer = SeedAnswer::Begins {
+        system_id,
+        start: backup.start,
+        timeline: backup.timeline,
+        bytes: backup.tablespaces.iter().map(|part| part.bytes).sum(),
+        tablespaces: backup.tablespaces.iter().filter_map(|part| part.location.clone()).collect(),
+    };
+    Ok((answer, backup))
+}
+
+struct Giving {
+    sender: Sender,
+    packer: Packer,
+    has: Digests,
+    /// The file that is being sent.
+    path: String,
+    /// Its chunk that is not whole yet.
+    chunk: BytesMut,
+    /// The chunk's number.
+    number: usize,
+    /// Bytes that the far end has, and was not told of yet.
+    same: u64,
+}
+
+impl Giving {
+    async fn files(&mut self, mut backup: BaseBackup) -> Result<(), MirrorError> {
+        let server = backup.server().to_owned();
+        let wrong = |what: String| MirrorError::WrongPrincipal { server: server.clone(), what };
+        let mut reader = Reader::default();
+        let mut prefix = String::new();
+        let mut is_manifest = false;
+        while let Some(message) = backup.next().await? {
+            match message {
+                BackupMessage::Archive(number) => {
+                    reader.finish().map_err(|error| wrong(error.to_string()))?;
+                    self.end_file().await?;
+                    let location =
+                        backup.tablespaces.get(number).and_then(|part| part.location.as_ref());
+                    prefix = location.map_or(String::new(), |(oid, _)| format!("pg_tblspc/{oid}/"));
+                }
+                BackupMessage::Manifest => {
+                    reader.finish().map_err(|error| wrong(error.to_string()))?;
+                    self.end_file().await?;
+                    is_manifest = true;
+                    self.path.clear();
+                    self.tell(FromGiver::Manifest).await?;
+                }
+                BackupMessage::Data(data) if is_manifest => self.data(&data).await?,
+                BackupMessage::Data(data) => {
+                    reader.push(&data);
+                    while let Some(entry) =
+                        reader.next_entry().map_err(|error| wrong(error.to_string()))?
+                    {
+                        self.entry(&prefix, entry).await?;
+                    }
+                }
+            }
+        }
+        self.end_file().await?;
+        let end = backup.end().ok_or_else(|| wrong("its backup has no end".to_owned()))?;
+        self.tell(FromGiver::End { end }).await
+    }
+
+    async fn entry(&mut self, prefix: &str, entry: Entry) -> Result<(), MirrorError> {
+        match entry {
+            Entry::File { path, mode, bytes } => {
+                self.end_file().await?;
+                fault::point("seed.before-file");
+                self.path = format!("{prefix}{path}");
+                self.number = 0;
+                let path = self.path.clone();
+                self.tell(FromGiver::File { path, mode, bytes }).await
+            }
+            Entry::Data(data) => self.data(&data).await,
+            Entry::Directory { path, mode } => {
+                self.end_file().await?;
+                self.tell(FromGiver::Directory { path: format!("{prefix}{path}"), mode }).await
+            }
+            // A tablespace's: the far end puts it where it is told to.
+            Entry::Link { .. } => self.end_file().await,
+        }
+    }
+
+    async fn data(&mut self, mut data: &[u8]) -> Result<(), MirrorError> {
+        while !data.is_empty() {
+            let (here, rest) = data.split_at(data.len().min(CHUNK_BYTES - self.chunk.len()));
+            self.chunk.extend_from_slice(here);
+            data = rest;
+            if self.chunk.len() == CHUNK_BYTES {
+                self.end_chunk().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn end_chunk(&mut self) -> Result<(), MirrorError> {
+        let chunk = self.chunk.split().freeze();
+        self.chunk.reserve(CHUNK_BYTES);
+        let known = self.has.get(&self.path).and_then(|digests| digests.get(self.number));
+        self.number += 1;
+        let is_same =
+            known.is_some_and(|known| digest(&SHA256, &chunk).as_ref().starts_with(known));
+        if is_same {
+            self.same += chunk.len() as u64;
+            return Ok(());
+        }
+        self.tell_same().await?;
+        let bytes = chunk.len() as u32;
+        let packed = self.packer.pack(&[chunk]);
+        let (packing, packed) =
+            packed.map_err(|error| MirrorError::Io { action: "compress files", error })?;
+        self.tell(FromGiver::Data { bytes, packing, packed }).await
+    }
+
+    async fn end_file(&mut self) -> Result<(), MirrorError> {
+        if !self.chunk.is_empty() {
+            self.end_chunk().await?;
+        }
+        self.tell_same().await
+    }
+
+    async fn tell_same(&mut self) -> Result<(), MirrorError> {
+        match std::mem::take(&mut self.same) {
+            0 => Ok(()),
+            bytes => self.tell(FromGiver::Same { bytes }).await,
+        }
+    }
+
+    async fn tell(&mut self, message: FromGiver) -> Result<(), MirrorError> {
+        Ok(self.sender.send_parts(&message.encode()).await?)
+    }
+}

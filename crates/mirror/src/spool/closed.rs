@@ -1,0 +1,72 @@
+//! The note that a spool takes no more, because a standby of it has been, or is about to be,
+//! promoted: what its old principal writes from then on belongs to another history.
+
+use super::{SpoolError, folder};
+use crate::wal::Timeline;
+use farshore_model::Lsn;
+use std::path::Path;
+
+pub(super) const CLOSED: &str = "closed";
+
+/// Up to where a spool had the log when it was closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed {
+    /// On which timeline.
+    pub timeline: Timeline,
+    /// The end of its last whole record: the promoted standby's own timeline begins here or later.
+    pub end: Lsn,
+}
+
+impl Closed {
+    fn encode(&self) -> String {
+        let text = format!("closed {} {}\n", self.timeline, self.end);
+        let crc = crc32c::crc32c(text.as_bytes());
+        format!("{text}crc32c {crc:08x}\n")
+    }
+
+    fn decode(text: &str) -> Option<Closed> {
+        let mut words = text.split_whitespace().skip(1);
+        let timeline = words.next()?.parse().ok().map(Timeline)?;
+        let end = words.next()?.parse().ok()?;
+        let closed = Closed { timeline, end };
+        (closed.encode() == text).then_some(closed)
+    }
+
+    /// Makes it durable.
+    pub(super) fn write(&self, folder: &Path) -> Result<(), SpoolError> {
+        folder::replace(&folder.join(CLOSED), self.encode().as_bytes())
+    }
+
+    /// `None` if the spool is open.
+    pub(super) fn read(folder: &Path) -> Result<Option<Closed>, SpoolError> {
+        let path = folder.join(CLOSED);
+        match std::fs::read_to_string(&path) {
+            Ok(text) => Closed::decode(&text)
+                .map(Some)
+                .ok_or_else(|| SpoolError::State { path, what: "no such note".to_owned() }),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(SpoolError::io("read", &path)(error)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_is_read_as_it_was_written_and_damage_is_noticed() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(Closed::read(folder.path()).unwrap(), None);
+        let closed = Closed { timeline: Timeline(3), end: Lsn(0x300_0148) };
+        closed.write(folder.path()).unwrap();
+        assert_eq!(Closed::read(folder.path()).unwrap(), Some(closed));
+        let text = closed.encode();
+        for len in 0..text.len() {
+            std::fs::write(folder.path().join(CLOSED), &text[..len]).unwrap();
+            assert!(Closed::read(folder.path()).is_err(), "{len}");
+        }
+        std::fs::write(folder.path().join(CLOSED), text.replace("148", "149")).unwrap();
+        assert!(Closed::read(folder.path()).is_err());
+    }
+}

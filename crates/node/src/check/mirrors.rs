@@ -1,0 +1,171 @@
+//! Mirrors: the principal of a near end, and the room of a far end.
+
+use super::Findings;
+use crate::config::SiteConfig;
+use crate::config::mirrors::{FarMirror, NearMirror};
+use farshore_mirror::receive::Promise;
+use farshore_pg::{Connection, Error, Mode, Row};
+
+/// Oldest version that is supported, as `server_version_num` writes it.
+const VERSION_MIN: u32 = 140_000;
+
+/// Looks at every mirror that has an end here.
+pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
+    let mut all = Vec::new();
+    for mirror in &config.mirrors.near {
+        let mut findings = Findings::about(format!("mirror \"{}\"", mirror.name));
+        near(mirror, &mut findings).await;
+        all.append(&mut findings.all);
+    }
+    for mirror in &config.mirrors.far {
+        let mut findings = Findings::about(format!("mirror \"{}\"", mirror.name));
+        far(config, mirror, &mut findings);
+        all.append(&mut findings.all);
+    }
+    all
+}
+
+async fn near(mirror: &NearMirror, findings: &mut Findings) {
+    // What the mirror itself does first.
+    let streaming = async {
+        let mut connection =
+            Connection::connect(&mirror.principal, Mode::PhysicalReplication).await?;
+        let system = connection.identify_system().await?;
+        let version = connection.server_version();
+        connection.close().await;
+        Ok::<_, Error>((system, version))
+    };
+    match streaming.await {
+        Ok((_, version)) if version < VERSION_MIN => {
+            findings.error("the principal is older than PostgreSQL 14", "Upgrade it first");
+        }
+        Ok((system, _)) => findings.note(format!(
+            "the principal can be streamed from: system identifier {}, timeline {}",
+            system.system_id, system.timeline
+        )),
+        Err(error) => {
+            findings.passing_error(
+                format!("the principal cannot be streamed from: {error}"),
+                "The role needs REPLICATION, and pg_hba.conf a line that lets it in for the \
+                 database \"replication\"",
+            );
+            return;
+        }
+    }
+    let asked = async {
+        let mut connection = Connection::connect(&mirror.principal, Mode::Sql).await?;
+        let row = ask(&mut connection, mirror).await?;
+        connection.close().await;
+        Ok::<_, Error>(row)
+    };
+    match asked.await {
+        Ok(Some(row)) => judge(mirror, &row, findings),
+        Ok(None) => {}
+        // Another mirror's server for standbys, for instance.
+        Err(error) => findings.note(format!(
+            "the principal's settings cannot be looked at: {error}. Log can be streamed all the same"
+        )),
+    }
+}
+
+async fn ask(connection: &mut Connection, mirror: &NearMirror) -> Result<Option<Row>, Error> {
+    let sql = "SELECT current_setting('wal_level'), \
+               current_setting('max_wal_senders')::int - (SELECT count(*) FROM pg_stat_replication), \
+               current_setting('max_replication_slots')::int \
+                 - (SELECT count(*) FROM pg_replication_slots), \
+               (SELECT wal_status FROM pg_replication_slots WHERE slot_name = $1), \
+               (SELECT active FROM pg_replication_slots WHERE slot_name = $1), \
+               current_setting('max_slot_wal_keep_size') = '-1', \
+               current_setting('synchronous_standby_names'), \
+               (SELECT count(*) FROM pg_stat_replication \
+                WHERE lower(application_name) = lower($2)), \
+               current_setting('full_page_writes')";
+    let parameters = [Some(mirror.slot.as_str()), Some(mirror.application_name.as_str())];
+    Ok(connection.query(sql, &parameters).await?.into_iter().next())
+}
+
+fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
+    let text = |column| row.get(column).unwrap_or_default();
+    let number = |column| text(column).parse::<i64>().unwrap_or(0);
+    let slot = row.get(3);
+    let is_active = text(4) == "t";
+    if text(0) == "minimal" {
+        findings.error(
+            "wal_level is minimal: nothing can be streamed",
+            "ALTER SYSTEM SET wal_level = 'replica'; then restart the principal",
+        );
+    }
+    if number(1) <= 0 && !is_active {
+        findings.error("no walsender is free", "Raise max_wal_senders, and restart the principal");
+    }
+    match slot {
+        None if number(2) <= 0 => findings.error(
+            "no replication slot is free",
+            "Raise max_replication_slots, and restart the principal",
+        ),
+        Some("lost") => findings.error(
+            format!("the slot \"{}\" has lost log that the far end needs", mirror.slot),
+            "Drop it, remove the spool at the far site, and seed the standbys anew",
+        ),
+        None | Some(_) => {}
+    }
+    if text(5) == "t" && mirror.drop_behind.is_none() {
+        findings.warning(
+            "while the far end is away the principal keeps log for it without bound",
+            "Set drop_behind under this mirror, or max_slot_wal_keep_size on the principal",
+        );
+    }
+    if number(7) > i64::from(is_active) {
+        findings.error(
+            format!(
+                "another standby of the principal is called \"{}\" too: \
+                 synchronous_standby_names takes the two for one",
+                mirror.application_name
+            ),
+            "Set application_name under this mirror, or give the other one another",
+        );
+    }
+    let names = text(6).to_ascii_lowercase();
+    let is_named = names.contains(&mirror.application_name.to_ascii_lowercase());
+    match (mirror.promise, is_named) {
+        (Promise::Async, true) => findings.warning(
+            "mode is async, and synchronous_standby_names names it: commits wait up to a second",
+            "Set another mode, or take it out of synchronous_standby_names",
+        ),
+        (Promise::Far | Promise::FarSync | Promise::FarApplied, false) => findings.note(format!(
+            "no commit waits for it: synchronous_standby_names does not name \"{}\"",
+            mirror.application_name
+        )),
+        _ => {}
+    }
+    if text(8) == "off" {
+        findings.warning(
+            "full_page_writes is off: a standby whose machine fails may have torn pages",
+            "ALTER SYSTEM SET full_page_writes = on",
+        );
+    }
+}
+
+fn far(config: &SiteConfig, mirror: &FarMirror, findings: &mut Findings) {
+    let folder = config.data_dir.ancestors().find(|folder| folder.exists());
+    let Some(disk) = folder.and_then(|folder| rustix::fs::statvfs(folder).ok()) else { return };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let wanted = mirror.spool_bytes_max;
+    let megabytes = |bytes: u64| bytes >> 20;
+    if free < wanted {
+        findings.warning(
+            format!(
+                "{} MB are free under data_dir, and spool_size allows {} MB",
+                megabytes(free),
+                megabytes(wanted)
+            ),
+            "Lower spool_size, or point data_dir at a larger disk. A full disk holds up commits \
+             that wait for this mirror",
+        );
+    } else {
+        findings.note(format!("{} MB are free for the spool", megabytes(free)));
+    }
+    if mirror.standby.is_none() {
+        findings.note("mirror promote needs --standby: no standby is named here");
+    }
+}

@@ -1,0 +1,126 @@
+//! `farshore mirror seed`: the data directory of a new standby, made by who calls it. The node that
+//! runs keeps the log for it, and need not be allowed to write there.
+
+use crate::config::SiteConfig;
+use crate::control::{Asked, Request, ask};
+use crate::sites::{self, protocol::Wanted};
+use farshore_link::Identity;
+use farshore_mirror::seed::{Progress, SeedRequest, Seeded, Take};
+use farshore_model::Lsn;
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// A node that is being started answers within this time.
+const NODE_WITHIN: Duration = Duration::from_secs(5);
+/// How often it is asked until then.
+const ASK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What is wanted, as typed.
+#[derive(Clone, Debug)]
+pub struct SeedOptions {
+    /// Which mirror.
+    pub mirror: String,
+    /// The data directory to be.
+    pub pgdata: PathBuf,
+    /// The slot in the spool; `standby_` and the mirror's name by default.
+    pub slot: Option<String>,
+    /// At most so many kilobytes per second are read from the principal.
+    pub max_rate_kb: Option<u32>,
+    /// A data directory of the same cluster may be written over.
+    pub overwrite: bool,
+    /// Directories of tablespaces: as on the principal, and here.
+    pub tablespaces: Vec<(PathBuf, PathBuf)>,
+}
+
+/// The node keeps log for a standby.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Reserved {
+    /// The cluster whose log it is.
+    pub system_id: String,
+    /// From here on.
+    pub kept_from: u64,
+}
+
+/// Makes the data directory, and says how far it is on `progress`. What it gives is for a person.
+///
+/// # Errors
+/// Why not, for a person.
+pub async fn seed(
+    config: &SiteConfig,
+    options: &SeedOptions,
+    progress: &watch::Sender<Progress>,
+) -> Result<String, String> {
+    let name = &options.mirror;
+    let mirror = config.mirrors.far.iter().find(|mirror| mirror.name == *name);
+    let mirror = mirror.ok_or_else(|| {
+        format!("the site file has no far end of a mirror \"{name}\": run this at its far site")
+    })?;
+    let slot = options.slot.clone();
+    let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));
+    let request = Request::Reserve { mirror: name.clone(), slot: slot.clone() };
+    let reserved = match ask_soon(config, &request).await {
+        Ok(Asked::Done(text)) => serde_json::from_str::<Reserved>(&text)
+            .map_err(|error| format!("the node answered what cannot be read ({error})"))?,
+        Ok(Asked::Refused(why)) => return Err(why),
+        Ok(Asked::NotRunning) => {
+            return Err("no node runs here: start it (farshore run), so that the log that the \
+                        standby needs is kept from now on"
+                .to_owned());
+        }
+        Err(error) => {
+            return Err(format!("cannot ask the node in {}: {error}", config.data_dir.display()));
+        }
+    };
+    let identity = config.sites.identity.as_ref().map(Identity::load).transpose();
+    let identity = identity.map_err(|error| error.to_string())?;
+    let dialer = identity.as_ref().map(|own| sites::dialer(&config.sites, &mirror.upstream, own));
+    let dialer = dialer.transpose().map_err(|error| error.to_string())?.flatten();
+    let dialer = dialer.ok_or_else(|| config.sites.unknown_upstream(&mirror.upstream))?;
+    let request = SeedRequest { mirror: name.clone(), max_rate_kb: options.max_rate_kb };
+    let text = serde_json::to_vec(&Wanted::Seed(request)).unwrap_or_default();
+    let session = dialer.open(&text).await.map_err(|error| error.to_string())?;
+    let (host, port) = mirror.listen.rsplit_once(':').unwrap_or((&mirror.listen, "5432"));
+    let host = host.trim_matches(['[', ']']);
+    let take = Take {
+        pgdata: options.pgdata.clone(),
+        overwrite: options.overwrite,
+        tablespaces: options.tablespaces.clone(),
+        system_id: reserved.system_id,
+        kept_from: Lsn(reserved.kept_from),
+        conninfo: format!("host={host} port={port} user=standby application_name={slot}"),
+        slot: slot.clone(),
+    };
+    let seeded = take.run(session, progress).await.map_err(|error| error.to_string())?;
+    Ok(said(&seeded, options, &slot))
+}
+
+/// A node that was started a moment ago answers soon.
+async fn ask_soon(config: &SiteConfig, request: &Request) -> std::io::Result<Asked> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        match ask(&config.data_dir, request, |_| Ok(())).await {
+            Ok(Asked::NotRunning) if begun.elapsed() < NODE_WITHIN => {
+                tokio::time::sleep(ASK_AGAIN).await;
+            }
+            asked => return asked,
+        }
+    }
+}
+
+fn said(seeded: &Seeded, options: &SeedOptions, slot: &str) -> String {
+    let Seeded { start, end, files, progress } = seeded;
+    format!(
+        "{} is a standby of mirror \"{}\": {files} files, {} bytes, each checked against the \
+         principal's manifest; {} bytes on the link, {} bytes were here already. It needs the log \
+         from {start} on, which the spool keeps for slot \"{slot}\", and can be read once it has \
+         replayed up to {end}. Start it: pg_ctl -D {} start",
+        options.pgdata.display(),
+        options.mirror,
+        progress.done,
+        progress.packed,
+        progress.same,
+        options.pgdata.display()
+    )
+}

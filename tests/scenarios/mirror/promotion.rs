@@ -1,0 +1,253 @@
+//! A standby takes over: with everything that was acknowledged, or not at all.
+
+use crate::mirrored::{LONG, Mirrored, SLOT, position, report};
+use anyhow::{Context, Result, bail, ensure};
+use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Site, Verb};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use std::os::unix::fs::PermissionsExt;
+use tempfile::TempDir;
+
+fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<Verb> {
+    let url = standby.url("postgres");
+    let arguments = [&["m", "--standby", &url], more].concat();
+    mirrored.far.verb("mirror promote", &arguments)
+}
+
+/// Everything that returned is on the server that was promoted.
+fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
+    for (client, returned) in returned.iter().enumerate() {
+        let sql = "SELECT count(*) FROM t WHERE client = $1 AND n <= $2";
+        let rows = server.connect()?.query_one(sql, &[&(client as i32), returned])?;
+        let there: i64 = rows.get(0);
+        ensure!(
+            there == i64::from(*returned),
+            "LOST: client {client} saw {returned} commits return, {there} are there"
+        );
+    }
+    Ok(())
+}
+
+/// Where the promoted server's own timeline begins, by its history file.
+fn fork(server: &Cluster) -> Result<i64> {
+    let sql = "SELECT pg_read_file('pg_wal/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || \
+               '.history')";
+    let history: String = server.connect()?.query_one(sql, &[])?.get(0);
+    let last = history.lines().rfind(|line| !line.trim().is_empty()).context("no history")?;
+    position(last.split('\t').nth(1).context("no position")?)
+}
+
+fn is_in_recovery(server: &Cluster) -> Result<bool> {
+    Ok(server.connect()?.query_one("SELECT pg_is_in_recovery()", &[])?.get(0))
+}
+
+/// The standby gets nothing more, and the spool does.
+fn let_the_standby_lag(mirrored: &Mirrored) -> Result<()> {
+    mirrored.line.stall();
+    mirrored.await_commits(10)
+}
+
+/// The principal and both ends die at random; the standby is promoted with what the spool holds.
+fn takes_over(mode: &str) -> Result<()> {
+    let seed = farshore_testkit::seed();
+    println!("FARSHORE_SEED={seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut mirrored = Mirrored::start_in(15, mode, None, Site::named("far")?)?;
+    for _ in 0..4 {
+        mirrored.await_commits(random.random_range(1..20))?;
+        match random.random_range(0..3) {
+            0 => {
+                mirrored.near.kill9()?;
+                mirrored.near.start()?;
+            }
+            1 => {
+                mirrored.far.kill9()?;
+                mirrored.far.start()?;
+            }
+            _ => {
+                mirrored.standby.kill9()?;
+                mirrored.standby.start()?;
+            }
+        }
+    }
+    mirrored.await_commits(10)?;
+    // In the other mode commits wait for the standby.
+    if mode == "far" {
+        let_the_standby_lag(&mirrored)?;
+    }
+    if random.random_bool(0.5) {
+        mirrored.far.kill9()?;
+        mirrored.far.start()?;
+        mirrored.await_commits(1)?;
+    }
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    if mode == "far" {
+        let refused = promote(&mirrored, &mirrored.standby, &["--wait", "1"])?;
+        ensure!(refused.code == Some(1), "{refused:?}");
+        ensure!(refused.stderr.contains("bytes of log that the spool holds"), "{refused:?}");
+        ensure!(is_in_recovery(&mirrored.standby)?, "promoted although it lacks log");
+    }
+    mirrored.line.cut();
+    mirrored.line.mend();
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    ensure!(promoted.stdout.contains("nothing that was acknowledged is lost"), "{promoted:?}");
+    println!("{}", promoted.stdout.trim());
+    check_rows(&mirrored.standby, &returned)?;
+    const PAGE_BYTES: i64 = 8_192;
+    // A server may flush up to a page's end, within a record; that record is no commit yet.
+    let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
+    let fork = fork(&mirrored.standby)?;
+    ensure!(
+        fork >= whole,
+        "LOST: the principal was told {told}, the new timeline begins at {fork}"
+    );
+    let again = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(again.stdout.contains("had been promoted already"), "{again:?}");
+    // The old principal comes back: its log is not taken in, and nothing that it commits returns.
+    mirrored.far.kill9()?;
+    mirrored.far.start()?;
+    let before = report(&mirrored.far, "the far end", |mirror| mirror["state"] == "promoted")?;
+    mirrored.principal.start()?;
+    let mut client = mirrored.principal.connect()?;
+    client.batch_execute("SET application_name = 'late'")?;
+    let commit = std::thread::spawn(move || client.execute("INSERT INTO t VALUES (100, 1)", &[]));
+    wait_until("the commit to wait", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE wait_event = 'SyncRep' AND application_name = 'late'";
+        let waiting: i64 = mirrored.principal.connect()?.query_one(sql, &[])?.get(0);
+        Ok((waiting == 1).then_some(()))
+    })?;
+    mirrored.far.restart()?;
+    let after = report(&mirrored.far, "the far end", |mirror| mirror["state"] == "promoted")?;
+    ensure!(before["durable"] == after["durable"], "{before} then {after}");
+    ensure!(!commit.is_finished(), "a commit returned");
+    mirrored.principal.kill9()?;
+    ensure!(commit.join().is_ok_and(|committed| committed.is_err()), "a commit returned");
+    mirrored.standby.execute_script("INSERT INTO t VALUES (101, 1)")
+}
+
+#[test]
+fn a_standby_takes_over_with_all_that_was_durable() -> Result<()> {
+    takes_over("far")
+}
+
+#[test]
+fn a_standby_takes_over_with_all_that_was_applied() -> Result<()> {
+    takes_over("far-applied")
+}
+
+/// What is not the mirror's standby is left alone, and log is given up only if that is wanted.
+#[test]
+fn no_promotion_by_mistake() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    // Another version is another cluster: those of one are copies of each other.
+    let other = Cluster::builder(&Installation::find(18)?).start()?;
+    for (server, said) in
+        [(&other, "it is no standby of this mirror"), (&mirrored.principal, "is not in recovery")]
+    {
+        let refused = promote(&mirrored, server, &[])?;
+        ensure!(refused.code == Some(1) && refused.stderr.contains(said), "{refused:?}");
+    }
+    let unknown = mirrored.far.verb("mirror promote", &["n"])?;
+    ensure!(unknown.stderr.contains("no mirror \"n\""), "{unknown:?}");
+    let unnamed = mirrored.far.verb("mirror promote", &["m"])?;
+    ensure!(unnamed.stderr.contains("set standby = "), "{unnamed:?}");
+    let elsewhere = mirrored.near.verb("mirror promote", &["m"])?;
+    ensure!(elsewhere.stderr.contains("at the site of its far end"), "{elsewhere:?}");
+    // What was refused left the mirror as it was.
+    mirrored.await_commits(5)?;
+    let_the_standby_lag(&mirrored)?;
+    mirrored.lose_the_principal()?;
+    let promoted = promote(&mirrored, &mirrored.standby, &["--wait", "1", "--allow-data-loss"])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    let lost = promoted.stdout.split("LOST: ").nth(1).and_then(|rest| rest.split(' ').next());
+    let lost: i64 = lost.context("nothing said")?.parse()?;
+    let spool = report(&mirrored.far, "the far end", |mirror| mirror["durable"] != "")?;
+    let end = position(spool["durable"].as_str().unwrap_or_default())?;
+    ensure!(lost > 0 && lost <= end - fork(&mirrored.standby)?, "{lost}: {promoted:?}");
+    println!("{}", promoted.stdout.trim());
+    Ok(())
+}
+
+/// `pg_receivewal`, which tells the principal at once what it has; ended when this is dropped.
+struct Receiver(std::process::Child, TempDir);
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn receive(principal: &Cluster, name: &str, slot: Option<&str>) -> Result<Receiver> {
+    let folder = tempfile::tempdir()?;
+    // It runs as the server's user.
+    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777))?;
+    let source =
+        format!("host=127.0.0.1 port={} user=postgres application_name={name}", principal.port());
+    let log = std::fs::File::create(folder.path().join("log"))?;
+    let child = principal
+        .installation()
+        .command("pg_receivewal")
+        .args(["--synchronous", "--no-loop", "--dbname", &source, "--directory"])
+        .arg(folder.path())
+        .args(slot.iter().flat_map(|slot| ["--slot", slot]))
+        .stderr(log)
+        .spawn()?;
+    Ok(Receiver(child, folder))
+}
+
+/// A second one that the principal would take for the mirror does not come by: the slot is in use;
+/// and beside one that has another slot, the mirror promises nothing.
+#[test]
+fn two_replicas_with_one_name_do_not_both_count() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    let mut thief = receive(&mirrored.principal, "farshore_m", Some(SLOT))?;
+    let log = thief.1.path().join("log");
+    wait_until("the slot's thief to be refused", LONG, &[&log], || Ok(thief.0.try_wait()?))?;
+    let said = std::fs::read_to_string(&log)?;
+    ensure!(said.contains("is active for PID"), "{said}");
+    mirrored.await_commits(5)?;
+    mirrored.near.kill9()?;
+    mirrored.await_silence()?;
+    let namesake = receive(&mirrored.principal, "FARSHORE_M", None)?;
+    wait_until("the namesake to stream", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' \
+                   AND application_name = 'FARSHORE_M'";
+        Ok((mirrored.principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })?;
+    mirrored.near.start()?;
+    let found = report(&mirrored.far, "the namesake to be seen", |mirror| {
+        mirror["error"].as_str().is_some_and(|error| error.contains("takes the two for one"))
+    })?;
+    ensure!(found["state"] == "retrying", "{found}");
+    drop(namesake);
+    report(&mirrored.far, "the mirror to go on", |mirror| mirror["state"] == "receiving")?;
+    mirrored.await_commits(5)?;
+    mirrored.finish()
+}
+
+#[test]
+fn promoting_without_drain_is_caught() -> Result<()> {
+    let defect = Some("mirror-promote-without-drain");
+    let mut mirrored = Mirrored::start(15, defect)?;
+    mirrored.await_commits(10)?;
+    let_the_standby_lag(&mirrored)?;
+    let returned = mirrored.lose_the_principal()?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    match check_rows(&mirrored.standby, &returned) {
+        Ok(()) => bail!("not caught"),
+        Err(error) => {
+            ensure!(format!("{error:#}").contains("LOST: "), "{error:#}");
+            println!("caught: {error:#}");
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! A new user's way to a mirror: three commands, and a standby that is the principal, byte by byte.
+
+use crate::mirrored::{LONG, report};
+use anyhow::{Context, Result, ensure};
+use farshore_testkit::port::ReservedPort;
+use farshore_testkit::postgres::{Cluster, Installation, StopMode};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Site, Verb, certificate_lines, issue_certificates};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Command;
+use tempfile::TempDir;
+
+struct Pair {
+    principal: Cluster,
+    near: Site,
+    far: Site,
+    _certificates: TempDir,
+    _ports: (ReservedPort, ReservedPort),
+}
+
+impl Pair {
+    fn start(major: u32) -> Result<Pair> {
+        let principal = Cluster::builder(&Installation::find(major)?)
+            .setting("wal_level", "replica")
+            .setting("wal_keep_size", "512MB")
+            .start()?;
+        principal.execute_script(
+            "CREATE TABLE big AS SELECT g AS id, md5(g::text) || repeat('x', 200) AS v \
+             FROM generate_series(1, 60000) g; CREATE TABLE empty (); \
+             CREATE UNIQUE INDEX ON big (id)",
+        )?;
+        let certificates = tempfile::Builder::new().prefix("farshore-certificates").tempdir()?;
+        issue_certificates(certificates.path(), &["near", "far"])?;
+        let ports = (ReservedPort::new()?, ReservedPort::new()?);
+        let (link, listen) = (ports.0.number(), ports.1.number());
+        let mut near = Site::named("near")?;
+        near.add_to_site(&format!(
+            "listen = \"127.0.0.1:{link}\"\n{}",
+            certificate_lines(certificates.path(), "near")
+        ))?;
+        near.add(&format!(
+            "[mirror.m]\nprincipal = \"{}\"\n[downstream.far]\nmirrors = [\"m\"]\n",
+            principal.url("postgres")
+        ))?;
+        let mut far = Site::named("far")?;
+        far.add_to_site(&certificate_lines(certificates.path(), "far"))?;
+        far.add(&format!(
+            "[upstream.near]\naddress = \"127.0.0.1:{link}\"\n\
+             [mirror.m]\nupstream = \"near\"\nlisten = \"127.0.0.1:{listen}\"\n"
+        ))?;
+        Ok(Pair { principal, near, far, _certificates: certificates, _ports: ports })
+    }
+
+    fn seed(&self, pgdata: &Path, more: &[&str]) -> Result<Verb> {
+        let pgdata = pgdata.display().to_string();
+        self.far.verb("mirror seed", &[&["m", "--pgdata", &pgdata], more].concat())
+    }
+
+    /// Where the server's user may make a data directory.
+    fn home(&self) -> Result<TempDir> {
+        let home = tempfile::Builder::new().prefix("farshore-seeded").tempdir()?;
+        own_as(home.path(), &self.principal.data_dir())?;
+        Ok(home)
+    }
+
+    /// All of what the principal has, in the standby's files and in what can be read there.
+    fn compare(&mut self, standby: &Cluster) -> Result<()> {
+        let principal = &self.principal;
+        principal.execute_script(
+            "INSERT INTO big SELECT (SELECT least(min(id), 0) FROM big) - g, 'late' \
+             FROM generate_series(1, 1000) g",
+        )?;
+        let sql = "SELECT pg_current_wal_flush_lsn()::text";
+        let end: String = principal.connect()?.query_one(sql, &[])?.get(0);
+        wait_until("the standby to replay", LONG, &[&standby.log_path()], || {
+            let sql = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
+            Ok(standby.connect()?.query_one(sql, &[&end])?.get::<_, bool>(0).then_some(()))
+        })?;
+        let sql = "SELECT count(*) || ' ' || md5(string_agg(id || v, ',' ORDER BY id)) FROM big";
+        let read = |server: &Cluster| -> Result<String> {
+            Ok(server.connect()?.query_one(sql, &[])?.get(0))
+        };
+        ensure!(read(principal)? == read(standby)?, "the tables differ");
+        Ok(())
+    }
+}
+
+/// Gives a path the owner that another has.
+fn own_as(path: &Path, other: &Path) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let owner = other.metadata()?;
+    std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))?;
+    Ok(())
+}
+
+/// Every relation, and its size.
+fn relations(server: &Cluster) -> Result<BTreeMap<String, u64>> {
+    let sql = "SELECT relname::text, pg_relation_size(oid) FROM pg_class \
+               WHERE relkind IN ('r', 'i', 't', 'm', 'S') ORDER BY 1";
+    let rows = server.connect()?.query(sql, &[])?;
+    Ok(rows.iter().map(|row| (row.get(0), row.get::<_, i64>(1) as u64)).collect())
+}
+
+fn three_commands(major: u32) -> Result<()> {
+    let mut pair = Pair::start(major)?;
+    // The two nodes, each on its server, and the standby.
+    pair.near.start()?;
+    pair.far.start()?;
+    let home = pair.home()?;
+    let pgdata = home.path().join("data");
+    std::fs::create_dir(&pgdata)?;
+    own_as(&pgdata, home.path())?;
+    let seeded = pair.seed(&pgdata, &[])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}{}", pair.near.log_tail());
+    println!("{}", seeded.stdout.trim());
+    verify_backup(&pair.principal, &pgdata)?;
+    let mut standby = pair.principal.adopt(&pgdata)?;
+    standby.start()?;
+    pair.compare(&standby)?;
+    ensure!(relations(&pair.principal)? == relations(&standby)?, "relations differ in size");
+    let mirror = report(&pair.far, "the standby's slot", |mirror| {
+        mirror["standbys"][0]["slot"] == "standby_m"
+    })?;
+    ensure!(mirror["state"] == "receiving", "{mirror}");
+    compare_wal(&pair, &mirror)?;
+    // What a server uses is not written over.
+    let refused = pair.seed(&standby.data_dir(), &["--slot", "other", "--overwrite"])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("a server runs there"), "{refused:?}");
+    // The data directory of a server that was is: little crosses.
+    standby.stop(StopMode::Fast)?;
+    let again = pair.seed(&standby.data_dir(), &["--overwrite"])?;
+    ensure!(again.code == Some(0), "{again:?}");
+    println!("{}", again.stdout.trim());
+    let number = |after: &str| -> Result<u64> {
+        let before = again.stdout.split(after).next().context("not said")?;
+        Ok(before.trim_end().rsplit(' ').next().context("no number")?.parse()?)
+    };
+    let (here, all) = (number("bytes were here already")?, number("bytes, each checked")?);
+    ensure!(here * 2 > all, "{here} of {all} were here: {again:?}");
+    standby.configure_again()?;
+    standby.start()?;
+    pair.compare(&standby)
+}
+
+/// PostgreSQL's own tool agrees.
+fn verify_backup(principal: &Cluster, pgdata: &Path) -> Result<()> {
+    let program = principal.installation().command("pg_verifybackup").get_program().to_owned();
+    if !Path::new(&program).exists() {
+        println!("skipped: no pg_verifybackup here");
+        return Ok(());
+    }
+    let verified = Command::new(program).arg("--no-parse-wal").arg(pgdata).output()?;
+    ensure!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    Ok(())
+}
+
+/// What `pg_waldump` reads in the spool is what it reads at the principal.
+fn compare_wal(pair: &Pair, mirror: &serde_json::Value) -> Result<()> {
+    let program = pair.principal.installation().command("pg_waldump").get_program().to_owned();
+    if !Path::new(&program).exists() {
+        println!("skipped: no pg_waldump here");
+        return Ok(());
+    }
+    let spool = pair.far.directory().join("data/mirrors/m");
+    let mut segments: Vec<String> = std::fs::read_dir(&spool)?
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name.len() == 24)
+        .collect();
+    segments.sort();
+    let first = segments.first().context("no segment")?;
+    let low = u64::from_str_radix(first.get(16..).context("a name")?, 16)? << 24;
+    let start =
+        format!("{:X}/{low:X}", u64::from_str_radix(first.get(8..16).context("a name")?, 16)?);
+    let end = mirror["durable"].as_str().context("no position")?;
+    let dump = |path: &Path| -> Result<Vec<u8>> {
+        let output = Command::new(&program)
+            .args(["--timeline", "1", "--start", &start, "--end", end, "--path"])
+            .arg(path)
+            .output()?;
+        ensure!(!output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(output.stdout)
+    };
+    let theirs = dump(&pair.principal.data_dir().join("pg_wal"))?;
+    ensure!(dump(&spool)? == theirs, "pg_waldump reads something else in the spool");
+    println!("{} records are the same", theirs.iter().filter(|byte| **byte == b'\n').count());
+    Ok(())
+}
+
+#[test]
+fn a_mirror_in_three_commands_with_15() -> Result<()> {
+    three_commands(15)
+}
+
+#[test]
+fn a_mirror_in_three_commands_with_18() -> Result<()> {
+    three_commands(18)
+}
+
+/// With FARSHORE_VERSIONS=all, which `make test-versions` sets and installs them for.
+#[test]
+fn a_mirror_in_three_commands_with_14_16_and_17() -> Result<()> {
+    if std::env::var("FARSHORE_VERSIONS").as_deref() != Ok("all") {
+        println!("skipped: FARSHORE_VERSIONS is not \"all\"");
+        return Ok(());
+    }
+    [14, 16, 17].into_iter().try_for_each(three_commands)
+}
+
+/// The near end dies in the middle; another run goes on, and no server starts in between.
+#[test]
+fn a_seeding_that_was_broken_off_goes_on() -> Result<()> {
+    let mut pair = Pair::start(15)?;
+    pair.near.start()?;
+    pair.far.start()?;
+    let home = pair.home()?;
+    let pgdata = home.path().join("data");
+    report(&pair.far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
+    pair.near.stop()?;
+    pair.near.env("FARSHORE_CRASH", "seed.before-file:400");
+    pair.near.start()?;
+    report(&pair.far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
+    let broken = pair.seed(&pgdata, &[])?;
+    ensure!(broken.code == Some(1), "{broken:?}");
+    ensure!(pair.near.await_exit(LONG).is_err(), "it was not killed");
+    ensure!(!pgdata.join("global/pg_control").exists(), "a server could start");
+    pair.near.env("FARSHORE_CRASH", "");
+    pair.near.start()?;
+    // Bytes that go bad meanwhile are noticed: what differs is sent again.
+    let mut damaged = std::fs::read(pgdata.join("PG_VERSION")).unwrap_or_default();
+    damaged.push(b'x');
+    std::fs::write(pgdata.join("PG_VERSION"), damaged)?;
+    report(&pair.far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
+    let seeded = pair.seed(&pgdata, &[])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}");
+    println!("{}", seeded.stdout.trim());
+    ensure!(!seeded.stdout.contains(" 0 bytes were here already"), "{seeded:?}");
+    own_all(&pgdata, home.path())?;
+    verify_backup(&pair.principal, &pgdata)?;
+    let mut standby = pair.principal.adopt(&pgdata)?;
+    standby.start()?;
+    pair.compare(&standby)?;
+    // Somebody's directory is left alone.
+    let somebodys = home.path().join("home");
+    std::fs::create_dir(&somebodys)?;
+    std::fs::write(somebodys.join("file"), "x")?;
+    let refused = pair.seed(&somebodys, &["--slot", "other"])?;
+    ensure!(refused.stderr.contains("is not empty"), "{refused:?}");
+    let taken = pair.seed(&home.path().join("more"), &[])?;
+    ensure!(taken.stderr.contains("a standby streams by the slot"), "{taken:?}");
+    Ok(())
+}
+
+fn own_all(path: &Path, other: &Path) -> Result<()> {
+    own_as(path, other)?;
+    if path.is_dir() && !path.is_symlink() {
+        for entry in std::fs::read_dir(path)? {
+            own_all(&entry?.path(), other)?;
+        }
+    }
+    Ok(())
+}
