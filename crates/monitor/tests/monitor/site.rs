@@ -54,6 +54,10 @@ impl Fake {
                 name: "all".to_owned(),
                 end: "near".to_owned(),
                 mode: text("far"),
+                compression: text("zstd 1"),
+                kept_bytes: Some(9),
+                redo_queue_bytes: Some(8),
+                apply_bytes_per_s: Some(7),
                 standbys: vec![StandbyReport::default()],
                 ..MirrorReport::default()
             }],
