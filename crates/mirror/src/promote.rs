@@ -85,6 +85,26 @@ pub enum PromoteError {
         /// Which server.
         server: String,
     },
+    /// Another one was chosen before.
+    #[error(
+        "{chosen} was to be promoted from this mirror before, and may be a primary by now: {server} \
+         is not promoted beside it, and nothing was changed. If {chosen} never was promoted and \
+         never will be: --allow-data-loss"
+    )]
+    Chosen {
+        /// Which server.
+        server: String,
+        /// The one before.
+        chosen: String,
+    },
+    /// It does not answer.
+    #[error("{server} does not answer a question within {within:?}: nothing was changed")]
+    Silent {
+        /// Which server.
+        server: String,
+        /// How long it was waited for.
+        within: Duration,
+    },
     /// The role lacks a right.
     #[error(
         "the role may not call {function} on {server}. As a superuser of the principal: GRANT \
@@ -147,14 +167,20 @@ pub async fn promote(
     plan: &Plan,
     progress: &mpsc::Sender<String>,
 ) -> Result<Promoted, PromoteError> {
-    let positions = spool.settled().await?;
-    let spool_end = {
-        let spool = spool.clone();
-        crate::keep::blocking(move || spool.last_record_end()).await?
+    // A disk without room keeps the rest waiting, for ever perhaps. Nothing of that was
+    // acknowledged, and nothing will be.
+    let positions = match tokio::time::timeout(plan.patience, spool.settled()).await {
+        Ok(settled) => settled?,
+        Err(_) => *spool.positions().borrow(),
+    };
+    let reading = spool.clone();
+    let spool_end = match crate::keep::blocking(move || reading.last_record_end()).await {
+        Err(SpoolError::Damaged { durable, .. }) if plan.allow_data_loss => durable,
+        end => end?,
     };
     let mut connection = Connection::connect(&plan.standby, Mode::Sql).await?;
     let server = connection.server().to_owned();
-    let view = look(&mut connection).await?;
+    let view = look_within(&mut connection, plan.patience).await?;
     let expected = spool.identity().system_id.to_string();
     if view.system_id != expected {
         return Err(PromoteError::AnotherCluster { server, found: view.system_id, expected });
@@ -173,10 +199,17 @@ pub async fn promote(
             return Err(PromoteError::NoStandby { server });
         }
     } else {
+        if let Some(closed) = spool.closed()
+            && closed.server != server
+            && !plan.allow_data_loss
+        {
+            return Err(PromoteError::Chosen { server, chosen: closed.server });
+        }
         if !fault::defect("mirror-promote-without-drain") {
             drain(&mut connection, plan, (positions.timeline, spool_end), progress).await?;
         }
-        let closed = Closed { timeline: positions.timeline, end: spool_end };
+        let closed =
+            Closed { timeline: positions.timeline, end: spool_end, server: server.clone() };
         let closing = spool.clone();
         crate::keep::blocking(move || closing.close(closed)).await?;
         let _ = progress.try_send(format!("{server} is told to promote"));
@@ -216,7 +249,7 @@ async fn drain(
     every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         every.tick().await;
-        let view = look(connection).await?;
+        let view = look_within(connection, plan.patience).await?;
         if !view.is_in_recovery {
             return Err(PromoteError::NoStandby { server });
         }
@@ -289,6 +322,15 @@ impl View {
                  log"
             ),
         }
+    }
+}
+
+/// A server that hangs must not keep the mirror closed.
+async fn look_within(connection: &mut Connection, within: Duration) -> Result<View, PromoteError> {
+    let server = connection.server().to_owned();
+    match tokio::time::timeout(within.max(Duration::from_secs(5)), look(connection)).await {
+        Ok(view) => view,
+        Err(_) => Err(PromoteError::Silent { server, within }),
     }
 }
 

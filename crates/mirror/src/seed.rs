@@ -19,6 +19,7 @@ mod take;
 pub mod tar;
 mod writer;
 
+pub use directory::look;
 pub use give::give;
 pub use message::SeedRequest;
 pub use take::{Progress, SeedError, Seeded, Take};

@@ -398,7 +398,7 @@ impl Spool {
 
     /// Where it was closed; `None` if it still takes log in.
     pub fn closed(&self) -> Option<Closed> {
-        self.closed.get().copied()
+        self.closed.get().cloned()
     }
 
     /// Takes nothing in from now on, also after a restart. Durable when this returns. Blocks on
@@ -483,7 +483,7 @@ impl Spool {
     pub fn check_open(&self) -> Result<(), SpoolError> {
         match self.closed() {
             None => Ok(()),
-            Some(Closed { timeline, end }) => {
+            Some(Closed { timeline, end, .. }) => {
                 let folder = self.folder().to_owned();
                 Err(SpoolError::Promoted { timeline, end, folder })
             }

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
+use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{Instant, MissedTickBehavior};
 
 /// How often the site is looked at.
@@ -256,6 +257,8 @@ pub struct Sampler {
     recorder: Option<Recorder>,
     /// The disk refused the last minute of history.
     complained: bool,
+    /// The minute of history that is being written.
+    writing: Option<JoinHandle<std::io::Result<()>>>,
     watcher: Option<Watcher>,
 }
 
@@ -271,6 +274,7 @@ impl Sampler {
             snapshots,
             looks: Looks::default(),
             recorder: settings.history.clone().map(Recorder::new),
+            writing: None,
             complained: false,
             watcher: settings.webhook.clone().map(Watcher::start),
         };
@@ -285,20 +289,23 @@ impl Sampler {
             every.tick().await;
             let source = self.source.clone();
             // It may wait for a lock; those who replicate need the runtime's threads.
-            let Ok(report) = tokio::task::spawn_blocking(move || source.report()).await else {
+            let Ok(report) = spawn_blocking(move || source.report()).await else {
                 tracing::error!("the monitor could not look at the site");
                 continue;
             };
-            if let Some(ended) = self.take(Instant::now(), report) {
-                self.keep(ended).await;
+            let ended = self.take(Instant::now(), report);
+            // A disk that hangs costs history too, and no look.
+            if self.writing.as_ref().is_none_or(JoinHandle::is_finished) {
+                self.note_written().await;
+                self.writing = ended.map(|ended| spawn_blocking(move || ended.write()));
             }
         }
     }
 
     /// A disk that refuses costs history, and nothing else.
-    async fn keep(&mut self, ended: Ended) {
-        let written = tokio::task::spawn_blocking(move || ended.write()).await;
-        match written {
+    async fn note_written(&mut self) {
+        let Some(written) = self.writing.take() else { return };
+        match written.await {
             Ok(Ok(())) => self.complained = false,
             Ok(Err(error)) => {
                 if !std::mem::replace(&mut self.complained, true) {
@@ -374,7 +381,8 @@ mod tests {
             let snapshot = Snapshot { report: source.report(), sampled_at: at * 60.0, rates };
             let ended = sampler.recorder.as_mut().and_then(|recorder| recorder.note(&snapshot));
             if let Some(ended) = ended {
-                sampler.keep(ended).await;
+                sampler.writing = Some(spawn_blocking(move || ended.write()));
+                sampler.note_written().await;
             }
             sampler.take(Instant::now(), source.report());
         };

@@ -14,16 +14,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio_rustls::TlsConnector;
 
 /// The other side has this long for each try.
 const TRY_MAX: Duration = Duration::from_secs(10);
-/// Pauses before further tries.
-const PAUSES: [Duration; 3] =
-    [Duration::from_secs(1), Duration::from_secs(5), Duration::from_secs(30)];
-/// Looks with changes that wait to be posted; what is beyond is logged alone.
-const WAITING_MAX: usize = 64;
+/// The pause before a second try; it doubles up to [`PAUSE_MAX`].
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// Where changes are posted. Its path may be a secret and is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -134,23 +132,31 @@ struct News {
     changes: Vec<Change>,
 }
 
-/// Sees changes from look to look.
+/// How an object is, and why.
+type State = (Health, Option<String>);
+/// Objects by kind and name.
+type States = BTreeMap<(&'static str, String), State>;
+
+/// What was seen last.
+#[derive(Clone, Debug, Default)]
+struct Seen {
+    site: String,
+    at: f64,
+    states: States,
+}
+
+/// Hands what is seen to a task that posts it.
 #[derive(Debug)]
 pub(crate) struct Watcher {
-    last: BTreeMap<(&'static str, String), Health>,
-    news: mpsc::Sender<News>,
+    seen: watch::Sender<Seen>,
 }
 
 impl Watcher {
     /// Posts from a task of its own, which ends with this.
     pub fn start(webhook: Webhook) -> Watcher {
-        let (news, mut waiting) = mpsc::channel::<News>(WAITING_MAX);
-        tokio::spawn(async move {
-            while let Some(news) = waiting.recv().await {
-                deliver(&webhook, &news).await;
-            }
-        });
-        Watcher { last: BTreeMap::new(), news }
+        let seen = watch::Sender::new(Seen::default());
+        tokio::spawn(tell(webhook, seen.subscribe()));
+        Watcher { seen }
     }
 
     /// Takes a look. What is not good at the first is a change too: nobody knows whether it was
@@ -161,39 +167,62 @@ impl Watcher {
         let subscriptions =
             report.subscriptions.iter().map(|s| ("subscription", &s.name, s.health, &s.reason));
         let mirrors = report.mirrors.iter().map(|m| ("mirror", &m.name, m.health, &m.reason));
-        let mut changes = Vec::new();
-        for (kind, name, to, reason) in publications.chain(subscriptions).chain(mirrors) {
-            let from = self.last.insert((kind, name.clone()), to).unwrap_or_default();
-            if from != to {
-                let reason = reason.clone();
-                changes.push(Change { kind, name: name.clone(), from, to, reason });
-            }
-        }
-        if changes.is_empty() {
-            return;
-        }
-        let news = News { site: report.site.clone(), at, changes };
-        if self.news.try_send(news).is_err() {
-            tracing::warn!("changes are not posted: too many wait for the webhook");
-        }
+        let states: States = publications
+            .chain(subscriptions)
+            .chain(mirrors)
+            .map(|(kind, name, health, reason)| ((kind, name.clone()), (health, reason.clone())))
+            .collect();
+        self.seen.send_if_modified(|seen| {
+            let health = |states: &States| states.values().map(|s| s.0).collect::<Vec<_>>();
+            let is_news =
+                !seen.states.keys().eq(states.keys()) || health(&seen.states) != health(&states);
+            *seen = Seen { site: report.site.clone(), at, states };
+            is_news
+        });
     }
 }
 
-async fn deliver(webhook: &Webhook, news: &News) {
-    let body = serde_json::to_string(news).unwrap_or_default();
-    let mut pauses = PAUSES.iter();
+/// Posts what differs from what was told last, again and again until it was taken: a line that is
+/// cut hides the address too, and what happened meanwhile must be told when it is back.
+async fn tell(webhook: Webhook, mut seen: watch::Receiver<Seen>) {
+    let mut told: BTreeMap<(&'static str, String), Health> = BTreeMap::new();
+    let mut pause = PAUSE_MIN;
     loop {
-        let posted = tokio::time::timeout(TRY_MAX, webhook.post(body.clone())).await;
-        let error = match posted {
-            Ok(Ok(())) => return,
-            Ok(Err(error)) => error,
-            Err(_) => format!("no answer within {TRY_MAX:?}"),
-        };
-        let Some(pause) = pauses.next() else {
-            tracing::warn!(host = %webhook.host, "a change was not posted: {error}");
+        let Seen { site, at, states } = seen.borrow_and_update().clone();
+        let changes: Vec<Change> = states
+            .iter()
+            .filter_map(|((kind, name), (to, reason))| {
+                let from = told.get(&(*kind, name.clone())).copied().unwrap_or_default();
+                let change =
+                    Change { kind, name: name.clone(), from, to: *to, reason: reason.clone() };
+                (from != *to).then_some(change)
+            })
+            .collect();
+        if !changes.is_empty() {
+            let body = serde_json::to_string(&News { site, at, changes }).unwrap_or_default();
+            let posted = tokio::time::timeout(TRY_MAX, webhook.post(body)).await;
+            let error = match posted {
+                Ok(Ok(())) => None,
+                Ok(Err(error)) => Some(error),
+                Err(_) => Some(format!("no answer within {TRY_MAX:?}")),
+            };
+            if let Some(error) = error {
+                if pause == PAUSE_MIN {
+                    tracing::warn!(host = %webhook.host, "changes are not posted yet: {error}");
+                }
+                tokio::time::sleep(pause).await;
+                pause = (2 * pause).min(PAUSE_MAX);
+                if seen.has_changed().is_err() {
+                    return;
+                }
+                continue;
+            }
+            pause = PAUSE_MIN;
+            told = states.into_iter().map(|(object, (health, _))| (object, health)).collect();
+        }
+        if seen.changed().await.is_err() {
             return;
-        };
-        tokio::time::sleep(*pause).await;
+        }
     }
 }
 
@@ -234,23 +263,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn changes_are_posted_once_each_and_tried_again() {
+    async fn what_was_not_taken_is_told_until_it_is() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}/geheim?x=1", listener.local_addr().unwrap());
         let webhook = Webhook::parse(&address).unwrap();
         assert!(!format!("{webhook:?}").contains("geheim"));
         let mut watcher = Watcher::start(webhook);
-        for health in [Health::Good, Health::Critical, Health::Critical, Health::Good] {
-            watcher.look(&report(health), 7.0);
-        }
         let no = "HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n";
         let yes = "HTTP/1.1 204 Done\r\n\r\n";
         let mut seen = Vec::new();
-        for answer in [no, yes, yes] {
-            let (first, news) = take(&listener, answer).await;
-            assert_eq!(first, "POST /geheim?x=1 HTTP/1.1");
-            let change = &news["changes"][0];
-            seen.push(format!("{} {} {}", change["from"], change["to"], change["reason"]));
+        // What is good at first is no news, and what stays as it is is told once.
+        for (health, answers) in
+            [(Health::Good, &[][..]), (Health::Critical, &[no, yes]), (Health::Good, &[yes])]
+        {
+            watcher.look(&report(health), 7.0);
+            watcher.look(&report(health), 8.0);
+            for answer in answers {
+                let (first, news) = take(&listener, answer).await;
+                assert_eq!(first, "POST /geheim?x=1 HTTP/1.1");
+                let change = &news["changes"][0];
+                seen.push(format!("{} {} {}", change["from"], change["to"], change["reason"]));
+            }
         }
         let bad = "\"good\" \"critical\" \"because\"";
         assert_eq!(seen, [bad, bad, "\"critical\" \"good\" null"]);

@@ -57,6 +57,8 @@ pub async fn seed(
     let mirror = mirror.ok_or_else(|| {
         format!("the site file has no far end of a mirror \"{name}\": run this at its far site")
     })?;
+    // Before a slot is made, which keeps log from then on.
+    farshore_mirror::seed::look(&options.pgdata, options.overwrite).map_err(|e| e.to_string())?;
     let slot = options.slot.clone();
     let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));
     let request = Request::Reserve { mirror: name.clone(), slot: slot.clone() };

@@ -425,6 +425,18 @@ impl Site {
                 .collect(),
             tracers: self.tracers(),
         };
+        // What the publisher has that was not heard of yet cannot be told.
+        let is_heard = |name: &str| {
+            let mut publications = report.publications.iter();
+            publications.any(|p| p.name == name && matches!(&*p.state, "streaming" | "receiving"))
+        };
+        let heard: Vec<bool> =
+            report.subscriptions.iter().map(|s| is_heard(&s.publication)).collect();
+        for (subscription, heard) in report.subscriptions.iter_mut().zip(heard) {
+            if !heard && subscription.latency_ms == Some(0.0) {
+                subscription.latency_ms = None;
+            }
+        }
         farshore_monitor::judge(&mut report, &self.config.limits);
         report
     }

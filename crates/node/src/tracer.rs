@@ -12,6 +12,11 @@ use std::time::{Duration, Instant};
 
 /// The legs are looked at this often: what is told is right to about this.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// So often after [`SOON`]: what takes longer is told as exactly as that.
+const LOOK_LATER_EVERY: Duration = Duration::from_millis(50);
+const SOON: Duration = Duration::from_secs(1);
+/// The token before is waited for at most so long.
+const TURN_MAX: Duration = Duration::from_secs(5);
 /// A token is waited for at most so long.
 const WAIT_MAX: Duration = Duration::from_secs(600);
 /// Tokens that a site remembers.
@@ -26,10 +31,18 @@ impl Site {
     ) -> Result<TracerReport, String> {
         let agent = self.publication(publication)?;
         // One at a time: each would wait for the one before it, and be told the later for it.
-        let _turn = agent.tracing.lock().await;
+        let turn = tokio::time::timeout(wait.min(TURN_MAX), agent.tracing.lock()).await;
+        let _turn = turn.map_err(|_| {
+            format!(
+                "a token of publication \"{publication}\" is on its way already; post another later"
+            )
+        })?;
         let token = RandomState::new().hash_one(PgTime::now().0);
         let spec = &agent.capture.spec;
-        let post = tracer::prepare(spec, token).await.map_err(|error| error.to_string())?;
+        let post = tokio::time::timeout(wait, tracer::prepare(spec, token)).await;
+        let post =
+            post.map_err(|_| format!("{} did not answer within {wait:?}", spec.source.redacted()))?;
+        let post = post.map_err(|error| error.to_string())?;
         let mut report = TracerReport {
             publication: publication.to_owned(),
             posted_at: PgTime::now().unix_seconds(),
@@ -42,11 +55,12 @@ impl Site {
         let mut posting = std::pin::pin!(post.commit());
         let (until, mut posted) = (way.begun + wait.min(WAIT_MAX), None);
         while Instant::now() < until && !(posted.is_some() && report.is_complete()) {
+            let pause = if way.begun.elapsed() < SOON { LOOK_EVERY } else { LOOK_LATER_EVERY };
             tokio::select! {
                 ended = &mut posting, if posted.is_none() => {
                     posted = Some(ended.map_err(|error| error.to_string())?);
                 }
-                () = tokio::time::sleep(LOOK_EVERY) => {}
+                () = tokio::time::sleep(pause) => {}
             }
             self.look(&mut way, &mut report);
         }

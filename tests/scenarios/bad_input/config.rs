@@ -23,7 +23,7 @@ const CASES: &[(&str, &str, &str)] = &[
     (
         "[site]",
         "[sight]",
-        "farshore: site file DIRECTORY/site.toml: TOML parse error at line 1, column 2\n  |\n1 | [sight]\n  |  ^^^^^\nunknown field `sight`, expected one of `site`, `publication`, `subscription`, `upstream`, `downstream`, `mirror`",
+        "farshore: site file DIRECTORY/site.toml: TOML parse error at line 1, column 2\n  |\n1 | [sight]\n  |  ^^^^^\nunknown field `sight`, expected one of `site`, `publication`, `subscription`, `upstream`, `downstream`, `mirror`, `thresholds`",
     ),
     (
         "[subscription.s]",

@@ -24,6 +24,30 @@ pub struct Directory {
     has_files: bool,
 }
 
+/// Looks whether a directory could be written to, and changes nothing.
+///
+/// # Errors
+/// Why not.
+pub fn look(root: &Path, overwrite: bool) -> Result<(), SeedError> {
+    let refuse = |what: String| SeedError::Directory { path: root.to_owned(), what };
+    if !root.exists() {
+        return Ok(());
+    }
+    let has_files = std::fs::read_dir(root).map_err(SeedError::io("list", root))?.count() > 0;
+    if root.join("postmaster.pid").exists() {
+        return Err(refuse("has a postmaster.pid: a server runs there. Stop it first".to_owned()));
+    }
+    if has_files && !root.join(MARKER).exists() && !overwrite {
+        return Err(refuse(
+            "is not empty. Name an empty or new directory; or, if it is a data directory of the \
+             same cluster that may be written over, say so with --overwrite"
+                .to_owned(),
+        ));
+    }
+    let there = Directory { root: root.to_owned(), owner: None, has_files };
+    there.check_links()
+}
+
 /// Looks whether a directory may be written to, and marks it.
 pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Directory, SeedError> {
     let refuse = |what: String| SeedError::Directory { path: root.to_owned(), what };
@@ -37,17 +61,8 @@ pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Director
     let entries = std::fs::read_dir(root).map_err(SeedError::io("list", root))?;
     let has_files = entries.count() > 0;
     let marker = root.join(MARKER);
-    if root.join("postmaster.pid").exists() {
-        return Err(refuse("has a postmaster.pid: a server runs there. Stop it first".to_owned()));
-    }
+    look(root, overwrite)?;
     if has_files && !marker.exists() {
-        if !overwrite {
-            return Err(refuse(
-                "is not empty. Name an empty or new directory; or, if it is a data directory of \
-                 the same cluster that may be written over, say so with --overwrite"
-                    .to_owned(),
-            ));
-        }
         let found = control_system_id(&root.join(CONTROL))?;
         if found.to_string() != system_id {
             return Err(refuse(format!(
@@ -70,6 +85,12 @@ pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Director
     // From here on no server starts until all is there.
     remove(&root.join(CONTROL))?;
     Ok(directory)
+}
+
+/// The log may be kept elsewhere, and tablespaces are.
+fn is_own_link(relative: &str) -> bool {
+    let tablespace = relative.strip_prefix("pg_tblspc/");
+    relative == "pg_wal" || tablespace.is_some_and(|name| !name.contains('/'))
 }
 
 fn metadata(path: &Path) -> Result<std::fs::Metadata, SeedError> {
@@ -115,7 +136,30 @@ impl Directory {
             .map_err(SeedError::io("change the owner of", path))
     }
 
-    /// Everything below, each directory before what is in it; into tablespaces too.
+    /// Refuses what is neither a file nor a directory: what a link leads to is somebody else's.
+    /// PostgreSQL's own links, of the log and of tablespaces, may be there.
+    fn check_links(&self) -> Result<(), SeedError> {
+        for found in self.walk()? {
+            let kind = std::fs::symlink_metadata(&found.path);
+            let kind = kind.map_err(SeedError::io("look at", &found.path))?.file_type();
+            let is_own = kind.is_symlink() && is_own_link(&found.relative);
+            if !(kind.is_file() || kind.is_dir() || is_own) {
+                return Err(SeedError::Directory {
+                    path: self.root.clone(),
+                    what: format!(
+                        "holds {}, a link or a special file that is not PostgreSQL's. Files are \
+                         written over and removed there: take it away first (what a link leads to \
+                         stays), or name an empty directory",
+                        found.relative
+                    ),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything below, each directory before what is in it; into this server's part of
+    /// tablespaces too.
     pub fn walk(&self) -> Result<Vec<Found>, SeedError> {
         let (mut found, mut next) = (Vec::new(), 0);
         self.list("", &mut found)?;
@@ -132,13 +176,23 @@ impl Directory {
     fn list(&self, relative: &str, found: &mut Vec<Found>) -> Result<(), SeedError> {
         let folder = self.root.join(relative);
         let failed = |error| SeedError::io("list", &folder)(error);
+        // A tablespace's directory may have parts of servers of other versions.
+        let is_tablespace =
+            relative.starts_with("pg_tblspc/") && relative.matches('/').count() == 1;
+        let own_part = is_tablespace.then(|| {
+            let version = std::fs::read_to_string(self.root.join("PG_VERSION")).unwrap_or_default();
+            format!("PG_{}_", version.trim())
+        });
         for entry in std::fs::read_dir(&folder).map_err(failed)? {
             let path = entry.map_err(SeedError::io("list", &folder))?.path();
             let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            if own_part.as_ref().is_some_and(|own| !name.starts_with(own.as_str())) {
+                continue;
+            }
             let relative =
                 if relative.is_empty() { name.to_owned() } else { format!("{relative}/{name}") };
-            // A link that leads nowhere is a name to be removed.
-            let is_directory = path.is_dir();
+            // A link that leads nowhere is a name to be removed; so is one that is not the server's.
+            let is_directory = path.is_dir() && (!path.is_symlink() || is_own_link(&relative));
             found.push(Found { relative, path, is_directory });
         }
         Ok(())
@@ -201,6 +255,7 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::symlink;
 
     #[test]
     fn only_what_may_be_written_to_is() {
@@ -236,5 +291,37 @@ mod tests {
         std::fs::remove_file(other.join("postmaster.pid")).unwrap();
         prepare(&other, "7", true).unwrap();
         assert!(!other.join(CONTROL).exists());
+    }
+
+    /// What a link leads to is neither read, nor written over, nor removed.
+    #[test]
+    fn links_that_are_not_postgresqls_are_refused() {
+        let (root, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::write(elsewhere.path().join("precious"), "x").unwrap();
+        let path = root.path();
+        std::fs::write(path.join("PG_VERSION"), "15\n").unwrap();
+        assert!(look(path, false).unwrap_err().to_string().contains("is not empty"));
+        symlink(elsewhere.path(), path.join("pg_wal")).unwrap();
+        std::fs::create_dir(path.join("pg_tblspc")).unwrap();
+        let space = tempfile::tempdir().unwrap();
+        let tablespace = space.path().to_owned();
+        for part in ["PG_14_202107181/5", "PG_15_202209061/5"] {
+            std::fs::create_dir_all(tablespace.join(part)).unwrap();
+        }
+        symlink(&tablespace, path.join("pg_tblspc/16400")).unwrap();
+        look(path, true).unwrap();
+        let directory = Directory { root: path.to_owned(), owner: None, has_files: true };
+        let found: Vec<String> =
+            directory.walk().unwrap().into_iter().map(|f| f.relative).collect();
+        assert!(found.contains(&"pg_tblspc/16400/PG_15_202209061/5".to_owned()), "{found:?}");
+        assert!(!found.iter().any(|relative| relative.contains("PG_14")), "{found:?}");
+        for (link, to) in [("log", elsewhere.path()), ("pg_wal/archive", Path::new("/"))] {
+            let link = path.join(link);
+            symlink(to, &link).unwrap();
+            let refused = look(path, true).unwrap_err().to_string();
+            assert!(refused.contains("a link or a special file"), "{refused}");
+            std::fs::remove_file(link).unwrap();
+        }
+        assert!(elsewhere.path().join("precious").exists());
     }
 }

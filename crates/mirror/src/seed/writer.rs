@@ -156,6 +156,8 @@ impl Writer {
             .create(true)
             .truncate(false)
             .mode(mode)
+            // A link that was put there meanwhile is not followed.
+            .custom_flags(libc::O_NOFOLLOW)
             .open(&path)
             .map_err(SeedError::io("create", &path))?;
         self.directory.owned(&path)?;

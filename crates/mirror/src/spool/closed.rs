@@ -9,26 +9,28 @@ use std::path::Path;
 pub(super) const CLOSED: &str = "closed";
 
 /// Up to where a spool had the log when it was closed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {
     /// On which timeline.
     pub timeline: Timeline,
     /// The end of its last whole record: the promoted standby's own timeline begins here or later.
     pub end: Lsn,
+    /// Who was to be promoted, as it is connected to: a second one would be another primary.
+    pub server: String,
 }
 
 impl Closed {
     fn encode(&self) -> String {
-        let text = format!("closed {} {}\n", self.timeline, self.end);
+        let text = format!("closed {} {} {}\n", self.timeline, self.end, self.server);
         let crc = crc32c::crc32c(text.as_bytes());
         format!("{text}crc32c {crc:08x}\n")
     }
 
     fn decode(text: &str) -> Option<Closed> {
-        let mut words = text.split_whitespace().skip(1);
+        let mut words = text.lines().next()?.splitn(4, ' ').skip(1);
         let timeline = words.next()?.parse().ok().map(Timeline)?;
         let end = words.next()?.parse().ok()?;
-        let closed = Closed { timeline, end };
+        let closed = Closed { timeline, end, server: words.next()?.to_owned() };
         (closed.encode() == text).then_some(closed)
     }
 
@@ -58,9 +60,10 @@ mod tests {
     fn a_note_is_read_as_it_was_written_and_damage_is_noticed() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(Closed::read(folder.path()).unwrap(), None);
-        let closed = Closed { timeline: Timeline(3), end: Lsn(0x300_0148) };
+        let server = "db1:5432, or so".to_owned();
+        let closed = Closed { timeline: Timeline(3), end: Lsn(0x300_0148), server };
         closed.write(folder.path()).unwrap();
-        assert_eq!(Closed::read(folder.path()).unwrap(), Some(closed));
+        assert_eq!(Closed::read(folder.path()).unwrap().as_ref(), Some(&closed));
         let text = closed.encode();
         for len in 0..text.len() {
             std::fs::write(folder.path().join(CLOSED), &text[..len]).unwrap();

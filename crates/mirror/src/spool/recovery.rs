@@ -176,7 +176,13 @@ pub(super) fn last_record_end(
     }
     match wal::first_record(&mut pages, size.start(from)).map_err(failed)? {
         Some(first) if first <= durable => {
-            Ok(wal::scan(&mut pages, first, size).map_err(failed)?.end.min(durable))
+            let scanned = wal::scan(&mut pages, first, size).map_err(failed)?;
+            // The end of what came is within a record or behind one; anything else is damage, and
+            // whoever had the log only up to there would lack what is behind it.
+            if scanned.stopped_at < durable {
+                return Err(pages.damaged(scanned.stopped_at, durable));
+            }
+            Ok(scanned.end.min(durable))
         }
         Some(_) | None => Ok(durable),
     }

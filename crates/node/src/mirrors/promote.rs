@@ -4,6 +4,7 @@ use super::FarAgent;
 use farshore_mirror::keep::FarStatus;
 use farshore_mirror::promote::{Plan, Promoted, promote};
 use farshore_mirror::spool::Spool;
+use farshore_model::Lsn;
 use farshore_pg::Config;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -59,7 +60,8 @@ impl FarAgent {
             mirror = %name, timeline = %promoted.timeline, fork = %promoted.fork,
             spool_end = %promoted.spool_end, lost_bytes = promoted.lost_bytes(), "promoted"
         );
-        Ok(said(name, &promoted, was_connected))
+        let principal_end = self.far.status().principal_end;
+        Ok(said(name, &promoted, was_connected, principal_end))
     }
 
     /// Lets come what the near end had told of by now: where it streams from a node that keeps log
@@ -94,20 +96,27 @@ impl FarAgent {
     }
 }
 
-fn said(name: &str, promoted: &Promoted, was_connected: bool) -> String {
+fn said(name: &str, promoted: &Promoted, was_connected: bool, principal_end: Lsn) -> String {
     let Promoted { timeline, fork, spool_end, was_already } = promoted;
     let was = if *was_already { "had been promoted already" } else { "is promoted" };
     let mut text =
         format!("the standby of mirror \"{name}\" {was}: timeline {timeline} begins at {fork}");
     match promoted.lost_bytes() {
         0 => text.push_str(&format!(
-            ", at or past {spool_end}, where the log in the spool ends: nothing that was \
+            ", at or past {spool_end}, where the log in the spool ends: nothing that this mirror \
              acknowledged is lost"
         )),
         lost => text.push_str(&format!(
             ". LOST: {lost} bytes of log up to {spool_end}, which the spool holds, and the commits \
              in them"
         )),
+    }
+    let not_here = principal_end.bytes_since((*spool_end).max(*fork));
+    if not_here > 0 {
+        text.push_str(&format!(
+            ". The principal had told of log up to {principal_end}, {not_here} bytes more than came \
+             here: of mode async, and behind a node that keeps log alone, commits in it are lost"
+        ));
     }
     if was_connected {
         text.push_str(

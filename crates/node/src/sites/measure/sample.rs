@@ -9,15 +9,19 @@ use std::sync::Arc;
 /// Bytes of a block of a sample: as much as a log's blocks have.
 const BLOCK_BYTES: usize = 256 << 10;
 
+/// Bytes of blocks that are too large for a sample and are read for nothing.
+const PASSED_OVER_MAX: usize = 1 << 30;
+
 /// The oldest blocks that a log still has, bodies of large transactions included. Blocks on the
 /// disk.
 pub(super) fn of_log(store: &SegmentedStore) -> Result<Vec<StoredBlock>, StoreError> {
     let mut blocks = Vec::new();
-    let mut bytes = 0;
+    let (mut bytes, mut passed_over) = (0, 0);
     let mut add = |block: StoredBlock| {
-        // A single value may be larger than all that is wanted.
+        // A single value may be larger than all that is wanted; a log may be full of those.
         if block.raw_len as usize > SAMPLE_BYTES_MAX {
-            return true;
+            passed_over += block.raw_len as usize;
+            return passed_over < PASSED_OVER_MAX;
         }
         bytes += block.raw_len as usize;
         blocks.push(block);

@@ -13,10 +13,10 @@ use super::protocol::{
 };
 use super::sample::{Again, of_bytes, of_log};
 use bytes::{Bytes, BytesMut};
-use farshore_link::{LinkError, Receiver, Sender, Session};
+use farshore_link::{LinkError, Meter, Receiver, Sender, Session};
 use farshore_store::StoredBlock;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// A session takes no longer.
@@ -38,6 +38,37 @@ pub(in super::super) struct Measured<'a> {
     pub sample: BytesMut,
 }
 
+/// What a site asks to be sent back is no more.
+const ECHO_BYTES_MAX: usize = 64;
+
+/// Charges a site for its session, however that ends: for its time, and for what crossed.
+struct Charge<'a> {
+    site: &'a str,
+    allowances: &'a Mutex<Allowances>,
+    meter: Arc<Meter>,
+    at: Instant,
+    bytes: u64,
+}
+
+impl Charge<'_> {
+    /// Charges what came since the last time; why nothing more is allowed, if it is not.
+    fn take(&mut self) -> Result<u64, String> {
+        let (now, traffic) = (Instant::now(), self.meter.traffic());
+        let bytes = traffic.wire_bytes_sent + traffic.wire_bytes_received;
+        let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
+        let (time, more) = (now.duration_since(self.at), bytes.saturating_sub(self.bytes));
+        allowances.use_up(self.site, time, more, now);
+        (self.at, self.bytes) = (now, bytes);
+        allowances.left(self.site, now)
+    }
+}
+
+impl Drop for Charge<'_> {
+    fn drop(&mut self) {
+        let _ = self.take();
+    }
+}
+
 /// How far a step may go.
 struct Bounds {
     time: Duration,
@@ -48,6 +79,13 @@ impl Measured<'_> {
     /// Does what the other side wants until it ends the session.
     pub async fn run(mut self, session: Session) -> Result<(), LinkError> {
         let (mut sender, mut receiver) = session.split();
+        let mut charge = Charge {
+            site: self.site,
+            allowances: self.allowances,
+            meter: receiver.meter(),
+            at: Instant::now(),
+            bytes: 0,
+        };
         sender.send_parts(&FromAsked::Host(self.host.clone()).encode()).await?;
         let noise = noise();
         loop {
@@ -55,7 +93,17 @@ impl Measured<'_> {
             // Who says nothing has forgotten the session; dropping it says so.
             let Ok(next) = next else { return Ok(()) };
             let Some(message) = next? else { return sender.finish().await };
+            let bytes_left = match charge.take() {
+                Ok(left) => left,
+                Err(why) => {
+                    sender.send_parts(&FromAsked::Refused(why).encode()).await?;
+                    return sender.finish().await;
+                }
+            };
             let done = match FromAsker::decode(message) {
+                Ok(FromAsker::Echo(bytes)) if bytes.len() > ECHO_BYTES_MAX => {
+                    Err(format!("an echo has at most {ECHO_BYTES_MAX} bytes"))
+                }
                 Ok(FromAsker::Echo(bytes)) => {
                     sender.send_parts(&FromAsked::Echo(bytes).encode()).await?;
                     continue;
@@ -69,7 +117,7 @@ impl Measured<'_> {
                     }
                 }
                 Ok(FromAsker::Step(step)) => {
-                    self.step(step, &mut sender, &mut receiver, &noise).await?
+                    self.step(step, bytes_left, (&mut sender, &mut receiver), &noise).await?
                 }
                 // What was on its way when a step was refused.
                 Ok(FromAsker::Filler(_) | FromAsker::FillerEnds) => continue,
@@ -80,17 +128,11 @@ impl Measured<'_> {
         }
     }
 
-    fn bounds(&self, millis: u64) -> Result<Bounds, String> {
-        let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
-        let bytes = allowances.left(self.site, Instant::now())?;
-        Ok(Bounds { time: Duration::from_millis(millis).min(STEP_TIME_MAX), bytes })
-    }
-
     async fn step(
         &mut self,
         step: Step,
-        sender: &mut Sender,
-        receiver: &mut Receiver,
+        bytes_left: u64,
+        (sender, receiver): (&mut Sender, &mut Receiver),
         noise: &Bytes,
     ) -> Result<Result<Done, String>, LinkError> {
         let millis = match &step {
@@ -99,10 +141,8 @@ impl Measured<'_> {
             | Step::Replay { millis, .. }
             | Step::ReplaySample { millis } => *millis,
         };
-        let bounds = match self.bounds(millis) {
-            Ok(bounds) => bounds,
-            Err(why) => return Ok(Err(why)),
-        };
+        let time = Duration::from_millis(millis).min(STEP_TIME_MAX);
+        let bounds = Bounds { time, bytes: bytes_left };
         let blocks = match &step {
             Step::Send { .. } | Step::Take { .. } => Vec::new(),
             Step::ReplaySample { .. } => of_bytes(&self.sample.clone().freeze()),
@@ -111,7 +151,7 @@ impl Measured<'_> {
                 Err(why) => return Ok(Err(why)),
             },
         };
-        let (began, cpu, segments) = (Instant::now(), cpu_time(), Segments::now());
+        let (cpu, segments) = (cpu_time(), Segments::now());
         let mut done = match step {
             Step::Send { .. } => send(sender, noise, &bounds).await?,
             Step::Take { .. } => match take(receiver, &bounds).await? {
@@ -130,8 +170,6 @@ impl Measured<'_> {
         };
         done.cpu_micros = micros(cpu_time().saturating_sub(cpu));
         done.segments = segments.zip(Segments::now()).map(|(before, now)| now.since(before));
-        let mut allowances = self.allowances.lock().unwrap_or_else(PoisonError::into_inner);
-        allowances.use_up(self.site, began.elapsed(), done.all_bytes, Instant::now());
         Ok(Ok(done))
     }
 
