@@ -26,7 +26,7 @@ const DATABASE: &str = "postgres";
 const SUBSCRIPTION: &str = "s";
 const KILLS_PER_ROUND_MAX: usize = 50;
 /// From the start of farshore to the end of the initial copy.
-const STREAMING_TIMEOUT: Duration = Duration::from_secs(120);
+const STREAMING_TIMEOUT: Duration = Duration::from_secs(300);
 /// In the end the subscriber must move at least this often until it is equal.
 const PATIENCE: Duration = Duration::from_secs(20);
 
