@@ -94,7 +94,10 @@ fn takes_over(mode: &str) -> Result<()> {
     mirrored.line.mend();
     let promoted = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(promoted.code == Some(0), "{promoted:?}");
-    ensure!(promoted.stdout.contains("nothing that this mirror acknowledged is lost"), "{promoted:?}");
+    ensure!(
+        promoted.stdout.contains("nothing that this mirror acknowledged is lost"),
+        "{promoted:?}"
+    );
     println!("{}", promoted.stdout.trim());
     check_rows(&mirrored.standby, &returned)?;
     const PAGE_BYTES: i64 = 8_192;
