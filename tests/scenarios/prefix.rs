@@ -26,7 +26,7 @@ const DATABASE: &str = "postgres";
 const SUBSCRIPTION: &str = "s";
 const KILLS_PER_ROUND_MAX: usize = 50;
 /// From the start of farshore to the end of the initial copy.
-const STREAMING_TIMEOUT: Duration = Duration::from_secs(300);
+const STREAMING_TIMEOUT: Duration = Duration::from_secs(120);
 /// In the end the subscriber must move at least this often until it is equal.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -442,9 +442,6 @@ fn at_points(names: &[&str], times: u32, cut: bool) -> Vec<Victim> {
         .collect()
 }
 
-/// A defect must show in one of so many rounds.
-const MUTANT_ROUNDS: u64 = 3;
-
 /// The same scenario with a defect in the product must fail, by the product's fault.
 fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
     assert_caught_with(APPLY[5], defect, victims)
@@ -452,11 +449,20 @@ fn assert_caught(defect: &'static str, victims: Vec<Victim>) -> Result<()> {
 
 /// As [`assert_caught`], with the subscription's setting.
 fn assert_caught_with(apply: Apply, defect: &'static str, victims: Vec<Victim>) -> Result<()> {
+    assert_caught_within(1, apply, defect, &victims)
+}
+
+/// As [`assert_caught_with`], in one of so many rounds.
+fn assert_caught_within(
+    rounds: u64,
+    apply: Apply,
+    defect: &'static str,
+    victims: &[Victim],
+) -> Result<()> {
     let _turn = take_turn();
     let first_seed = seed();
-    // Some show only where things coincide, which a busy machine may put off.
-    for seed in first_seed..first_seed + MUTANT_ROUNDS {
-        let schedule = Schedule::of_victims(seed, victims.clone());
+    for seed in first_seed..first_seed + rounds {
+        let schedule = Schedule::of_victims(seed, victims.to_vec());
         let (startup, defect_on) = (Vec::new(), Some(defect));
         let plan = Plan { seed, startup, schedule, apply, defect: defect_on, calm_commits: 1_000 };
         let Err(error) = run(&plan) else {
@@ -470,9 +476,7 @@ fn assert_caught_with(apply: Apply, defect: &'static str, victims: Vec<Victim>) 
         println!("defect {defect} was noticed: {error:?}");
         return Ok(());
     }
-    anyhow::bail!(
-        "defect {defect} was not noticed in {MUTANT_ROUNDS} rounds (FARSHORE_SEED={first_seed})"
-    )
+    anyhow::bail!("defect {defect} was not noticed in {rounds} rounds (FARSHORE_SEED={first_seed})")
 }
 
 #[test]
@@ -516,8 +520,9 @@ fn mutant_dropped_change_in_batches() -> Result<()> {
 
 #[test]
 fn mutant_unordered_commits() -> Result<()> {
-    // After each restart there is a backlog, and with it groups side by side.
-    assert_caught_with(APPLY[1], "unordered-commits", vec![Victim::Farshore; 4])
+    // After each restart there is a backlog, and with it groups side by side. Whether two of them
+    // end in the wrong order is up to the target, and a busy machine may put it off.
+    assert_caught_within(3, APPLY[1], "unordered-commits", &vec![Victim::Farshore; 4])
 }
 
 #[test]
