@@ -4,6 +4,7 @@
 //! protocol   what is asked for when a session is opened, and what its messages are
 //! receive    at the downstream site: a publication's log from its upstream site into a store here
 //! serve      at the upstream site: sessions of downstream sites, and what they may have
+//! crossing   a log's blocks as they cross
 //! packing    blocks that cross several at a time, while the line is what is waited for
 //! channel    a session, as what a far subscription asks its publisher through
 //! measure    what the line between two sites can carry
@@ -14,6 +15,7 @@
 //! and on nothing else.
 
 mod channel;
+mod crossing;
 pub(crate) mod measure;
 mod packing;
 pub(crate) mod protocol;

@@ -1,9 +1,10 @@
 //! The side that is asked. It does what is wanted within bounds: one session at a time, so long and
 //! so much ([`Allowances`]), at the rate that the site may have.
 
+use super::super::crossing::Blocks;
 use super::super::packing::Packing;
 use super::super::protocol::FromUpstream;
-use super::super::serve::{Blocks, Served};
+use super::super::serve::Served;
 pub(in super::super) use super::allowance::Allowances;
 use super::flow::Arriving;
 use super::host::{Host, Segments, cpu_time};

@@ -1,0 +1,120 @@
+//! A log's blocks as they cross a link: one by one, or several in a pack where the line is what is
+//! waited for ([`super::packing`] says when).
+
+use super::packing::Packing;
+use super::protocol::FromUpstream;
+use bytes::Bytes;
+use farshore_store::packs::{PACK_BYTES, pack};
+use farshore_store::{SpillId, StoreError, StoredBlock, StoredReader};
+use std::collections::VecDeque;
+
+/// What crosses in one message.
+pub(super) enum Crossing {
+    Block(Box<StoredBlock>),
+    Pack { packed: Bytes, raw_bytes: u64 },
+}
+
+impl Crossing {
+    /// Spills that must be there before it.
+    pub fn spilled(&self) -> &[SpillId] {
+        match self {
+            Crossing::Block(block) => &block.spilled,
+            Crossing::Pack { .. } => &[],
+        }
+    }
+
+    pub fn raw_bytes(&self) -> u64 {
+        match self {
+            Crossing::Block(block) => u64::from(block.raw_len),
+            Crossing::Pack { raw_bytes, .. } => *raw_bytes,
+        }
+    }
+
+    pub fn message(
+        self,
+        block: fn(StoredBlock) -> FromUpstream,
+        pack: fn(Bytes) -> FromUpstream,
+    ) -> FromUpstream {
+        match self {
+            Crossing::Block(one) => block(*one),
+            Crossing::Pack { packed, .. } => pack(packed),
+        }
+    }
+}
+
+/// Reads a log's blocks on threads that may wait.
+pub(super) struct Blocks {
+    /// Absent while it reads.
+    reader: Option<Box<dyn StoredReader>>,
+    /// Read, and not to cross with what was read before it.
+    held: VecDeque<StoredBlock>,
+}
+
+impl Blocks {
+    pub fn new(reader: Box<dyn StoredReader>) -> Blocks {
+        Blocks { reader: Some(reader), held: VecDeque::new() }
+    }
+
+    /// The next block, or several if they are to be packed.
+    pub async fn next(&mut self, packing: &Packing) -> Result<Option<Crossing>, StoreError> {
+        let gone = || StoreError::Unknown("reader any more".to_owned());
+        let mut reader = self.reader.take().ok_or_else(gone)?;
+        let mut held = std::mem::take(&mut self.held);
+        let (packed, compression) = (packing.is_on(), packing.compression);
+        let read = tokio::task::spawn_blocking(move || {
+            let crossing = next_crossing(reader.as_mut(), &mut held, packed, compression);
+            (reader, held, crossing)
+        });
+        let (reader, held, crossing) = read.await.map_err(|_| gone())?;
+        (self.reader, self.held) = (Some(reader), held);
+        crossing
+    }
+}
+
+fn next_crossing(
+    reader: &mut dyn StoredReader,
+    held: &mut VecDeque<StoredBlock>,
+    packed: bool,
+    compression: i32,
+) -> Result<Option<Crossing>, StoreError> {
+    // One that names spills comes behind them, alone.
+    let may_be_packed =
+        |block: &StoredBlock| packed && block.spilled.is_empty() && block.raw_len < PACK_BYTES;
+    let first = match held.pop_front() {
+        Some(block) => block,
+        None => match reader.next_stored()? {
+            Some(block) => block,
+            None => return Ok(None),
+        },
+    };
+    if may_be_packed(&first) {
+        let mut raw_bytes = u64::from(first.raw_len);
+        held.push_front(first);
+        let mut run = 1;
+        while raw_bytes < u64::from(PACK_BYTES) {
+            if run == held.len() {
+                let Some(block) = reader.next_stored()? else { break };
+                held.push_back(block);
+            }
+            let Some(block) = held.get(run).filter(|block| may_be_packed(block)) else { break };
+            raw_bytes += u64::from(block.raw_len);
+            run += 1;
+        }
+        if let Some(packed) = pack(&held.make_contiguous()[..run], compression) {
+            held.drain(..run);
+            return Ok(Some(Crossing::Pack { packed, raw_bytes }));
+        }
+        return Ok(held.pop_front().map(|block| Crossing::Block(Box::new(block))));
+    }
+    Ok(Some(Crossing::Block(Box::new(squeeze(first, compression)))))
+}
+
+/// A block as it crosses. One that cannot be compressed crosses as it is.
+fn squeeze(mut block: StoredBlock, compression: i32) -> StoredBlock {
+    if compression > 0
+        && let Err(error) = block.compress(compression)
+    {
+        tracing::debug!("a block crosses as it is: {error}");
+    }
+    block
+}
