@@ -94,6 +94,12 @@ impl LogFeed {
                     return Ok(Some(item));
                 }
             }
+            if let Some(reader) = &mut self.reader
+                && let Some(items) = reader.next_in_memory()?
+            {
+                self.items.extend(items);
+                continue;
+            }
             self.start_reading();
             let Some(reading) = &mut self.reading else {
                 return Err(ApplyError::NotYet("the log reader went away".to_owned()));

@@ -31,6 +31,9 @@ const HELD_BYTES_EACH: usize = if cfg!(feature = "faults") { 32 << 10 } else { 1
 /// All streamed transactions together are held in memory up to this size, in bytes.
 const HELD_BYTES_ALL: usize = 16 << 20;
 
+/// Bytes that are set aside for a batch before anything of it is there, at most.
+const RESERVED_MAX: usize = 512 << 10;
+
 /// Builds batches from the messages of one replication connection.
 pub struct Assembler {
     store: Arc<dyn LogStore>,
@@ -209,7 +212,10 @@ impl Assembler {
         if self.batch.entries.is_empty() {
             return None;
         }
-        let mut batch = std::mem::take(&mut self.batch);
+        // The next batch is likely to be as long; growing to it would copy it several times.
+        let payload = Vec::with_capacity(self.batch.payload.len().min(RESERVED_MAX));
+        let next = Batch { payload, ..Batch::default() };
+        let mut batch = std::mem::replace(&mut self.batch, next);
         batch.dictionary = self.batch_definitions.iter().copied().collect();
         match &mut self.open {
             None => self.batch_definitions.clear(),

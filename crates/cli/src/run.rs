@@ -9,6 +9,11 @@ use tokio::sync::watch;
 /// Buffers from this size on go back to the system as soon as they are freed, in bytes.
 const RETURN_BUFFERS_FROM: libc::c_int = 1 << 20;
 
+/// Free bytes at a heap's end that it keeps, in bytes. With the threshold above set, glibc would
+/// give back all but 128 KiB: each batch would then be new memory, cleared by the kernel page by
+/// page.
+const KEEP_AT_HEAP_END: libc::c_int = 8 << 20;
+
 /// Heaps that threads share. glibc makes up to eight per core, each with room of its own that the
 /// others cannot use: with many subscriptions that is a fifth of all memory.
 const HEAPS: libc::c_int = 2;
@@ -19,6 +24,7 @@ fn keep_memory_small() {
     // SAFETY: mallopt only sets the allocator's parameters, before any thread of ours runs.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, RETURN_BUFFERS_FROM);
+        libc::mallopt(libc::M_TRIM_THRESHOLD, KEEP_AT_HEAP_END);
         libc::mallopt(libc::M_ARENA_MAX, HEAPS);
     }
 }

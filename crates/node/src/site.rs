@@ -1,7 +1,7 @@
 //! Stores, captures and subscriptions of one site, wired together and kept running.
 
 use crate::agents::{self, AgentFailure, PublicationAgent, ReceivedAgent, SubscriptionAgent, lock};
-use crate::check::gate::{self, Gate, PublisherAsked};
+use crate::check::gate::{self, Gate, OwnPublication, PublisherAsked};
 use crate::config::{self, SiteConfig};
 use crate::control;
 use crate::mirrors::{FarAgent, NearAgent};
@@ -17,7 +17,7 @@ use crate::stores;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, SERVER_BACK_OFF_MAX, supervise};
 use crate::switch::Switch;
 use farshore_apply::{Initialise, Phase, Subscription, SubscriptionStatus};
-use farshore_capture::source::{Direct, Registry, Remote, Source};
+use farshore_capture::source::{Arrival, Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus, slot};
 use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
 use farshore_model::Lsn;
@@ -525,17 +525,34 @@ async fn run_receive(
     supervise(("receiver", LINK_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
 }
 
+/// A publication of this site, as gates ask about it; `None` if another site has the publisher.
+fn own_publication<'a>(site: &'a Site, name: &str) -> Option<OwnPublication<'a>> {
+    let publication = site.config.publication(name)?;
+    let agent = site.publications.iter().find(|agent| agent.name == name)?;
+    let started = slot::has_begun(|key| agent.store.note(key));
+    Some(OwnPublication { publication, started, asked: &agent.asked_by_gates })
+}
+
 /// Whether an agent has passed its [`gate`]; it is asked again only until then.
 #[derive(Default)]
-struct Passed(AtomicBool);
+struct Passed {
+    passed: AtomicBool,
+    tried: AtomicBool,
+}
 
 impl Passed {
+    /// Agents that are started together take the answer that the first of them gets; later each
+    /// attempt asks anew.
+    fn came(&self, asked: &PublisherAsked) -> Arrival {
+        if self.tried.swap(true, Ordering::Relaxed) { asked.arrive() } else { Arrival::FIRST }
+    }
+
     async fn or_asked(&self, ask: impl Future<Output = Gate>) -> Result<(), Outcome> {
-        if self.0.load(Ordering::Relaxed) {
+        if self.passed.load(Ordering::Relaxed) {
             return Ok(());
         }
         match ask.await {
-            Gate::Open => self.0.store(true, Ordering::Relaxed),
+            Gate::Open => self.passed.store(true, Ordering::Relaxed),
             Gate::Unknown => {}
             Gate::Shut { why, passes: true } => return Err(Outcome::Transient(why)),
             Gate::Shut { why, passes: false } => return Err(Outcome::Permanent(why)),
@@ -557,9 +574,10 @@ async fn run_capture(
         let (capture, mut stop) = (capture.clone(), stop.clone());
         let (site, passed) = (site.clone(), passed.clone());
         async move {
-            if let Some(publication) = site.config.publication(&capture.spec.name) {
-                let started = slot::has_begun(|key| capture.store.note(key));
-                let asked = passed.or_asked(gate::publication(publication, started));
+            if let Some(own) = own_publication(&site, &capture.spec.name) {
+                let came = passed.came(own.asked);
+                let asked = gate::publication(own.publication, own.started, own.asked, came);
+                let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
                     return outcome;
                 }
@@ -607,10 +625,10 @@ async fn run_subscription(
                 tracing::warn!(subscription = %subscription.spec.name, "the log is not kept: {error}");
             }
             if let Some(configured) = site.config.subscription(&subscription.spec.name) {
-                let publication =
-                    site.publications.iter().find(|p| p.name == configured.publication);
-                let asked = publication.map(|publication| &publication.asked_by_gates);
-                let asked = passed.or_asked(gate::subscription(&site.config, configured, asked));
+                let own = own_publication(&site, &configured.publication);
+                let came = own.as_ref().map_or(Arrival::FIRST, |own| passed.came(own.asked));
+                let asked = gate::subscription(&site.config, configured, own, came);
+                let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
                     return outcome;
                 }

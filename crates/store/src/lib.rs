@@ -306,6 +306,12 @@ pub trait LogStore: Send + Sync + 'static {
 
 /// Reads a log forwards. Blocking: call it from a thread that may wait for the disk.
 pub trait LogReader: Send {
+    /// As [`LogReader::next_block`], if that needs no file: never waits for the disk. `None` says
+    /// nothing of what is durable.
+    fn next_in_memory(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+        Ok(None)
+    }
+
     /// The next block of items, or `None` when everything durable has been read (wait on
     /// [`LogStore::durable`], then call again). Memory is bounded by one block (256 KiB before
     /// compression, or one entry where that is larger).

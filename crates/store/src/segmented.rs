@@ -21,6 +21,7 @@ mod index;
 mod pressure;
 mod queue;
 mod reader;
+mod recent;
 mod recovery;
 mod replica;
 mod retention;
@@ -43,6 +44,7 @@ use cursors::{Cursors, Notes};
 use dictionary::Dictionary;
 use farshore_model::{Applied, DictionaryId, Durable, Lsn};
 use queue::{Queue, Queueable, Queued};
+use recent::Recent;
 use segment::{Segment, SegmentList, lock};
 use spill::{SegmentedSpillWriter, SpillError, SpillFile, Spills};
 use std::collections::HashSet;
@@ -228,6 +230,7 @@ impl SegmentedStore {
         let segments = Arc::new(SegmentList {
             store_id: recovered.store_id,
             segments: Mutex::new(segments.collect()),
+            recent: Recent::default(),
         });
         let spills = Spills { next: recovered.next_spill, finished: recovered.spills };
         let cursors = Cursors::new(dir.join("cursors"), recovered.store_id, recovered.cursors);
@@ -485,7 +488,7 @@ impl LogStore for SegmentedStore {
     }
 
     fn read_from(&self, after: Lsn) -> Result<Box<dyn LogReader>, StoreError> {
-        Ok(Box::new(reader::SegmentedReader::open(self.log.segments.clone(), after)?))
+        Ok(Box::new(reader::SegmentedReader::open(self.log.segments.clone(), after)?.joined()))
     }
 
     fn begin_spill(&self) -> Result<Box<dyn SpillWriter>, StoreError> {

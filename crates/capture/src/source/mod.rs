@@ -35,7 +35,7 @@ pub use frame::MESSAGE_BYTES_MAX;
 pub use keys::{Key, run_for_keys};
 pub use remote::Remote;
 pub use serve::{Registry, serve};
-pub use shared_answer::SharedAnswer;
+pub use shared_answer::{Arrival, SharedAnswer};
 
 use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};

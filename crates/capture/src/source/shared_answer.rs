@@ -4,6 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use tokio::sync::Mutex;
 
+/// When somebody came to ask.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Arrival(u64);
+
+impl Arrival {
+    /// Before anybody asked anything: the first answer there is will do.
+    pub const FIRST: Arrival = Arrival(0);
+}
+
 /// A question that many ask. Whoever asks gets the answer to one that was *begun after he came*, so
 /// that nobody is told anything older than he would have found out himself; those that wait while
 /// one is under way share the next. An error is only for whom it met: those that waited for that
@@ -37,7 +46,20 @@ impl<T> SharedAnswer<T> {
     /// The answer to `ask`, or to another's `ask` that began after this call. May be dropped at any
     /// await; a question that is dropped is asked by the next.
     pub async fn get<E>(&self, ask: impl Future<Output = Result<T, E>>) -> Result<Arc<T>, E> {
-        let begun_before = self.begun.load(Ordering::SeqCst);
+        self.get_since(self.arrive(), ask).await
+    }
+
+    /// Somebody comes now.
+    pub fn arrive(&self) -> Arrival {
+        Arrival(self.begun.load(Ordering::SeqCst))
+    }
+
+    /// As [`SharedAnswer::get`], for somebody who came at `arrival`.
+    pub async fn get_since<E>(
+        &self,
+        Arrival(begun_before): Arrival,
+        ask: impl Future<Output = Result<T, E>>,
+    ) -> Result<Arc<T>, E> {
         let _waiting = Waiting::of(&self.waiting);
         let mut last = self.last.lock().await;
         if last.number > begun_before {

@@ -5,11 +5,19 @@
 use super::published::Published;
 use super::{Finding, Findings, Severity, publisher, target};
 use crate::config::{Publication, SiteConfig, Subscription};
-use farshore_capture::source::SharedAnswer;
+use farshore_capture::source::{Arrival, SharedAnswer};
+use std::convert::Infallible;
 use std::sync::Arc;
 
-/// What a publisher would publish, asked once for all subscriptions that start together.
-pub type PublisherAsked = SharedAnswer<Published>;
+/// What a look at a publisher found.
+pub struct PublisherLook {
+    findings: Vec<Finding>,
+    /// What it would publish, if it could be asked.
+    published: Option<Published>,
+}
+
+/// A look at a publisher, taken once for all agents that start together.
+pub type PublisherAsked = SharedAnswer<PublisherLook>;
 
 /// Findings that are told in full.
 const TOLD_MAX: usize = 3;
@@ -29,48 +37,74 @@ pub enum Gate {
     },
 }
 
-/// Whether capture of a publication may start. `started` tells that it has run before.
-pub async fn publication(publication: &Publication, started: bool) -> Gate {
-    let mut findings = Findings::publication(&publication.spec.name);
-    let published = publisher::check(publication, started, &mut findings).await;
-    decide(findings.all, published.is_some())
+/// Looks at the publisher, or takes another agent's look.
+async fn look(
+    publication: &Publication,
+    started: bool,
+    asked: &PublisherAsked,
+    came: Arrival,
+) -> Arc<PublisherLook> {
+    let ask = async {
+        let mut findings = Findings::publication(&publication.spec.name);
+        let published = publisher::check(publication, started, &mut findings).await;
+        Ok::<_, Infallible>(PublisherLook { findings: findings.all, published })
+    };
+    match asked.get_since(came, ask).await {
+        Ok(look) => look,
+        Err(never) => match never {},
+    }
 }
 
-/// Whether a subscription may start. `asked` is its publication's.
+/// Whether capture of a publication may start. `started` tells that it has run before.
+pub async fn publication(
+    publication: &Publication,
+    started: bool,
+    asked: &PublisherAsked,
+    came: Arrival,
+) -> Gate {
+    let look = look(publication, started, asked, came).await;
+    decide(&look.findings, look.published.is_some())
+}
+
+/// A subscription's publication, as its gate asks about it.
+pub struct OwnPublication<'a> {
+    /// As configured.
+    pub publication: &'a Publication,
+    /// Whether it was captured before.
+    pub started: bool,
+    /// Where its agents ask together.
+    pub asked: &'a PublisherAsked,
+}
+
+/// Whether a subscription may start. `own` is its publication, unless another site has that.
 pub async fn subscription(
     config: &SiteConfig,
     subscription: &Subscription,
-    asked: Option<&PublisherAsked>,
+    own: Option<OwnPublication<'_>>,
+    came: Arrival,
 ) -> Gate {
-    let Some(publication) = config.publication(&subscription.publication) else {
+    let mut findings = Findings::subscription(&subscription.spec.name);
+    let Some(own) = own else {
         // Another site has the publisher: the copy finds out what is published.
-        let mut findings = Findings::subscription(&subscription.spec.name);
         target::check(config, subscription, None, &mut findings).await;
-        return decide(findings.all, true);
+        return decide(&findings.all, true);
     };
     // What is wrong there stops capture, and the subscription waits for it.
-    let ask = async {
-        let mut elsewhere = Findings::publication(&publication.spec.name);
-        publisher::check(publication, true, &mut elsewhere).await.ok_or(())
-    };
-    let published = match asked {
-        Some(asked) => asked.get(ask).await,
-        None => ask.await.map(Arc::new),
-    };
-    let Ok(published) = published else { return Gate::Unknown };
-    let mut findings = Findings::subscription(&subscription.spec.name);
-    target::check(config, subscription, Some(&published), &mut findings).await;
-    decide(findings.all, true)
+    let look = look(own.publication, own.started, own.asked, came).await;
+    let Some(published) = &look.published else { return Gate::Unknown };
+    target::check(config, subscription, Some(published), &mut findings).await;
+    decide(&findings.all, true)
 }
 
-fn decide(findings: Vec<Finding>, complete: bool) -> Gate {
-    let errors: Vec<Finding> =
-        findings.into_iter().filter(|finding| finding.severity == Severity::Error).collect();
+fn decide(findings: &[Finding], complete: bool) -> Gate {
+    let errors: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.severity == Severity::Error).collect();
     if errors.is_empty() {
         return if complete { Gate::Open } else { Gate::Unknown };
     }
     let passes = errors.iter().all(|error| error.passes);
-    let told: Vec<String> = errors.iter().take(TOLD_MAX).map(Finding::to_string).collect();
+    let told: Vec<String> =
+        errors.iter().take(TOLD_MAX).map(|finding| finding.to_string()).collect();
     let mut why = told.join(" — ");
     if errors.len() > TOLD_MAX {
         why.push_str(&format!(
@@ -90,17 +124,17 @@ mod tests {
         let mut findings = Findings::publication("p");
         findings.note("fine");
         findings.warning("so so", "nothing");
-        assert!(matches!(decide(findings.all.clone(), true), Gate::Open));
-        assert!(matches!(decide(findings.all.clone(), false), Gate::Unknown));
+        assert!(matches!(decide(&findings.all, true), Gate::Open));
+        assert!(matches!(decide(&findings.all, false), Gate::Unknown));
         findings.passing_error("busy", "Wait");
-        let Gate::Shut { why, passes } = decide(findings.all.clone(), true) else {
+        let Gate::Shut { why, passes } = decide(&findings.all, true) else {
             panic!("open");
         };
         assert_eq!((why.as_str(), passes), ("publication \"p\": busy. Wait", true));
         for _ in 0..3 {
             findings.error("wrong", "Mend it");
         }
-        let Gate::Shut { why, passes } = decide(findings.all, true) else { panic!("open") };
+        let Gate::Shut { why, passes } = decide(&findings.all, true) else { panic!("open") };
         assert!(!passes && why.ends_with("and 1 more: `farshore check` lists them all"), "{why}");
     }
 }

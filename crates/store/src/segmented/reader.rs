@@ -1,10 +1,12 @@
 //! Reads the log forwards, across segments, up to what is durable.
 
-use super::block::{self, BlockError, BlockReader, Container, Header, Kind};
+use super::block::{self, BlockError, BlockReader, Container, Content, Header, Kind};
 use super::index::{IndexFile, IndexFound, SparseIndex};
+use super::recent::BlockPlace;
 use super::segment::{FILE_HEADER_LEN, Segment, SegmentList, definitions, lock, walk_entries};
 use super::{folder, io_error, replica};
 use crate::{Entry, Item, LogReader, StoreError, StoredBlock, StoredReader};
+use bytes::Bytes;
 use farshore_model::Lsn;
 use std::collections::VecDeque;
 use std::fs::File;
@@ -18,6 +20,8 @@ pub(crate) struct SegmentedReader {
     after: Lsn,
     place: Place,
     blocks: BlockReader,
+    /// Its number among the readers that look for the newest blocks in memory.
+    recent: Option<u64>,
 }
 
 struct Place {
@@ -35,7 +39,53 @@ struct Place {
 impl SegmentedReader {
     pub fn open(list: Arc<SegmentList>, after: Lsn) -> Result<SegmentedReader, StoreError> {
         let place = locate(&list, after)?;
-        Ok(SegmentedReader { list, after, place, blocks: BlockReader::new() })
+        Ok(SegmentedReader { list, after, place, blocks: BlockReader::new(), recent: None })
+    }
+
+    /// Looks for the newest blocks in memory from here on.
+    pub fn joined(mut self) -> SegmentedReader {
+        self.recent = Some(self.list.recent.join(self.after));
+        self
+    }
+
+    /// The next block, if it is in memory and holds something.
+    fn next_recent(&mut self) -> Result<Option<Vec<Item>>, BlockError> {
+        let Some(number) = self.recent else { return Ok(None) };
+        while self.place.definitions.is_empty() {
+            let place = BlockPlace { sequence: self.place.segment.sequence, at: self.place.at };
+            let Some(block) = self.list.recent.get(number, self.after, place) else { break };
+            if block.content.after != self.place.chain {
+                return Err(BlockError::Bad("the block does not follow the one before it"));
+            }
+            self.place.chain = block.content.last;
+            self.place.at += block.file_len;
+            if block.content.last > self.after {
+                let items = self.entries(&block.content, &block.raw)?;
+                if !items.is_empty() {
+                    return Ok(Some(items));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn entries(&mut self, content: &Content, raw: &Bytes) -> Result<Vec<Item>, BlockError> {
+        // At most what the block can hold, whatever the header says.
+        let mut items = Vec::with_capacity((content.entries as usize).min(raw.len()));
+        let after = self.after;
+        walk_entries(raw, |entry, payload| {
+            if entry.position > after {
+                items.push(Item::Entry(Entry {
+                    position: entry.position,
+                    commit_time: entry.commit_time,
+                    kind: entry.kind,
+                    payload: raw.slice(payload),
+                }));
+            }
+        })
+        .ok_or(BlockError::Bad("the entries are malformed"))?;
+        self.after = content.last;
+        Ok(items)
     }
 
     /// Moves to the next segment. If that was dropped, what follows `after` may still be there:
@@ -78,36 +128,18 @@ impl SegmentedReader {
     }
 
     fn read_items(&mut self, at: u64, header: &Header) -> Result<Vec<Item>, BlockError> {
-        let mut items = Vec::new();
         let raw = self.blocks.read_payload(&self.place.file, at, header)?;
         match header.content.kind {
-            Kind::Entries => {
-                // At most what the block can hold, whatever the header says.
-                items.reserve((header.content.entries as usize).min(raw.len()));
-                let after = self.after;
-                walk_entries(&raw, |entry, payload| {
-                    if entry.position > after {
-                        items.push(Item::Entry(Entry {
-                            position: entry.position,
-                            commit_time: entry.commit_time,
-                            kind: entry.kind,
-                            payload: raw.slice(payload),
-                        }));
-                    }
-                })
-                .ok_or(BlockError::Bad("the entries are malformed"))?;
-                self.after = header.content.last;
-            }
+            Kind::Entries => self.entries(&header.content, &raw),
             Kind::Definitions => {
                 let found =
                     definitions(&raw).ok_or(BlockError::Bad("the definitions are malformed"))?;
-                items.extend(found.into_iter().map(|(id, bytes)| Item::Definition(id, bytes)));
+                Ok(found.into_iter().map(|(id, bytes)| Item::Definition(id, bytes)).collect())
             }
             Kind::Chunk | Kind::Footer => {
-                return Err(BlockError::Bad("a spill's block stands in a segment"));
+                Err(BlockError::Bad("a spill's block stands in a segment"))
             }
         }
-        Ok(items)
     }
 
     fn read_stored(&mut self, at: u64, header: &Header) -> Result<StoredBlock, BlockError> {
@@ -182,8 +214,24 @@ fn locate(list: &SegmentList, after: Lsn) -> Result<Place, StoreError> {
     }
 }
 
+impl Drop for SegmentedReader {
+    fn drop(&mut self) {
+        if let Some(number) = self.recent {
+            self.list.recent.leave(number);
+        }
+    }
+}
+
 impl LogReader for SegmentedReader {
+    fn next_in_memory(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+        let at = self.place.at;
+        self.next_recent().map_err(|error| error.into_store_error(&self.place.segment.path, at))
+    }
+
     fn next_block(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+        if let Some(items) = self.next_in_memory()? {
+            return Ok(Some(items));
+        }
         self.next(SegmentedReader::read_items, |items| !items.is_empty())
     }
 }

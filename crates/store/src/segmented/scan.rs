@@ -8,6 +8,7 @@ use crate::{EntryKind, SpillId, StoreError};
 use bytes::Bytes;
 use farshore_model::{DictionaryId, Lsn, PgTime};
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -174,6 +175,7 @@ pub(crate) fn holds_a_block(file: &File, len: u64) -> std::io::Result<bool> {
 }
 
 /// Shows a file piece by piece, overlapping so that no magic is cut in two, until `each` is done.
+/// Holes, and space that was reserved and never written, read as zeros and are left out.
 fn each_window(
     file: &File,
     from: u64,
@@ -182,7 +184,8 @@ fn each_window(
 ) -> std::io::Result<()> {
     let mut at = from;
     let mut buffer = vec![0; SEARCH_STEP.min(len.saturating_sub(from) as usize)];
-    while at < len {
+    while let Some(data) = next_data(file, at)?.filter(|data| *data < len) {
+        at = data;
         let size = (len - at).min(SEARCH_STEP as u64) as usize;
         let window = &mut buffer[..size];
         file.read_exact_at(window, at)?;
@@ -192,6 +195,23 @@ fn each_window(
         at += (size - (MAGIC.len() - 1)) as u64;
     }
     Ok(())
+}
+
+/// Where the next byte at or after `at` stands that was ever written; `None`: nowhere. What a file
+/// system does not know it tells as written.
+fn next_data(file: &File, at: u64) -> std::io::Result<Option<u64>> {
+    // SAFETY: the descriptor is open as long as `file` is borrowed; no memory is passed. It moves
+    // the file's offset, which nothing here reads or writes by.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at as libc::off_t, libc::SEEK_DATA) };
+    if let Ok(found) = u64::try_from(found) {
+        return Ok(Some(found));
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::ENXIO) => Ok(None),
+        Some(libc::EINVAL) => Ok(Some(at)),
+        _ => Err(error),
+    }
 }
 
 fn find_magic(window: &[u8]) -> impl Iterator<Item = usize> {

@@ -31,6 +31,7 @@
 
 use super::block::Container;
 use super::index::SparseIndex;
+use super::recent::Recent;
 use crate::{EntryKind, EntryMeta, SpillId};
 use bytes::Bytes;
 use farshore_model::{DictionaryId, Lsn, PgTime};
@@ -245,6 +246,8 @@ pub(crate) struct Segment {
 pub(crate) struct SegmentList {
     pub store_id: u64,
     pub segments: Mutex<VecDeque<Arc<Segment>>>,
+    /// The newest blocks, in memory.
+    pub recent: Recent,
 }
 
 impl SegmentList {

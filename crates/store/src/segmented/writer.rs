@@ -6,6 +6,7 @@ use super::folder::{index_path, segment_path, sync_dir};
 use super::index::{IndexFile, SparseIndex};
 use super::pressure::Pressure;
 use super::queue::{Queueable, Queued};
+use super::recent::{BlockPlace, RecentBlock};
 use super::scan::widen;
 use super::segment::{
     ENTRY_HEADER_LEN, FILE_HEADER_LEN, FileHeader, Published, SEGMENT_MAGIC, Segment, entry_header,
@@ -47,6 +48,8 @@ struct Unpublished {
     spills: Vec<SpillId>,
     definitions: Vec<u64>,
     entries: Vec<(u64, Lsn)>,
+    /// Blocks that a reader at the log's end need not read from the file.
+    recent: Vec<RecentBlock>,
     anything: bool,
 }
 
@@ -279,6 +282,7 @@ impl Writer {
     fn put_filling(&mut self) -> Result<(), StoreError> {
         if let Some(content) = self.describe_filling()? {
             let (sink, raw) = (&mut self.active.sink, &self.filling.raw);
+            let at = sink.end();
             if self.pressure.wants_compression() {
                 let (started, writing, before) = (Instant::now(), sink.writing(), sink.end());
                 sink.put(Some(&mut self.compressor), content, raw)?;
@@ -288,7 +292,15 @@ impl Writer {
             } else {
                 sink.put(None, content, raw)?;
             }
-            self.filling.raw.clear();
+            let file_len = sink.end() - at;
+            if self.log.segments.recent.is_wanted() {
+                let next = Vec::with_capacity(raw.len());
+                let raw = std::mem::replace(&mut self.filling.raw, next);
+                let place = BlockPlace { sequence: self.active.segment.sequence, at };
+                self.unpublished.recent.push(RecentBlock::new(place, file_len, content, raw));
+            } else {
+                self.filling.raw.clear();
+            }
         }
         Ok(())
     }
@@ -352,6 +364,7 @@ impl Writer {
                     index.add_entries(offset, after);
                 }
             }
+            self.log.segments.recent.add(unpublished.recent);
             // Before the lock is let go: who reads an entry finds it told as durable, and who is
             // told finds it.
             self.durable.send_replace(Durable(last));
