@@ -196,7 +196,7 @@ enum Verb {
         #[arg(long, value_name = "SUBSCRIPTION", conflicts_with = "table")]
         schedule: Option<String>,
     },
-    /// Work on a mirror, at the site of its far end
+    /// Work on a mirror
     Mirror {
         #[command(subcommand)]
         action: mirror::MirrorAction,

@@ -43,6 +43,13 @@ pub enum MirrorAction {
         #[arg(long, value_name = "OLD=NEW", value_parser = tablespace)]
         tablespace: Vec<(PathBuf, PathBuf)>,
     },
+    /// Let a mirror that was dropped for being too far behind go on; at the site of its near end
+    Resume {
+        /// Site file
+        site: PathBuf,
+        /// Which mirror
+        mirror: String,
+    },
     /// Make the mirror's standby a server of its own, once it has all that the spool holds
     ///
     /// Takes in no more log from then on, waits until the standby has every record that is durable
@@ -87,6 +94,7 @@ pub fn mirror(action: MirrorAction) -> ExitCode {
             let options = SeedOptions { mirror, pgdata, slot, max_rate_kb, overwrite, tablespaces };
             seeding(&site, &options)
         }
+        MirrorAction::Resume { site, mirror } => request(&site, &Request::ResumeMirror { mirror }),
         MirrorAction::Promote { site, mirror, standby, allow_data_loss, wait } => request(
             &site,
             &Request::Promote { mirror, standby, allow_data_loss, wait_seconds: wait },

@@ -36,6 +36,9 @@ pub enum MirrorError {
         /// Where it comes from.
         from: String,
     },
+    /// It was dropped, and waits for an operator.
+    #[error("{0}")]
+    Dropped(String),
     /// The principal has ended the stream.
     #[error("the principal {server} ended the stream: it shuts down, or was told to")]
     Ended {
@@ -88,7 +91,8 @@ impl MirrorError {
             // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
             MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
-            MirrorError::Namesake { .. } => true,
+            // Somebody may resume it, without a word to the far end.
+            MirrorError::Namesake { .. } | MirrorError::Dropped(_) => true,
             MirrorError::Refused { passes, .. } => *passes,
             MirrorError::Io { .. } | MirrorError::Listen { .. } => true,
             MirrorError::WrongPrincipal { .. } | MirrorError::Protocol { .. } => false,

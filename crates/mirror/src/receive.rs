@@ -153,10 +153,7 @@ impl Near {
         let begun = match self.begin(request.have.as_ref()).await {
             Ok(begun) => begun,
             Err(error) => {
-                let answer =
-                    Answer::Refused { why: error.to_string(), passes: error.is_transient() };
-                sender.send(json(&answer)).await?;
-                let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
+                say_no(sender, &error).await?;
                 return Err(error);
             }
         };
@@ -254,15 +251,10 @@ impl Near {
         if connection.server_version() < 150_000 {
             return Ok((timeline, now));
         }
-        let sql = format!("READ_REPLICATION_SLOT {}", farshore_pg::quote_identifier(&self.slot));
-        let read = connection.simple_query(&sql).await?;
-        let row = read.first().and_then(|set| set.rows.first());
-        let restart = row.and_then(|row| {
-            let on = row.by_name("restart_tli")?.parse().ok().map(Timeline)?;
-            let restart: Lsn = row.by_name("restart_lsn")?.parse().ok()?;
-            (on == timeline).then(|| segment.floor(restart))
-        });
-        Ok((timeline, restart.unwrap_or(now)))
+        let slot = connection.read_physical_slot(&self.slot).await?;
+        let slot = slot.filter(|slot| slot.timeline == Some(timeline.0));
+        let restart = slot.and_then(|slot| slot.restart);
+        Ok((timeline, restart.map_or(now, |restart| segment.floor(restart))))
     }
 
     async fn flow(
@@ -409,6 +401,22 @@ impl Begun {
             server_version: self.server_version,
         }
     }
+}
+
+/// Tells a far end why it gets no log.
+///
+/// # Errors
+/// The link's.
+pub async fn refuse(session: Session, why: &MirrorError) -> Result<(), MirrorError> {
+    let (sender, _receiver) = session.split();
+    say_no(sender, why).await
+}
+
+async fn say_no(mut sender: Sender, why: &MirrorError) -> Result<(), MirrorError> {
+    let answer = Answer::Refused { why: why.to_string(), passes: why.is_transient() };
+    sender.send(json(&answer)).await?;
+    let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
+    Ok(())
 }
 
 fn json(answer: &Answer) -> Bytes {

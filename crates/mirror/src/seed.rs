@@ -20,7 +20,7 @@ pub mod tar;
 mod writer;
 
 pub use directory::look;
-pub use give::give;
+pub use give::{give, refuse};
 pub use message::SeedRequest;
 pub use take::{Progress, SeedError, Seeded, Take};
 

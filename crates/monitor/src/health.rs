@@ -116,6 +116,7 @@ impl Verdict {
     fn agent(&mut self, state: &str, error: Option<&str>) {
         match (state, error) {
             ("stopped", _) => self.find(Health::Critical, || "stopped".to_owned()),
+            ("dropped", _) => self.find(Health::Critical, || "dropped".to_owned()),
             ("out of room", _) => self.find(Health::Critical, || "out of room".to_owned()),
             (_, Some(_)) => self.find(Health::Warning, || format!("{state} with an error")),
             ("paused", None) => self.find(Health::Warning, || "paused by an operator".to_owned()),

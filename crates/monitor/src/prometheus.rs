@@ -277,6 +277,19 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
     family("farshore_mirror_up", GAUGE, "1 while log flows.", &|m| {
         flag(m.state == "streaming" || m.state == "receiving")
     });
+    family(
+        "farshore_mirror_dropped",
+        GAUGE,
+        "1 while it was dropped for being too far behind and nobody has resumed it; at the near \
+         end.",
+        &|m| if m.end == "near" { flag(m.state == "dropped") } else { None },
+    );
+    family(
+        "farshore_mirror_kept_bytes",
+        GAUGE,
+        "Bytes of log that the principal keeps for the mirror's slot; at the near end.",
+        &|m| m.kept_bytes.map(|bytes| bytes as f64),
+    );
     family("farshore_mirror_log_bytes_total", COUNTER, "Bytes of log carried.", &|m| {
         Some(m.log_bytes as f64)
     });

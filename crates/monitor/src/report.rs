@@ -87,8 +87,8 @@ pub struct MirrorReport {
     pub end: String,
     /// The site of the other end, once it is known.
     pub site: Option<String>,
-    /// At the near end `streaming`, or `waiting` for the far end; at the far end `receiving`,
-    /// `starting`, `retrying`, `out of room`, `promoted` or `stopped`.
+    /// At the near end `streaming`, `waiting` for the far end, or `dropped`; at the far end
+    /// `receiving`, `starting`, `retrying`, `out of room`, `promoted` or `stopped`.
     pub state: String,
     /// What is wrong.
     pub error: Option<String>,

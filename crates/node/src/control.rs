@@ -74,6 +74,11 @@ pub enum Request {
     },
     /// List stored changes.
     Browse(BrowseRequest),
+    /// Let a mirror that was dropped go on.
+    ResumeMirror {
+        /// Which mirror.
+        mirror: String,
+    },
     /// Keep a mirror's log for a standby that is being made.
     Reserve {
         /// Which mirror.

@@ -1,9 +1,11 @@
 //! Mirrors: their ends that are here, kept running.
 
 mod bounds;
+mod dropped;
 mod promote;
 mod reserve;
 
+pub(crate) use bounds::resume_without_node;
 pub(crate) use promote::Takeover;
 
 use crate::agents::{self, AgentFailure, lock};
@@ -13,10 +15,11 @@ use crate::sites::protocol::Wanted;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, supervise};
 use crate::switch::Switch;
 use bounds::{Bounds, Seen};
+use dropped::DropNote;
 use farshore_link::{Dialer, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
-use farshore_mirror::receive::{Near, NearStatus};
+use farshore_mirror::receive::{self, Near, NearStatus};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{self, SeedRequest};
@@ -39,12 +42,21 @@ pub(crate) struct NearAgent {
     peer: Mutex<Option<String>>,
     bounds: Bounds,
     seen: Mutex<Seen>,
+    note: DropNote,
+    /// Held by who drops the mirror or resumes it.
+    dropping: tokio::sync::Mutex<()>,
     /// The session that runs ends when this changes.
     end_session: watch::Sender<u64>,
 }
 
 impl NearAgent {
-    pub fn new(mirror: &NearMirror) -> NearAgent {
+    /// Blocks on the disk.
+    pub fn new(mirror: &NearMirror, data_dir: &Path) -> NearAgent {
+        let note = DropNote::of(data_dir, &mirror.name);
+        let dropped = note.read();
+        if let Some(why) = &dropped {
+            tracing::error!(mirror = %mirror.name, "{why}");
+        }
         NearAgent {
             near: Near {
                 name: mirror.name.clone(),
@@ -58,7 +70,9 @@ impl NearAgent {
             failure: Mutex::default(),
             peer: Mutex::default(),
             bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
-            seen: Mutex::default(),
+            seen: Mutex::new(Seen { kept_bytes: None, dropped }),
+            note,
+            dropping: tokio::sync::Mutex::default(),
             end_session: watch::Sender::new(0),
         }
     }
@@ -68,7 +82,12 @@ impl NearAgent {
         *lock(&self.peer) = Some(session.peer_site().to_owned());
         let connected = Connected(self);
         let mut end = self.end_session.subscribe();
-        lock(&self.seen).dropped = None;
+        // Looked at after that: a drop that comes now ends the session.
+        if let Some(why) = self.why_dropped() {
+            let dropped = MirrorError::Dropped(why);
+            receive::refuse(session, &dropped).await?;
+            return Err(dropped);
+        }
         let ended = tokio::select! {
             ended = self.near.serve(session, request) => ended,
             _ = end.changed() => Ok(()),
@@ -81,21 +100,35 @@ impl NearAgent {
     /// Gives its far end the principal's files.
     pub async fn seed(&self, session: Session, request: &SeedRequest) -> Result<(), MirrorError> {
         let (mirror, site) = (&self.near.name, session.peer_site().to_owned());
+        if let Some(why) = self.why_dropped() {
+            let dropped = MirrorError::Dropped(why);
+            seed::refuse(session, &dropped).await?;
+            return Err(dropped);
+        }
         tracing::info!(%mirror, %site, "a standby is seeded");
         seed::give(&self.near.principal, self.near.compression, session, request).await?;
         tracing::info!(%mirror, %site, "a standby was given all files");
         Ok(())
     }
 
+    fn why_dropped(&self) -> Option<String> {
+        lock(&self.seen).dropped.clone()
+    }
+
     pub fn report(&self) -> MirrorReport {
         let status = *self.near.status();
         let seen = lock(&self.seen).clone();
+        let state = match (&seen.dropped, status.connected) {
+            (Some(_), _) => "dropped",
+            (None, true) => "streaming",
+            (None, false) => "waiting",
+        };
         let failure = lock(&self.failure).clone().filter(|_| !status.connected);
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
-            state: if status.connected { "streaming" } else { "waiting" }.to_owned(),
+            state: state.to_owned(),
             error: seen.dropped.or(with_warning(failure, self.bounds.warning(seen.kept_bytes))),
             kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),

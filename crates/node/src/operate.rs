@@ -2,7 +2,7 @@
 
 use crate::config::{self, SiteConfig};
 use crate::control::{Answer, BrowseRequest, Request};
-use crate::mirrors::Takeover;
+use crate::mirrors::{self, Takeover};
 use crate::site::Site;
 use crate::stores;
 use farshore_apply::backup::{Backup, Initialised, initialise, is_same_database};
@@ -62,6 +62,10 @@ pub(crate) async fn answer(
             let report = site.tracer(&publication, Duration::from_secs(seconds)).await;
             report.and_then(|report| serde_json::to_string(&report).map_err(|e| e.to_string()))
         }
+        Request::ResumeMirror { mirror } => match site.near_mirror(&mirror) {
+            Ok(agent) => agent.resume().await,
+            Err(error) => Err(error),
+        },
         Request::Reserve { mirror, slot } => match site.far_mirror(&mirror) {
             Ok(agent) => agent.reserve(&slot).await.and_then(|reserved| {
                 serde_json::to_string(&reserved).map_err(|error| error.to_string())
@@ -299,6 +303,7 @@ pub async fn without_node(
             let table = parse_table(table.as_deref())?;
             resync_text(&spec, table.as_ref()).await
         }
+        Request::ResumeMirror { mirror } => mirrors::resume_without_node(site, mirror),
         Request::Reserve { .. } | Request::Promote { .. } => Err(
             "no node runs here: start it (farshore run), so that the standby gets what the spool \
              holds"

@@ -191,7 +191,7 @@ impl Site {
             .mirrors
             .near
             .iter()
-            .map(|mirror| (mirror.name.clone(), Arc::new(NearAgent::new(mirror))))
+            .map(|mirror| (mirror.name.clone(), Arc::new(NearAgent::new(mirror, &config.data_dir))))
             .collect();
         let mut far_mirrors = Vec::new();
         for (mirror, identity) in config.mirrors.far.iter().zip(identity.iter().cycle()) {
@@ -244,6 +244,22 @@ impl Site {
         if self.near_mirrors.contains_key(name) {
             return Err(format!(
                 "mirror \"{name}\" has its near end here: ask at the site of its far end"
+            ));
+        }
+        Err(operate::unknown("mirror", name))
+    }
+
+    /// The near end here of a mirror.
+    ///
+    /// # Errors
+    /// There is none, for a person.
+    pub(crate) fn near_mirror(&self, name: &str) -> Result<Arc<NearAgent>, String> {
+        if let Some(agent) = self.near_mirrors.get(name) {
+            return Ok(agent.clone());
+        }
+        if self.far_mirrors.iter().any(|agent| agent.name() == name) {
+            return Err(format!(
+                "mirror \"{name}\" has its far end here: ask at the site of its near end"
             ));
         }
         Err(operate::unknown("mirror", name))

@@ -5,7 +5,7 @@ mod slot;
 mod stream;
 
 pub use backup::{BackupMessage, BackupOptions, BaseBackup, Tablespace};
-pub use slot::{CreatedSlot, IdentifySystem, SlotOptions, SlotSnapshot};
+pub use slot::{CreatedSlot, IdentifySystem, PhysicalSlot, SlotOptions, SlotSnapshot};
 pub use stream::{ReplicationStream, StreamMessage, TimelineSwitch};
 
 use crate::Error;

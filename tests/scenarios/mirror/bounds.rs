@@ -4,6 +4,7 @@
 use crate::mirrored::{LONG, Mirrored, SLOT, report};
 use anyhow::{Result, ensure};
 use farshore_testkit::wait::wait_until;
+use serde_json::Value;
 
 fn slots(mirrored: &Mirrored) -> Result<i64> {
     let sql = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1";
@@ -34,7 +35,8 @@ fn a_mirror_that_is_too_far_behind_is_dropped_loudly() -> Result<()> {
     let checked = mirrored.near.verb("check", &[])?;
     ensure!(!checked.stdout.contains("without bound"), "{checked:?}");
     mirrored.await_commits(5)?;
-    mirrored.far.stop()?;
+    // It is there, and takes nothing in.
+    mirrored.far.signal(libc::SIGSTOP)?;
     mirrored.await_silence()?;
     write_segments(&mirrored, 6)?;
     let warned = report(&mirrored.near, "the warning", |mirror| {
@@ -43,15 +45,42 @@ fn a_mirror_that_is_too_far_behind_is_dropped_loudly() -> Result<()> {
     ensure!(warned["kept_bytes"].as_u64().is_some_and(|kept| kept > 64 << 20), "{warned}");
     ensure!(slots(&mirrored)? == 1, "dropped too early");
     write_segments(&mirrored, 14)?;
-    let dropped = report(&mirrored.near, "the mirror to be dropped", |mirror| {
-        mirror["error"].as_str().is_some_and(|error| error.contains("was dropped"))
-    })?;
+    let dropped = report(&mirrored.near, "the mirror to be dropped", is_dropped)?;
     println!("{}", dropped["error"]);
     wait_until("the slot to go", LONG, &[], || Ok((slots(&mirrored)? == 0).then_some(())))?;
+    let status = mirrored.near.verb("status", &[])?;
+    ensure!(status.code == Some(1) && status.stdout.contains("critical   dropped"), "{status:?}");
+    // Whoever comes back, and whichever node starts again: it stays dropped.
+    mirrored.far.signal(libc::SIGCONT)?;
+    report(&mirrored.far, "the far end to be refused", is_refused)?;
+    mirrored.near.kill9()?;
+    mirrored.near.start()?;
+    mirrored.far.restart()?;
+    report(&mirrored.far, "the far end to be refused again", is_refused)?;
+    report(&mirrored.near, "the mirror to be dropped still", is_dropped)?;
+    ensure!(slots(&mirrored)? == 0, "the slot was made again");
+    let refused = mirrored.far.verb("mirror resume", &["m"])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("at the site of its near end"), "{refused:?}");
+    let resumed = mirrored.near.verb("mirror resume", &["m"])?;
+    ensure!(resumed.code == Some(0) && resumed.stdout.contains("goes on"), "{resumed:?}");
     // The principal of this test keeps log beyond what slots need, so nothing is gone yet.
-    mirrored.far.start()?;
+    mirrored.await_commits(5)?;
+    let again = mirrored.near.verb("mirror resume", &["m"])?;
+    ensure!(again.stdout.contains("was not dropped"), "{again:?}");
+    mirrored.near.restart()?;
     mirrored.await_commits(5)?;
     let returned = mirrored.returned();
     mirrored.check_standby(&returned)?;
     mirrored.finish()
+}
+
+fn is_dropped(mirror: &Value) -> bool {
+    mirror["state"] == "dropped"
+        && mirror["error"].as_str().is_some_and(|error| error.contains("more than drop_behind"))
+}
+
+fn is_refused(mirror: &Value) -> bool {
+    mirror["state"] == "retrying"
+        && mirror["error"].as_str().is_some_and(|error| error.contains("farshore mirror resume"))
 }

@@ -41,8 +41,7 @@ pub async fn give(
             backup
         }
         Err(error) => {
-            sender.send(json(&SeedAnswer::Refused { why: error.to_string() })).await?;
-            let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
+            say_no(sender, &error).await?;
             return Err(error);
         }
     };
@@ -75,6 +74,22 @@ pub async fn give(
     })
     .await;
     ended
+}
+
+/// Tells a far end why it gets no files.
+///
+/// # Errors
+/// The link's.
+pub async fn refuse(session: Session, why: &MirrorError) -> Result<(), MirrorError> {
+    let (sender, mut receiver) = session.split();
+    hear(&mut receiver).await?;
+    say_no(sender, why).await
+}
+
+async fn say_no(mut sender: Sender, why: &MirrorError) -> Result<(), MirrorError> {
+    sender.send(json(&SeedAnswer::Refused { why: why.to_string() })).await?;
+    let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
+    Ok(())
 }
 
 async fn gone(receiver: &mut Receiver) -> MirrorError {

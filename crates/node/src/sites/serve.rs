@@ -15,6 +15,7 @@ use farshore_capture::source::{Registry, serve};
 use farshore_link::{
     Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, Receiver, Sender, Session,
 };
+use farshore_mirror::MirrorError;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::SeedRequest;
 use farshore_model::{Applied, Lsn};
@@ -295,8 +296,13 @@ impl Serving {
             _ = newer.changed() => return,
             ended = work => ended,
         };
-        if let Err(error) = ended {
-            tracing::warn!(%site, mirror = %name, "session ended: {error}");
+        match ended {
+            Ok(()) => {}
+            // Said when it was dropped, and in `status`; the far end asks every few seconds.
+            Err(error @ MirrorError::Dropped(_)) => {
+                tracing::debug!(%site, mirror = %name, "refused: {error}");
+            }
+            Err(error) => tracing::warn!(%site, mirror = %name, "session ended: {error}"),
         }
     }
 

@@ -54,6 +54,15 @@ pub struct CreatedSlot {
     pub snapshot: Option<String>,
 }
 
+/// A physical slot, as its server tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PhysicalSlot {
+    /// It keeps the log from here on; `None` if it keeps none.
+    pub restart: Option<Lsn>,
+    /// The timeline of that log.
+    pub timeline: Option<u32>,
+}
+
 /// What `IDENTIFY_SYSTEM` says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IdentifySystem {
@@ -142,6 +151,21 @@ impl Connection {
         let sql = physical_slot_command(name, self.server_version());
         self.simple_query(&sql).await?;
         Ok(())
+    }
+
+    /// A physical slot; `None` if there is none of that name. PostgreSQL 15 and later.
+    ///
+    /// # Errors
+    /// The server's: 42601 if it knows no such question.
+    pub async fn read_physical_slot(&mut self, name: &str) -> Result<Option<PhysicalSlot>, Error> {
+        let sql = format!("READ_REPLICATION_SLOT {}", quote_name(name));
+        let row = only_row(self.simple_query(&sql).await?, "READ_REPLICATION_SLOT")?;
+        if row.by_name("slot_type").is_none() {
+            return Ok(None);
+        }
+        let restart = row.by_name("restart_lsn").map(|_| lsn(&row, "restart_lsn")).transpose()?;
+        let timeline = row.by_name("restart_tli").and_then(|timeline| timeline.parse().ok());
+        Ok(Some(PhysicalSlot { restart, timeline }))
     }
 
     /// How a timeline came about: the text of its history file, as `pg_wal` has it.
