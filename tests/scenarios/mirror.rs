@@ -13,3 +13,5 @@ mod mirrored;
 mod promotion;
 #[path = "mirror/seeding.rs"]
 mod seeding;
+#[path = "mirror/slots.rs"]
+mod slots;

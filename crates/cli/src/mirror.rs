@@ -50,6 +50,18 @@ pub enum MirrorAction {
         /// Which mirror
         mirror: String,
     },
+    /// Drop the slot of a standby, or of a seeding, that was given up: the spool keeps log for it
+    ///
+    /// At the site of the far end. `farshore status` lists the slots and what they keep. One that a
+    /// standby streams by is not dropped.
+    DropSlot {
+        /// Site file
+        site: PathBuf,
+        /// Which mirror
+        mirror: String,
+        /// Which slot
+        slot: String,
+    },
     /// Make the mirror's standby a server of its own, once it has all that the spool holds
     ///
     /// Takes in no more log from then on, waits until the standby has every record that is durable
@@ -95,6 +107,9 @@ pub fn mirror(action: MirrorAction) -> ExitCode {
             seeding(&site, &options)
         }
         MirrorAction::Resume { site, mirror } => request(&site, &Request::ResumeMirror { mirror }),
+        MirrorAction::DropSlot { site, mirror, slot } => {
+            request(&site, &Request::DropSlot { mirror, slot })
+        }
         MirrorAction::Promote { site, mirror, standby, allow_data_loss, wait } => request(
             &site,
             &Request::Promote { mirror, standby, allow_data_loss, wait_seconds: wait },

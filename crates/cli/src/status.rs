@@ -225,7 +225,7 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
         bytes(m.link_bytes),
         bytes(m.send_queue_bytes)
     );
-    if let Some(kept) = m.kept_bytes {
+    if let Some(kept) = m.kept_bytes.filter(|_| m.end == "near") {
         let _ = writeln!(out, "  kept       {} at the principal", bytes(kept));
     }
     if m.end == "near" {
@@ -246,6 +246,15 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
             bytes(m.spool_bytes),
             m.syncs
         );
+    }
+    for slot in &m.slots {
+        let keeps = match &slot.restart {
+            Some(restart) => format!("keeps {} from {restart} on", bytes(slot.kept_bytes)),
+            None if slot.lost => "lost".to_owned(),
+            None => "keeps nothing yet".to_owned(),
+        };
+        let user = if slot.in_use { "in use" } else { "nobody streams by it" };
+        let _ = writeln!(out, "  slot       {}  {keeps}, {user}", slot.name);
     }
     for s in &m.standbys {
         let _ = writeln!(

@@ -4,7 +4,7 @@ use crate::error::MirrorError;
 use crate::relay::compression::Unpacker;
 use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
 use crate::serve::Standbys;
-use crate::spool::{Identity, Spool, SpoolError};
+use crate::spool::{Identity, SlotName, Spool, SpoolError};
 use crate::wal::{SegmentBytes, Timeline};
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
@@ -247,17 +247,39 @@ impl Far {
         }
     }
 
-    /// Removes segments that no standby needs while all are more than `bytes_max`. Blocks on the
-    /// disk.
+    /// Removes segments that no standby needs while all are more than `bytes_max`. With
+    /// `kept_bytes_max`, what is further back than that is kept for no standby: slots that need it
+    /// are lost, and a stream that does ends where its log is gone. Blocks on the disk.
     ///
     /// # Errors
     /// [`SpoolError::Io`].
-    pub fn forget(&self, bytes_max: u64) -> Result<usize, SpoolError> {
-        let Some(spool) = self.spool() else { return Ok(0) };
+    pub fn forget(
+        &self,
+        bytes_max: u64,
+        kept_bytes_max: Option<u64>,
+    ) -> Result<Forgotten, SpoolError> {
+        let Some(spool) = self.spool() else { return Ok(Forgotten::default()) };
+        let mut forgotten = Forgotten::default();
+        let mut bound = Lsn::ZERO;
+        if let Some(most) = kept_bytes_max {
+            let durable = spool.positions().borrow().durable;
+            bound = spool.identity().segment.floor(Lsn(durable.0.saturating_sub(most)));
+            forgotten.slots = spool.lose_slots(bound)?;
+        }
         let slots = spool.kept_for_slots().unwrap_or(Lsn::MAX);
         let connected = self.standbys.kept_for_connected().unwrap_or(Lsn::MAX);
-        spool.forget(slots.min(connected), bytes_max)
+        forgotten.segments = spool.forget(slots.min(connected).max(bound), bytes_max)?;
+        Ok(forgotten)
     }
+}
+
+/// What a spool keeps no more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forgotten {
+    /// Segments that were removed.
+    pub segments: usize,
+    /// Slots that were lost.
+    pub slots: Vec<SlotName>,
 }
 
 pub(crate) async fn blocking<T: Send + 'static>(

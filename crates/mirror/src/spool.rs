@@ -28,7 +28,7 @@ mod writer;
 
 pub use closed::Closed;
 pub use reader::SpoolReader;
-pub use slots::SlotName;
+pub use slots::{SlotName, SlotView};
 
 use crate::history::{History, HistoryError};
 use crate::wal::{Segment, SegmentBytes, Timeline};
@@ -648,7 +648,7 @@ impl Spool {
     }
 
     /// From where on a slot keeps the log; `None` if there is no such slot, `Some(None)` if it has
-    /// never been used.
+    /// never been used or is lost.
     pub fn slot(&self, name: &SlotName) -> Option<Option<Lsn>> {
         self.slots().get(name)
     }
@@ -659,6 +659,25 @@ impl Spool {
     /// [`SpoolError::Io`].
     pub fn advance_slot(&self, name: &SlotName, flushed: Lsn) -> Result<(), SpoolError> {
         self.slots().advance(self.folder(), name, flushed, self.identity().segment)
+    }
+
+    /// Every slot but temporary ones.
+    pub fn slot_views(&self) -> Vec<SlotView> {
+        self.slots().views()
+    }
+
+    /// Whether a slot kept more than it may, and keeps nothing any more.
+    pub fn is_slot_lost(&self, name: &SlotName) -> bool {
+        self.slots().is_lost(name)
+    }
+
+    /// Slots that keep log from before `bound` keep nothing from now on, also after a restart;
+    /// which. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn lose_slots(&self, bound: Lsn) -> Result<Vec<SlotName>, SpoolError> {
+        self.slots().lose(self.folder(), bound)
     }
 
     /// From where on slots keep the log; `None` if none does.

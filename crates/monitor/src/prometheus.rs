@@ -287,7 +287,8 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
     family(
         "farshore_mirror_kept_bytes",
         GAUGE,
-        "Bytes of log that the principal keeps for the mirror's slot; at the near end.",
+        "At the near end, bytes of log that the principal keeps for the mirror's slot; at the far \
+         end, the most that the spool keeps for a standby's slot.",
         &|m| m.kept_bytes.map(|bytes| bytes as f64),
     );
     family("farshore_mirror_log_bytes_total", COUNTER, "Bytes of log carried.", &|m| {

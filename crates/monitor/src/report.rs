@@ -131,7 +131,8 @@ pub struct MirrorReport {
     /// end.
     #[serde(default)]
     pub flow_control_ms: u64,
-    /// Bytes of log that the principal keeps for the mirror's slot, as seen last; at the near end.
+    /// At the near end, bytes of log that the principal keeps for the mirror's slot, as seen last;
+    /// at the far end, the most that the spool keeps for a standby's slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_bytes: Option<u64>,
     /// Bytes of log that the near end has and the far end has not written.
@@ -149,8 +150,26 @@ pub struct MirrorReport {
     pub harden_ms: Option<f64>,
     /// Bytes of the spool's segments.
     pub spool_bytes: u64,
+    /// Slots in the far end's spool.
+    #[serde(default)]
+    pub slots: Vec<SlotReport>,
     /// Who streams from the far end.
     pub standbys: Vec<StandbyReport>,
+}
+
+/// A slot in the spool of a mirror's far end: of a standby, or of one that is being seeded.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SlotReport {
+    /// Its name.
+    pub name: String,
+    /// Log is kept for it from here on; absent if it was never used, or is lost.
+    pub restart: Option<String>,
+    /// Bytes of durable log from there on.
+    pub kept_bytes: u64,
+    /// A standby streams by it now.
+    pub in_use: bool,
+    /// It kept more than `drop_behind`, and keeps nothing any more.
+    pub lost: bool,
 }
 
 /// A standby that streams from a mirror's far end.

@@ -86,6 +86,13 @@ pub enum Request {
         /// The slot that the standby will use.
         slot: String,
     },
+    /// Drop a slot in a mirror's spool whose standby was given up.
+    DropSlot {
+        /// Which mirror.
+        mirror: String,
+        /// Which slot.
+        slot: String,
+    },
     /// Make a mirror's standby a server of its own.
     Promote {
         /// Which mirror.

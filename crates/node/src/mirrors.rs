@@ -18,7 +18,7 @@ use bounds::{Bounds, Seen};
 use dropped::DropNote;
 use farshore_link::{Dialer, Session};
 use farshore_mirror::MirrorError;
-use farshore_mirror::keep::Far;
+use farshore_mirror::keep::{Far, Forgotten};
 use farshore_mirror::receive::{self, Near, NearStatus};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::message::MirrorRequest;
@@ -316,12 +316,21 @@ impl FarAgent {
             let applied = self.far.standbys.seen().borrow().applied;
             lock(&self.apply_rate).look(Instant::now(), applied);
             let agent = self.clone();
-            let forgotten =
-                tokio::task::spawn_blocking(move || agent.far.forget(agent.config.spool_bytes_max));
+            let forgotten = tokio::task::spawn_blocking(move || {
+                agent.far.forget(agent.config.spool_bytes_max, agent.config.drop_behind)
+            });
             match forgotten.await {
-                Ok(Ok(0)) => {}
-                Ok(Ok(segments)) => {
-                    tracing::debug!(mirror = %self.config.name, segments, "removed from the spool");
+                Ok(Ok(Forgotten { segments, slots })) => {
+                    if segments > 0 {
+                        tracing::debug!(mirror = %self.config.name, segments, "removed from the spool");
+                    }
+                    for slot in slots {
+                        tracing::error!(
+                            mirror = %self.config.name, %slot,
+                            "the slot kept more than drop_behind and keeps no log any more: seed \
+                             its standby anew"
+                        );
+                    }
                 }
                 Ok(Err(error)) => tracing::warn!(mirror = %self.config.name, "{error}"),
                 Err(_) => tracing::error!(mirror = %self.config.name, "looking for segments died"),
@@ -382,6 +391,9 @@ impl FarAgent {
                 let mean = hardening.total.as_secs_f64() * 1_000.0 / hardening.syncs as f64;
                 (mean * 1_000.0).round() / 1_000.0
             });
+            report.slots = self.slots(&spool);
+            report.kept_bytes = report.slots.iter().map(|slot| slot.kept_bytes).max();
+            report.error = with_warning(report.error.take(), self.warning_of(&report.slots));
             let segments = spool.segments().map_or(0, |segments| segments.len() as u64);
             report.spool_bytes = segments * spool.identity().segment.get();
         }
@@ -446,6 +458,8 @@ mod tests {
                 upstream: "near".to_owned(),
                 listen: "127.0.0.1:0".to_owned(),
                 spool_bytes_max: 0,
+                warn_behind: 0,
+                drop_behind: None,
                 standby: None,
             };
             let options = LinkOptions::default();

@@ -72,6 +72,10 @@ pub(crate) async fn answer(
             }),
             Err(error) => Err(error),
         },
+        Request::DropSlot { mirror, slot } => match site.far_mirror(&mirror) {
+            Ok(agent) => agent.drop_slot(&slot).await,
+            Err(error) => Err(error),
+        },
         Request::Promote { mirror, standby, allow_data_loss, wait_seconds } => {
             let wanted = Takeover { standby: standby.as_deref(), allow_data_loss, wait_seconds };
             match site.far_mirror(&mirror) {
@@ -304,6 +308,9 @@ pub async fn without_node(
             resync_text(&spec, table.as_ref()).await
         }
         Request::ResumeMirror { mirror } => mirrors::resume_without_node(site, mirror),
+        Request::DropSlot { .. } => {
+            Err("no node runs here: start it (farshore run), which has the spool".to_owned())
+        }
         Request::Reserve { .. } | Request::Promote { .. } => Err(
             "no node runs here: start it (farshore run), so that the standby gets what the spool \
              holds"

@@ -2,6 +2,7 @@
 //! runs keeps the log for it, and need not be allowed to write there.
 
 use crate::config::SiteConfig;
+use crate::config::mirrors::FarMirror;
 use crate::control::{Asked, Request, ask};
 use crate::sites::{self, protocol::Wanted};
 use farshore_link::Identity;
@@ -75,12 +76,28 @@ pub async fn seed(
             return Err(format!("cannot ask the node in {}: {error}", config.data_dir.display()));
         }
     };
+    take(config, options, mirror, &slot, reserved, progress).await.map_err(|why| {
+        format!(
+            "{why}. The spool keeps log for the slot \"{slot}\" until this is run again. If it is \
+             given up: farshore mirror drop-slot SITE.toml {name} {slot}"
+        )
+    })
+}
+
+async fn take(
+    config: &SiteConfig,
+    options: &SeedOptions,
+    mirror: &FarMirror,
+    slot: &str,
+    reserved: Reserved,
+    progress: &watch::Sender<Progress>,
+) -> Result<String, String> {
     let identity = config.sites.identity.as_ref().map(Identity::load).transpose();
     let identity = identity.map_err(|error| error.to_string())?;
     let dialer = identity.as_ref().map(|own| sites::dialer(&config.sites, &mirror.upstream, own));
     let dialer = dialer.transpose().map_err(|error| error.to_string())?.flatten();
     let dialer = dialer.ok_or_else(|| config.sites.unknown_upstream(&mirror.upstream))?;
-    let request = SeedRequest { mirror: name.clone(), max_rate_kb: options.max_rate_kb };
+    let request = SeedRequest { mirror: options.mirror.clone(), max_rate_kb: options.max_rate_kb };
     let text = serde_json::to_vec(&Wanted::Seed(request)).unwrap_or_default();
     let session = dialer.open(&text).await.map_err(|error| error.to_string())?;
     let (host, port) = mirror.listen.rsplit_once(':').unwrap_or((&mirror.listen, "5432"));
@@ -92,10 +109,10 @@ pub async fn seed(
         system_id: reserved.system_id,
         kept_from: Lsn(reserved.kept_from),
         conninfo: format!("host={host} port={port} user=standby application_name={slot}"),
-        slot: slot.clone(),
+        slot: slot.to_owned(),
     };
     let seeded = take.run(session, progress).await.map_err(|error| error.to_string())?;
-    Ok(said(&seeded, options, &slot))
+    Ok(said(&seeded, options, slot))
 }
 
 /// A node that was started a moment ago answers soon.

@@ -12,7 +12,7 @@ fn slots(mirrored: &Mirrored) -> Result<i64> {
 }
 
 /// So many segments of log.
-fn write_segments(mirrored: &Mirrored, segments: usize) -> Result<()> {
+pub fn write_segments(mirrored: &Mirrored, segments: usize) -> Result<()> {
     let mut client = mirrored.principal.connect()?;
     client.batch_execute("SET synchronous_commit = local")?;
     for _ in 0..segments {

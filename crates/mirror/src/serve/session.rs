@@ -438,6 +438,13 @@ impl Session {
                 None => return Ok(no_slot(&name)),
             },
         };
+        if let Some(name) = slot.as_ref().filter(|slot| self.spool.is_slot_lost(slot)) {
+            let message = format!("can no longer get log by replication slot \"{name}\"");
+            return Ok(Done::Refused(Refusal::new("55000", message).hint(
+                "It kept more than drop_behind of the mirror. Seed the standby anew, which makes \
+                 the slot anew.",
+            )));
+        }
         let spool = self.spool.clone();
         let history = blocking(move || spool.history(positions.timeline)).await?;
         let left = history.left(positions.timeline, timeline);

@@ -3,7 +3,7 @@
 use super::{SpoolError, folder};
 use crate::wal::SegmentBytes;
 use farshore_model::Lsn;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
@@ -31,11 +31,25 @@ impl fmt::Display for SlotName {
     }
 }
 
-/// One line per slot, `name position` (`-` if it was never used), then `crc32c` of all before.
+/// A slot of a standby, as `status` shows it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlotView {
+    /// Its name.
+    pub name: SlotName,
+    /// The log is kept from here on; `None` if it was never used, or is lost.
+    pub restart: Option<Lsn>,
+    /// It kept more than it may, and keeps nothing any more.
+    pub is_lost: bool,
+}
+
+/// One line per slot, `name position` (`-` if it was never used, `lost` if it keeps nothing any
+/// more), then `crc32c` of all before.
 #[derive(Debug, Default)]
 pub(super) struct Slots {
-    /// The log is kept from here on; `None` if the slot was never used.
+    /// The log is kept from here on; `None` if the slot was never used, or is lost.
     restart: BTreeMap<SlotName, Option<Lsn>>,
+    /// Of those, the ones that are lost.
+    lost: BTreeSet<SlotName>,
     /// The same, of slots that live as long as a session, and with the session's number: never in
     /// the file.
     temporary: BTreeMap<SlotName, (u64, Option<Lsn>)>,
@@ -56,7 +70,8 @@ impl Slots {
     fn encode(&self) -> String {
         let mut text = String::new();
         for (name, restart) in &self.restart {
-            let restart = restart.map_or("-".to_owned(), |restart| restart.to_string());
+            let unused = if self.lost.contains(name) { "lost" } else { "-" };
+            let restart = restart.map_or(unused.to_owned(), |restart| restart.to_string());
             text.push_str(&format!("{name} {restart}\n"));
         }
         let crc = crc32c::crc32c(text.as_bytes());
@@ -73,13 +88,21 @@ impl Slots {
         if crc32c::crc32c(lines.as_bytes()) != stated {
             return None;
         }
-        let mut restart = BTreeMap::new();
+        let mut slots = Slots::default();
         for line in lines.lines() {
             let (name, position) = line.split_once(' ')?;
-            let position = if position == "-" { None } else { Some(position.parse().ok()?) };
-            restart.insert(SlotName::new(name)?, position);
+            let name = SlotName::new(name)?;
+            let position = match position {
+                "-" => None,
+                "lost" => {
+                    slots.lost.insert(name.clone());
+                    None
+                }
+                position => Some(position.parse().ok()?),
+            };
+            slots.restart.insert(name, position);
         }
-        Some(Slots { restart, ..Slots::default() })
+        Some(slots)
     }
 
     fn save(&self, dir: &Path) -> Result<(), SpoolError> {
@@ -124,7 +147,41 @@ impl Slots {
         if self.restart.remove(name).is_none() {
             return Ok(false);
         }
+        self.lost.remove(name);
         self.save(dir).map(|()| true)
+    }
+
+    /// Slots that keep log from before `bound` keep nothing from now on; which.
+    pub fn lose(&mut self, dir: &Path, bound: Lsn) -> Result<Vec<SlotName>, SpoolError> {
+        let is_over = |restart: &Option<Lsn>| restart.is_some_and(|restart| restart < bound);
+        let over: Vec<SlotName> = self
+            .restart
+            .iter()
+            .filter(|(_, restart)| is_over(restart))
+            .map(|(name, _)| name.clone())
+            .collect();
+        if over.is_empty() {
+            return Ok(over);
+        }
+        for name in &over {
+            self.restart.insert(name.clone(), None);
+            self.lost.insert(name.clone());
+        }
+        self.save(dir).map(|()| over)
+    }
+
+    pub fn is_lost(&self, name: &SlotName) -> bool {
+        self.lost.contains(name)
+    }
+
+    /// All but temporary ones.
+    pub fn views(&self) -> Vec<SlotView> {
+        let view = |(name, restart): (&SlotName, &Option<Lsn>)| SlotView {
+            name: name.clone(),
+            restart: *restart,
+            is_lost: self.lost.contains(name),
+        };
+        self.restart.iter().map(view).collect()
     }
 
     pub fn get(&self, name: &SlotName) -> Option<Option<Lsn>> {
@@ -139,6 +196,9 @@ impl Slots {
         flushed: Lsn,
         size: SegmentBytes,
     ) -> Result<(), SpoolError> {
+        if self.lost.contains(name) {
+            return Ok(());
+        }
         let (restart, is_kept) = match (self.temporary.get_mut(name), self.restart.get_mut(name)) {
             (Some((_, restart)), _) => (restart, false),
             (None, Some(restart)) => (restart, true),
@@ -162,6 +222,32 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_slot_that_is_lost_stays_so_until_it_is_dropped() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = SegmentBytes::new(1 << 20).unwrap();
+        let names = ["behind", "level", "unused"].map(|name| SlotName::new(name).unwrap());
+        let [behind, level, unused] = &names;
+        let mut slots = Slots::default();
+        slots.create(dir.path(), behind, Some(Lsn(1 << 20))).unwrap();
+        slots.create(dir.path(), level, Some(Lsn(3 << 20))).unwrap();
+        slots.create(dir.path(), unused, None).unwrap();
+        assert_eq!(slots.lose(dir.path(), Lsn(1 << 20)).unwrap(), []);
+        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), [behind.clone()]);
+        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), [], "once");
+        // Its standby may be in the middle of a stream.
+        slots.advance(dir.path(), behind, Lsn(2 << 20), size).unwrap();
+        let mut again = Slots::load(dir.path()).unwrap();
+        assert_eq!(again.views(), slots.views());
+        let lost: Vec<bool> = again.views().iter().map(|view| view.is_lost).collect();
+        assert_eq!(lost, [true, false, false]);
+        assert_eq!((again.get(behind), again.oldest()), (Some(None), Some(Lsn(3 << 20))));
+        assert!(!again.create(dir.path(), behind, None).unwrap());
+        assert!(again.remove(dir.path(), behind).unwrap() && !again.is_lost(behind));
+        assert!(again.create(dir.path(), behind, Some(Lsn(4 << 20))).unwrap());
+        assert!(!Slots::load(dir.path()).unwrap().is_lost(behind));
+    }
 
     #[test]
     fn slots_are_kept_and_damage_is_noticed() {

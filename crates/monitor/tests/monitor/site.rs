@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use farshore_monitor::report::{
-    CopyReport, DownstreamReport, MirrorReport, PublicationReport, SiteReport, StandbyReport,
-    SubscriptionReport, TracerArrival, TracerReport,
+    CopyReport, DownstreamReport, MirrorReport, PublicationReport, SiteReport, SlotReport,
+    StandbyReport, SubscriptionReport, TracerArrival, TracerReport,
 };
 use farshore_monitor::{Action, Monitor, Outcome, Sampler, Settings, Source};
 use serde_json::Value;
@@ -58,6 +58,7 @@ impl Fake {
                 kept_bytes: Some(9),
                 redo_queue_bytes: Some(8),
                 apply_bytes_per_s: Some(7),
+                slots: vec![SlotReport { restart: text("0/3000000"), ..SlotReport::default() }],
                 standbys: vec![StandbyReport::default()],
                 ..MirrorReport::default()
             }],

@@ -61,6 +61,10 @@ pub struct FarMirror {
     pub listen: String,
     /// Whole segments that no standby needs are removed beyond this size, in bytes.
     pub spool_bytes_max: u64,
+    /// Bytes of log that a standby's slot keeps beyond which `status` warns.
+    pub warn_behind: u64,
+    /// Bytes of log beyond which none is kept for any standby; at least `spool_bytes_max`.
+    pub drop_behind: Option<u64>,
     /// The standby that would take over, as `mirror promote` reaches it.
     pub standby: Option<farshore_pg::Config>,
 }
@@ -170,12 +174,7 @@ fn resolve_near(
             .to_owned());
     }
     let compression = resolve_compression(typed)?;
-    let bytes = |text: &Option<String>, key: &str| {
-        let parsed = text.as_deref().map(parse_bytes).transpose();
-        parsed.map_err(|what| format!("{key}: {what}"))
-    };
-    let warn_behind = bytes(&typed.warn_behind, "warn_behind")?.unwrap_or(WARN_BEHIND_BYTES);
-    let drop_behind = bytes(&typed.drop_behind, "drop_behind")?;
+    let (warn_behind, drop_behind) = resolve_behind(typed)?;
     if drop_behind.is_some_and(|bytes| bytes < DROP_BEHIND_BYTES_MIN) {
         return Err("drop_behind: must be at least 256MB".to_owned());
     }
@@ -195,6 +194,16 @@ fn resolve_near(
         warn_behind,
         drop_behind,
     })
+}
+
+/// `warn_behind` and `drop_behind`, in bytes.
+fn resolve_behind(typed: &typed::Mirror) -> Result<(u64, Option<u64>), String> {
+    let bytes = |text: &Option<String>, key: &str| {
+        let parsed = text.as_deref().map(parse_bytes).transpose();
+        parsed.map_err(|what| format!("{key}: {what}"))
+    };
+    let warn_behind = bytes(&typed.warn_behind, "warn_behind")?.unwrap_or(WARN_BEHIND_BYTES);
+    Ok((warn_behind, bytes(&typed.drop_behind, "drop_behind")?))
 }
 
 fn resolve_compression(typed: &typed::Mirror) -> Result<Compression, String> {
@@ -253,8 +262,6 @@ fn resolve_far(
         (typed.mode.is_some(), "mode"),
         (typed.compression.is_some(), "compression"),
         (typed.compression_level.is_some(), "compression_level"),
-        (typed.warn_behind.is_some(), "warn_behind"),
-        (typed.drop_behind.is_some(), "drop_behind"),
     ] {
         if is_set {
             return Err(format!("{key}: belongs to the near end, and this is the far end"));
@@ -274,10 +281,17 @@ fn resolve_far(
     if spool_bytes_max < SPOOL_BYTES_MIN {
         return Err("spool_size: must be at least 64MB".to_owned());
     }
+    let (warn_behind, drop_behind) = resolve_behind(typed)?;
+    if drop_behind.is_some_and(|bytes| bytes < spool_bytes_max) {
+        return Err(
+            "drop_behind: must be at least spool_size, up to which log is kept anyway".to_owned()
+        );
+    }
     let standby = typed.standby.as_deref().map(farshore_pg::Config::parse).transpose();
     let standby = standby.map_err(|error| format!("standby: {error}"))?;
     let upstream = upstream.to_owned();
-    Ok(FarMirror { name: name.to_owned(), upstream, listen, spool_bytes_max, standby })
+    let name = name.to_owned();
+    Ok(FarMirror { name, upstream, listen, spool_bytes_max, warn_behind, drop_behind, standby })
 }
 
 #[cfg(test)]
@@ -367,6 +381,7 @@ spool_size = "10GB"
             ),
             (NEAR, "compression = 3", "compression = 20", "from 0 (none) to 19"),
             (NEAR, "compression = 3", "drop_behind = \"1MB\"", "at least 256MB"),
+            (FAR, "10GB\"", "10GB\"\ndrop_behind = \"9GB\"", "at least spool_size"),
             (NEAR, "compression = 3", "warn_behind = \"much\"", "warn_behind: "),
             (NEAR, "compression = 3", "compression_level = 0", "from 1 to 19"),
             (

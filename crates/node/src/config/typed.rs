@@ -314,9 +314,10 @@ pub struct Mirror {
     pub compression: Option<MirrorCompression>,
     /// zstd's level.
     pub compression_level: Option<i32>,
-    /// Warn when so much log is not at the far end.
+    /// Warn when so much log is kept: at the near end by the principal for the mirror, at the far
+    /// end by the spool for a standby.
     pub warn_behind: Option<String>,
-    /// Drop the slot when the principal keeps so much log for it.
+    /// Drop the mirror, or the standby's slot, when so much is.
     pub drop_behind: Option<String>,
     /// The site of the near end.
     pub upstream: Option<String>,
