@@ -4,6 +4,10 @@
 //! the spool behind loses no commit that a client saw return. Nothing more may come in meanwhile:
 //! whoever calls [`promote`] has ended the far end's session before.
 
+mod inherited;
+
+pub use inherited::Inherited;
+
 use crate::history::History;
 use crate::spool::{Closed, Spool, SpoolError};
 use crate::wal::{Timeline, history_file_name};
@@ -35,7 +39,7 @@ pub struct Plan {
 }
 
 /// What came of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promoted {
     /// The server's own timeline.
     pub timeline: Timeline,
@@ -45,6 +49,8 @@ pub struct Promoted {
     pub spool_end: Lsn,
     /// It had been promoted before.
     pub was_already: bool,
+    /// What its settings are; `None` if they could not be asked for.
+    pub inherited: Option<Inherited>,
 }
 
 impl Promoted {
@@ -220,7 +226,8 @@ pub async fn promote(
         }
     }
     let (timeline, fork) = fork(&mut connection, positions.timeline).await?;
-    let promoted = Promoted { timeline, fork, spool_end, was_already };
+    let inherited = Inherited::ask(&mut connection).await.ok();
+    let promoted = Promoted { timeline, fork, spool_end, was_already, inherited };
     let is_mutant = fault::defect("mirror-promote-without-drain");
     if promoted.lost_bytes() > 0 && !plan.allow_data_loss && !is_mutant {
         let what = format!(

@@ -1,5 +1,6 @@
 //! Between the two ends: messages over a link's session, and how log is packed in them.
 
 pub mod compression;
+pub mod end;
 pub mod message;
 mod tuner;

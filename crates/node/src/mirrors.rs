@@ -111,6 +111,11 @@ impl NearAgent {
         Ok(())
     }
 
+    /// Tells its far end how much log there is.
+    pub async fn tell_end(&self, session: Session) -> Result<(), MirrorError> {
+        self.near.tell_end(session).await
+    }
+
     fn why_dropped(&self) -> Option<String> {
         lock(&self.seen).dropped.clone()
     }

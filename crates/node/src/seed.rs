@@ -134,7 +134,8 @@ fn said(seeded: &Seeded, options: &SeedOptions, slot: &str) -> String {
         "{} is a standby of mirror \"{}\": {files} files, {} bytes, each checked against the \
          principal's manifest; {} bytes on the link, {} bytes were here already. It needs the log \
          from {start} on, which the spool keeps for slot \"{slot}\", and can be read once it has \
-         replayed up to {end}. Start it: pg_ctl -D {} start",
+         replayed up to {end}. Its synchronous_standby_names is empty, whatever the principal waits \
+         for. Start it: pg_ctl -D {} start",
         options.pgdata.display(),
         options.mirror,
         progress.done,

@@ -3,6 +3,7 @@
 
 use crate::mirrored::{LONG, Mirrored, SLOT, report};
 use anyhow::{Result, ensure};
+use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
 use serde_json::Value;
 
@@ -12,8 +13,8 @@ fn slots(mirrored: &Mirrored) -> Result<i64> {
 }
 
 /// So many segments of log.
-pub fn write_segments(mirrored: &Mirrored, segments: usize) -> Result<()> {
-    let mut client = mirrored.principal.connect()?;
+pub fn write_segments(principal: &Cluster, segments: usize) -> Result<()> {
+    let mut client = principal.connect()?;
     client.batch_execute("SET synchronous_commit = local")?;
     for _ in 0..segments {
         client.batch_execute("SELECT pg_logical_emit_message(false, 'x', 'y'), pg_switch_wal()")?;
@@ -38,13 +39,13 @@ fn a_mirror_that_is_too_far_behind_is_dropped_loudly() -> Result<()> {
     // It is there, and takes nothing in.
     mirrored.far.signal(libc::SIGSTOP)?;
     mirrored.await_silence()?;
-    write_segments(&mirrored, 6)?;
+    write_segments(&mirrored.principal, 6)?;
     let warned = report(&mirrored.near, "the warning", |mirror| {
         mirror["error"].as_str().is_some_and(|error| error.contains("more than warn_behind"))
     })?;
     ensure!(warned["kept_bytes"].as_u64().is_some_and(|kept| kept > 64 << 20), "{warned}");
     ensure!(slots(&mirrored)? == 1, "dropped too early");
-    write_segments(&mirrored, 14)?;
+    write_segments(&mirrored.principal, 14)?;
     let dropped = report(&mirrored.near, "the mirror to be dropped", is_dropped)?;
     println!("{}", dropped["error"]);
     wait_until("the slot to go", LONG, &[], || Ok((slots(&mirrored)? == 0).then_some(())))?;

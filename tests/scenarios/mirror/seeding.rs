@@ -208,6 +208,46 @@ fn a_mirror_in_three_commands_with_14_16_and_17() -> Result<()> {
     [14, 16, 17].into_iter().try_for_each(three_commands)
 }
 
+/// What the principal's commits wait for is not what a promoted standby's wait for, and where they
+/// would wait that is said.
+#[test]
+fn a_seeded_standby_waits_for_nobody_once_it_is_promoted() -> Result<()> {
+    let mut pair = Pair::start(15)?;
+    pair.near.start()?;
+    pair.far.start()?;
+    report(&pair.far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
+    let set = |server: &Cluster, names: &str| -> Result<()> {
+        let sql = format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'");
+        server.execute_script(&sql)?;
+        server.execute_script("SELECT pg_reload_conf()")?;
+        wait_until("the setting", LONG, &[], || {
+            let shown = server.connect()?.query_one("SHOW synchronous_standby_names", &[])?;
+            Ok((shown.get::<_, &str>(0) == names).then_some(()))
+        })
+    };
+    set(&pair.principal, "farshore_m")?;
+    let home = pair.home()?;
+    let pgdata = home.path().join("data");
+    let seeded = pair.seed(&pgdata, &[])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}{}", pair.near.log_tail());
+    own_all(&pgdata, home.path())?;
+    let mut standby = pair.principal.adopt(&pgdata)?;
+    standby.start()?;
+    pair.compare(&standby)?;
+    let shown = standby.connect()?.query_one("SHOW synchronous_standby_names", &[])?;
+    ensure!(shown.get::<_, &str>(0).is_empty(), "it has the principal's");
+    // A standby that was made otherwise has it.
+    set(&standby, "farshore_m")?;
+    pair.principal.stop(StopMode::Immediate)?;
+    let promoted =
+        pair.far.verb("mirror promote", &["m", "--standby", &standby.url("postgres")])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    let said = "synchronous_standby_names is \"farshore_m\": commits there wait";
+    ensure!(promoted.stdout.contains(said), "{promoted:?}");
+    set(&standby, "")?;
+    standby.execute_script("INSERT INTO big VALUES (0, 'own')")
+}
+
 /// The near end dies in the middle; another run goes on, and no server starts in between.
 #[test]
 fn a_seeding_that_was_broken_off_goes_on() -> Result<()> {

@@ -35,7 +35,7 @@ fn a_seeding_that_was_given_up_keeps_no_log_unseen() -> Result<()> {
     let slot = &seen["slots"][0];
     ensure!(slot["name"] == "standby_m" && slot["in_use"] == false, "{slot}");
     ensure!(slot["lost"] == false && slot["restart"].is_string(), "{slot}");
-    write_segments(&mirrored, 5)?;
+    write_segments(&mirrored.principal, 5)?;
     let warned =
         report(&mirrored.far, "the warning", |mirror| said(mirror, "nobody streams by it"))?;
     ensure!(warned["kept_bytes"].as_u64().is_some_and(|kept| kept > 32 << 20), "{warned}");
@@ -53,7 +53,7 @@ fn a_seeding_that_was_given_up_keeps_no_log_unseen() -> Result<()> {
     ensure!(after["error"].is_null(), "{after}");
     // Nobody gives up the next one, and the spool is bounded all the same.
     give_up_seeding(&mut mirrored)?;
-    write_segments(&mirrored, 12)?;
+    write_segments(&mirrored.principal, 12)?;
     let lost = report(&mirrored.far, "the slot to be lost", |mirror| said(mirror, "drop_behind"))?;
     ensure!(lost["slots"][0]["lost"] == true && lost["kept_bytes"] == 0, "{lost}");
     mirrored.far.kill9()?;

@@ -242,8 +242,10 @@ impl Complete {
         let root = &self.directory.root;
         self.put(MANIFEST, &self.manifest)?;
         self.put("standby.signal", b"")?;
+        // What the principal waits for streams from the principal: once this server is promoted,
+        // its commits would wait for ever.
         let settings = format!(
-            "primary_conninfo = {}\nprimary_slot_name = {}\n",
+            "primary_conninfo = {}\nprimary_slot_name = {}\nsynchronous_standby_names = ''\n",
             quoted(conninfo),
             quoted(slot)
         );

@@ -1,12 +1,13 @@
 //! `farshore mirror promote`: the standby of a far end takes over.
 
 use super::FarAgent;
-use farshore_mirror::keep::FarStatus;
-use farshore_mirror::promote::{Plan, Promoted, promote};
+use crate::sites::protocol::Wanted;
+use farshore_mirror::promote::{Inherited, Plan, Promoted, promote};
+use farshore_mirror::relay::end::{EndRequest, PrincipalsLog, hear_end};
 use farshore_mirror::spool::Spool;
 use farshore_model::Lsn;
 use farshore_pg::Config;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// How a standby is to be promoted, as typed.
@@ -44,9 +45,17 @@ impl FarAgent {
         let spool = self.far.spool().ok_or_else(|| {
             format!("mirror \"{name}\" has received no log yet: there is nothing to promote")
         })?;
-        let was_connected = self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await;
+        let was_connected = self.far.status().connected;
+        let told = match spool.closed() {
+            // Nothing comes in any more, whatever there is.
+            Some(_) => Told::default(),
+            None => self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await,
+        };
         // Nothing is acknowledged from here on.
         let held = self.intake.hold().await;
+        if !wanted.allow_data_loss {
+            told.check(name, spool.positions().borrow().durable)?;
+        }
         let plan = Plan {
             standby,
             listen: self.config.listen.clone(),
@@ -60,44 +69,131 @@ impl FarAgent {
             mirror = %name, timeline = %promoted.timeline, fork = %promoted.fork,
             spool_end = %promoted.spool_end, lost_bytes = promoted.lost_bytes(), "promoted"
         );
-        let principal_end = self.far.status().principal_end;
-        Ok(said(name, &promoted, was_connected, principal_end))
+        Ok(said(name, &promoted, was_connected, &told))
     }
 
-    /// Lets come what the near end had told of by now: where it streams from a node that keeps log
-    /// alone, that is acknowledged and may be nowhere else. Whether it was connected.
+    /// Lets come what the near end has by now: where it streams from a node that keeps log alone,
+    /// that is acknowledged and may be nowhere else.
     async fn fetch_the_rest(
         &self,
         spool: &Spool,
         wait_seconds: u64,
         progress: &mpsc::Sender<String>,
-    ) -> bool {
-        let FarStatus { connected, principal_end, .. } = *self.far.status();
+    ) -> Told {
+        let told = self.ask_the_near_end(spool).await;
         let mut positions = spool.positions();
-        let durable = positions.borrow().durable;
-        if !connected || durable >= principal_end {
-            return connected;
+        let mut reached = positions.borrow().durable;
+        // What cannot be fetched is not waited for: the near end is gone as well.
+        if (told.asked.is_err() && !self.far.status().connected) || reached >= told.end {
+            return told;
         }
         let _ = progress.try_send(format!(
-            "the near end has log up to {principal_end}, {} bytes beyond the spool: fetching it",
-            principal_end.bytes_since(durable)
+            "the near end has log up to {}, {} bytes beyond the spool: fetching it",
+            told.end,
+            told.end.bytes_since(reached)
         ));
         let within = Duration::from_secs(wait_seconds);
-        let mut reached = durable;
-        while reached < principal_end {
+        while reached < told.end {
             let moved = positions.wait_for(|now| now.durable > reached);
             match tokio::time::timeout(within, moved).await {
                 Ok(Ok(now)) => reached = now.durable,
-                // What cannot be fetched is not waited for: the near end is gone as well.
                 Ok(Err(_)) | Err(_) => break,
             }
         }
-        connected
+        told
+    }
+
+    async fn ask_the_near_end(&self, spool: &Spool) -> Told {
+        let heard = self.far.status().principal_end;
+        let request = EndRequest { mirror: self.config.name.clone() };
+        let text = serde_json::to_vec(&Wanted::MirrorEnd(request)).unwrap_or_default();
+        let ask = || async {
+            let within = tokio::time::timeout(ANSWER_WITHIN, async {
+                hear_end(self.dialer.open(&text).await?).await
+            });
+            match within.await {
+                Ok(answer) => answer.map_err(|error| error.to_string()),
+                Err(_) => Err(format!("it does not answer within {ANSWER_WITHIN:?}")),
+            }
+        };
+        let begun = Instant::now();
+        let mut answer = ask().await;
+        // A node that is being started again is there soon.
+        while answer.is_err() && begun.elapsed() < ASK_FOR {
+            tokio::time::sleep(ASK_AGAIN).await;
+            answer = ask().await;
+        }
+        let answer = match answer {
+            Ok(answer) => answer,
+            Err(why) => return Told { end: heard, asked: Err(why) },
+        };
+        let mode = if answer.is_async() { Mode::Async } else { Mode::Waited };
+        let own = spool.identity().system_id.to_string();
+        match answer.log {
+            PrincipalsLog::EndsAt { system_id, end } if system_id == own => {
+                Told { end: end.max(heard), asked: Ok(mode) }
+            }
+            PrincipalsLog::EndsAt { system_id, .. } => {
+                let why = format!("its principal is another cluster now, {system_id}");
+                Told { end: heard, asked: Err(why) }
+            }
+            // No commit returned without this mirror, so there is nothing to be missed.
+            PrincipalsLog::Unknown { .. } if mode == Mode::Waited => {
+                Told { end: heard, asked: Ok(mode) }
+            }
+            PrincipalsLog::Unknown { why } => Told { end: heard, asked: Err(why) },
+        }
     }
 }
 
-fn said(name: &str, promoted: &Promoted, was_connected: bool, principal_end: Lsn) -> String {
-    let Promoted { timeline, fork, spool_end, was_already } = promoted;
+/// A near end that is there answers within this time.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// One that does not is asked again for so long.
+const ASK_FOR: Duration = Duration::from_secs(5);
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+
+/// Whether commits wait for a mirror.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// They do, if the principal is told to.
+    Waited,
+    /// They return without it.
+    Async,
+}
+
+/// What is known of the near end's log.
+struct Told {
+    /// It ends here, or later.
+    end: Lsn,
+    /// What the near end said when it was asked now, or why it could not be.
+    asked: Result<Mode, String>,
+}
+
+impl Default for Told {
+    fn default() -> Told {
+        Told { end: Lsn::ZERO, asked: Ok(Mode::Waited) }
+    }
+}
+
+impl Told {
+    /// Whether commits that returned may be missing here, that could be had.
+    fn check(&self, name: &str, durable: Lsn) -> Result<(), String> {
+        if self.asked != Ok(Mode::Async) || durable >= self.end {
+            return Ok(());
+        }
+        Err(format!(
+            "the near end of mirror \"{name}\" has log up to {}, {} bytes more than came here, and \
+             commits return there before this site has them: they would be lost. The standby was \
+             not promoted, and the mirror goes on. farshore status says why the log does not come. \
+             To promote without these bytes, and the commits in them: --allow-data-loss",
+            self.end,
+            self.end.bytes_since(durable)
+        ))
+    }
+}
+
+fn said(name: &str, promoted: &Promoted, was_connected: bool, told: &Told) -> String {
+    let Promoted { timeline, fork, spool_end, was_already, inherited } = promoted;
     let was = if *was_already { "had been promoted already" } else { "is promoted" };
     let mut text =
         format!("the standby of mirror \"{name}\" {was}: timeline {timeline} begins at {fork}");
@@ -111,12 +207,32 @@ fn said(name: &str, promoted: &Promoted, was_connected: bool, principal_end: Lsn
              in them"
         )),
     }
-    let not_here = principal_end.bytes_since((*spool_end).max(*fork));
-    if not_here > 0 {
-        text.push_str(&format!(
-            ". The principal had told of log up to {principal_end}, {not_here} bytes more than came \
-             here: of mode async, and behind a node that keeps log alone, commits in it are lost"
-        ));
+    let here = (*spool_end).max(*fork);
+    let not_here = told.end.bytes_since(here);
+    match &told.asked {
+        // A commit that waits for the mirror there was not promised to anybody.
+        Ok(Mode::Waited) => {}
+        Ok(Mode::Async) if not_here == 0 => {}
+        Ok(Mode::Async) => text.push_str(&format!(
+            ". LOST: {not_here} bytes of log up to {} that the near end has, and the commits in them",
+            told.end
+        )),
+        Err(why) => {
+            text.push_str(&format!(
+                ". The near end could not be asked what it has ({why}): commits that did not wait \
+                 for this mirror, of mode async and behind a node that keeps log alone, are lost \
+                 where they did not come"
+            ));
+            if not_here > 0 {
+                text.push_str(&format!(
+                    "; it had told of log up to {}, {not_here} bytes more than came here",
+                    told.end
+                ));
+            }
+        }
+    }
+    for word in inherited.iter().flat_map(Inherited::words) {
+        text.push_str(&format!(". {word}"));
     }
     if was_connected {
         text.push_str(

@@ -2,6 +2,7 @@
 //! to them; a log's messages are a tag and bytes.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
+use farshore_mirror::relay::end::EndRequest;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::SeedRequest;
 use farshore_model::Lsn;
@@ -30,6 +31,8 @@ pub(crate) enum Wanted {
     },
     /// A mirror's log. What follows is `farshore_mirror`'s.
     Mirror(MirrorRequest),
+    /// To ask how much log a mirror's principal has.
+    MirrorEnd(EndRequest),
     /// To measure the line. What follows is [`super::measure`]'s.
     Measure {},
     /// The files of a mirror's principal. What follows is `farshore_mirror`'s.
@@ -222,6 +225,7 @@ mod tests {
             Wanted::Log { publication: "sales".into(), have: None, packs: false },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest { mirror: "dr".into(), have: None }),
+            Wanted::MirrorEnd(EndRequest { mirror: "dr".into() }),
             Wanted::Measure {},
         ] {
             let text = serde_json::to_string(&wanted).unwrap();

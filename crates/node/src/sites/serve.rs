@@ -16,6 +16,7 @@ use farshore_link::{
     Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, Receiver, Sender, Session,
 };
 use farshore_mirror::MirrorError;
+use farshore_mirror::relay::end::EndRequest;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::SeedRequest;
 use farshore_model::{Applied, Lsn};
@@ -197,6 +198,7 @@ impl Serving {
         let publication = match &wanted {
             Wanted::Log { publication, .. } | Wanted::Source { publication } => publication.clone(),
             Wanted::Mirror(MirrorRequest { mirror, .. })
+            | Wanted::MirrorEnd(EndRequest { mirror })
             | Wanted::Seed(SeedRequest { mirror, .. }) => {
                 let mirror = mirror.clone();
                 return self.mirror(downstream, incoming, (&mirror, wanted), stop).await;
@@ -280,12 +282,17 @@ impl Serving {
             Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
         };
         // A publication's name has no colon.
-        let kind = if matches!(wanted, Wanted::Seed(_)) { "seed" } else { "mirror" };
+        let kind = match wanted {
+            Wanted::Seed(_) => "seed",
+            Wanted::MirrorEnd(_) => "end",
+            _ => "mirror",
+        };
         let mut newer = self.begin_session(&(site.clone(), format!("{kind}:{name}")));
         let work = async {
             match wanted {
                 Wanted::Mirror(request) => mirror.serve(session, request).await,
                 Wanted::Seed(request) => mirror.seed(session, &request).await,
+                Wanted::MirrorEnd(_) => mirror.tell_end(session).await,
                 // Served apart.
                 Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
             }
@@ -404,7 +411,9 @@ impl Serving {
                 Ok(())
             }
             // Served apart.
-            Wanted::Mirror(_) | Wanted::Seed(_) | Wanted::Measure {} => Ok(()),
+            Wanted::Mirror(_) | Wanted::MirrorEnd(_) | Wanted::Seed(_) | Wanted::Measure {} => {
+                Ok(())
+            }
         }
     }
 
