@@ -1,11 +1,11 @@
 //! Mirrors: their ends that are here, kept running.
 
 mod bounds;
-mod dropped;
+mod note;
 mod promote;
 mod reserve;
 
-pub(crate) use bounds::resume_without_node;
+pub(crate) use bounds::{resume_without_node, why_dropped};
 pub(crate) use promote::Takeover;
 
 use crate::agents::{self, AgentFailure, lock};
@@ -14,8 +14,7 @@ use crate::report::{MirrorReport, StandbyReport};
 use crate::sites::protocol::Wanted;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, supervise};
 use crate::switch::Switch;
-use bounds::{Bounds, Seen};
-use dropped::DropNote;
+use bounds::{Bounds, Leeway, Seen};
 use farshore_link::{Dialer, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::{Far, Forgotten};
@@ -25,6 +24,7 @@ use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{self, SeedRequest};
 use farshore_mirror::serve::Server;
 use farshore_model::Lsn;
+use note::Note;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,7 +42,9 @@ pub(crate) struct NearAgent {
     peer: Mutex<Option<String>>,
     bounds: Bounds,
     seen: Mutex<Seen>,
-    note: DropNote,
+    /// The notes that outlive the node.
+    dropped: Note,
+    resumed: Note,
     /// Held by who drops the mirror or resumes it.
     dropping: tokio::sync::Mutex<()>,
     /// The session that runs ends when this changes.
@@ -52,9 +54,11 @@ pub(crate) struct NearAgent {
 impl NearAgent {
     /// Blocks on the disk.
     pub fn new(mirror: &NearMirror, data_dir: &Path) -> NearAgent {
-        let note = DropNote::of(data_dir, &mirror.name);
-        let dropped = note.read();
-        if let Some(why) = &dropped {
+        let dropped = Note::dropped(data_dir, &mirror.name);
+        let resumed = Note::resumed(data_dir, &mirror.name);
+        let seen =
+            Seen { kept_bytes: None, dropped: dropped.read(), leeway: Leeway::read(&resumed) };
+        if let Some(why) = &seen.dropped {
             tracing::error!(mirror = %mirror.name, "{why}");
         }
         NearAgent {
@@ -70,8 +74,9 @@ impl NearAgent {
             failure: Mutex::default(),
             peer: Mutex::default(),
             bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
-            seen: Mutex::new(Seen { kept_bytes: None, dropped }),
-            note,
+            seen: Mutex::new(seen),
+            dropped,
+            resumed,
             dropping: tokio::sync::Mutex::default(),
             end_session: watch::Sender::new(0),
         }

@@ -17,6 +17,8 @@ const WINDOW_LOG_MAX: u32 = 23;
 pub const LEVEL_MAX: i32 = 19;
 /// What lz4 can look back.
 const LZ4_WINDOW_BYTES: usize = 64 << 10;
+/// Log that is kept for it, at most.
+const BEFORE_BYTES_MAX: usize = 4 * LZ4_WINDOW_BYTES;
 
 /// How log is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +55,9 @@ pub struct Packer {
     method: Method,
     encoder: Option<Encoder<'static>>,
     /// The log right before, for lz4.
-    before: Vec<u8>,
+    before: Before,
+    /// Only then what goes is remembered.
+    may_use_lz4: bool,
     tuner: Option<Tuner>,
     packing: Duration,
 }
@@ -70,12 +74,27 @@ fn encoder(level: i32) -> io::Result<Encoder<'static>> {
     Ok(encoder)
 }
 
-/// What lz4 of the next message may refer to.
-fn remember(before: &mut Vec<u8>, log: &[u8]) {
-    let log = log.get(log.len().saturating_sub(LZ4_WINDOW_BYTES)..).unwrap_or_default();
-    let over = (before.len() + log.len()).saturating_sub(LZ4_WINDOW_BYTES);
-    before.drain(..over);
-    before.extend_from_slice(log);
+/// The log right before, which lz4 of the next message may refer to.
+#[derive(Default)]
+struct Before(Vec<u8>);
+
+impl Before {
+    fn add(&mut self, log: &[u8]) {
+        let log = last(log);
+        // Moved together once in a while, and not for every small message.
+        if self.0.len() + log.len() > BEFORE_BYTES_MAX {
+            self.0.drain(..self.0.len().saturating_sub(LZ4_WINDOW_BYTES));
+        }
+        self.0.extend_from_slice(log);
+    }
+
+    fn dictionary(&self) -> &[u8] {
+        last(&self.0)
+    }
+}
+
+fn last(log: &[u8]) -> &[u8] {
+    log.get(log.len().saturating_sub(LZ4_WINDOW_BYTES)..).unwrap_or_default()
 }
 
 impl Packer {
@@ -89,7 +108,15 @@ impl Packer {
             Compression::Auto => (Tuner::BEGIN, Some(Tuner::new(Instant::now()))),
         };
         let packing = Duration::ZERO;
-        let mut packer = Packer { method, encoder: None, before: Vec::new(), tuner, packing };
+        let may_use_lz4 = tuner.is_some() || method == Method::Lz4;
+        let mut packer = Packer {
+            method,
+            encoder: None,
+            before: Before::default(),
+            may_use_lz4,
+            tuner,
+            packing,
+        };
         if let Method::Zstd(level) = method {
             packer.encoder = Some(encoder(level)?);
         }
@@ -137,7 +164,9 @@ impl Packer {
             )),
         }?;
         // Whatever packed it: the other side sees the same.
-        log.iter().for_each(|piece| remember(&mut self.before, piece));
+        if self.may_use_lz4 {
+            log.iter().for_each(|piece| self.before.add(piece));
+        }
         let took = begun.elapsed();
         self.packing += took;
         if let Some(tuner) = &mut self.tuner {
@@ -195,7 +224,7 @@ impl Packer {
             [only] => only.clone(),
             several => several.concat().into(),
         };
-        lz4_flex::block::compress_with_dict(&whole, &self.before).into()
+        lz4_flex::block::compress_with_dict(&whole, self.before.dictionary()).into()
     }
 }
 
@@ -203,7 +232,7 @@ impl Packer {
 pub struct Unpacker {
     decoder: Decoder<'static>,
     /// The log right before, for lz4.
-    before: Vec<u8>,
+    before: Before,
 }
 
 impl std::fmt::Debug for Unpacker {
@@ -220,7 +249,7 @@ impl Unpacker {
     pub fn new() -> io::Result<Unpacker> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        Ok(Unpacker { decoder, before: Vec::new() })
+        Ok(Unpacker { decoder, before: Before::default() })
     }
 
     /// Unpacks one message's log, which must be exactly `bytes` long. Takes no more memory than
@@ -235,8 +264,9 @@ impl Unpacker {
         };
         let log = match packing {
             Packing::Lz4 => {
-                let log = lz4_flex::block::decompress_with_dict(&packed, bytes, &self.before)
-                    .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+                let log =
+                    lz4_flex::block::decompress_with_dict(&packed, bytes, self.before.dictionary())
+                        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
                 if log.len() == bytes { Ok(log.into()) } else { Err(another(log.len())) }
             }
             Packing::Plain if packed.len() == bytes => Ok(packed),
@@ -259,7 +289,7 @@ impl Unpacker {
                 Ok(log.into())
             }
         }?;
-        remember(&mut self.before, &log);
+        self.before.add(&log);
         Ok(log)
     }
 }
@@ -303,6 +333,7 @@ mod tests {
     #[test]
     fn methods_change_within_a_session() {
         let mut packer = Packer::new(Compression::Fixed(Method::Zstd(1))).unwrap();
+        packer.may_use_lz4 = true;
         let mut unpacker = Unpacker::new().unwrap();
         let methods = [Method::Zstd(1), Method::Zstd(6), Method::Lz4, Method::Off, Method::Zstd(3)];
         for round in 0..4 {
@@ -317,7 +348,7 @@ mod tests {
                     let (packing, packed) = match method {
                         Method::Zstd(_) => {
                             let packed = packer.zstd(std::slice::from_ref(&log), packed).unwrap();
-                            remember(&mut packer.before, &log);
+                            packer.before.add(&log);
                             (Packing::Zstd, packed)
                         }
                         Method::Lz4 | Method::Off => {
@@ -328,6 +359,20 @@ mod tests {
                     assert!(again == log, "{method} in round {round}");
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_dictionary_is_the_last_of_the_log() {
+        let (mut before, mut all) = (Before::default(), Vec::new());
+        for (seed, bytes) in
+            [300, 70_000, 65_536, 1, 40_000].into_iter().cycle().take(40).enumerate()
+        {
+            let log = piece(seed as u8, bytes);
+            before.add(&log);
+            all.extend_from_slice(&log);
+            assert!(before.dictionary() == last(&all), "after {}", all.len());
+            assert!(before.0.len() <= BEFORE_BYTES_MAX);
         }
     }
 

@@ -2,8 +2,10 @@
 //!
 //! Log that waits for the link wants fewer bytes, log that waits for the processor less work. A
 //! ladder of methods is climbed by a rung when log waited for the link for a good part of the last
-//! second and packing left room; it is gone down when packing took a good part of it and the link
-//! was not waited for. In between, and while little happens, nothing changes.
+//! second and packing left room; it is gone down when packing took a part of it that is worth having
+//! and the link was not waited for. What a link has room for is found out by trying: a rung that was
+//! too low is not tried again at once, but after a time that doubles. In between, and while little
+//! happens, nothing changes.
 
 use super::compression::Method;
 use std::time::{Duration, Instant};
@@ -21,6 +23,11 @@ const LINK_BUSY: f64 = 0.20;
 const LINK_IDLE: f64 = 0.02;
 /// Packing takes as much as it may.
 const PACKING_BUSY: f64 = 0.40;
+/// Packing takes so much that less of it would be felt: with zstd 1, some 30 MB/s of log.
+const PACKING_FELT: f64 = 0.10;
+/// How long nothing is taken away after something was added.
+const HOLD_MIN: Duration = Duration::from_secs(5);
+const HOLD_MAX: Duration = Duration::from_secs(300);
 
 /// Chooses.
 #[derive(Debug)]
@@ -29,6 +36,9 @@ pub struct Tuner {
     since: Instant,
     packing: Duration,
     waiting: Duration,
+    hold: Duration,
+    /// Down again from here on.
+    held_until: Instant,
 }
 
 impl Tuner {
@@ -37,7 +47,14 @@ impl Tuner {
 
     /// For a session that begins.
     pub fn new(now: Instant) -> Tuner {
-        Tuner { rung: FIRST, since: now, packing: Duration::ZERO, waiting: Duration::ZERO }
+        Tuner {
+            rung: FIRST,
+            since: now,
+            packing: Duration::ZERO,
+            waiting: Duration::ZERO,
+            hold: Duration::ZERO,
+            held_until: now,
+        }
     }
 
     /// Packing took so long.
@@ -58,10 +75,14 @@ impl Tuner {
             let (link, packing) = (share(self.waiting), share(self.packing));
             if link > LINK_BUSY && packing < PACKING_BUSY {
                 self.rung = (self.rung + 1).min(LADDER.len() - 1);
-            } else if packing > PACKING_BUSY && link < LINK_IDLE {
+                self.hold = (self.hold * 2).clamp(HOLD_MIN, HOLD_MAX);
+                self.held_until = now + self.hold;
+            } else if packing > PACKING_BUSY && link < LINK_IDLE
+                || packing > PACKING_FELT && link < LINK_IDLE && now >= self.held_until
+            {
                 self.rung = self.rung.saturating_sub(1);
             }
-            *self = Tuner { rung: self.rung, ..Tuner::new(now) };
+            (self.since, self.packing, self.waiting) = (now, Duration::ZERO, Duration::ZERO);
         }
         LADDER[self.rung]
     }
@@ -94,6 +115,26 @@ mod tests {
         assert_eq!(after(&[(0, 700)]), Method::Lz4, "the processor is");
         assert_eq!(after(&[(0, 700); 9]), Method::Off, "whatever it does");
         assert_eq!(after(&[(0, 700), (300, 20)]), Method::Zstd(1), "and back");
+        assert_eq!(after(&[(0, 200); 9]), Method::Off, "the link has room");
         assert_eq!(after(&[(100, 300); 9]), Method::Zstd(1), "neither nor");
+    }
+
+    #[test]
+    fn a_link_that_had_no_room_is_tried_again_after_a_time_that_doubles() {
+        let mut now = Instant::now();
+        let (mut tuner, mut method, mut tries) = (Tuner::new(now), Tuner::BEGIN, Vec::new());
+        // A line that has room for what lz4 makes, and not for more.
+        for second in 1..700 {
+            let (waiting, packing) = if method == Method::Off { (400, 5) } else { (0, 150) };
+            tuner.waited_for_link(Duration::from_millis(waiting));
+            tuner.packed(Duration::from_millis(packing));
+            now += LOOK;
+            let next = tuner.method(now);
+            if next == Method::Off && method != Method::Off {
+                tries.push(second);
+            }
+            method = next;
+        }
+        assert_eq!(tries, [2, 8, 19, 40, 81, 162, 323, 624]);
     }
 }

@@ -3,6 +3,7 @@
 use super::Findings;
 use crate::config::SiteConfig;
 use crate::config::mirrors::{FarMirror, NearMirror};
+use crate::mirrors;
 use farshore_mirror::receive::Promise;
 use farshore_pg::{Connection, Error, Mode, Row};
 
@@ -14,6 +15,10 @@ pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
     let mut all = Vec::new();
     for mirror in &config.mirrors.near {
         let mut findings = Findings::about(format!("mirror \"{}\"", mirror.name));
+        if let Some(why) = mirrors::why_dropped(config, &mirror.name) {
+            let remedy = format!("farshore mirror resume SITE.toml {}", mirror.name);
+            findings.error(why, remedy);
+        }
         near(mirror, &mut findings).await;
         all.append(&mut findings.all);
     }

@@ -2,7 +2,7 @@
 //! so that a far site that stays away or is slow does not fill the principal's disk.
 
 use super::NearAgent;
-use super::dropped::DropNote;
+use super::note::Note;
 use crate::agents::lock;
 use crate::config::SiteConfig;
 use farshore_pg::{Config, Connection, Error, Mode};
@@ -19,6 +19,55 @@ pub(super) struct Bounds {
     pub drop_behind: Option<u64>,
 }
 
+/// How far behind a mirror may be that was dropped and resumed: it is as far behind as before at
+/// first, and would be dropped again before it can catch up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Leeway {
+    /// No further than any.
+    #[default]
+    None,
+    /// As far as it will be seen to be.
+    AtNextLook,
+    /// So many bytes.
+    UpTo(u64),
+}
+
+impl Leeway {
+    pub fn read(note: &Note) -> Leeway {
+        match note.read() {
+            None => Leeway::None,
+            Some(text) => text.parse().map_or(Leeway::AtNextLook, Leeway::UpTo),
+        }
+    }
+
+    fn text(self) -> Option<String> {
+        match self {
+            Leeway::None => None,
+            Leeway::AtNextLook => Some("as it will be seen".to_owned()),
+            Leeway::UpTo(bytes) => Some(bytes.to_string()),
+        }
+    }
+
+    /// What is left of it for a mirror that is so many bytes behind, and that may be `most` behind
+    /// once it has caught up.
+    fn after(self, behind: u64, is_connected: bool, most: u64) -> Leeway {
+        match self {
+            Leeway::AtNextLook if behind > most => Leeway::UpTo(behind.saturating_add(most)),
+            // Where the slot stands is told by the far end: before that it may seem near.
+            Leeway::AtNextLook | Leeway::UpTo(_) if is_connected && behind <= most => Leeway::None,
+            leeway => leeway,
+        }
+    }
+
+    fn bound(self, most: u64) -> u64 {
+        match self {
+            Leeway::None => most,
+            Leeway::AtNextLook => u64::MAX,
+            Leeway::UpTo(bytes) => bytes.max(most),
+        }
+    }
+}
+
 /// What was seen last.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Seen {
@@ -26,6 +75,8 @@ pub(super) struct Seen {
     pub kept_bytes: Option<u64>,
     /// Why the mirror was dropped; as its note says.
     pub dropped: Option<String>,
+    /// Since it was resumed.
+    pub leeway: Leeway,
 }
 
 impl Bounds {
@@ -76,11 +127,10 @@ impl NearAgent {
         if let Some(warning) = self.bounds.warning(kept).filter(|_| !was_warned) {
             tracing::warn!(mirror = %name, "{warning}");
         }
-        let Some((kept, most)) =
-            kept.zip(self.bounds.drop_behind).filter(|(kept, most)| kept > most)
-        else {
+        let Some((kept, most)) = kept.zip(self.bounds.drop_behind) else { return Ok(()) };
+        if kept <= self.leeway(kept, most).await.bound(most) {
             return Ok(());
-        };
+        }
         let why = format!(
             "it was dropped, and stays so: the principal kept {kept} bytes of log for its slot \
              \"{slot}\", more than drop_behind ({most}). Commits that wait for it wait until \
@@ -88,7 +138,8 @@ impl NearAgent {
              SITE.toml {name}, at the near end. If the principal has dropped log that the far end \
              lacks, both ends say so then: remove the spool there and seed the standbys anew"
         );
-        let (note, text) = (self.note.clone(), why.clone());
+        self.set_leeway(Leeway::None).await;
+        let (note, text) = (self.dropped.clone(), why.clone());
         // Before the slot goes: a node that dies in between goes on with dropping it.
         let noted = tokio::task::spawn_blocking(move || note.write(&text)).await;
         if let Ok(Err(error)) = noted {
@@ -99,6 +150,30 @@ impl NearAgent {
         // Who streams holds the slot.
         self.end_session.send_modify(|count| *count += 1);
         self.drop_slot().await
+    }
+
+    async fn leeway(&self, kept: u64, most: u64) -> Leeway {
+        let status = *self.near.status();
+        let before = lock(&self.seen).leeway;
+        let ahead = status.principal_end.bytes_since(status.far.durable);
+        let behind = if status.connected { kept.max(ahead) } else { kept };
+        let leeway = before.after(behind, status.connected, most);
+        if leeway != before {
+            self.set_leeway(leeway).await;
+        }
+        leeway
+    }
+
+    async fn set_leeway(&self, leeway: Leeway) {
+        lock(&self.seen).leeway = leeway;
+        let note = self.resumed.clone();
+        let set = move || match leeway.text() {
+            Some(text) => note.write(&text),
+            None => note.remove().map(drop),
+        };
+        if let Ok(Err(error)) = tokio::task::spawn_blocking(set).await {
+            tracing::warn!(mirror = %self.near.name, "{error}");
+        }
     }
 
     /// Drops the slot of a mirror that was dropped, if it is there.
@@ -127,13 +202,15 @@ impl NearAgent {
     pub async fn resume(&self) -> Result<String, String> {
         let name = &self.near.name;
         let _turn = self.dropping.lock().await;
-        let note = self.note.clone();
-        tokio::task::spawn_blocking(move || note.remove())
-            .await
-            .map_err(|_| "removing the note died".to_owned())??;
-        if lock(&self.seen).dropped.take().is_none() {
+        if lock(&self.seen).dropped.is_none() {
             return Ok(format!("mirror \"{name}\" was not dropped: nothing was changed"));
         }
+        let (dropped, resumed) = (self.dropped.clone(), self.resumed.clone());
+        tokio::task::spawn_blocking(move || let_go_on(&dropped, &resumed))
+            .await
+            .map_err(|_| "removing the note died".to_owned())??;
+        let mut seen = lock(&self.seen);
+        (seen.dropped, seen.leeway) = (None, Leeway::AtNextLook);
         tracing::info!(mirror = %name, "resumed");
         Ok(resumed_text(name))
     }
@@ -147,10 +224,28 @@ pub(crate) fn resume_without_node(site: &SiteConfig, name: &str) -> Result<Strin
     if !site.mirrors.near.iter().any(|mirror| mirror.name == name) {
         return Err(format!("the site file has no near end of a mirror \"{name}\""));
     }
-    if !DropNote::of(&site.data_dir, name).remove()? {
+    let (dropped, resumed) =
+        (Note::dropped(&site.data_dir, name), Note::resumed(&site.data_dir, name));
+    if !let_go_on(&dropped, &resumed)? {
         return Ok(format!("mirror \"{name}\" was not dropped: nothing was changed"));
     }
     Ok(resumed_text(name))
+}
+
+/// Why a mirror with its near end here was dropped, if it was. Blocks on the disk.
+pub(crate) fn why_dropped(site: &SiteConfig, name: &str) -> Option<String> {
+    Note::dropped(&site.data_dir, name).read()
+}
+
+/// Whether it was dropped. The leeway first: without it, it would be dropped again at once.
+fn let_go_on(dropped: &Note, resumed: &Note) -> Result<bool, String> {
+    if dropped.read().is_none() {
+        return Ok(false);
+    }
+    if let Some(text) = Leeway::AtNextLook.text() {
+        resumed.write(&text)?;
+    }
+    dropped.remove()
 }
 
 fn resumed_text(name: &str) -> String {
@@ -188,4 +283,42 @@ async fn kept_by_replication(principal: &Config, slot: &str) -> Result<Option<u6
     let slot = connection.read_physical_slot(slot).await?;
     connection.close().await;
     Ok(slot.and_then(|slot| slot.restart).map(|restart| end.bytes_since(restart)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mirror_that_was_resumed_may_catch_up() {
+        const MOST: u64 = 100;
+        assert_eq!(Leeway::None.after(500, true, MOST), Leeway::None);
+        assert_eq!(Leeway::None.bound(MOST), MOST);
+        // Its slot was made a moment ago, and the far end has not said where it is.
+        let fresh = Leeway::AtNextLook.after(3, false, MOST);
+        assert_eq!((fresh, fresh.bound(MOST)), (Leeway::AtNextLook, u64::MAX));
+        let behind = fresh.after(500, true, MOST);
+        assert_eq!((behind, behind.bound(MOST)), (Leeway::UpTo(600), 600));
+        // It catches up, or falls back by as much as any mirror may.
+        assert_eq!(behind.after(550, true, MOST), behind);
+        assert_eq!(behind.after(100, false, MOST), behind, "it is away");
+        assert_eq!(behind.after(100, true, MOST), Leeway::None);
+        assert_eq!(fresh.after(100, true, MOST), Leeway::None);
+    }
+
+    #[test]
+    fn leeway_outlives_the_node() {
+        let folder = tempfile::tempdir().unwrap();
+        let note = Note::resumed(folder.path(), "m");
+        assert_eq!(Leeway::read(&note), Leeway::None);
+        for leeway in [Leeway::AtNextLook, Leeway::UpTo(7)] {
+            note.write(&leeway.text().unwrap()).unwrap();
+            assert_eq!(Leeway::read(&note), leeway);
+        }
+        let dropped = Note::dropped(folder.path(), "m");
+        assert!(!let_go_on(&dropped, &note).unwrap());
+        dropped.write("too far behind").unwrap();
+        assert!(let_go_on(&dropped, &note).unwrap());
+        assert_eq!((dropped.read(), Leeway::read(&note)), (None, Leeway::AtNextLook));
+    }
 }

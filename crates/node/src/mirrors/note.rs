@@ -1,29 +1,32 @@
-//! The note that a mirror was dropped at its near end. It outlives the node: a far end that comes
-//! back must not make the slot again, and with it the log that the principal had no room for.
+//! What a near end has to know of a mirror beyond its own life: that it was dropped, since a far end
+//! that comes back must not make the slot again, and with it the log that the principal had no room
+//! for; and that it was resumed and is still as far behind as it was.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 
-/// Where the note of one mirror is. No far end's folder is called so: names have no dots.
+/// A note on one mirror. No far end's folder is called as its file: names have no dots.
 #[derive(Clone, Debug)]
-pub(crate) struct DropNote(PathBuf);
+pub(crate) struct Note(PathBuf);
 
-impl DropNote {
-    pub fn of(data_dir: &Path, mirror: &str) -> DropNote {
-        DropNote(data_dir.join("mirrors").join(format!("{mirror}.dropped")))
+impl Note {
+    /// Why it was dropped.
+    pub fn dropped(data_dir: &Path, mirror: &str) -> Note {
+        Note(data_dir.join("mirrors").join(format!("{mirror}.dropped")))
     }
 
-    /// Why the mirror was dropped; `None` if it was not. A note that cannot be read counts. Blocks
-    /// on the disk.
+    /// How far behind it may be since it was resumed.
+    pub fn resumed(data_dir: &Path, mirror: &str) -> Note {
+        Note(data_dir.join("mirrors").join(format!("{mirror}.resumed")))
+    }
+
+    /// `None` if there is none. One that cannot be read says so. Blocks on the disk.
     pub fn read(&self) -> Option<String> {
         match std::fs::read_to_string(&self.0) {
             Ok(text) => Some(text.trim_end().to_owned()),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
-            Err(error) => Some(format!(
-                "it was dropped, and why cannot be read: {}: {error}",
-                self.0.display()
-            )),
+            Err(error) => Some(format!("cannot read {}: {error}", self.0.display())),
         }
     }
 
@@ -33,7 +36,7 @@ impl DropNote {
     /// The file system's, for a person.
     pub fn write(&self, why: &str) -> Result<(), String> {
         let folder = self.0.parent().unwrap_or(Path::new("."));
-        let new = self.0.with_extension("dropped.tmp");
+        let new = self.0.with_extension("tmp");
         let write = || {
             std::fs::create_dir_all(folder)?;
             let mut file = File::create(&new)?;
@@ -71,18 +74,22 @@ mod tests {
     #[test]
     fn a_note_is_kept_until_it_is_removed() {
         let folder = tempfile::tempdir().unwrap();
-        let (note, other) = (DropNote::of(folder.path(), "m"), DropNote::of(folder.path(), "n"));
+        let (note, other) = (Note::dropped(folder.path(), "m"), Note::dropped(folder.path(), "n"));
         assert_eq!(note.read(), None);
         assert!(!note.remove().unwrap());
         note.write("too far behind").unwrap();
         note.write("much too far behind").unwrap();
-        assert_eq!(DropNote::of(folder.path(), "m").read().as_deref(), Some("much too far behind"));
+        assert_eq!(
+            Note::dropped(folder.path(), "m").read().as_deref(),
+            Some("much too far behind")
+        );
         assert_eq!(other.read(), None);
+        assert_eq!(Note::resumed(folder.path(), "m").read(), None);
         assert!(note.remove().unwrap());
         assert_eq!(note.read(), None);
         // What cannot be read was there.
         std::fs::create_dir(folder.path().join("mirrors/n.dropped")).unwrap();
-        assert!(other.read().is_some_and(|why| why.contains("cannot be read")));
+        assert!(other.read().is_some_and(|why| why.contains("cannot read")));
         assert!(other.write("x").unwrap_err().contains("n.dropped"));
     }
 }
