@@ -234,7 +234,7 @@ mod tests {
         slots.create(dir.path(), level, Some(Lsn(3 << 20))).unwrap();
         slots.create(dir.path(), unused, None).unwrap();
         assert_eq!(slots.lose(dir.path(), Lsn(1 << 20)).unwrap(), []);
-        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), [behind.clone()]);
+        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), std::slice::from_ref(behind));
         assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), [], "once");
         // Its standby may be in the middle of a stream.
         slots.advance(dir.path(), behind, Lsn(2 << 20), size).unwrap();

@@ -53,8 +53,9 @@ impl FarAgent {
         };
         // Nothing is acknowledged from here on.
         let held = self.intake.hold().await;
+        let durable = spool.positions().borrow().durable;
         if !wanted.allow_data_loss {
-            told.check(name, spool.positions().borrow().durable)?;
+            told.check(name, durable)?;
         }
         let plan = Plan {
             standby,
@@ -69,7 +70,7 @@ impl FarAgent {
             mirror = %name, timeline = %promoted.timeline, fork = %promoted.fork,
             spool_end = %promoted.spool_end, lost_bytes = promoted.lost_bytes(), "promoted"
         );
-        Ok(said(name, &promoted, was_connected, &told))
+        Ok(said(name, &promoted, was_connected, (durable, &told)))
     }
 
     /// Lets come what the near end has by now: where it streams from a node that keeps log alone,
@@ -192,7 +193,13 @@ impl Told {
     }
 }
 
-fn said(name: &str, promoted: &Promoted, was_connected: bool, told: &Told) -> String {
+/// `durable` is what came here at the last.
+fn said(
+    name: &str,
+    promoted: &Promoted,
+    was_connected: bool,
+    (durable, told): (Lsn, &Told),
+) -> String {
     let Promoted { timeline, fork, spool_end, was_already, inherited } = promoted;
     let was = if *was_already { "had been promoted already" } else { "is promoted" };
     let mut text =
@@ -207,8 +214,7 @@ fn said(name: &str, promoted: &Promoted, was_connected: bool, told: &Told) -> St
              in them"
         )),
     }
-    let here = (*spool_end).max(*fork);
-    let not_here = told.end.bytes_since(here);
+    let not_here = told.end.bytes_since(durable.max(*fork));
     match &told.asked {
         // A commit that waits for the mirror there was not promised to anybody.
         Ok(Mode::Waited) => {}
