@@ -248,3 +248,46 @@ fn said(
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_mirror::wal::Timeline;
+
+    fn told(end: u64, asked: Result<Mode, String>) -> Told {
+        Told { end: Lsn(end), asked }
+    }
+
+    #[test]
+    fn only_what_was_acknowledged_elsewhere_and_can_be_had_is_refused_to_be_given_up() {
+        let refused = told(150, Ok(Mode::Async)).check("m", Lsn(100)).unwrap_err();
+        assert!(refused.contains("50 bytes more than came here"), "{refused}");
+        assert!(refused.contains("--allow-data-loss"), "{refused}");
+        for (told, durable) in [
+            (told(150, Ok(Mode::Async)), 150),
+            (told(150, Ok(Mode::Waited)), 100),
+            (told(150, Err("gone".to_owned())), 100),
+        ] {
+            assert_eq!(told.check("m", Lsn(durable)), Ok(()));
+        }
+    }
+
+    #[test]
+    fn what_is_lost_and_what_cannot_be_known_is_said() {
+        let promoted = Promoted {
+            timeline: Timeline(2),
+            fork: Lsn(96),
+            spool_end: Lsn(96),
+            was_already: false,
+            inherited: None,
+        };
+        let said = |told| said("m", &promoted, false, (Lsn(100), &told));
+        // The rest of a record that never ended is no loss.
+        assert!(!said(told(100, Ok(Mode::Async))).contains("LOST"));
+        assert!(said(told(150, Ok(Mode::Async))).contains("LOST: 50 bytes of log"));
+        assert!(!said(told(150, Ok(Mode::Waited))).contains("LOST"));
+        let unknown = said(told(150, Err("gone".to_owned())));
+        assert!(unknown.contains("could not be asked what it has (gone)"), "{unknown}");
+        assert!(unknown.contains("50 bytes more than came here"), "{unknown}");
+    }
+}
