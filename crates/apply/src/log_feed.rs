@@ -5,7 +5,8 @@ use bytes::Bytes;
 use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Durable, Lsn, Relation};
 use farshore_store::{
-    Entry, EntryKind, Item, LogReader, LogStore, SpillId, SpillItem, SpillReader, StoreError,
+    Entry, EntryKind, InMemory, Item, LogReader, LogStore, SpillId, SpillItem, SpillReader,
+    StoreError,
 };
 use farshore_wire::pgoutput::stored;
 use std::collections::{HashMap, VecDeque};
@@ -94,11 +95,17 @@ impl LogFeed {
                     return Ok(Some(item));
                 }
             }
-            if let Some(reader) = &mut self.reader
-                && let Some(items) = reader.next_in_memory()?
-            {
-                self.items.extend(items);
-                continue;
+            if let Some(reader) = &mut self.reader {
+                // Seen before: what becomes durable meanwhile wakes us again.
+                self.durable.borrow_and_update();
+                match reader.next_in_memory()? {
+                    InMemory::Items(items) => {
+                        self.items.extend(items);
+                        continue;
+                    }
+                    InMemory::End => return Ok(None),
+                    InMemory::Elsewhere => {}
+                }
             }
             self.start_reading();
             let Some(reading) = &mut self.reading else {

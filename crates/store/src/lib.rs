@@ -304,12 +304,22 @@ pub trait LogStore: Send + Sync + 'static {
     fn status(&self) -> StoreStatus;
 }
 
+/// What a reader can tell without a file.
+#[derive(Debug)]
+pub enum InMemory {
+    /// The next items.
+    Items(Vec<Item>),
+    /// Everything that was durable has been read.
+    End,
+    /// What comes next has to be read from a file.
+    Elsewhere,
+}
+
 /// Reads a log forwards. Blocking: call it from a thread that may wait for the disk.
 pub trait LogReader: Send {
-    /// As [`LogReader::next_block`], if that needs no file: never waits for the disk. `None` says
-    /// nothing of what is durable.
-    fn next_in_memory(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
-        Ok(None)
+    /// As [`LogReader::next_block`], as far as that needs no file: never waits for the disk.
+    fn next_in_memory(&mut self) -> Result<InMemory, StoreError> {
+        Ok(InMemory::Elsewhere)
     }
 
     /// The next block of items, or `None` when everything durable has been read (wait on

@@ -10,7 +10,7 @@
 //!
 //! Who does what: callers of [`LogStore::append`] put batches into a bounded queue (`queue.rs`);
 //! one thread writes (`writer.rs`); readers read files on their own threads up to what the writer
-//! published after an fsync (`reader.rs`); another thread saves cursors at leisure (`cursors.rs`).
+//! published after an fsync (`reader.rs`), the newest blocks from memory (`recent.rs`); another thread saves cursors at leisure (`cursors.rs`).
 //! Formats: `docs/formats/segment.md`, `docs/formats/spill.md`.
 
 mod block;
@@ -132,7 +132,8 @@ struct Counters {
 }
 
 /// What the store's threads share. Lock order: `retaining`, cursor state, segment list, one
-/// segment's `published`, spills; the dictionary's and the compressors' locks are innermost.
+/// segment's `published`, spills; the locks of the dictionary, the compressors and the newest blocks
+/// are innermost.
 struct Log {
     dir: PathBuf,
     options: Options,

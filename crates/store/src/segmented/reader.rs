@@ -5,7 +5,7 @@ use super::index::{IndexFile, IndexFound, SparseIndex};
 use super::recent::BlockPlace;
 use super::segment::{FILE_HEADER_LEN, Segment, SegmentList, definitions, lock, walk_entries};
 use super::{folder, io_error, replica};
-use crate::{Entry, Item, LogReader, StoreError, StoredBlock, StoredReader};
+use crate::{Entry, InMemory, Item, LogReader, StoreError, StoredBlock, StoredReader};
 use bytes::Bytes;
 use farshore_model::Lsn;
 use std::collections::VecDeque;
@@ -223,13 +223,23 @@ impl Drop for SegmentedReader {
 }
 
 impl LogReader for SegmentedReader {
-    fn next_in_memory(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
+    fn next_in_memory(&mut self) -> Result<InMemory, StoreError> {
         let at = self.place.at;
-        self.next_recent().map_err(|error| error.into_store_error(&self.place.segment.path, at))
+        let found = self.next_recent();
+        let found = found.map_err(|error| error.into_store_error(&self.place.segment.path, at))?;
+        if let Some(items) = found {
+            return Ok(InMemory::Items(items));
+        }
+        let Place { segment, definitions, at, chain, .. } = &self.place;
+        let published = lock(&segment.published);
+        let is_end = definitions.is_empty()
+            && !published.sealed
+            && (*at, *chain) == (published.end, published.last);
+        Ok(if is_end { InMemory::End } else { InMemory::Elsewhere })
     }
 
     fn next_block(&mut self) -> Result<Option<Vec<Item>>, StoreError> {
-        if let Some(items) = self.next_in_memory()? {
+        if let InMemory::Items(items) = self.next_in_memory()? {
             return Ok(Some(items));
         }
         self.next(SegmentedReader::read_items, |items| !items.is_empty())

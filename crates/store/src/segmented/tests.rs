@@ -1,6 +1,7 @@
 //! Tests that need to see inside: failing disks, cuts in what no fsync covered, random operations.
 
 mod failure;
+mod memory;
 mod property;
 mod replica;
 
