@@ -4,6 +4,12 @@
 mod asking;
 #[path = "monitor/browser.rs"]
 mod browser;
+#[path = "monitor/browser_sites.rs"]
+mod browser_sites;
+#[path = "monitor/legs.rs"]
+mod legs;
+#[path = "monitor/secrets.rs"]
+mod secrets;
 #[path = "monitor/site.rs"]
 mod site;
 #[path = "monitor/sites.rs"]

@@ -39,5 +39,7 @@ mod subscription;
 pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::cursor_owner;
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
-pub use status::{AppliedTracer, LagHistogram, Phase, SubscriptionStatus, TableCopy};
+pub use status::{
+    AppliedTransaction, LagHistogram, Phase, SourceTransaction, SubscriptionStatus, TableCopy,
+};
 pub use subscription::{Initialise, Subscription, SubscriptionSpec};

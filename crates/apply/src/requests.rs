@@ -132,6 +132,47 @@ pub async fn request_resync(
     Ok(tables)
 }
 
+/// How long a target may take to list conflicts.
+const LIST_TIMEOUT: &str = "SET statement_timeout = '10s'";
+
+/// Longest text of a value that is listed, in characters.
+const LISTED_CHARS_MAX: usize = 2_000;
+
+/// The newest conflicts that the target has recorded for a subscription, each as a JSON object; the
+/// newest first. Long values are cut.
+///
+/// # Errors
+/// The target's.
+pub async fn recorded_conflicts(
+    spec: &SubscriptionSpec,
+    limit: u64,
+) -> Result<Vec<String>, ApplyError> {
+    let mut session = Session::connect(&spec.target, &format!("farshore {}", spec.name)).await?;
+    session.simple(LIST_TIMEOUT).await?;
+    let made = session.query("SELECT to_regclass('farshore.conflicts')", &[]).await?;
+    let is_made = made.first().is_some_and(|row| row.get(0).is_some());
+    let mut conflicts = Vec::new();
+    if is_made {
+        let cut = |column: &str| format!("'{column}', left({column}::text, {LISTED_CHARS_MAX})");
+        let query = format!(
+            "SELECT json_build_object('recorded_at', recorded_at, 'table', \
+               nullif(concat_ws('.', schema_name, table_name), ''), 'operation', operation, \
+               'action', action, 'sqlstate', sqlstate, 'lsn', source_lsn, \
+               'commit_time', commit_time, {}, {}, {}, {}, {})::text \
+             FROM farshore.conflicts WHERE subscription = $1 ORDER BY id DESC LIMIT {limit}",
+            cut("reason"),
+            cut("key"),
+            cut("old_row"),
+            cut("new_row"),
+            cut("existing_row")
+        );
+        let rows = session.query(&query, &[Some(spec.name.as_str())]).await?;
+        conflicts.extend(rows.iter().filter_map(|row| row.get(0).map(str::to_owned)));
+    }
+    session.connection.close().await;
+    Ok(conflicts)
+}
+
 /// Foreign keys of the target that tie `tables` to others and are checked for what we write: rows
 /// of the others would be deleted with theirs, or refer to rows that are not there.
 async fn bound_by(

@@ -53,11 +53,13 @@ pub struct SubscriptionStatus {
     pub phase: Phase,
     /// Durable on the target.
     pub applied: Applied,
-    /// Publisher's commit time of the newest applied transaction.
-    pub applied_commit_time: Option<PgTime>,
-    /// Publisher's commit time of the oldest transaction that was read and is not committed on the
-    /// target; none while everything that the store has is there.
-    pub oldest_pending: Option<PgTime>,
+    /// The oldest transaction that was read and is not committed on the target; none while
+    /// everything that the store has is there.
+    pub oldest_pending: Option<SourceTransaction>,
+    /// The newest transaction that the stream brought to the target.
+    pub newest: Option<AppliedTransaction>,
+    /// Bytes of the publisher's log that were applied since the agent started.
+    pub log_bytes: u64,
     /// When everything that the store had was last on the target.
     pub caught_up_at: Option<PgTime>,
     /// Source transactions applied since the agent started.
@@ -71,7 +73,7 @@ pub struct SubscriptionStatus {
     /// Commit on the publisher to commit on the target.
     pub lag: LagHistogram,
     /// The newest tracer token that the target has.
-    pub tracer: Option<AppliedTracer>,
+    pub tracer: Option<AppliedTransaction>,
     /// Initial copy, table by table; empty when none is under way.
     pub copies: Vec<TableCopy>,
     /// Newest point at which a table was copied.
@@ -82,13 +84,20 @@ pub struct SubscriptionStatus {
     pub restarts: u64,
 }
 
-/// A tracer token that has come to a target.
+/// A transaction of the publisher.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AppliedTracer {
+pub struct SourceTransaction {
     /// End of its commit record on the publisher.
     pub position: Lsn,
     /// The publisher's clock at its commit.
     pub commit_time: PgTime,
+}
+
+/// A transaction, or a tracer token, that has come to a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AppliedTransaction {
+    /// Which.
+    pub source: SourceTransaction,
     /// This machine's clock when the target had confirmed it.
     pub applied_at: PgTime,
 }

@@ -5,7 +5,7 @@ use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
 use crate::scheduler::{Input, Scheduler};
-use crate::status::{AppliedTracer, Phase};
+use crate::status::{AppliedTransaction, Phase, SourceTransaction};
 use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
@@ -62,16 +62,16 @@ pub(crate) struct Streaming<'a> {
     ask_at: Instant,
     /// How long it is left alone when it does not answer.
     ask_pause: Duration,
-    /// Commit times of the transactions in the open group.
-    in_group: Vec<PgTime>,
+    /// The transactions in the open group.
+    in_group: Vec<SourceTransaction>,
     /// When the open group was begun.
     opened_at: Instant,
     /// The open group is a batch.
     batch: bool,
-    /// Groups closed but not confirmed: their last positions and their transactions' commit times.
-    awaiting: VecDeque<(Lsn, Vec<PgTime>)>,
-    /// Tracer tokens that were read and are not confirmed: position and commit time.
-    tracers: VecDeque<(Lsn, PgTime)>,
+    /// Groups closed but not confirmed: their last positions and their transactions.
+    awaiting: VecDeque<(Lsn, Vec<SourceTransaction>)>,
+    /// Tracer tokens that were read and are not confirmed.
+    tracers: VecDeque<SourceTransaction>,
     progress_at: Instant,
     /// Row changes that the status counts already.
     changes_announced: u64,
@@ -184,10 +184,11 @@ impl<'a> Streaming<'a> {
     }
 
     async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
+        let source =
+            SourceTransaction { position: header.end_lsn, commit_time: header.commit_time };
         if self.in_group.is_empty() && self.awaiting.is_empty() {
             // The target may keep us waiting from here on.
-            let commit_time = header.commit_time;
-            self.agent.set_status(|status| status.oldest_pending = Some(commit_time));
+            self.agent.set_status(|status| status.oldest_pending = Some(source));
         }
         let (input, _) = input_of(&header, &body, self.is_behind(header.commit_time));
         let decision = self.scheduler.step(input);
@@ -221,10 +222,10 @@ impl<'a> Streaming<'a> {
             self.ask_again = true;
         }
         self.seen = self.seen.max(header.end_lsn);
-        self.in_group.push(header.commit_time);
+        self.in_group.push(source);
         // Capture keeps no other transaction without changes.
         if header.commands == 0 {
-            self.tracers.push_back((header.end_lsn, header.commit_time));
+            self.tracers.push_back(source);
         }
         if decision.commit_after {
             self.commit_open().await?;
@@ -278,7 +279,7 @@ impl<'a> Streaming<'a> {
         stop: &mut watch::Receiver<bool>,
     ) -> Result<bool, ApplyError> {
         let Some(newest) = self.in_group.last() else { return Ok(false) };
-        let behind = self.is_behind(*newest);
+        let behind = self.is_behind(newest.commit_time);
         let limits = &self.agent.spec.limits;
         let open_for = self.opened_at.elapsed();
         if self.scheduler.step(Input::Dry { behind, open_for }).commit_before {
@@ -343,22 +344,21 @@ impl<'a> Streaming<'a> {
     fn announce(&mut self) {
         let now = PgTime::now();
         let (mut confirmed, mut groups) = (Vec::new(), 0);
-        while let Some((_, times)) = self.awaiting.pop_front_if(|(to, _)| *to <= self.applied) {
-            groups += u64::from(!times.is_empty());
-            confirmed.extend(times);
+        while let Some((_, group)) = self.awaiting.pop_front_if(|(to, _)| *to <= self.applied) {
+            groups += u64::from(!group.is_empty());
+            confirmed.extend(group);
         }
         let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
         let changes = self.writer.changes() - self.changes_announced;
         let mut tracer = None;
-        while let Some(confirmed) = self.tracers.pop_front_if(|(at, _)| *at <= self.applied) {
-            tracer = Some(confirmed);
+        while let Some(token) = self.tracers.pop_front_if(|token| token.position <= applied) {
+            tracer = Some(AppliedTransaction { source: token, applied_at: now });
         }
-        let tracer = tracer.map(|(position, commit_time)| AppliedTracer {
-            position,
-            commit_time,
+        let newest = confirmed.last().map(|source: &SourceTransaction| AppliedTransaction {
+            source: *source,
             applied_at: now,
         });
-        let awaited = self.awaiting.iter().find_map(|(_, times)| times.first());
+        let awaited = self.awaiting.iter().find_map(|(_, group)| group.first());
         let oldest_pending = awaited.or(self.in_group.first()).copied();
         self.changes_announced += changes;
         self.agent.set_status(|status| {
@@ -373,12 +373,11 @@ impl<'a> Streaming<'a> {
                 status.caught_up_at = Some(now);
             }
             status.error = None;
-            for commit_time in &confirmed {
-                status.lag.record(u64::try_from(now.micros_since(*commit_time)).unwrap_or(0));
+            for source in &confirmed {
+                let lag = now.micros_since(source.commit_time);
+                status.lag.record(u64::try_from(lag).unwrap_or(0));
             }
-            if let Some(last) = confirmed.last() {
-                status.applied_commit_time = Some(*last);
-            }
+            status.newest = newest.or(status.newest);
         });
     }
 }

@@ -656,7 +656,13 @@ impl Subscription {
         fault::point("apply.before-acknowledge");
         self.store.move_cursor(&self.spec.name, Applied(committed))?;
         fault::point("apply.after-acknowledge");
-        self.set_status(|status| status.applied = Applied(committed));
+        self.set_status(|status| {
+            // What was copied is not counted.
+            if status.applied.0 != Lsn::ZERO {
+                status.log_bytes += committed.bytes_since(status.applied.0);
+            }
+            status.applied = Applied(committed);
+        });
         Ok(())
     }
 

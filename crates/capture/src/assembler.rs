@@ -52,10 +52,21 @@ pub struct Assembler {
     /// Bytes held of streams other than the current one.
     held_elsewhere: usize,
     changes_assembled: u64,
+    /// What was committed since it was last asked.
+    committed: Committed,
     /// Whose tracer tokens are kept.
     slot: String,
     /// Tokens that were not taken yet.
     tracers: VecDeque<Tracer>,
+}
+
+/// Transactions among the entries built.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Committed {
+    /// Their commands.
+    pub commands: u64,
+    /// Position and commit time of the newest.
+    pub newest: Option<(Lsn, PgTime)>,
 }
 
 /// A transaction between Begin and Commit.
@@ -113,6 +124,7 @@ impl Assembler {
             current_stream: None,
             held_elsewhere: 0,
             changes_assembled: 0,
+            committed: Committed::default(),
             slot: String::new(),
             tracers: VecDeque::new(),
         }
@@ -126,6 +138,11 @@ impl Assembler {
     /// Tokens that are among the entries built so far, each once.
     pub fn take_tracers(&mut self) -> VecDeque<Tracer> {
         std::mem::take(&mut self.tracers)
+    }
+
+    /// Transactions among the entries built since this was asked last.
+    pub fn take_committed(&mut self) -> Committed {
+        std::mem::take(&mut self.committed)
     }
 
     /// What the messages are read by.
@@ -240,6 +257,12 @@ impl Assembler {
             kind: EntryKind::Watermark,
             payload_len: 0,
         });
+    }
+
+    fn push_transaction(&mut self, entry: EntryMeta, commands: u64) {
+        self.committed.commands += commands;
+        self.committed.newest = Some((entry.position, entry.commit_time));
+        self.push_entry(entry);
     }
 
     fn push_entry(&mut self, entry: EntryMeta) {
@@ -446,12 +469,13 @@ impl Assembler {
         header.encode(&mut encoded);
         let header_end = open.payload_start + HEADER_LEN_MIN;
         self.batch.payload[open.payload_start..header_end].copy_from_slice(&encoded);
-        self.push_entry(EntryMeta {
+        let entry = EntryMeta {
             position: end_lsn,
             commit_time: open.commit_time,
             kind,
             payload_len: (self.batch.payload.len() - open.payload_start) as u32,
-        });
+        };
+        self.push_transaction(entry, open.commands);
         Ok(())
     }
 
@@ -521,12 +545,13 @@ impl Assembler {
         header.encode(&mut self.batch.payload);
         self.batch.payload.extend_from_slice(&stream.held);
         self.batch_definitions.extend(&stream.held_definitions);
-        self.push_entry(EntryMeta {
+        let entry = EntryMeta {
             position: end_lsn,
             commit_time,
             kind,
             payload_len: (self.batch.payload.len() - start) as u32,
-        });
+        };
+        self.push_transaction(entry, stream.commands);
         Ok(())
     }
 }

@@ -16,7 +16,7 @@ use crate::publication::PublicationSpec;
 use crate::slot;
 use crate::tracer::Tracer;
 use crate::{CaptureError, alterations};
-use farshore_model::{Durable, Lsn, Received};
+use farshore_model::{Durable, Lsn, PgTime, Received, Timeline};
 use farshore_pg::Mode;
 use farshore_pg::replication::ReplicationStream;
 use farshore_store::LogStore;
@@ -58,6 +58,15 @@ pub struct CaptureStatus {
     pub changes: u64,
     /// Bytes of replication messages taken on this connection.
     pub wire_bytes: u64,
+    /// When anything was last heard of the publisher.
+    pub heard_at: Option<PgTime>,
+    /// Commands handed to the store since the node started, of all connections.
+    pub commands: u64,
+    /// The newest transaction handed to the store: its commit by the publisher's clock, and when it
+    /// was received by this machine's.
+    pub newest: Option<(PgTime, PgTime)>,
+    /// Up to which transaction the log was received when, and commands up to there.
+    pub transactions: Timeline,
     /// The newest tracer tokens that came out of the log, and when; newest first.
     pub tracers: VecDeque<(Tracer, std::time::Instant)>,
 }
@@ -122,6 +131,11 @@ impl Capture {
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);
         let mut intake = Intake::new(self, assembler, binary, stop);
+        // What is counted is what comes after this.
+        self.set_status(|status| {
+            let commands = status.commands;
+            status.transactions.note(held, PgTime::now(), commands);
+        });
         let watch = alterations::Watch::new(self.store.as_ref());
         // From before any subscription looks: what joins from here on is told.
         let members = self.spec.membership_signature(&mut sql).await?;

@@ -25,6 +25,7 @@ struct Trend {
     changes: Option<u64>,
     per_look: VecDeque<f64>,
     latency_ms: VecDeque<f64>,
+    apply_ms: VecDeque<f64>,
     behind: VecDeque<f64>,
 }
 
@@ -48,6 +49,7 @@ impl Trends {
             let before = trend.changes.replace(s.changes).unwrap_or(s.changes);
             push(&mut trend.per_look, s.changes.checked_sub(before).unwrap_or(s.changes) as f64);
             push(&mut trend.latency_ms, s.latency_ms.unwrap_or(0.0));
+            push(&mut trend.apply_ms, s.apply_ms.unwrap_or(0.0));
             push(&mut trend.behind, s.behind_bytes as f64);
         }
     }
@@ -66,6 +68,8 @@ impl Trends {
             line(&trend.per_look)
         );
         let _ = writeln!(out, "  latency    {}  {latency:.0} ms", line(&trend.latency_ms));
+        let apply = newest(&trend.apply_ms);
+        let _ = writeln!(out, "  apply      {}  {apply:.0} ms", line(&trend.apply_ms));
         let behind = bytes(newest(&trend.behind) as u64);
         let _ = writeln!(out, "  behind     {}  {behind}", line(&trend.behind));
         true

@@ -1,11 +1,11 @@
 use crate::sparkline::Trends;
 use crate::{load, runtime};
-use farshore_node::report::{Health, MirrorReport, SiteReport};
+use farshore_node::report::{Health, MirrorReport, PublicationReport, SiteReport};
 use farshore_node::{control, site};
 use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Exit status when the node does not run.
 pub(crate) const EXIT_NOT_RUNNING: u8 = 3;
@@ -128,6 +128,8 @@ fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
                 bytes(p.payload_bytes),
                 bytes(p.stored_bytes)
             );
+            legs(&mut out, &[("capture", p.capture_ms), ("store", p.store_ms)]);
+            kept(&mut out, p);
         }
     }
     for d in &report.downstreams {
@@ -135,11 +137,13 @@ fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
         let _ = writeln!(out, "\ndownstream {} ← {}: {state}", d.site, d.publication);
         let _ = writeln!(
             out,
-            "  durable    {} ({} behind the store)  {} sent",
+            "  durable    {} ({}{} behind the store)  {} sent",
             d.durable,
             bytes(d.behind_bytes),
+            commands(d.behind_commands, false),
             bytes(d.sent_bytes)
         );
+        legs(&mut out, &[("link", d.link_ms)]);
     }
     for s in &report.subscriptions {
         let _ = writeln!(out, "\nsubscription {} ← {}: {}", s.name, s.publication, s.state);
@@ -152,9 +156,10 @@ fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
         }
         let _ = writeln!(
             out,
-            "  applied    {} ({} behind the store)  {} transactions in {} commits",
+            "  applied    {} ({}{} behind the store)  {} transactions in {} commits",
             s.applied,
             bytes(s.behind_bytes),
+            commands(s.behind_commands, s.behind_commands_estimated),
             s.transactions,
             s.target_commits
         );
@@ -163,6 +168,7 @@ fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
         {
             let _ = writeln!(out, "  latency    {latency_ms:.0} ms");
         }
+        legs(&mut out, &[("before apply", s.upstream_ms), ("apply", s.apply_ms)]);
         if s.conflicts > 0 {
             let _ = writeln!(out, "  conflicts  {} recorded in farshore.conflicts", s.conflicts);
         }
@@ -190,6 +196,38 @@ fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
         mirror(&mut out, m, running);
     }
     out
+}
+
+/// How long each leg takes, as far as it is known.
+fn legs(out: &mut String, legs: &[(&str, Option<f64>)]) {
+    let known = legs.iter().filter_map(|(leg, ms)| ms.map(|ms| format!("{leg} {ms:.1} ms")));
+    let known: Vec<String> = known.collect();
+    if !known.is_empty() {
+        let _ = writeln!(out, "  legs       {}", known.join("  "));
+    }
+}
+
+/// What the publisher keeps for us, or since when that is not known.
+fn kept(out: &mut String, p: &PublicationReport) {
+    let _ = match (p.unacknowledged_bytes, p.heard_at) {
+        (Some(kept), _) => writeln!(out, "  kept       {} at the publisher", bytes(kept)),
+        (None, Some(heard_at)) => {
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let silent = (now.as_secs_f64() - heard_at).max(0.0) as u64;
+            writeln!(
+                out,
+                "  kept       unknown: nothing was heard of the publisher for {}",
+                seconds(silent)
+            )
+        }
+        (None, None) => Ok(()),
+    };
+}
+
+/// Behind a number of bytes.
+fn commands(commands: Option<u64>, estimated: bool) -> String {
+    let about = if estimated { "about " } else { "" };
+    commands.map_or(String::new(), |commands| format!(", {about}{commands} commands"))
 }
 
 fn judged(out: &mut String, health: Health, reason: Option<&str>) {

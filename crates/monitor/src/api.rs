@@ -3,7 +3,7 @@
 use crate::guard::{self, Guard};
 use crate::history::{self, History, Kind};
 use crate::sample::Snapshot;
-use crate::{Action, Source, prometheus, web};
+use crate::{Action, Outcome, Question, Source, prometheus, web};
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 /// Longest body of an action, in bytes.
@@ -26,6 +27,13 @@ const BODY_BYTES_MAX: usize = 8 << 10;
 const EVENTS_MAX: usize = 24;
 /// Actions side by side.
 const ACTIONS_MAX: usize = 4;
+
+/// Changes, or conflicts, in one answer: as many as asked for, up to this.
+const SHOWN_MAX: u64 = 200;
+/// How many are shown if nothing else is asked for.
+const SHOWN: u64 = 50;
+/// A disk or a server is waited for so long.
+const TELL_MAX: Duration = Duration::from_secs(20);
 
 /// What is served, described for programs.
 pub const OPENAPI: &str = include_str!("openapi.json");
@@ -39,6 +47,8 @@ pub const ROUTES: &[(&str, &str)] = &[
     ("get", "/api/v1/publications/{name}/history"),
     ("get", "/api/v1/subscriptions/{name}/history"),
     ("get", "/api/v1/mirrors/{name}/history"),
+    ("get", "/api/v1/publications/{name}/changes"),
+    ("get", "/api/v1/subscriptions/{name}/conflicts"),
     ("post", "/api/v1/publications/{name}/resume"),
     ("post", "/api/v1/publications/{name}/tracer"),
     ("post", "/api/v1/subscriptions/{name}/pause"),
@@ -82,6 +92,7 @@ pub(crate) fn routes(
                 "/api/v1/status" => get(status),
                 "/api/v1/events" => get(events),
                 _ if path.ends_with("/history") => get(kept),
+                _ if path.ends_with("/changes") || path.ends_with("/conflicts") => get(tell),
                 _ => post(act),
             },
         );
@@ -104,7 +115,7 @@ fn problem(status: StatusCode, what: &str) -> Response {
 
 async fn status(State(served): State<Served>) -> Response {
     let snapshot = served.snapshots.borrow().clone();
-    (JSON, snapshot.to_json()).into_response()
+    (JSON, snapshot.to_json().to_owned()).into_response()
 }
 
 async fn metrics(State(served): State<Served>) -> Response {
@@ -154,6 +165,46 @@ async fn events(State(served): State<Served>) -> Response {
     };
     let events = stream::unfold((looks, permit), next);
     Sse::new(events).keep_alive(KeepAlive::default()).into_response()
+}
+
+/// What takes a disk or a server to tell, by its path.
+async fn tell(State(served): State<Served>, Path(name): Path<String>, uri: Uri) -> Response {
+    let question = match question(&uri, name) {
+        Ok(question) => question,
+        Err(what) => return problem(StatusCode::BAD_REQUEST, &what),
+    };
+    let Ok(_permit) = served.actions.clone().try_acquire_owned() else {
+        return problem(StatusCode::SERVICE_UNAVAILABLE, "others are being answered; try again");
+    };
+    let telling: Outcome = served.source.tell(question);
+    match tokio::time::timeout(TELL_MAX, telling).await {
+        Ok(Ok(told)) => (JSON, told.to_string()).into_response(),
+        Ok(Err(why)) => problem(StatusCode::CONFLICT, &why),
+        Err(_) => problem(
+            StatusCode::GATEWAY_TIMEOUT,
+            &format!("what was asked did not answer within {TELL_MAX:?}; try again"),
+        ),
+    }
+}
+
+fn question(uri: &Uri, name: String) -> Result<Question, String> {
+    let (mut from, mut limit) = (None, SHOWN);
+    for part in uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty()) {
+        match part.split_once('=') {
+            // A position has no character that is written in another way but its slash.
+            Some(("from", text)) => from = Some(text.replace("%2F", "/").replace("%2f", "/")),
+            Some(("limit", text)) => {
+                let wanted: u64 = text.parse().map_err(|_| format!("limit={text} is no number"))?;
+                limit = wanted.clamp(1, SHOWN_MAX);
+            }
+            _ => return Err(format!("\"{part}\" is not understood; there are from and limit")),
+        }
+    }
+    Ok(if uri.path().ends_with("/changes") {
+        Question::Changes { publication: name, from, limit }
+    } else {
+        Question::Conflicts { subscription: name, limit }
+    })
 }
 
 /// One of the actions, by its path.

@@ -146,7 +146,7 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
         verdict.agent(&p.state, p.error.as_deref());
         let thresholds = limits.publications.get(&p.name).copied().unwrap_or_default();
         let kept = "log kept by the publisher";
-        verdict.bytes(kept, p.unacknowledged_bytes, thresholds.unacknowledged_bytes);
+        verdict.bytes(kept, p.unacknowledged_bytes.unwrap_or(0), thresholds.unacknowledged_bytes);
         verdict.bytes("store", p.store_bytes, thresholds.store_bytes);
         if let Some(most) = limits.retention_bytes.get(&p.name).filter(|most| **most > 0) {
             let part = p.store_bytes as f64 / *most as f64;

@@ -93,7 +93,7 @@ fn values(snapshot: &Snapshot) -> Vec<(Kind, &str, Values)> {
         let values = [
             number(p.store_bytes),
             number(p.capture_behind_bytes),
-            number(p.unacknowledged_bytes),
+            p.unacknowledged_bytes.map(|bytes| bytes as f64),
             rate.map(|rate| rate.changes_per_second),
             rate.map(|rate| rate.wire_bytes_per_second),
             rate.map(|rate| rate.log_bytes_per_second),

@@ -4,6 +4,7 @@
 //! report      the site's state as plain values, for every way of showing it
 //! health      good, warning or critical, and why
 //! sample      the state once a second, whoever asks, and rates from one look to the next
+//! steady      health that does not flap
 //! history     the last thirty hours, on disk
 //! api         the JSON interface: state, events, actions (described in openapi.json)
 //! prometheus  the metrics
@@ -25,6 +26,7 @@ pub mod report;
 mod sample;
 mod serve;
 mod settings;
+mod steady;
 mod web;
 mod webhook;
 
@@ -49,8 +51,33 @@ pub trait Source: Send + Sync + 'static {
     /// Its state now. May wait for a lock, never for a disk or a server.
     fn report(&self) -> SiteReport;
 
+    /// Tells what an operator looks for. May ask a disk or a server.
+    fn tell(&self, question: Question) -> Outcome;
+
     /// Does what an operator asks for.
     fn act(&self, action: Action) -> Outcome;
+}
+
+/// What an operator may look for on the page, beside the state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Question {
+    /// Stored transactions of a publication, in commit order.
+    Changes {
+        /// Of which.
+        publication: String,
+        /// From this transaction on, itself included: end of its commit record; else from the
+        /// log's start.
+        from: Option<String>,
+        /// Changes at most.
+        limit: u64,
+    },
+    /// Conflicts that are recorded on a subscription's target, the newest first.
+    Conflicts {
+        /// Whose.
+        subscription: String,
+        /// Records at most.
+        limit: u64,
+    },
 }
 
 /// What an operator may ask for on the page.

@@ -125,9 +125,31 @@ fn publications(out: &mut Text, snapshot: &Snapshot) {
     family(
         "farshore_publication_unacknowledged_bytes",
         GAUGE,
-        "Bytes of log that the publisher's slot keeps because it was not told of them yet.",
-        &|p| p.upstream.is_none().then_some(p.unacknowledged_bytes as f64),
+        "Bytes of log that the publisher's slot keeps because it was not told of them yet; absent \
+         while nothing is heard of the publisher.",
+        &|p| p.unacknowledged_bytes.map(|bytes| bytes as f64),
     );
+    family(
+        "farshore_publication_heard_timestamp_seconds",
+        GAUGE,
+        "When anything was last heard of the publisher, since 1970.",
+        &|p| p.heard_at,
+    );
+    family(
+        "farshore_publication_capture_latency_seconds",
+        GAUGE,
+        "Leg capture: commit on the publisher to received, of the newest transaction, by two clocks.",
+        &|p| milliseconds(p.capture_ms),
+    );
+    family(
+        "farshore_publication_store_latency_seconds",
+        GAUGE,
+        "Leg store: received to durable, of the newest transaction or of what waits longest.",
+        &|p| milliseconds(p.store_ms),
+    );
+    family("farshore_publication_commands_total", COUNTER, "Commands handed to the store.", &|p| {
+        p.upstream.is_none().then_some(p.commands as f64)
+    });
     family(
         "farshore_publication_changes_total",
         COUNTER,
@@ -182,6 +204,30 @@ fn subscriptions(out: &mut Text, snapshot: &Snapshot) {
         GAUGE,
         "Bytes of the publisher's log between what is durable in the store and what is applied.",
         &|s| Some(s.behind_bytes as f64),
+    );
+    family(
+        "farshore_subscription_behind_commands",
+        GAUGE,
+        "Commands that the store has and the target has not, counted or estimated; absent if neither.",
+        &|s| s.behind_commands.map(|commands| commands as f64),
+    );
+    family(
+        "farshore_subscription_behind_commands_estimated",
+        GAUGE,
+        "1 while the number of commands is an estimate, not a count.",
+        &|s| flag(s.behind_commands_estimated),
+    );
+    family(
+        "farshore_subscription_upstream_latency_seconds",
+        GAUGE,
+        "All legs before apply: commit on the publisher to durable here, by two clocks.",
+        &|s| milliseconds(s.upstream_ms),
+    );
+    family(
+        "farshore_subscription_apply_latency_seconds",
+        GAUGE,
+        "Leg apply: durable here to committed on the target, of the newest or of what waits longest.",
+        &|s| milliseconds(s.apply_ms),
     );
     family(
         "farshore_subscription_latency_seconds",
@@ -260,6 +306,18 @@ fn downstreams(out: &mut Text, snapshot: &Snapshot) {
         &|d| Some(d.behind_bytes as f64),
     );
     family(
+        "farshore_downstream_behind_commands",
+        GAUGE,
+        "Commands that are durable here and not there; absent if not known.",
+        &|d| d.behind_commands.map(|commands| commands as f64),
+    );
+    family(
+        "farshore_downstream_link_latency_seconds",
+        GAUGE,
+        "Leg link: durable here to told durable there, of the newest or of what waits longest.",
+        &|d| milliseconds(d.link_ms),
+    );
+    family(
         "farshore_downstream_sent_bytes_total",
         COUNTER,
         "Bytes sent, as they crossed; begins anew with each connection.",
@@ -305,6 +363,12 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
         GAUGE,
         "Bytes of log that the near end has and the far end has not written.",
         &|m| Some(m.send_queue_bytes as f64),
+    );
+    family(
+        "farshore_mirror_redo_queue_bytes",
+        GAUGE,
+        "Bytes of log that are durable at the far end and that its standbys have not replayed.",
+        &|m| m.redo_queue_bytes.map(|bytes| bytes as f64),
     );
     family("farshore_mirror_spool_bytes", GAUGE, "Bytes of the spool on disk.", &|m| {
         (m.end == "far").then_some(m.spool_bytes as f64)

@@ -202,6 +202,14 @@ pub struct DownstreamReport {
     pub durable: String,
     /// Bytes of the publisher's log between what is durable here and there.
     pub behind_bytes: u64,
+    /// Commands that are durable here and not there, up to a batch too many. Absent of a received
+    /// publication, and while it lacks some that were stored before the node started.
+    #[serde(default)]
+    pub behind_commands: Option<u64>,
+    /// Leg link: durable here to its word that it is durable there of the newest, or the age of what
+    /// waits longest, if that is more, milliseconds. Absent before the first.
+    #[serde(default)]
+    pub link_ms: Option<f64>,
     /// Bytes sent since it connected, as they crossed.
     pub sent_bytes: u64,
     /// Payload bytes that crossed in packs since it connected, before compression: the
@@ -244,9 +252,25 @@ pub struct PublicationReport {
     #[serde(default)]
     pub store_behind_bytes: u64,
     /// Bytes of the publisher's log that the slot was not told of yet: at least so much it keeps.
-    /// Of a received publication 0.
+    /// Absent while nothing is heard of the publisher, and of a received publication.
     #[serde(default)]
-    pub unacknowledged_bytes: u64,
+    pub unacknowledged_bytes: Option<u64>,
+    /// When anything was last heard of the publisher, in seconds since 1970.
+    #[serde(default)]
+    pub heard_at: Option<f64>,
+    /// Leg capture: commit on the publisher, by its clock, to received here, by this site's, of the
+    /// newest transaction, milliseconds. Absent before the first, while nothing is heard of the
+    /// publisher, and of a received publication.
+    #[serde(default)]
+    pub capture_ms: Option<f64>,
+    /// Leg store: received to durable of the newest transaction, or the age of what waits longest,
+    /// if that is more, milliseconds. Absent before the first, and of a received publication.
+    #[serde(default)]
+    pub store_ms: Option<f64>,
+    /// Commands (row changes and truncates) handed to the store since the node started; of a
+    /// received publication 0.
+    #[serde(default)]
+    pub commands: u64,
     /// Row changes taken on this connection.
     pub changes: u64,
     /// Bytes of replication messages taken on this connection.
@@ -284,6 +308,22 @@ pub struct SubscriptionReport {
     pub applied: String,
     /// Bytes of the publisher's log between what is durable in the store and what is applied.
     pub behind_bytes: u64,
+    /// Commands that the store has and the target has not. Counted, up to a batch too many, if
+    /// capture here has stored them since the node started; otherwise estimated. Absent as long as
+    /// nothing is known to estimate from.
+    #[serde(default)]
+    pub behind_commands: Option<u64>,
+    /// It is an estimate: bytes behind, times commands in each byte that was applied so far.
+    #[serde(default)]
+    pub behind_commands_estimated: bool,
+    /// All legs before apply: commit on the publisher, by its clock, to durable in the store here, by
+    /// this site's, of the newest transaction on the target, milliseconds. Absent before the first.
+    #[serde(default)]
+    pub upstream_ms: Option<f64>,
+    /// Leg apply: durable in the store here to committed on the target of the newest transaction
+    /// there, or the age of what waits longest, if that is more, milliseconds.
+    #[serde(default)]
+    pub apply_ms: Option<f64>,
     /// Leg apply and all before it: age of the oldest transaction that was read and is not
     /// committed on the target, milliseconds; 0 when there is none. While the agent does not run,
     /// an upper bound: time since everything was there. Absent when that is not known.

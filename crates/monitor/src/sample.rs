@@ -2,12 +2,13 @@
 
 use crate::history::{Ended, Recorder};
 use crate::report::SiteReport;
+use crate::steady::Steady;
 use crate::webhook::Watcher;
 use crate::{Settings, Source};
 use farshore_model::{Lsn, PgTime};
 use serde::Serialize;
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinHandle, spawn_blocking};
@@ -28,13 +29,16 @@ pub struct Snapshot {
     pub sampled_at: f64,
     /// Means over the last ten seconds.
     pub rates: Rates,
+    /// All of it as text, once somebody has asked: pages are many, and a look is one.
+    #[serde(skip)]
+    pub(crate) json: OnceLock<String>,
 }
 
 impl Snapshot {
     /// As JSON, on one line.
-    pub fn to_json(&self) -> String {
+    pub fn to_json(&self) -> &str {
         // Plain values with text as keys: there is nothing that JSON cannot hold.
-        serde_json::to_string(self).unwrap_or_default()
+        self.json.get_or_init(|| serde_json::to_string(self).unwrap_or_default())
     }
 }
 
@@ -254,6 +258,7 @@ pub struct Sampler {
     source: Arc<dyn Source>,
     snapshots: watch::Sender<Arc<Snapshot>>,
     looks: Looks,
+    steady: Steady,
     recorder: Option<Recorder>,
     /// The disk refused the last minute of history.
     complained: bool,
@@ -273,6 +278,7 @@ impl Sampler {
             source,
             snapshots,
             looks: Looks::default(),
+            steady: Steady::default(),
             recorder: settings.history.clone().map(Recorder::new),
             writing: None,
             complained: false,
@@ -316,13 +322,14 @@ impl Sampler {
         }
     }
 
-    fn take(&mut self, at: Instant, report: SiteReport) -> Option<Ended> {
+    fn take(&mut self, at: Instant, mut report: SiteReport) -> Option<Ended> {
+        self.steady.settle(&mut report);
         let rates = self.looks.rates(at, &report);
         let sampled_at = PgTime::now().unix_seconds();
         if let Some(watcher) = &mut self.watcher {
             watcher.look(&report, sampled_at);
         }
-        let snapshot = Snapshot { report, sampled_at, rates };
+        let snapshot = Snapshot { report, sampled_at, rates, json: OnceLock::new() };
         let ended = self.recorder.as_mut().and_then(|recorder| recorder.note(&snapshot));
         self.snapshots.send_replace(Arc::new(snapshot));
         ended
@@ -355,6 +362,10 @@ mod tests {
             SiteReport { subscriptions: vec![subscription], ..SiteReport::default() }
         }
 
+        fn tell(&self, _: crate::Question) -> crate::Outcome {
+            Box::pin(async { Err("no".to_owned()) })
+        }
+
         fn act(&self, _: crate::Action) -> crate::Outcome {
             Box::pin(async { Err("no".to_owned()) })
         }
@@ -377,8 +388,8 @@ mod tests {
         let source = Arc::new(Quiet);
         let (mut sampler, looks) = Sampler::new(source.clone(), &settings);
         let minute = async |sampler: &mut Sampler, at: f64| {
-            let rates = Rates::default();
-            let snapshot = Snapshot { report: source.report(), sampled_at: at * 60.0, rates };
+            let snapshot =
+                Snapshot { report: source.report(), sampled_at: at * 60.0, ..Snapshot::default() };
             let ended = sampler.recorder.as_mut().and_then(|recorder| recorder.note(&snapshot));
             if let Some(ended) = ended {
                 sampler.writing = Some(spawn_blocking(move || ended.write()));

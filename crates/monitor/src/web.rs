@@ -5,10 +5,11 @@ use axum::response::{IntoResponse, Response};
 
 const HTML: &str = include_str!("page/index.html");
 const STYLE: &str = include_str!("page/style.css");
-const SCRIPTS: [(&str, &str); 4] = [
+const SCRIPTS: [(&str, &str); 5] = [
     ("app.js", include_str!("page/app.js")),
     ("format.js", include_str!("page/format.js")),
     ("draw.js", include_str!("page/draw.js")),
+    ("browse.js", include_str!("page/browse.js")),
     ("actions.js", include_str!("page/actions.js")),
 ];
 const ICON: &str = include_str!("page/icon.svg");

@@ -2,6 +2,7 @@
 //! report.
 
 use crate::check::gate::PublisherAsked;
+use crate::legs::{self, Durability, milliseconds};
 use crate::report::{CopyReport, Health, PublicationReport, SubscriptionReport};
 use crate::sites::receive::Receive;
 use crate::supervisor::Notice;
@@ -9,7 +10,7 @@ use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription};
 use farshore_capture::Capture;
 use farshore_capture::source::Direct;
-use farshore_model::{Lsn, PgTime};
+use farshore_model::{Lsn, PgTime, leg_micros};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -22,6 +23,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(crate) struct PublicationAgent {
     pub(crate) name: String,
     pub(crate) store: Arc<SegmentedStore>,
+    pub(crate) durability: Durability,
     pub(crate) capture: Arc<Capture>,
     /// Whom its subscriptions ask, together.
     pub(crate) source: Direct,
@@ -36,6 +38,7 @@ pub(crate) struct PublicationAgent {
 /// A publication of another site whose log is kept here.
 pub(crate) struct ReceivedAgent {
     pub(crate) name: String,
+    pub(crate) durability: Durability,
     pub(crate) receive: Arc<Receive>,
     pub(crate) failure: Arc<Mutex<AgentFailure>>,
     pub(crate) switch: Arc<Switch>,
@@ -47,6 +50,9 @@ pub(crate) struct SubscriptionAgent {
     pub(crate) name: String,
     pub(crate) publication: String,
     pub(crate) store: Arc<SegmentedStore>,
+    pub(crate) durability: Durability,
+    /// What fills the store, if it is captured here.
+    pub(crate) capture: Option<Arc<Capture>>,
     pub(crate) subscription: Arc<Subscription>,
     pub(crate) failure: Arc<Mutex<AgentFailure>>,
     pub(crate) switch: Arc<Switch>,
@@ -103,10 +109,17 @@ impl PublicationAgent {
         };
         // Nothing has come on a connection that has just begun.
         let taken = capture.received.0.max(store.durable.0);
+        let is_heard = state == "streaming";
         let unacknowledged_bytes = match capture.acknowledged.0 {
             Lsn::ZERO => 0,
             acknowledged => capture.publisher_end.bytes_since(acknowledged),
         };
+        let store_leg = leg_micros(
+            &capture.transactions,
+            &lock(&self.durability),
+            store.durable.0,
+            PgTime::now(),
+        );
         PublicationReport {
             name: self.name.clone(),
             upstream: None,
@@ -120,7 +133,12 @@ impl PublicationAgent {
             acknowledged: capture.acknowledged.to_string(),
             capture_behind_bytes: capture.publisher_end.bytes_since(taken),
             store_behind_bytes: capture.received.0.bytes_since(store.durable.0),
-            unacknowledged_bytes,
+            // The publisher's log goes on, unseen.
+            unacknowledged_bytes: is_heard.then_some(unacknowledged_bytes),
+            heard_at: capture.heard_at.map(PgTime::unix_seconds),
+            capture_ms: legs::capture_ms(&capture).filter(|_| is_heard),
+            store_ms: store_leg.map(milliseconds),
+            commands: capture.commands,
             changes: capture.changes,
             wire_bytes: capture.wire_bytes,
             store_bytes: store.bytes_on_disk,
@@ -158,7 +176,11 @@ impl ReceivedAgent {
             acknowledged: receive.acknowledged.to_string(),
             capture_behind_bytes: 0,
             store_behind_bytes: receive.received.bytes_since(store.durable.0),
-            unacknowledged_bytes: 0,
+            unacknowledged_bytes: None,
+            heard_at: None,
+            capture_ms: None,
+            store_ms: None,
+            commands: 0,
             changes: 0,
             wire_bytes: receive.traffic.wire_bytes_received,
             store_bytes: store.bytes_on_disk,
@@ -181,7 +203,6 @@ impl SubscriptionAgent {
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
             (None, _) => (status.phase.word(), None),
         };
-        let milliseconds = |micros: Option<u64>| micros.map(|micros| micros as f64 / 1_000.0);
         let applied = if status.applied.0 == Lsn::ZERO {
             let cursors = self.store.cursors();
             cursors.iter().find(|c| c.name == self.name).map_or(Lsn::ZERO, |c| c.applied.0)
@@ -189,11 +210,23 @@ impl SubscriptionAgent {
             status.applied.0
         };
         let behind_bytes = self.store.status().durable.0.bytes_since(applied);
+        let reads = ["catching-up", "streaming"].contains(&state);
+        let captured = self.capture.as_ref().map(|capture| lock(&capture.status));
+        let transactions = captured.as_ref().map(|capture| &capture.transactions);
+        let (behind_commands, behind_commands_estimated) =
+            legs::commands_behind(&status, transactions, (applied, reads), behind_bytes);
+        let legs = legs::apply_legs(
+            &status,
+            &lock(&self.durability),
+            transactions,
+            (applied, reads),
+            PgTime::now(),
+        );
         let age = |since: PgTime| PgTime::now().micros_since(since).max(0) as f64 / 1_000.0;
         let latency_ms = match (status.oldest_pending, status.caught_up_at) {
-            (Some(commit_time), _) => Some(age(commit_time)),
+            (Some(oldest), _) => Some(age(oldest.commit_time)),
             // It reads whatever the store has.
-            (None, _) if ["catching-up", "streaming"].contains(&state) => Some(0.0),
+            (None, _) if reads => Some(0.0),
             (None, Some(_)) if behind_bytes == 0 => Some(0.0),
             (None, caught_up_at) => caught_up_at.map(age),
         };
@@ -206,16 +239,20 @@ impl SubscriptionAgent {
             reason: None,
             applied: applied.to_string(),
             behind_bytes,
+            behind_commands,
+            behind_commands_estimated,
+            upstream_ms: legs.upstream_ms,
+            apply_ms: legs.apply_ms,
             latency_ms,
             transactions: status.transactions,
             changes: status.changes,
             target_commits: status.target_commits,
             conflicts: status.conflicts,
-            lag_p50_ms: milliseconds(status.lag.quantile_micros(0.50)),
-            lag_p99_ms: milliseconds(status.lag.quantile_micros(0.99)),
-            lag_max_ms: milliseconds((status.lag.count() > 0).then(|| status.lag.max_micros())),
+            lag_p50_ms: status.lag.quantile_micros(0.50).map(milliseconds),
+            lag_p99_ms: status.lag.quantile_micros(0.99).map(milliseconds),
+            lag_max_ms: (status.lag.count() > 0).then(|| milliseconds(status.lag.max_micros())),
             tracer_ms: status.tracer.map(|tracer| {
-                tracer.applied_at.micros_since(tracer.commit_time).max(0) as f64 / 1_000.0
+                tracer.applied_at.micros_since(tracer.source.commit_time).max(0) as f64 / 1_000.0
             }),
             restarts: failure.restarts,
             copies: status

@@ -22,6 +22,7 @@ mod agents;
 pub mod check;
 pub mod config;
 pub mod control;
+mod legs;
 mod mirrors;
 mod monitoring;
 pub mod operate;
@@ -32,6 +33,7 @@ mod sites;
 mod stores;
 mod supervisor;
 mod switch;
+mod tell;
 mod tracer;
 
 pub use farshore_fault as fault;

@@ -4,8 +4,9 @@ use crate::operate;
 use crate::report::SiteReport;
 use crate::site::Site;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Outcome, supervise};
+use crate::tell;
 use farshore_model::Lsn;
-use farshore_monitor::{Action, Monitor, Sampler, Settings, Source};
+use farshore_monitor::{Action, Monitor, Question, Sampler, Settings, Source};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -64,6 +65,11 @@ struct Watched(Arc<Site>);
 impl Source for Watched {
     fn report(&self) -> SiteReport {
         self.0.report()
+    }
+
+    fn tell(&self, question: Question) -> farshore_monitor::Outcome {
+        let site = self.0.clone();
+        Box::pin(async move { tell::answer(&site, question).await })
     }
 
     fn act(&self, action: Action) -> farshore_monitor::Outcome {

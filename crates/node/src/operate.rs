@@ -246,7 +246,7 @@ impl Site {
         Ok(text)
     }
 
-    fn store(&self, publication: &str) -> Result<Arc<dyn LogStore>, String> {
+    pub(crate) fn store(&self, publication: &str) -> Result<Arc<dyn LogStore>, String> {
         match self.log(publication) {
             Some(log) => Ok(log),
             None => Err(unknown("publication", publication)),
@@ -398,7 +398,7 @@ struct ToClient<'a>(&'a mut Answer);
 struct Here<F>(F);
 
 /// A listing that ended early.
-struct Ended(String);
+pub(crate) struct Ended(pub(crate) String);
 
 impl From<ApplyError> for Ended {
     fn from(error: ApplyError) -> Ended {

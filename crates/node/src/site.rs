@@ -4,6 +4,7 @@ use crate::agents::{self, AgentFailure, PublicationAgent, ReceivedAgent, Subscri
 use crate::check::gate::{self, Gate, OwnPublication, PublisherAsked};
 use crate::config::{self, SiteConfig};
 use crate::control;
+use crate::legs::{self, Durability};
 use crate::mirrors::{FarAgent, NearAgent};
 use crate::monitoring;
 use crate::operate;
@@ -96,6 +97,8 @@ struct Followed {
     store: Arc<SegmentedStore>,
     source: Arc<dyn Source>,
     ready: watch::Receiver<u64>,
+    durability: Durability,
+    capture: Option<Arc<Capture>>,
 }
 
 impl Site {
@@ -130,6 +133,7 @@ impl Site {
             publications.push(PublicationAgent {
                 name,
                 store,
+                durability: Durability::default(),
                 source: Direct::new(capture.spec.clone()),
                 asked_by_gates: PublisherAsked::default(),
                 capture: Arc::new(capture),
@@ -149,6 +153,7 @@ impl Site {
             let store = stores::open_at(&folder, &log.name, &upstream.log)?;
             received.push(ReceivedAgent {
                 name: log.name.clone(),
+                durability: Durability::default(),
                 receive: Arc::new(Receive {
                     site: log.upstream.clone(),
                     publication: log.publication.clone(),
@@ -167,7 +172,9 @@ impl Site {
         let mut subscriptions = Vec::new();
         for subscription in &config.subscriptions {
             let followed = followed(&publications, &received, &subscription.publication);
-            let Some(Followed { store, source, ready }) = followed else { continue };
+            let Some(Followed { store, source, ready, durability, capture }) = followed else {
+                continue;
+            };
             let paused = operate::is_paused(store.as_ref(), &subscription.spec.name);
             if paused {
                 tracing::info!(subscription = %subscription.spec.name, "paused; farshore resume lets it go on");
@@ -176,6 +183,8 @@ impl Site {
                 name: subscription.spec.name.clone(),
                 publication: subscription.publication.clone(),
                 store: store.clone(),
+                durability,
+                capture,
                 subscription: Arc::new(Subscription {
                     spec: subscription.spec.clone(),
                     source,
@@ -233,6 +242,13 @@ impl Site {
         )
     }
 
+    /// When each log that is kept here became durable.
+    fn durabilities(&self) -> impl Iterator<Item = (&Durability, &SegmentedStore)> {
+        let own = self.publications.iter().map(|agent| (&agent.durability, agent.store.as_ref()));
+        let received = self.received.iter();
+        own.chain(received.map(|agent| (&agent.durability, agent.receive.store.as_ref())))
+    }
+
     /// The far end here of a mirror.
     ///
     /// # Errors
@@ -287,6 +303,9 @@ impl Site {
         }));
         let retention = tokio::spawn(self.clone().enforce_retention());
         let mut agents = JoinSet::new();
+        for (durability, store) in self.durabilities() {
+            agents.spawn(legs::follow(durability.clone(), store.durable(), stop.clone()));
+        }
         if let Some(settings) = self.config.monitor.clone() {
             agents.spawn(monitoring::run(self.clone(), settings, stop.clone()));
         }
@@ -459,11 +478,30 @@ impl Site {
 }
 
 impl Site {
+    /// Leg link, milliseconds, and commands that are durable here and not there, as far as they
+    /// were counted here.
+    fn link_leg(
+        &self,
+        publication: &str,
+        following: &sites::serve::Following,
+    ) -> (Option<f64>, Option<u64>) {
+        let there = following.durable;
+        if let Some(own) = self.publications.iter().find(|agent| agent.name == publication) {
+            let commands = lock(&own.capture.status).transactions.commands_after(there);
+            return (following.link_ms(&lock(&own.durability)), commands);
+        }
+        let received = self.received.iter().find(|agent| agent.name == publication);
+        (received.and_then(|agent| following.link_ms(&lock(&agent.durability))), None)
+    }
+
     fn downstreams(&self, serving: &Serving) -> Vec<DownstreamReport> {
         let report =
             |((site, publication), following): ((String, String), sites::serve::Following)| {
                 let end = self.log(&publication).map_or(Lsn::ZERO, |log| log.durable().borrow().0);
+                let (link_ms, behind_commands) = self.link_leg(&publication, &following);
                 DownstreamReport {
+                    link_ms,
+                    behind_commands,
                     site,
                     publication,
                     connected: following.connected,
@@ -487,6 +525,8 @@ fn followed(
             store: agent.store.clone(),
             source: Arc::new(agent.source.clone()),
             ready: agent.capture.ready.subscribe(),
+            durability: agent.durability.clone(),
+            capture: Some(agent.capture.clone()),
         });
     }
     let agent = received.iter().find(|agent| agent.name == name)?;
@@ -497,6 +537,8 @@ fn followed(
         store: receive.store.clone(),
         source: Arc::new(Remote::new(&receive.site, Arc::new(opener))),
         ready: receive.ready.subscribe(),
+        durability: agent.durability.clone(),
+        capture: None,
     })
 }
 

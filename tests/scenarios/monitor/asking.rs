@@ -1,9 +1,9 @@
 //! A client of the monitor.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use farshore_tests::Site;
 use serde_json::Value;
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
@@ -12,7 +12,11 @@ const START_MAX: Duration = Duration::from_secs(60);
 
 /// Where a node's monitor is.
 #[derive(Clone, Copy, Debug)]
-pub struct Monitor(pub SocketAddr);
+pub struct Monitor {
+    pub address: SocketAddr,
+    /// The token that it asks for.
+    pub token: Option<&'static str>,
+}
 
 /// An answer's status and body.
 #[derive(Debug)]
@@ -26,23 +30,46 @@ impl Monitor {
     pub fn of(site: &Site) -> Result<Monitor> {
         let line = site.await_log("monitor address=", START_MAX)?;
         let (_, address) = line.split_once("address=").context("no address")?;
-        Ok(Monitor(address.trim().parse()?))
+        Ok(Monitor { address: address.trim().parse()?, token: None })
     }
 
     fn ask(&self, head: &str, body: &str) -> Result<Answer> {
-        let mut stream = TcpStream::connect(self.0)?;
-        let host = self.0;
-        let length = body.len();
-        write!(
-            stream,
-            "{head} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\ncontent-type: \
-             application/json\r\nx-farshore-action: test\r\ncontent-length: {length}\r\n\r\n{body}"
-        )?;
+        let mut stream = self.send(head, body)?;
         let mut text = String::new();
         stream.read_to_string(&mut text)?;
         let (head, body) = text.split_once("\r\n\r\n").context("no answer")?;
         let status = head.split(' ').nth(1).context("no status")?.parse()?;
         Ok(Answer { status, body: body.to_owned() })
+    }
+
+    fn send(&self, head: &str, body: &str) -> Result<TcpStream> {
+        let mut stream = TcpStream::connect(self.address)?;
+        let (host, length) = (self.address, body.len());
+        let token = self.token.map(|token| format!("authorization: Bearer {token}\r\n"));
+        let token = token.unwrap_or_default();
+        write!(
+            stream,
+            "{head} HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n{token}content-type: \
+             application/json\r\nx-farshore-action: test\r\ncontent-length: {length}\r\n\r\n{body}"
+        )?;
+        Ok(stream)
+    }
+
+    /// The first of the events.
+    pub fn first_event(&self) -> Result<String> {
+        let answer = BufReader::new(self.send("GET /api/v1/events", "")?);
+        for line in answer.lines() {
+            let line = line?;
+            if line.starts_with("data: ") {
+                return Ok(line);
+            }
+        }
+        bail!("the events ended before the first")
+    }
+
+    /// What is at a path, whatever the status.
+    pub fn get_any(&self, path: &str) -> Result<Answer> {
+        self.ask(&format!("GET {path}"), "")
     }
 
     /// What is at a path.

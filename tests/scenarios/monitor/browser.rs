@@ -16,13 +16,14 @@ const NAME: &str = "<img src=x onerror=alert(1)>";
 
 /// Where scripts/setup --browser puts what the browser is driven with.
 fn modules() -> PathBuf {
-    let cache =
-        std::env::var_os("FARSHORE_CACHE").map_or("/var/cache/farshore".into(), PathBuf::from);
-    cache.join("browser")
+    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/setup");
+    let said = Command::new(setup).arg("--where").output();
+    let cache = said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned());
+    PathBuf::from(cache.unwrap_or_default()).join("browser")
 }
 
 /// What is missing on this machine.
-fn missing() -> Option<String> {
+pub fn missing() -> Option<String> {
     let modules = modules();
     for part in ["playwright-core", "axe-core"] {
         if !modules.join("node_modules").join(part).is_dir() {
@@ -38,16 +39,21 @@ fn missing() -> Option<String> {
 
 /// Looks at the page; pictures are kept where FARSHORE_PICTURES says.
 fn look(monitor: Monitor) -> Result<Value> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser/look.mjs");
+    run("look.mjs", monitor, &["s", "p"])
+}
+
+/// Runs one of the scripts in `tests/browser`, and checks what holds for every page.
+pub fn run(script: &str, monitor: Monitor, arguments: &[&str]) -> Result<Value> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("browser").join(script);
     let kept = std::env::var_os("FARSHORE_PICTURES").map(PathBuf::from);
     let folder = tempfile::tempdir()?;
     let pictures = kept.unwrap_or_else(|| folder.path().to_owned());
     let output = Command::new("node")
         .arg(script)
         .arg(modules())
-        .arg(format!("http://{}", monitor.0))
+        .arg(format!("http://{}", monitor.address))
         .arg(pictures)
-        .args(["s", "p"])
+        .args(arguments)
         .output()?;
     let told = String::from_utf8_lossy(&output.stdout);
     let error = String::from_utf8_lossy(&output.stderr);
@@ -61,7 +67,7 @@ fn look(monitor: Monitor) -> Result<Value> {
 }
 
 /// What the page shows as `12.3 MB`.
-fn bytes(text: &str) -> Result<f64> {
+pub fn bytes(text: &str) -> Result<f64> {
     let (number, unit) = text.split_once(' ').context("no unit")?;
     let power = ["B", "KB", "MB", "GB"].iter().position(|known| *known == unit).context("unit")?;
     Ok(number.parse::<f64>()? * 1024_f64.powi(i32::try_from(power)?))

@@ -18,7 +18,7 @@ use crate::attendant::{Attendant, Follower};
 use crate::publication::PublicationSpec;
 use crate::slot::{self, Place};
 use farshore_fault as fault;
-use farshore_model::Lsn;
+use farshore_model::{Lsn, PgTime};
 use farshore_pg::{Connection, Mode, quote_literal};
 use farshore_wire::copy_binary::{CopyError, RowReader};
 use std::sync::atomic::Ordering;
@@ -163,7 +163,10 @@ impl Batches {
             let from = intake.assembler.last_position();
             let Some(place) = slot::place(spec, &mut witness).await? else { return Ok(()) };
             slot::check_not_ahead(spec, place.confirmed, from)?;
-            intake.capture.set_status(|status| status.publisher_end = place.end);
+            intake.capture.set_status(|status| {
+                status.publisher_end = place.end;
+                status.heard_at = Some(PgTime::now());
+            });
             if !is_worthwhile(intake.capture, &place, from) {
                 return Ok(());
             }

@@ -3,7 +3,7 @@
 use super::{Capture, LOOK_EVERY};
 use crate::CaptureError;
 use crate::assembler::Assembler;
-use farshore_model::{Durable, Lsn, Received};
+use farshore_model::{Durable, Lsn, PgTime, Received};
 use farshore_pg::{Connection, Mode};
 use farshore_store::{Batch, LogStore, StoreError};
 use std::sync::Arc;
@@ -108,6 +108,7 @@ impl<'a> Intake<'a> {
         let received = Received(self.assembler.last_position());
         let (changes, wire_bytes) = (self.assembler.changes_assembled(), self.wire_bytes);
         let (tracers, now) = (self.assembler.take_tracers(), Instant::now());
+        let (committed, at) = (self.assembler.take_committed(), PgTime::now());
         self.capture.set_status(|status| {
             for tracer in tracers {
                 status.tracers.truncate(TRACERS_KEPT - 1);
@@ -115,7 +116,13 @@ impl<'a> Intake<'a> {
             }
             status.received = received;
             status.publisher_end = status.publisher_end.max(received.0);
+            status.heard_at = Some(at);
             status.changes = changes;
+            if let Some((position, commit_time)) = committed.newest {
+                status.commands += committed.commands;
+                status.transactions.note(position, at, status.commands);
+                status.newest = Some((commit_time, at));
+            }
             status.wire_bytes = wire_bytes;
         });
         self.handed_over_at = Instant::now();

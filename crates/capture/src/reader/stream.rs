@@ -5,7 +5,7 @@ use super::{LOOK_EVERY, STATUS_EVERY};
 use crate::attendant::Attendant;
 use crate::{CaptureError, slot};
 use farshore_fault as fault;
-use farshore_model::{Durable, Lsn};
+use farshore_model::{Durable, Lsn, PgTime};
 use farshore_pg::replication::{ReplicationStream, StreamMessage};
 use std::time::Duration;
 use tokio::time::Instant;
@@ -15,6 +15,9 @@ const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(20);
 
 /// On an idle database the slot follows the log after this long.
 const WATERMARK_EVERY: Duration = Duration::from_secs(2);
+
+/// That something was heard of the publisher is told at most so often.
+const NOTE_HEARD_EVERY: Duration = Duration::from_secs(1);
 
 /// How long messages are counted to tell a flood.
 const PACE_WINDOW: Duration = Duration::from_millis(5);
@@ -36,6 +39,8 @@ pub(super) struct Session<'a> {
     silence_max: Duration,
     /// When the publisher last said something, or we last had no ear for it.
     heard_at: Instant,
+    /// When that was last told.
+    heard_noted_at: Option<Instant>,
 }
 
 /// How fast messages come.
@@ -91,6 +96,7 @@ impl<'a> Session<'a> {
             pace: Pace { since: Instant::now(), messages: 0, flood: false },
             silence_max,
             heard_at: Instant::now(),
+            heard_noted_at: None,
         }
     }
 
@@ -170,6 +176,16 @@ impl<'a> Session<'a> {
         }
     }
 
+    /// A transaction that takes long to come is a sign of life too.
+    fn note_heard(&mut self) {
+        self.heard_at = Instant::now();
+        if self.heard_noted_at.is_none_or(|at| self.heard_at - at >= NOTE_HEARD_EVERY) {
+            self.heard_noted_at = Some(self.heard_at);
+            let now = PgTime::now();
+            self.intake.capture.set_status(|status| status.heard_at = Some(now));
+        }
+    }
+
     /// A link that was cut says nothing, and the stream of an idle database says little: the
     /// publisher is asked for a word in time, and without an answer the stream is given up.
     async fn break_silence(&mut self) -> Result<(), CaptureError> {
@@ -189,7 +205,7 @@ impl<'a> Session<'a> {
 
     /// The connection is gone: what was complete before is kept.
     async fn lost(&mut self, error: farshore_pg::Error) -> Result<(), CaptureError> {
-        if let Some(batch) = self.intake.assembler.take_batch() {
+        if let Some(batch) = self.intake.take_batch() {
             append_owned(self.intake.capture.store.clone(), batch).await?;
         }
         // "no binary output function available for type …", of a part of a value.
@@ -203,7 +219,7 @@ impl<'a> Session<'a> {
     }
 
     async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
-        self.heard_at = Instant::now();
+        self.note_heard();
         match message {
             StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
                 self.quiet_at = None;

@@ -1,7 +1,8 @@
 // The page: the site's state as it comes by server-sent events, one view at a time.
 
 import { h, morph, chart, topology } from "/draw.js";
-import { bytes, count, perSecond, milliseconds, seconds, drain, clock } from "/format.js";
+import { bytes, count, perSecond, milliseconds, seconds, drain, clock, commands, leg } from "/format.js";
+import { browser, conflicts } from "/browse.js";
 import "/actions.js";
 
 const $ = (id) => document.getElementById(id);
@@ -86,6 +87,13 @@ function hours(kind, name, charts) {
 
 const rates = (kind, name) => status.rates[kind][name] || {};
 
+// What the publisher keeps for the slot, or since when that is not known.
+function keptByPublisher(p) {
+  if (p.upstream) return "–";
+  if (p.unacknowledged_bytes !== null) return bytes(p.unacknowledged_bytes);
+  return p.heard_at === null ? "unknown" : `unknown since ${clock(p.heard_at)}`;
+}
+
 // ---- overview ----
 
 function picture() {
@@ -137,35 +145,35 @@ function overview() {
   const parts = [h("h1", {}, `Site ${status.site}`), picture()];
   if (status.publications.length) {
     parts.push(h("h2", {}, "Publications"), table("Publications",
-      ["Publication", "State", "Changes", "From the stream", "To capture", "To store", "Kept by the publisher", "Store"],
+      ["Publication", "State", "Changes", "Capture leg", "Store leg", "From the stream", "To capture", "To store", "Kept by the publisher", "Store"],
       status.publications.map((p) => {
         const rate = rates("publications", p.name);
-        return [link("publication", p.name), stateBadge(p), perSecond(rate.changes_per_second), perSecond(rate.wire_bytes_per_second, bytes), p.upstream ? "–" : bytes(p.capture_behind_bytes), bytes(p.store_behind_bytes), p.upstream ? "–" : bytes(p.unacknowledged_bytes), bytes(p.store_bytes)];
+        return [link("publication", p.name), stateBadge(p), perSecond(rate.changes_per_second), leg(p.capture_ms), leg(p.store_ms), perSecond(rate.wire_bytes_per_second, bytes), p.upstream ? "–" : bytes(p.capture_behind_bytes), bytes(p.store_behind_bytes), keptByPublisher(p), bytes(p.store_bytes)];
       })));
   }
   if (status.subscriptions.length) {
     const shown = showsAll ? status.subscriptions : worstFirst(status.subscriptions).slice(0, ROWS);
     const more = status.subscriptions.length - shown.length;
     parts.push(h("h2", {}, "Subscriptions"), table("Subscriptions",
-      ["Subscription", "Publication", "State", "Latency", "To apply", "Caught up in", "Changes", "Conflicts"],
+      ["Subscription", "Publication", "State", "Latency", "Before apply", "Apply leg", "To apply", "Commands", "Caught up in", "Changes", "Conflicts"],
       shown.map((sub) => {
         const rate = rates("subscriptions", sub.name);
-        return [link("subscription", sub.name), link("publication", sub.publication), stateBadge(sub), milliseconds(sub.latency_ms), bytes(sub.behind_bytes), drain(rate.drain_seconds, sub.behind_bytes), perSecond(rate.changes_per_second), count(sub.conflicts)];
+        return [link("subscription", sub.name), link("publication", sub.publication), stateBadge(sub), milliseconds(sub.latency_ms), leg(sub.upstream_ms), leg(sub.apply_ms), bytes(sub.behind_bytes), commands(sub), drain(rate.drain_seconds, sub.behind_bytes), perSecond(rate.changes_per_second), count(sub.conflicts)];
       })));
     if (more > 0) parts.push(h("div", { class: "buttons" }, h("button", { type: "button", id: "all" }, `Show ${count(more)} more that are no worse`)));
   }
   if (status.downstreams.length) {
     parts.push(h("h2", {}, "Downstream sites"), table("Downstream sites",
-      ["Site", "Publication", "State", "To send", "There in", "On the link", "Sent"],
+      ["Site", "Publication", "State", "Link leg", "To send", "Commands", "There in", "On the link", "Sent"],
       status.downstreams.map((d) => {
         const rate = rates("downstreams", `${d.site} ${d.publication}`);
-        return [d.site, link("publication", d.publication), badge(d.connected ? "good" : "warning", d.connected ? "connected" : "away"), bytes(d.behind_bytes), drain(rate.drain_seconds, d.behind_bytes), perSecond(rate.sent_bytes_per_second, bytes), bytes(d.sent_bytes)];
+        return [d.site, link("publication", d.publication), badge(d.connected ? "good" : "warning", d.connected ? "connected" : "away"), leg(d.link_ms), bytes(d.behind_bytes), commands(d), drain(rate.drain_seconds, d.behind_bytes), perSecond(rate.sent_bytes_per_second, bytes), bytes(d.sent_bytes)];
       })));
   }
   if (status.mirrors.length) {
     parts.push(h("h2", {}, "Mirrors"), table("Mirrors",
-      ["Mirror", "End", "State", "Log", "On the link", "Ratio", "Send queue", "Harden"],
-      status.mirrors.map((m) => [link("mirror", m.name), m.end, stateBadge(m), bytes(m.log_bytes), bytes(m.link_bytes), m.ratio ? `${m.ratio.toFixed(1)}:1` : "–", bytes(m.send_queue_bytes), m.harden_ms === null ? "–" : milliseconds(m.harden_ms)])));
+      ["Mirror", "End", "State", "Log", "On the link", "Ratio", "Send queue", "Redo queue", "Harden"],
+      status.mirrors.map((m) => [link("mirror", m.name), m.end, stateBadge(m), bytes(m.log_bytes), bytes(m.link_bytes), m.ratio ? `${m.ratio.toFixed(1)}:1` : "–", bytes(m.send_queue_bytes), bytes(m.redo_queue_bytes), m.harden_ms === null ? "–" : milliseconds(m.harden_ms)])));
   }
   return parts;
 }
@@ -175,14 +183,14 @@ function overview() {
 function tracers(p) {
   const posted = status.tracers.filter((tracer) => tracer.publication === p.name);
   if (!posted.length) return null;
-  const leg = (from, to) => (from === null || to === null ? "–" : milliseconds(Math.max(to - from, 0)));
+  const between = (from, to) => (from === null || to === null ? "–" : milliseconds(Math.max(to - from, 0)));
   const rows = posted.slice(0, 10).flatMap((t) => [
     ...t.subscriptions.map((a) => [t, `subscription ${a.name}`, "apply", a]),
     ...t.downstreams.map((a) => [t, `site ${a.name}`, "link", a]),
   ]);
   return [h("h2", {}, "Tracer tokens"), table("Tracer tokens",
     ["Posted", "To", "Capture", "Store", "Link", "Apply", "Total"],
-    rows.map(([t, to, kind, a]) => [clock(t.posted_at), to, leg(0, t.received_ms), leg(t.received_ms, t.durable_ms), kind === "link" ? leg(t.durable_ms, a.arrived_ms) : "", kind === "apply" ? leg(t.durable_ms, a.arrived_ms) : "", a.arrived_ms === null ? `not in time (${a.state})` : milliseconds(a.arrived_ms)]))];
+    rows.map(([t, to, kind, a]) => [clock(t.posted_at), to, between(0, t.received_ms), between(t.received_ms, t.durable_ms), kind === "link" ? between(t.durable_ms, a.arrived_ms) : "", kind === "apply" ? between(t.durable_ms, a.arrived_ms) : "", a.arrived_ms === null ? `not in time (${a.state})` : milliseconds(a.arrived_ms)]))];
 }
 
 function publication(p) {
@@ -193,10 +201,10 @@ function publication(p) {
     h("h1", {}, `Publication ${p.name} `, stateBadge(p)),
     trouble(p),
     h("ol", { class: "legs", "aria-label": "Legs" },
-      !p.upstream && h("li", {}, h("b", {}, "1 · capture"), `${bytes(p.capture_behind_bytes)} to take`),
-      h("li", {}, h("b", {}, p.upstream ? "1 · link and store" : "2 · store"), `${bytes(p.store_behind_bytes)} to make durable`),
-      status.downstreams.filter((d) => d.publication === p.name).map((d) => h("li", {}, h("b", {}, `link to ${d.site}`), `${bytes(d.behind_bytes)} to send`)),
-      status.subscriptions.filter((sub) => sub.publication === p.name).slice(0, SHOWN).map((sub) => h("li", {}, h("b", {}, "apply: ", link("subscription", sub.name)), `${bytes(sub.behind_bytes)} to apply, ${milliseconds(sub.latency_ms)}`))),
+      !p.upstream && h("li", {}, h("b", {}, "1 · capture"), `${leg(p.capture_ms)}, ${bytes(p.capture_behind_bytes)} to take`),
+      h("li", {}, h("b", {}, p.upstream ? "1 · link and store" : "2 · store"), `${p.upstream ? "" : `${leg(p.store_ms)}, `}${bytes(p.store_behind_bytes)} to make durable`),
+      status.downstreams.filter((d) => d.publication === p.name).map((d) => h("li", {}, h("b", {}, `link to ${d.site}`), `${leg(d.link_ms)}, ${bytes(d.behind_bytes)} to send`)),
+      status.subscriptions.filter((sub) => sub.publication === p.name).slice(0, SHOWN).map((sub) => h("li", {}, h("b", {}, "apply: ", link("subscription", sub.name)), `${leg(sub.apply_ms)}, ${bytes(sub.behind_bytes)} to apply`))),
     h("h2", {}, "Now"),
     figures([
       !p.upstream && ["Changes", perSecond(rate.changes_per_second), `${count(p.changes)} on this connection`],
@@ -204,7 +212,7 @@ function publication(p) {
       ["Publisher's log made durable", perSecond(rate.log_bytes_per_second, bytes)],
       ["Written by the store", perSecond(rate.stored_bytes_per_second, bytes), `${bytes(p.payload_bytes)} as ${bytes(p.stored_bytes)}, ${count(p.syncs)} syncs`],
       ["Store on disk", bytes(p.store_bytes), `from ${p.store_start}`],
-      !p.upstream && ["Kept by the publisher", bytes(p.unacknowledged_bytes), "log that the slot was not told of"],
+      !p.upstream && ["Kept by the publisher", keptByPublisher(p), "log that the slot was not told of"],
     ]),
     h("h2", {}, "Positions"),
     figures([!p.upstream && ["Publisher", p.publisher_end], ["Received", p.received], ["Durable", p.durable], ["Acknowledged", p.acknowledged]]),
@@ -215,6 +223,7 @@ function publication(p) {
       recentChart("Store on disk", (status) => of(status).store_bytes, bytes)),
     hours("publication", p.name, [["Changes", "mean_changes_per_second", perSecond], ["Log made durable", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["To capture", "capture_behind_bytes", bytes], ["Store on disk", "store_bytes", bytes]]),
     tracers(p),
+    browser(p.name, render),
     h("div", { class: "buttons" },
       !p.upstream && action("tracer", p.name, "Post a tracer token"),
       p.state !== "streaming" && p.state !== "receiving" && action("resume-publication", p.name, "Resume")),
@@ -245,7 +254,10 @@ function subscription(sub) {
     h("p", { class: "quiet" }, "follows ", link("publication", sub.publication)),
     figures([
       ["Latency", milliseconds(sub.latency_ms), sub.state === "streaming" ? "oldest transaction that is not there" : "at most"],
+      ["Before apply", leg(sub.upstream_ms), "commit to durable here, by two clocks"],
+      ["Apply", leg(sub.apply_ms), "durable here to committed on the target"],
       ["To apply", bytes(sub.behind_bytes), "of the publisher's log"],
+      ["Commands to apply", commands(sub), sub.behind_commands === null ? "nothing to estimate from yet" : sub.behind_commands_estimated ? "an estimate" : "counted, up to a batch too many"],
       ["Caught up in", drain(rate.drain_seconds, sub.behind_bytes), "if all goes on as now"],
       ["Transactions", perSecond(rate.transactions_per_second), `${count(sub.transactions)} in ${count(sub.target_commits)} commits`],
       ["Changes", perSecond(rate.changes_per_second), `${count(sub.changes)} on this connection`],
@@ -256,6 +268,7 @@ function subscription(sub) {
       ["Restarts", count(sub.restarts), "after an error"],
     ]),
     copies(sub),
+    conflicts(sub, render),
     h("h2", {}, "The last minutes"),
     h("div", { class: "charts" },
       recentChart("Latency", (status) => of(status).latency_ms, milliseconds),
@@ -271,6 +284,13 @@ function subscription(sub) {
 
 // ---- one mirror ----
 
+// How fast standbys replay, and how long what waits takes at that rate.
+function redo(m) {
+  if (!m.apply_bytes_per_s) return "durable there, not replayed";
+  const left = m.redo_queue_bytes / m.apply_bytes_per_s;
+  return `replayed at ${perSecond(m.apply_bytes_per_s, bytes)}, about ${seconds(left)} left`;
+}
+
 function mirror(m) {
   const rate = rates("mirrors", m.name);
   const of = (status) => status.mirrors.find((other) => other.name === m.name) || {};
@@ -285,6 +305,7 @@ function mirror(m) {
       ["Ratio", m.ratio ? `${m.ratio.toFixed(2)}:1` : "–", "log to bytes on the link"],
       m.end === "near" && ["Send queue", bytes(m.send_queue_bytes), drain(rate.drain_seconds, m.send_queue_bytes)],
       m.end === "near" && m.kept_bytes !== undefined && ["Kept", bytes(m.kept_bytes), "at the principal"],
+      m.redo_queue_bytes !== null && ["Redo queue", bytes(m.redo_queue_bytes), redo(m)],
       m.end === "far" && ["Harden", m.harden_ms === null ? "–" : milliseconds(m.harden_ms), `${count(m.syncs)} syncs`],
       m.end === "far" && ["Spool", bytes(m.spool_bytes)],
     ]),

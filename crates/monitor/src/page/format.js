@@ -26,6 +26,17 @@ export function milliseconds(value) {
   return seconds(value / 1000);
 }
 
+// How long a leg takes; unlike a latency it may never have been seen.
+export function leg(value) {
+  return value === null || value === undefined ? "–" : milliseconds(value);
+}
+
+// Commands that are not there yet.
+export function commands(object) {
+  if (object.behind_commands === null) return "not known";
+  return `${object.behind_commands_estimated ? "about " : ""}${count(object.behind_commands)}`;
+}
+
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 10) return `${value.toFixed(1)} s`;

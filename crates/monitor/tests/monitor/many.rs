@@ -1,10 +1,11 @@
 //! A site of a thousand subscriptions.
 
-use crate::site::{Fake, get, start};
-use anyhow::{Result, ensure};
+use crate::site::{Fake, cache, events, get, start};
+use anyhow::{Context, Result, ensure};
 use farshore_monitor::report::SubscriptionReport;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 const SUBSCRIPTIONS: usize = 1_000;
 
@@ -26,6 +27,8 @@ const { chromium } = require(`${modules}/node_modules/playwright-core`);
   await page.click("a[href='#/subscription/s999']");
   await page.waitForSelector("main h1:has-text('s999')");
   console.log(`${shown} ${Date.now() - begun}`);
+  const heap = await page.evaluate(() => performance.memory.usedJSHeapSize);
+  console.log(`the page's heap: ${Math.round(heap / 1048576)} MB`);
   // The other views, with something in every field.
   for (const [hash, text] of [["#/mirror/all", "Standbys"], ["#/publication/dublin%2Fsales", "Tracer tokens"]]) {
     await page.goto(`${url}/${hash}`);
@@ -35,8 +38,16 @@ const { chromium } = require(`${modules}/node_modules/playwright-core`);
 })();
 "##;
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_subscriptions_stay_usable() -> Result<()> {
+/// Resident memory of this process, bytes.
+fn resident_bytes() -> Result<u64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kilobytes = line.and_then(|line| line.trim().split(' ').next()).context("no VmRSS")?;
+    Ok(kilobytes.parse::<u64>()? * 1024)
+}
+
+/// A site of many subscriptions.
+fn many() -> Arc<Fake> {
     let source = Fake::full();
     source.set(|report| {
         report.subscriptions = (0..SUBSCRIPTIONS)
@@ -50,14 +61,43 @@ async fn a_thousand_subscriptions_stay_usable() -> Result<()> {
             })
             .collect();
     });
-    let monitor = start(source).await?;
+    source
+}
+
+/// Pages that are kept up to date and take nothing hold the node's memory for no more than what one
+/// look is: each misses looks instead.
+#[tokio::test(flavor = "multi_thread")]
+async fn pages_that_take_nothing_cost_no_memory() -> Result<()> {
+    const PAGES: usize = 24;
+    const MEGABYTES_MAX: u64 = 160;
+    let before = resident_bytes()?;
+    let monitor = start(many()).await?;
+    let mut pages = Vec::new();
+    for _ in 0..PAGES {
+        let mut page = events(&monitor).await?;
+        page.next().await?;
+        pages.push(page);
+    }
+    // One takes what comes: when it has seen a dozen looks, the others have missed most.
+    let mut reader = pages.pop().context("no page")?;
+    for _ in 0..12 {
+        reader.next().await?;
+    }
+    let more = resident_bytes()?.saturating_sub(before);
+    println!("{SUBSCRIPTIONS} subscriptions, {PAGES} pages: {} MB more", more >> 20);
+    ensure!(more >> 20 < MEGABYTES_MAX, "{} MB more than before", more >> 20);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_subscriptions_stay_usable() -> Result<()> {
+    let monitor = start(many()).await?;
     let state = get(&monitor, "/api/v1/status").await?.body.len();
     let metrics = get(&monitor, "/metrics").await?.body;
     let series = metrics.lines().filter(|line| line.contains("subscription=\"s")).count();
     ensure!(series >= SUBSCRIPTIONS * 10, "{series} series");
     println!("{SUBSCRIPTIONS} subscriptions: {state} bytes of state, {} of metrics", metrics.len());
-    let modules = std::env::var("FARSHORE_CACHE").unwrap_or("/var/cache/farshore".to_owned());
-    let modules = format!("{modules}/browser");
+    let modules = cache().join("browser").display().to_string();
     let is_there = |path: &str| Path::new(path).exists();
     if !is_there(&format!("{modules}/node_modules/playwright-core"))
         || !is_there("/usr/bin/chromium")

@@ -1,9 +1,11 @@
 //! The metrics keep to Prometheus' text format and conventions, and are documented.
 
-use crate::site::{Fake, get, start};
+use crate::site::{Fake, cache, get, start};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// A sample: its family's name, its labels, its value.
 #[derive(Debug, PartialEq)]
@@ -152,5 +154,91 @@ async fn dashboard_and_alerts_use_metrics_that_exist() -> Result<()> {
     }
     let dashboard = std::fs::read_to_string(folder.join("grafana.json"))?;
     serde_json::from_str::<serde_json::Value>(&dashboard)?;
+    Ok(())
+}
+
+/// Prometheus' own check, from scripts/setup or the search path; none with the reason told.
+fn promtool(test: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = vec![cache().join("promtool")];
+    places.extend(std::env::split_paths(&path).map(|folder| folder.join("promtool")));
+    let found = places.into_iter().find(|place| place.is_file());
+    if found.is_none() {
+        println!("skipped: {test}: there is no promtool (scripts/setup --promtool)");
+    }
+    found
+}
+
+/// Lets promtool check a text on its standard input.
+fn checked_by(promtool: &Path, what: &str, text: &str) -> Result<()> {
+    let mut tool = Command::new(promtool)
+        .args(["check", what])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    tool.stdin.take().context("no standard input")?.write_all(text.as_bytes())?;
+    let output = tool.wait_with_output()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    ensure!(output.status.success(), "promtool check {what}: {said}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn prometheus_itself_takes_the_metrics() -> Result<()> {
+    let Some(promtool) = promtool("prometheus_itself_takes_the_metrics") else { return Ok(()) };
+    let monitor = start(Fake::full()).await?;
+    let metrics = get(&monitor, "/metrics").await?.body;
+    checked_by(&promtool, "metrics", &metrics)?;
+    let without_help = "a_total 1\n";
+    ensure!(checked_by(&promtool, "metrics", without_help).is_err(), "promtool takes anything");
+    Ok(())
+}
+
+/// Every expression of the dashboard.
+fn expressions(value: &serde_json::Value, found: &mut Vec<String>) {
+    match value {
+        serde_json::Value::Object(fields) => {
+            for (name, value) in fields {
+                match value.as_str().filter(|_| name == "expr") {
+                    Some(expression) => found.push(expression.to_owned()),
+                    None => expressions(value, found),
+                }
+            }
+        }
+        serde_json::Value::Array(values) => {
+            values.iter().for_each(|value| expressions(value, found));
+        }
+        _ => {}
+    }
+}
+
+#[test]
+fn prometheus_itself_takes_alerts_and_dashboard() -> Result<()> {
+    let test = "prometheus_itself_takes_alerts_and_dashboard";
+    let Some(promtool) = promtool(test) else { return Ok(()) };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/monitoring");
+    let check = |text: &str| -> Result<()> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), text)?;
+        let output = Command::new(&promtool).args(["check", "rules"]).arg(file.path()).output()?;
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.success(), "promtool check rules: {said}");
+        Ok(())
+    };
+    check(&std::fs::read_to_string(folder.join("alerts.yml"))?)?;
+    let dashboard = std::fs::read_to_string(folder.join("grafana.json"))?;
+    let mut found = Vec::new();
+    expressions(&serde_json::from_str(&dashboard)?, &mut found);
+    ensure!(found.len() >= 15, "only {} expressions", found.len());
+    // As rules: that is how promtool parses expressions.
+    let mut rules = "groups:\n  - name: dashboard\n    rules:\n".to_owned();
+    for (nth, expression) in found.iter().enumerate() {
+        let expression = serde_json::to_string(expression)?;
+        rules.push_str(&format!("      - record: panel:{nth}\n        expr: {expression}\n"));
+    }
+    check(&rules)?;
+    ensure!(check(&rules.replace("rate(", "rate)")).is_err(), "promtool takes anything");
     Ok(())
 }

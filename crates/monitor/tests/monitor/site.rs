@@ -5,13 +5,23 @@ use farshore_monitor::report::{
     CopyReport, DownstreamReport, MirrorReport, PublicationReport, SiteReport, SlotReport,
     StandbyReport, SubscriptionReport, TracerArrival, TracerReport,
 };
-use farshore_monitor::{Action, Monitor, Outcome, Sampler, Settings, Source};
+use farshore_monitor::{Action, Monitor, Outcome, Question, Sampler, Settings, Source};
 use serde_json::Value;
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
+
+/// Where scripts/setup puts what tests need.
+pub fn cache() -> PathBuf {
+    let setup = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/setup");
+    let said = Command::new(setup).arg("--where").output();
+    let cache = said.map(|said| String::from_utf8_lossy(&said.stdout).trim().to_owned());
+    PathBuf::from(cache.unwrap_or_default())
+}
 
 /// A site that is made up.
 pub struct Fake {
@@ -33,6 +43,10 @@ impl Fake {
                 state: "receiving".to_owned(),
                 error: text("a word"),
                 durable: "0/10".to_owned(),
+                unacknowledged_bytes: Some(5),
+                heard_at: Some(1.5e9),
+                capture_ms: Some(2.5),
+                store_ms: Some(0.5),
                 ..PublicationReport::default()
             }],
             subscriptions: vec![SubscriptionReport {
@@ -40,6 +54,9 @@ impl Fake {
                 publication: "dublin/sales".to_owned(),
                 state: "streaming".to_owned(),
                 behind_bytes: 17,
+                behind_commands: Some(3),
+                upstream_ms: Some(3.0),
+                apply_ms: Some(1.0),
                 latency_ms: Some(1.5),
                 lag_p50_ms: Some(0.5),
                 copies: vec![CopyReport { table: "public.t".to_owned(), ..CopyReport::default() }],
@@ -48,6 +65,8 @@ impl Fake {
             downstreams: vec![DownstreamReport {
                 site: "cork".to_owned(),
                 publication: "dublin/sales".to_owned(),
+                behind_commands: Some(4),
+                link_ms: Some(40.0),
                 ..DownstreamReport::default()
             }],
             mirrors: vec![MirrorReport {
@@ -90,6 +109,10 @@ impl Fake {
 impl Source for Fake {
     fn report(&self) -> SiteReport {
         self.report_now().clone()
+    }
+
+    fn tell(&self, question: Question) -> Outcome {
+        Box::pin(async move { Ok(Value::from(format!("{question:?}"))) })
     }
 
     fn act(&self, action: Action) -> Outcome {

@@ -6,7 +6,9 @@ use super::measure::Host;
 use super::measure::serve::{Allowances, Measured, SESSION_TIME_MAX};
 use super::packing::Packing;
 use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
+use crate::agents::lock;
 use crate::config::sites::{Downstream, SitesConfig};
+use crate::legs::milliseconds;
 use crate::mirrors::NearAgent;
 use bytes::Bytes;
 use farshore_capture::publication::PublicationSpec;
@@ -19,7 +21,7 @@ use farshore_mirror::MirrorError;
 use farshore_mirror::relay::end::EndRequest;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::SeedRequest;
-use farshore_model::{Applied, Lsn};
+use farshore_model::{Applied, Lsn, PgTime, Timeline, leg_micros};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredReader};
 use std::collections::{BTreeMap, HashMap};
@@ -71,6 +73,16 @@ pub(crate) struct Following {
     pub sent_bytes: u64,
     /// Payload bytes that crossed in packs in this session, before compression.
     pub packed_bytes: u64,
+    /// When it had told that it has which position, of all sessions.
+    arrivals: Arc<Mutex<Timeline>>,
+}
+
+impl Following {
+    /// How long it takes from durable here to its word that it is durable there, milliseconds.
+    pub fn link_ms(&self, durability: &Timeline) -> Option<f64> {
+        let arrivals = lock(&self.arrivals);
+        leg_micros(durability, &arrivals, self.durable, PgTime::now()).map(milliseconds)
+    }
 }
 
 /// What downstream sites are given.
@@ -459,10 +471,13 @@ impl Serving {
         sender.send(Bytes::from(answer)).await?;
         let Some(after) = after else { return sender.finish().await };
         tracing::info!(site = %key.0, publication = %key.1, %after, "downstream site connected");
-        self.lock_following().insert(
-            key.clone(),
-            Following { connected: true, durable: after, ..Following::default() },
-        );
+        {
+            let mut all = self.lock_following();
+            let arrivals = all.get(key).map(|before| before.arrivals.clone()).unwrap_or_default();
+            let begun =
+                Following { connected: true, durable: after, arrivals, ..Default::default() };
+            all.insert(key.clone(), begun);
+        }
         let packing = Packing::new(downstream.compression, packs, Instant::now());
         tokio::select! {
             ended = self.send_log(key, &mut sender, served, ready, after, packing) => ended,
@@ -491,6 +506,7 @@ impl Serving {
                     }
                     if let Some(following) = self.lock_following().get_mut(key) {
                         following.durable = position;
+                        lock(&following.arrivals).note(position, PgTime::now(), 0);
                     }
                 }
                 Err(what) => {
