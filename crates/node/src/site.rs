@@ -1,32 +1,34 @@
 //! Stores, captures and subscriptions of one site, wired together and kept running.
 
-use crate::agents::{self, AgentFailure, PublicationAgent, ReceivedAgent, SubscriptionAgent, lock};
-use crate::check::gate::{self, Gate, OwnPublication, PublisherAsked};
-use crate::config::{self, SiteConfig};
+mod offline;
+mod running;
+
+pub use offline::offline_report;
+
+use crate::agents::{PublicationAgent, ReceivedAgent, SubscriptionAgent, lock};
+use crate::check::gate::PublisherAsked;
+use crate::config::SiteConfig;
 use crate::control;
 use crate::legs::{self, Durability};
 use crate::mirrors::{FarAgent, NearAgent};
 use crate::monitoring;
 use crate::operate;
-use crate::report::{
-    DownstreamReport, MirrorReport, PublicationReport, SiteReport, SubscriptionReport, TracerReport,
-};
+use crate::report::{DownstreamReport, SiteReport, TracerReport};
 use crate::sites::receive::{Receive, ReceiveStatus};
 use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
-use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, SERVER_BACK_OFF_MAX, supervise};
 use crate::switch::Switch;
-use farshore_apply::{Initialise, Phase, Subscription, SubscriptionStatus};
-use farshore_capture::source::{Arrival, Direct, Registry, Remote, Source};
-use farshore_capture::{Capture, CaptureStatus, slot};
+use farshore_apply::{Subscription, SubscriptionStatus};
+use farshore_capture::source::{Direct, Registry, Remote, Source};
+use farshore_capture::{Capture, CaptureStatus};
 use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -317,8 +319,9 @@ impl Site {
             let (name, receive) = (agent.name.clone(), agent.receive.clone());
             let failure = agent.failure.clone();
             agents.spawn(async move {
-                let run =
-                    |halted| run_receive(name.clone(), receive.clone(), failure.clone(), halted);
+                let run = |halted| {
+                    running::run_receive(name.clone(), receive.clone(), failure.clone(), halted)
+                };
                 switch.keep(stop, run).await;
             });
         }
@@ -334,8 +337,9 @@ impl Site {
             let (switch, stop) = (agent.switch.clone(), stop.clone());
             let (capture, failure) = (agent.capture.clone(), agent.failure.clone());
             agents.spawn(async move {
-                let run =
-                    |halted| run_capture(site.clone(), capture.clone(), failure.clone(), halted);
+                let run = |halted| {
+                    running::run_capture(site.clone(), capture.clone(), failure.clone(), halted)
+                };
                 switch.keep(stop, run).await;
             });
         }
@@ -345,7 +349,12 @@ impl Site {
             let (subscription, failure) = (agent.subscription.clone(), agent.failure.clone());
             agents.spawn(async move {
                 let run = |halted| {
-                    run_subscription(site.clone(), subscription.clone(), failure.clone(), halted)
+                    running::run_subscription(
+                        site.clone(),
+                        subscription.clone(),
+                        failure.clone(),
+                        halted,
+                    )
                 };
                 switch.keep(stop, run).await;
             });
@@ -560,209 +569,4 @@ fn served(
         (agent.name.clone(), Served { store: receive.store.clone(), ready, source })
     });
     own.chain(received).collect()
-}
-
-async fn run_receive(
-    name: String,
-    receive: Arc<Receive>,
-    failure: Arc<Mutex<AgentFailure>>,
-    stop: watch::Receiver<bool>,
-) {
-    lock(&failure).begin();
-    let agent = || {
-        let (receive, stop) = (receive.clone(), stop.clone());
-        async move {
-            match receive.run(stop).await {
-                Ok(()) => Outcome::Done,
-                Err(error) => outcome(error.is_transient(), &error),
-            }
-        }
-    };
-    let position = || receive.store.durable().borrow().0;
-    let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
-    supervise(("receiver", LINK_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
-}
-
-/// A publication of this site, as gates ask about it; `None` if another site has the publisher.
-fn own_publication<'a>(site: &'a Site, name: &str) -> Option<OwnPublication<'a>> {
-    let publication = site.config.publication(name)?;
-    let agent = site.publications.iter().find(|agent| agent.name == name)?;
-    let started = slot::has_begun(|key| agent.store.note(key));
-    Some(OwnPublication { publication, started, asked: &agent.asked_by_gates })
-}
-
-/// Whether an agent has passed its [`gate`]; it is asked again only until then.
-#[derive(Default)]
-struct Passed {
-    passed: AtomicBool,
-    tried: AtomicBool,
-}
-
-impl Passed {
-    /// Agents that are started together take the answer that the first of them gets; later each
-    /// attempt asks anew.
-    fn came(&self, asked: &PublisherAsked) -> Arrival {
-        if self.tried.swap(true, Ordering::Relaxed) { asked.arrive() } else { Arrival::FIRST }
-    }
-
-    async fn or_asked(&self, ask: impl Future<Output = Gate>) -> Result<(), Outcome> {
-        if self.passed.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        match ask.await {
-            Gate::Open => self.passed.store(true, Ordering::Relaxed),
-            Gate::Unknown => {}
-            Gate::Shut { why, passes: true } => return Err(Outcome::Transient(why)),
-            Gate::Shut { why, passes: false } => return Err(Outcome::Permanent(why)),
-        }
-        Ok(())
-    }
-}
-
-async fn run_capture(
-    site: Arc<Site>,
-    capture: Arc<Capture>,
-    failure: Arc<Mutex<AgentFailure>>,
-    stop: watch::Receiver<bool>,
-) {
-    let name = capture.spec.name.clone();
-    lock(&failure).begin();
-    let passed = Arc::new(Passed::default());
-    let agent = || {
-        let (capture, mut stop) = (capture.clone(), stop.clone());
-        let (site, passed) = (site.clone(), passed.clone());
-        async move {
-            if let Some(own) = own_publication(&site, &capture.spec.name) {
-                let came = passed.came(own.asked);
-                let asked = gate::publication(own.publication, own.started, own.asked, came);
-                let asked = passed.or_asked(asked);
-                if let Err(outcome) = unless_stopped(&mut stop, asked).await {
-                    return outcome;
-                }
-            }
-            match capture.run(stop).await {
-                Ok(()) => Outcome::Done,
-                Err(error) => outcome(error.is_transient(), &error),
-            }
-        }
-    };
-    let position = || capture.store.durable().borrow().0;
-    let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
-    supervise(("capture", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
-}
-
-/// Asks, but for a stop: then there is nothing more to do.
-async fn unless_stopped(
-    stop: &mut watch::Receiver<bool>,
-    asked: impl Future<Output = Result<(), Outcome>>,
-) -> Result<(), Outcome> {
-    tokio::select! {
-        biased;
-        _ = stop.wait_for(|stop| *stop) => Err(Outcome::Done),
-        answer = asked => answer,
-    }
-}
-
-async fn run_subscription(
-    site: Arc<Site>,
-    subscription: Arc<Subscription>,
-    failure: Arc<Mutex<AgentFailure>>,
-    stop: watch::Receiver<bool>,
-) {
-    let name = subscription.spec.name.clone();
-    lock(&failure).begin();
-    let passed = Arc::new(Passed::default());
-    let agent = || {
-        let (subscription, mut stop) = (subscription.clone(), stop.clone());
-        let (site, passed) = (site.clone(), passed.clone());
-        async move {
-            // The log is kept from before the backup is taken, whether or not there is a target yet.
-            if subscription.spec.initialise == Initialise::Backup
-                && let Err(error) = subscription.store.register_cursor(&subscription.spec.name)
-            {
-                tracing::warn!(subscription = %subscription.spec.name, "the log is not kept: {error}");
-            }
-            if let Some(configured) = site.config.subscription(&subscription.spec.name) {
-                let own = own_publication(&site, &configured.publication);
-                let came = own.as_ref().map_or(Arrival::FIRST, |own| passed.came(own.asked));
-                let asked = gate::subscription(&site.config, configured, own, came);
-                let asked = passed.or_asked(asked);
-                if let Err(outcome) = unless_stopped(&mut stop, asked).await {
-                    return outcome;
-                }
-            }
-            match subscription.run(stop).await {
-                Ok(()) => Outcome::Done,
-                Err(error) => {
-                    lock(&subscription.status).phase = Phase::Starting;
-                    if error.is_clash() {
-                        Outcome::Clash(error.to_string())
-                    } else {
-                        outcome(error.is_transient(), &error)
-                    }
-                }
-            }
-        }
-    };
-    let position = || lock(&subscription.status).applied.0;
-    let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
-    supervise(("subscription", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, position, notice)
-        .await;
-}
-
-fn outcome(transient: bool, error: &dyn std::fmt::Display) -> Outcome {
-    if transient {
-        Outcome::Transient(error.to_string())
-    } else {
-        Outcome::Permanent(error.to_string())
-    }
-}
-
-/// The report of a site whose node does not run: what the site file names.
-pub fn offline_report(config: &config::SiteConfig) -> SiteReport {
-    let offline = || "not running".to_owned();
-    SiteReport {
-        site: config.name.clone(),
-        publications: config
-            .publications
-            .iter()
-            .map(|p| PublicationReport {
-                name: p.spec.name.clone(),
-                state: offline(),
-                ..PublicationReport::default()
-            })
-            .chain(config.sites.received.iter().map(|received| PublicationReport {
-                name: received.name.clone(),
-                upstream: Some(received.upstream.clone()),
-                state: offline(),
-                ..PublicationReport::default()
-            }))
-            .collect(),
-        subscriptions: config
-            .subscriptions
-            .iter()
-            .map(|s| SubscriptionReport {
-                name: s.spec.name.clone(),
-                publication: s.publication.clone(),
-                state: offline(),
-                ..SubscriptionReport::default()
-            })
-            .collect(),
-        mirrors: offline_mirrors(config),
-        ..SiteReport::default()
-    }
-}
-
-fn offline_mirrors(config: &config::SiteConfig) -> Vec<MirrorReport> {
-    let report = |name: &str, end: &str, site: Option<String>| MirrorReport {
-        name: name.to_owned(),
-        end: end.to_owned(),
-        site,
-        state: "not running".to_owned(),
-        ..MirrorReport::default()
-    };
-    let near = config.mirrors.near.iter().map(|mirror| report(&mirror.name, "near", None));
-    let far = config.mirrors.far.iter();
-    let far = far.map(|mirror| report(&mirror.name, "far", Some(mirror.upstream.clone())));
-    near.chain(far).collect()
 }
