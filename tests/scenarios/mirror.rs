@@ -13,5 +13,7 @@ mod mirrored;
 mod promotion;
 #[path = "mirror/seeding.rs"]
 mod seeding;
+#[path = "mirror/serializable.rs"]
+mod serializable;
 #[path = "mirror/slots.rs"]
 mod slots;

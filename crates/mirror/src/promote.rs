@@ -211,21 +211,27 @@ pub async fn promote(
         {
             return Err(PromoteError::Chosen { server, chosen: closed.server });
         }
+        fault::point("promote.before-drain");
         if !fault::defect("mirror-promote-without-drain") {
             drain(&mut connection, plan, (positions.timeline, spool_end), progress).await?;
         }
+        fault::point("promote.after-drain");
         let closed =
             Closed { timeline: positions.timeline, end: spool_end, server: server.clone() };
         let closing = spool.clone();
         crate::keep::blocking(move || closing.close(closed)).await?;
         let _ = progress.try_send(format!("{server} is told to promote"));
+        fault::point("promote.before-told");
         let sql = format!("SELECT pg_promote(true, {PROMOTED_WITHIN_S})");
         let rows = connection.query(&sql, &[]).await?;
         if !rows.first().is_some_and(|row| row.parse_bool(0).unwrap_or(false)) {
             return Err(PromoteError::NotYet { server });
         }
+        fault::point("promote.after-told");
     }
+    fault::point("promote.before-fork");
     let (timeline, fork) = fork(&mut connection, positions.timeline).await?;
+    fault::point("promote.after-fork");
     let inherited = Inherited::ask(&mut connection).await.ok();
     let promoted = Promoted { timeline, fork, spool_end, was_already, inherited };
     let is_mutant = fault::defect("mirror-promote-without-drain");

@@ -167,7 +167,7 @@ impl Near {
     /// lets return need not be at the far end. Looked at before anything is acknowledged; who has
     /// the slot is alone in that already.
     async fn check_namesakes(&self, own: i32) -> Result<(), MirrorError> {
-        if self.promise == Promise::Async {
+        if self.promise == Promise::Async || fault::defect("mirror-misses-namesakes") {
             return Ok(());
         }
         let look = async {

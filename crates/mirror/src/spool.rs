@@ -33,6 +33,7 @@ pub use slots::{SlotName, SlotView};
 use crate::history::{History, HistoryError};
 use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
+use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
 use std::path::{Path, PathBuf};
@@ -410,7 +411,9 @@ impl Spool {
         if self.closed().is_some() {
             return Ok(());
         }
+        fault::point("spool.before-close");
         closed.write(self.folder())?;
+        fault::point("spool.after-close");
         let _ = self.closed.set(closed);
         Ok(())
     }

@@ -31,6 +31,8 @@ pub struct Mirrored {
     pub principal: Cluster,
     /// Between the far end and the standby.
     pub line: Link,
+    /// Between the two sites.
+    pub link: Link,
     /// What clients saw return that are gone.
     seen: Vec<i32>,
     _certificates: TempDir,
@@ -42,7 +44,15 @@ impl Mirrored {
         Mirrored::start_in(major, "far", defect, Site::named("far")?)
     }
 
-    pub fn start_in(
+    pub fn start_in(major: u32, mode: &str, defect: Option<&str>, far: Site) -> Result<Mirrored> {
+        let mut mirrored = Mirrored::start_idle(major, mode, defect, far)?;
+        let clients = (0..CLIENTS).map(|number| client(&mirrored.principal, number));
+        mirrored.clients = clients.collect::<Result<_>>()?;
+        Ok(mirrored)
+    }
+
+    /// Nobody writes, and commits wait for the mirror.
+    pub fn start_idle(
         major: u32,
         mode: &str,
         defect: Option<&str>,
@@ -56,10 +66,12 @@ impl Mirrored {
         let certificates = tempfile::Builder::new().prefix("farshore-certificates").tempdir()?;
         issue_certificates(certificates.path(), &["near", "far"])?;
         let ports = (ReservedPort::new()?, ReservedPort::new()?);
-        let (link, listen) = (ports.0.number(), ports.1.number());
+        let listen = ports.1.number();
+        let link = Link::to(ports.0.number())?;
         let mut near = Site::named("near")?;
         near.add_to_site(&format!(
-            "listen = \"127.0.0.1:{link}\"\n{}",
+            "listen = \"127.0.0.1:{}\"\n{}",
+            ports.0.number(),
             certificate_lines(certificates.path(), "near")
         ))?;
         near.add(&format!(
@@ -68,8 +80,9 @@ impl Mirrored {
         ))?;
         far.add_to_site(&certificate_lines(certificates.path(), "far"))?;
         far.add(&format!(
-            "[upstream.near]\naddress = \"127.0.0.1:{link}\"\n\
-             [mirror.m]\nupstream = \"near\"\nlisten = \"127.0.0.1:{listen}\"\n"
+            "[upstream.near]\naddress = \"127.0.0.1:{}\"\n\
+             [mirror.m]\nupstream = \"near\"\nlisten = \"127.0.0.1:{listen}\"\n",
+            link.port()
         ))?;
         for site in [&mut near, &mut far] {
             site.env("FARSHORE_DEFECT", defect.unwrap_or_default());
@@ -96,16 +109,15 @@ impl Mirrored {
             let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
             Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
         })?;
-        let clients =
-            (0..CLIENTS).map(|number| client(&principal, number)).collect::<Result<_>>()?;
         let (_certificates, _ports) = (certificates, ports);
         Ok(Mirrored {
-            clients,
+            clients: Vec::new(),
             near,
             far,
             standby,
             principal,
             line,
+            link,
             seen: Vec::new(),
             _certificates,
             _ports,

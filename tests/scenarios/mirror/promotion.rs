@@ -10,14 +10,14 @@ use rand::{RngExt, SeedableRng};
 use std::os::unix::fs::PermissionsExt;
 use tempfile::TempDir;
 
-fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<Verb> {
+pub fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<Verb> {
     let url = standby.url("postgres");
     let arguments = [&["m", "--standby", &url], more].concat();
     mirrored.far.verb("mirror promote", &arguments)
 }
 
 /// Everything that returned is on the server that was promoted.
-fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
+pub fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
     for (client, returned) in returned.iter().enumerate() {
         let sql = "SELECT count(*) FROM t WHERE client = $1 AND n <= $2";
         let rows = server.connect()?.query_one(sql, &[&(client as i32), returned])?;
@@ -31,7 +31,7 @@ fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
 }
 
 /// Where the promoted server's own timeline begins, by its history file.
-fn fork(server: &Cluster) -> Result<i64> {
+pub fn fork(server: &Cluster) -> Result<i64> {
     let sql = "SELECT pg_read_file('pg_wal/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || \
                '.history')";
     let history: String = server.connect()?.query_one(sql, &[])?.get(0);
@@ -39,7 +39,20 @@ fn fork(server: &Cluster) -> Result<i64> {
     position(last.split('\t').nth(1).context("no position")?)
 }
 
-fn is_in_recovery(server: &Cluster) -> Result<bool> {
+/// The new timeline begins at or past what the principal was told.
+pub fn check_fork(server: &Cluster, told: i64) -> Result<()> {
+    const PAGE_BYTES: i64 = 8_192;
+    // A server may flush up to a page's end, within a record; that record is no commit yet.
+    let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
+    let fork = fork(server)?;
+    ensure!(
+        fork >= whole,
+        "LOST: the principal was told {told}, the new timeline begins at {fork}"
+    );
+    Ok(())
+}
+
+pub fn is_in_recovery(server: &Cluster) -> Result<bool> {
     Ok(server.connect()?.query_one("SELECT pg_is_in_recovery()", &[])?.get(0))
 }
 
@@ -100,14 +113,7 @@ fn takes_over(mode: &str) -> Result<()> {
     );
     println!("{}", promoted.stdout.trim());
     check_rows(&mirrored.standby, &returned)?;
-    const PAGE_BYTES: i64 = 8_192;
-    // A server may flush up to a page's end, within a record; that record is no commit yet.
-    let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
-    let fork = fork(&mirrored.standby)?;
-    ensure!(
-        fork >= whole,
-        "LOST: the principal was told {told}, the new timeline begins at {fork}"
-    );
+    check_fork(&mirrored.standby, told)?;
     let again = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(again.stdout.contains("had been promoted already"), "{again:?}");
     // The old principal comes back: its log is not taken in, and nothing that it commits returns.
