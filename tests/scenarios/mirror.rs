@@ -11,6 +11,8 @@ mod kills;
 mod mirrored;
 #[path = "mirror/promotion.rs"]
 mod promotion;
+#[path = "mirror/promotion_kills.rs"]
+mod promotion_kills;
 #[path = "mirror/seeding.rs"]
 mod seeding;
 #[path = "mirror/serializable.rs"]

@@ -46,9 +46,20 @@ impl Mirrored {
 
     pub fn start_in(major: u32, mode: &str, defect: Option<&str>, far: Site) -> Result<Mirrored> {
         let mut mirrored = Mirrored::start_idle(major, mode, defect, far)?;
-        let clients = (0..CLIENTS).map(|number| client(&mirrored.principal, number));
-        mirrored.clients = clients.collect::<Result<_>>()?;
+        mirrored.start_clients()?;
         Ok(mirrored)
+    }
+
+    pub fn start_clients(&mut self) -> Result<()> {
+        let clients = (0..CLIENTS).map(|number| client(&self.principal, number));
+        self.clients = clients.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// One more standby of the spool. Before clients are at work: the principal is restarted.
+    pub fn another_standby(&mut self, name: &str) -> Result<Cluster> {
+        self.principal.execute_script("SELECT pg_drop_replication_slot('standby')")?;
+        follower(&mut self.principal, self.line.port(), name)
     }
 
     /// Nobody writes, and commits wait for the mirror.
@@ -90,16 +101,7 @@ impl Mirrored {
         }
         report(&far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
         let line = Link::to(listen)?;
-        let port = line.port();
-        let conninfo = format!("host=127.0.0.1 port={port} user=s application_name=s1");
-        let standby = principal.standby(
-            &[
-                ("primary_conninfo", conninfo.as_str()),
-                ("primary_slot_name", ""),
-                ("wal_retrieve_retry_interval", "100ms"),
-            ],
-            &[SLOT],
-        )?;
+        let standby = follower(&mut principal, line.port(), "s1")?;
         report(&far, "the standby to stream", |mirror| {
             mirror["standbys"].as_array().is_some_and(|all| all.len() == 1)
         })?;
@@ -242,6 +244,17 @@ impl Mirrored {
 pub fn position(text: &str) -> Result<i64> {
     let (high, low) = text.split_once('/').with_context(|| format!("no position: {text}"))?;
     Ok((i64::from_str_radix(high, 16)? << 32) + i64::from_str_radix(low, 16)?)
+}
+
+/// A standby that streams from what listens on this port.
+fn follower(principal: &mut Cluster, port: u16, name: &str) -> Result<Cluster> {
+    let conninfo = format!("host=127.0.0.1 port={port} user=s application_name={name}");
+    let settings = [
+        ("primary_conninfo", conninfo.as_str()),
+        ("primary_slot_name", ""),
+        ("wal_retrieve_retry_interval", "100ms"),
+    ];
+    principal.standby(&settings, &[SLOT])
 }
 
 pub fn client(principal: &Cluster, number: i32) -> Result<Client> {
