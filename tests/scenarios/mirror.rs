@@ -9,6 +9,8 @@ mod far_sync;
 mod kills;
 #[path = "mirror/mirrored.rs"]
 mod mirrored;
+#[path = "mirror/namesakes.rs"]
+mod namesakes;
 #[path = "mirror/promotion.rs"]
 mod promotion;
 #[path = "mirror/promotion_kills.rs"]

@@ -1,14 +1,12 @@
 //! A standby takes over: with everything that was acknowledged, or not at all.
 
-use crate::mirrored::{LONG, Mirrored, SLOT, position, report};
+use crate::mirrored::{LONG, Mirrored, position, report};
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Site, Verb};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use std::os::unix::fs::PermissionsExt;
-use tempfile::TempDir;
 
 pub fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<Verb> {
     let url = standby.url("postgres");
@@ -181,65 +179,6 @@ fn no_promotion_by_mistake() -> Result<()> {
     ensure!(lost > 0 && lost <= end - fork(&mirrored.standby)?, "{lost}: {promoted:?}");
     println!("{}", promoted.stdout.trim());
     Ok(())
-}
-
-/// `pg_receivewal`, which tells the principal at once what it has; ended when this is dropped.
-struct Receiver(std::process::Child, TempDir);
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn receive(principal: &Cluster, name: &str, slot: Option<&str>) -> Result<Receiver> {
-    let folder = tempfile::tempdir()?;
-    // It runs as the server's user.
-    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777))?;
-    let source =
-        format!("host=127.0.0.1 port={} user=postgres application_name={name}", principal.port());
-    let log = std::fs::File::create(folder.path().join("log"))?;
-    let child = principal
-        .installation()
-        .command("pg_receivewal")
-        .args(["--synchronous", "--no-loop", "--dbname", &source, "--directory"])
-        .arg(folder.path())
-        .args(slot.iter().flat_map(|slot| ["--slot", slot]))
-        .stderr(log)
-        .spawn()?;
-    Ok(Receiver(child, folder))
-}
-
-/// A second one that the principal would take for the mirror does not come by: the slot is in use;
-/// and beside one that has another slot, the mirror promises nothing.
-#[test]
-fn two_replicas_with_one_name_do_not_both_count() -> Result<()> {
-    let mut mirrored = Mirrored::start(15, None)?;
-    mirrored.await_commits(5)?;
-    let mut thief = receive(&mirrored.principal, "farshore_m", Some(SLOT))?;
-    let log = thief.1.path().join("log");
-    wait_until("the slot's thief to be refused", LONG, &[&log], || Ok(thief.0.try_wait()?))?;
-    let said = std::fs::read_to_string(&log)?;
-    ensure!(said.contains("is active for PID"), "{said}");
-    mirrored.await_commits(5)?;
-    mirrored.near.kill9()?;
-    mirrored.await_silence()?;
-    let namesake = receive(&mirrored.principal, "FARSHORE_M", None)?;
-    wait_until("the namesake to stream", LONG, &[], || {
-        let sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' \
-                   AND application_name = 'FARSHORE_M'";
-        Ok((mirrored.principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
-    })?;
-    mirrored.near.start()?;
-    let found = report(&mirrored.far, "the namesake to be seen", |mirror| {
-        mirror["error"].as_str().is_some_and(|error| error.contains("takes the two for one"))
-    })?;
-    ensure!(found["state"] == "retrying", "{found}");
-    drop(namesake);
-    report(&mirrored.far, "the mirror to go on", |mirror| mirror["state"] == "receiving")?;
-    mirrored.await_commits(5)?;
-    mirrored.finish()
 }
 
 #[test]
