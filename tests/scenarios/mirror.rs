@@ -5,6 +5,8 @@
 mod bounds;
 #[path = "mirror/far_sync.rs"]
 mod far_sync;
+#[path = "mirror/interruptions.rs"]
+mod interruptions;
 #[path = "mirror/kills.rs"]
 mod kills;
 #[path = "mirror/mirrored.rs"]

@@ -222,6 +222,11 @@ impl Mirrored {
     /// The principal dies for good; what every client saw return.
     pub fn lose_the_principal(&mut self) -> Result<Vec<i32>> {
         self.principal.kill9()?;
+        self.clients_end()
+    }
+
+    /// Their server has gone; what every client saw return.
+    pub fn clients_end(&mut self) -> Result<Vec<i32>> {
         for client in self.clients.drain(..) {
             let ended = client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))?;
             ensure!(ended.is_err(), "a client stopped before its server did");
@@ -247,7 +252,7 @@ pub fn position(text: &str) -> Result<i64> {
 }
 
 /// A standby that streams from what listens on this port.
-fn follower(principal: &mut Cluster, port: u16, name: &str) -> Result<Cluster> {
+pub fn follower(principal: &mut Cluster, port: u16, name: &str) -> Result<Cluster> {
     let conninfo = format!("host=127.0.0.1 port={port} user=s application_name={name}");
     let settings = [
         ("primary_conninfo", conninfo.as_str()),
