@@ -56,7 +56,8 @@ test-versions:
 	@scripts/setup --all-versions
 	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
 	  --nocapture --test-threads=2
-	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror three_commands -- --nocapture
+	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror -- --nocapture \
+	  three_commands other_versions
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup

@@ -3,6 +3,8 @@
 
 #[path = "mirror/bounds.rs"]
 mod bounds;
+#[path = "mirror/costs.rs"]
+mod costs;
 #[path = "mirror/far_sync.rs"]
 mod far_sync;
 #[path = "mirror/interruptions.rs"]

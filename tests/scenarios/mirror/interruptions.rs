@@ -3,7 +3,7 @@
 
 use crate::mirrored::{LONG, Mirrored, SLOT, follower, position, report};
 use crate::promotion::{check_rows, promote};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use farshore_testkit::postgres::{Cluster, StopMode};
 use farshore_testkit::serializability::{self, Clients, TABLE};
 use farshore_testkit::wait::wait_until;
