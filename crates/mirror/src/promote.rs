@@ -143,6 +143,19 @@ pub enum PromoteError {
         /// As far as can be seen, and what to do.
         why: String,
     },
+    /// It lacks something, and the spool cannot give it.
+    #[error(
+        "{server} lacks {bytes} bytes of log that the spool held, and {damage}. It was not promoted. \
+         To promote it without these bytes, and the commits in them: --allow-data-loss"
+    )]
+    LacksDamaged {
+        /// Which server.
+        server: String,
+        /// How much.
+        bytes: u64,
+        /// Of the spool.
+        damage: SpoolError,
+    },
     /// The server does not come out of recovery.
     #[error(
         "{server} was told to promote and has not come out of recovery within {PROMOTED_WITHIN_S} \
@@ -180,9 +193,13 @@ pub async fn promote(
         Err(_) => *spool.positions().borrow(),
     };
     let reading = spool.clone();
-    let spool_end = match crate::keep::blocking(move || reading.last_record_end()).await {
-        Err(SpoolError::Damaged { durable, .. }) if plan.allow_data_loss => durable,
-        end => end?,
+    // What is damaged here the standby may have all the same.
+    let (spool_end, damage) = match crate::keep::blocking(move || reading.last_record_end()).await {
+        Ok(end) => (end, None),
+        Err(SpoolError::Damaged { path, position, durable }) => {
+            (durable, Some(SpoolError::Damaged { path, position, durable }))
+        }
+        Err(error) => return Err(error.into()),
     };
     let mut connection = Connection::connect(&plan.standby, Mode::Sql).await?;
     let server = connection.server().to_owned();
@@ -213,7 +230,14 @@ pub async fn promote(
         }
         fault::point("promote.before-drain");
         if !fault::defect("mirror-promote-without-drain") {
-            drain(&mut connection, plan, (positions.timeline, spool_end), progress).await?;
+            let up_to = (positions.timeline, spool_end);
+            let drained = drain(&mut connection, plan, up_to, progress).await;
+            drained.map_err(|error| match (error, damage) {
+                (PromoteError::Lacks { server, bytes, .. }, Some(damage)) => {
+                    PromoteError::LacksDamaged { server, bytes, damage }
+                }
+                (error, _) => error,
+            })?;
         }
         fault::point("promote.after-drain");
         let closed =

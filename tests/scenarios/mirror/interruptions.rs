@@ -2,13 +2,14 @@
 //! that was acknowledged is lost.
 
 use crate::mirrored::{LONG, Mirrored, SLOT, follower, position, report};
-use crate::promotion::{check_rows, promote};
-use anyhow::{Result, ensure};
+use crate::promotion::{check_fork, check_rows, is_in_recovery, promote};
+use anyhow::{Context, Result, ensure};
 use farshore_testkit::postgres::{Cluster, StopMode};
 use farshore_testkit::serializability::{self, Clients, TABLE};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::Site;
 use serde_json::Value;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
 const SEGMENT_BYTES: i64 = 16 << 20;
@@ -192,6 +193,108 @@ fn a_slot_that_lost_its_log_is_told_and_begun_anew() -> Result<()> {
     mirrored.standby = follower(&mut mirrored.principal, mirrored.line.port(), "s2")?;
     let returned = mirrored.clients_end()?;
     mirrored.check_standby(&returned)
+}
+
+/// The newest segment of the spool.
+fn newest_segment(mirrored: &Mirrored) -> Result<PathBuf> {
+    let mut segments = Vec::new();
+    for entry in std::fs::read_dir(spool(mirrored))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name.len() == 24 && name.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            segments.push(path);
+        }
+    }
+    segments.into_iter().max().context("no segment")
+}
+
+/// Bytes of what is in the newest segment go bad while the node is down: some that were durable
+/// `before` the end by so much.
+fn damage(mirrored: &mut Mirrored, before: i64) -> Result<()> {
+    let far = report(&mirrored.far, "the far end", |mirror| mirror["durable"] != "")?;
+    let durable = position(far["durable"].as_str().unwrap_or_default())?;
+    let noted = spool(mirrored).join("noted");
+    wait_until("how far it is to be noted", LONG, &[], || {
+        let text = std::fs::read_to_string(&noted).unwrap_or_default();
+        let noted = text.split_whitespace().nth(1).and_then(|at| position(at).ok());
+        Ok(noted.is_some_and(|noted| noted >= durable - before).then_some(()))
+    })?;
+    mirrored.far.kill9()?;
+    let at = (durable - before) % SEGMENT_BYTES;
+    ensure!(durable % SEGMENT_BYTES > before, "not within the newest segment: {far}");
+    let file = std::fs::OpenOptions::new().write(true).open(newest_segment(mirrored)?)?;
+    file.write_all_at(&[0xa5; 64], u64::try_from(at)?)?;
+    mirrored.far.start()
+}
+
+/// It is told, and received again from the principal.
+#[test]
+fn a_damaged_spool_is_mended_from_the_principal() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(50)?;
+    mirrored.near.kill9()?;
+    mirrored.await_silence()?;
+    damage(&mut mirrored, 3_000)?;
+    let far = said(&mirrored.far, "is damaged at")?;
+    println!("{}", far["error"]);
+    let returned = mirrored.returned();
+    mirrored.near.start()?;
+    report(&mirrored.far, "it to be mended", |m| {
+        m["error"].is_null() && m["state"] == "receiving"
+    })?;
+    mirrored.await_commits(5)?;
+    mirrored.check_standby(&returned)?;
+    mirrored.finish()
+}
+
+/// The principal is gone, and the standby lacks what is damaged: it is not promoted, and once the
+/// file is back it is, with everything.
+#[test]
+fn a_damaged_spool_is_not_promoted_without_what_is_damaged() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(10)?;
+    mirrored.line.stall();
+    mirrored.await_commits(50)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    mirrored.near.kill9()?;
+    let newest = newest_segment(&mirrored)?;
+    let sound = std::fs::read(&newest)?;
+    damage(&mut mirrored, 3_000)?;
+    mirrored.line.cut();
+    mirrored.line.mend();
+    said(&mirrored.far, "is damaged at")?;
+    let refused = promote(&mirrored, &mirrored.standby, &["--wait", "3"])?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("is damaged at"), "{refused:?}");
+    println!("{}", refused.stderr.trim());
+    ensure!(is_in_recovery(&mirrored.standby)?, "promoted without what was acknowledged");
+    // Back from a backup, as it says.
+    mirrored.far.stop()?;
+    std::fs::write(&newest, sound)?;
+    mirrored.far.start()?;
+    report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
+/// The standby has what is damaged in the spool: nothing is lost by promoting it.
+#[test]
+fn a_standby_that_has_what_is_damaged_is_promoted() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(50)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    mirrored.near.kill9()?;
+    mirrored.check_standby(&returned)?;
+    damage(&mut mirrored, 3_000)?;
+    said(&mirrored.far, "is damaged at")?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    println!("{}", promoted.stdout.trim());
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
 }
 
 fn spool(mirrored: &Mirrored) -> PathBuf {

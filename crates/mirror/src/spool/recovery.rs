@@ -145,24 +145,24 @@ fn scan(
         None if known > start => return Err(pages.damaged(start, known)),
         None => return Ok(known),
     };
-    let scanned = wal::scan(pages, first, size).map_err(|e| failed(e, &folder))?;
+    let scanned = wal::scan(pages, first, size, Lsn::MAX).map_err(|e| failed(e, &folder))?;
     if scanned.stopped_at < known {
         return Err(pages.damaged(scanned.stopped_at, known));
     }
     Ok(scanned.end.max(known))
 }
 
-/// The end of the last whole record before `positions.durable`; that position itself if the record
-/// that reaches up to it cannot be checked from here.
+/// The end of the last whole record before `positions.durable`; `None` if the record that reaches up
+/// to there cannot be checked from here.
 pub(super) fn last_record_end(
     folder: &Path,
     size: wal::SegmentBytes,
     positions: Positions,
-) -> Result<Lsn, SpoolError> {
+) -> Result<Option<Lsn>, SpoolError> {
     let Positions { timeline, durable, .. } = positions;
     let listing = Listing::read(folder, size)?;
     let Some(oldest) = listing.segments.first().map(|segment| segment.number) else {
-        return Ok(durable);
+        return Ok(None);
     };
     let history = folder::history(folder, timeline)?;
     let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
@@ -176,15 +176,17 @@ pub(super) fn last_record_end(
     }
     match wal::first_record(&mut pages, size.start(from)).map_err(failed)? {
         Some(first) if first <= durable => {
-            let scanned = wal::scan(&mut pages, first, size).map_err(failed)?;
+            // Records begin at multiples of 8. What is behind may be being written at present.
+            let bound = Lsn(durable.0.next_multiple_of(8));
+            let scanned = wal::scan(&mut pages, first, size, bound).map_err(failed)?;
             // The end of what came is within a record or behind one; anything else is damage, and
             // whoever had the log only up to there would lack what is behind it.
             if scanned.stopped_at < durable {
                 return Err(pages.damaged(scanned.stopped_at, durable));
             }
-            Ok(scanned.end.min(durable))
+            Ok(Some(scanned.end.min(durable)))
         }
-        Some(_) | None => Ok(durable),
+        Some(_) | None => Ok(None),
     }
 }
 
