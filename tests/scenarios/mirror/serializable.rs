@@ -12,6 +12,7 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 
 const CLIENTS: usize = 6;
+const WITHOUT_DRAIN: &str = "mirror-promote-without-drain";
 
 /// Where the far site loses its power: what no fsync has covered is gone.
 const POWER_CUTS: [&str; 5] = [
@@ -145,7 +146,8 @@ fn taken_over(
         mirrored.line.stall();
         await_returned(&clients, &mirrored, 5)?;
     }
-    let told = if random.random_bool(0.5) {
+    // What a false promise loses is lost there.
+    let told = if defect.is_none() && random.random_bool(0.5) {
         let told = mirrored.told()?;
         mirrored.principal.kill9()?;
         mirrored.near.kill9()?;
@@ -159,7 +161,7 @@ fn taken_over(
         mirrored.far.start()?;
         told
     };
-    if defect.is_none() {
+    if defect != Some(WITHOUT_DRAIN) {
         mirrored.line.cut();
         mirrored.line.mend();
     }
@@ -212,10 +214,39 @@ fn what_clients_saw_is_strictly_serializable_with_other_versions() -> Result<()>
 /// What is left is sound: that its end is missing is seen by real time, or by what took its place.
 #[test]
 fn a_tail_that_a_promotion_loses_is_seen_in_what_clients_saw() -> Result<()> {
-    let history = taken_over(15, "far", Some("mirror-promote-without-drain"), 1)?;
-    let Err(violation) = serializability::check(&history) else { bail!("not caught") };
-    let expected = [Anomaly::Cycle, Anomaly::Disagreement];
-    ensure!(expected.contains(&violation.anomaly), "{violation}");
-    println!("caught: {violation}");
-    Ok(())
+    caught(WITHOUT_DRAIN)
+}
+
+/// Where the power goes is drawn, and not every cut is in time to lose something.
+fn caught(defect: &str) -> Result<()> {
+    for _ in 0..6 {
+        let history = match taken_over(15, "far", Some(defect), 0) {
+            Ok(history) => history,
+            // The far end itself may see what is missing, and promotes nobody.
+            Err(error) if format!("{error:#}").contains("is damaged at") => continue,
+            Err(error) => return Err(error),
+        };
+        if let Err(violation) = serializability::check(&history) {
+            let expected = [Anomaly::Cycle, Anomaly::Disagreement];
+            ensure!(expected.contains(&violation.anomaly), "{violation}");
+            println!("{defect} caught: {violation}");
+            return Ok(());
+        }
+    }
+    bail!("{defect} was not caught")
+}
+
+#[test]
+fn acknowledging_before_fsync_is_seen_in_what_clients_saw() -> Result<()> {
+    caught("spool-durable-before-fsync")
+}
+
+#[test]
+fn a_near_end_that_claims_far_is_seen_in_what_clients_saw() -> Result<()> {
+    caught("mirror-near-claims-far")
+}
+
+#[test]
+fn a_reply_from_received_bytes_is_seen_in_what_clients_saw() -> Result<()> {
+    caught("mirror-reply-from-received")
 }
