@@ -63,6 +63,8 @@ test-versions:
 stress: setup
 	FARSHORE_KILLS=$${FARSHORE_KILLS:-500} $(CARGO) test -p farshore-tests --test prefix -- --nocapture
 	FARSHORE_ROUNDS=$${FARSHORE_ROUNDS:-100} $(CARGO) test -p farshore-tests --test types_round_trip -- --nocapture
+	FARSHORE_MIRROR_TROUBLES=$${FARSHORE_MIRROR_TROUBLES:-100} $(CARGO) test -p farshore-tests --test mirror -- \
+	  --nocapture strictly_serializable_in_mode
 	$(MAKE) fuzz FUZZ_SECONDS=$${FUZZ_SECONDS:-600}
 
 FUZZ_SECONDS ?= 20

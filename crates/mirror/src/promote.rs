@@ -232,12 +232,9 @@ pub async fn promote(
         if !fault::defect("mirror-promote-without-drain") {
             let up_to = (positions.timeline, spool_end);
             let drained = drain(&mut connection, plan, up_to, progress).await;
-            drained.map_err(|error| match (error, damage) {
-                (PromoteError::Lacks { server, bytes, .. }, Some(damage)) => {
-                    PromoteError::LacksDamaged { server, bytes, damage }
-                }
-                (error, _) => error,
-            })?;
+            if let Err(error) = drained {
+                return Err(why_it_lacks(spool, error, damage).await);
+            }
         }
         fault::point("promote.after-drain");
         let closed =
@@ -269,6 +266,24 @@ pub async fn promote(
     }
     connection.close().await;
     Ok(promoted)
+}
+
+/// What it lacks may be damaged here, in a segment that is long complete: a server asks for such
+/// log again and again.
+async fn why_it_lacks(
+    spool: &Arc<Spool>,
+    error: PromoteError,
+    damage: Option<SpoolError>,
+) -> PromoteError {
+    let PromoteError::Lacks { server, bytes, has, end, waited, why } = error else { return error };
+    let reading = spool.clone();
+    let checked = crate::keep::blocking(move || reading.check_from(has)).await;
+    match damage.or(checked.err()) {
+        Some(damage @ SpoolError::Damaged { .. }) => {
+            PromoteError::LacksDamaged { server, bytes, damage }
+        }
+        Some(_) | None => PromoteError::Lacks { server, bytes, has, end, waited, why },
+    }
 }
 
 /// Waits until the standby has, on its disk, every whole record of the spool: a server that is

@@ -440,12 +440,26 @@ impl Spool {
     /// are not there any more.
     pub fn last_record_end(&self) -> Result<Lsn, SpoolError> {
         let positions = *self.shared.positions.borrow();
-        Ok(self.checked_record_end(positions)?.unwrap_or(positions.durable))
+        Ok(self.checked_record_end(positions, None)?.unwrap_or(positions.durable))
     }
 
-    fn checked_record_end(&self, positions: Positions) -> Result<Option<Lsn>, SpoolError> {
+    /// Reads everything from the segment on that holds `from`, and checks every record of it.
+    /// Blocks on the disk.
+    ///
+    /// # Errors
+    /// As [`Spool::last_record_end`].
+    pub fn check_from(&self, from: Lsn) -> Result<(), SpoolError> {
+        let positions = *self.shared.positions.borrow();
+        self.checked_record_end(positions, Some(from)).map(drop)
+    }
+
+    fn checked_record_end(
+        &self,
+        positions: Positions,
+        from: Option<Lsn>,
+    ) -> Result<Option<Lsn>, SpoolError> {
         let size = self.identity().segment;
-        let end = recovery::last_record_end(self.folder(), size, positions)?;
+        let end = recovery::last_record_end(self.folder(), size, positions, from)?;
         if let (Some(position), Some(durable)) = (end, *self.noted())
             && position < durable
         {
@@ -482,7 +496,7 @@ impl Spool {
     /// The end of the last whole record, if it can be told.
     fn look_for_damage(&self) -> Option<Lsn> {
         let positions = *self.shared.positions.borrow();
-        let (end, damage) = match self.checked_record_end(positions) {
+        let (end, damage) = match self.checked_record_end(positions, None) {
             Ok(end) => (end, None),
             Err(error @ SpoolError::Damaged { .. }) => (None, Some(error)),
             // A segment that was removed meanwhile, or a disk that says no: not for now.

@@ -279,6 +279,43 @@ fn a_damaged_spool_is_not_promoted_without_what_is_damaged() -> Result<()> {
     check_fork(&mirrored.standby, told)
 }
 
+/// So with a segment that is long complete, which no start reads.
+#[test]
+fn a_damaged_segment_that_a_standby_still_needs_is_named() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(10)?;
+    mirrored.line.stall();
+    mirrored.await_commits(50)?;
+    let far = report(&mirrored.far, "the far end", |mirror| mirror["durable"] != "")?;
+    let at = position(far["durable"].as_str().unwrap_or_default())? - 3_000;
+    let complete = newest_segment(&mirrored)?;
+    mirrored.principal.execute_script("SELECT pg_switch_wal()")?;
+    mirrored.await_commits(10)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    mirrored.near.kill9()?;
+    mirrored.far.kill9()?;
+    let sound = std::fs::read(&complete)?;
+    let file = std::fs::OpenOptions::new().write(true).open(&complete)?;
+    file.write_all_at(&[0xa5; 64], u64::try_from(at % SEGMENT_BYTES)?)?;
+    mirrored.line.cut();
+    mirrored.line.mend();
+    mirrored.far.start()?;
+    report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
+    let refused = promote(&mirrored, &mirrored.standby, &["--wait", "3"])?;
+    let name = complete.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains(&format!("{name} is damaged at")), "{refused:?}");
+    ensure!(is_in_recovery(&mirrored.standby)?, "promoted without what was acknowledged");
+    println!("{}", refused.stderr.trim());
+    // As it says; a segment that is complete may be put back at any time.
+    std::fs::write(&complete, sound)?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
 /// The standby has what is damaged in the spool: nothing is lost by promoting it.
 #[test]
 fn a_standby_that_has_what_is_damaged_is_promoted() -> Result<()> {

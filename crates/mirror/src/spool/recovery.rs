@@ -152,12 +152,14 @@ fn scan(
     Ok(scanned.end.max(known))
 }
 
-/// The end of the last whole record before `positions.durable`; `None` if the record that reaches up
+/// The end of the last whole record before `positions.durable`, having checked all from the segment
+/// that holds `from` on, or only the newest one; `None` if the record that reaches up
 /// to there cannot be checked from here.
 pub(super) fn last_record_end(
     folder: &Path,
     size: wal::SegmentBytes,
     positions: Positions,
+    from: Option<Lsn>,
 ) -> Result<Option<Lsn>, SpoolError> {
     let Positions { timeline, durable, .. } = positions;
     let listing = Listing::read(folder, size)?;
@@ -168,7 +170,8 @@ pub(super) fn last_record_end(
     let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
     let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
     // A segment that was just made holds nothing of it.
-    let mut from = size.number(Lsn(durable.0.saturating_sub(1))).max(oldest);
+    let newest = size.number(Lsn(durable.0.saturating_sub(1)));
+    let mut from = from.map_or(newest, |from| size.number(from).min(newest)).max(oldest);
     while from > oldest
         && wal::begins_within_record(&mut pages, size.start(from)).map_err(failed)?
     {
