@@ -91,6 +91,7 @@ fn takes_over(mode: &str) -> Result<()> {
     if random.random_bool(0.5) {
         mirrored.far.kill9()?;
         mirrored.far.start()?;
+        report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
         mirrored.await_commits(1)?;
     }
     let told = mirrored.told()?;
