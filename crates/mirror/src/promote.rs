@@ -286,8 +286,8 @@ async fn why_it_lacks(
     }
 }
 
-/// Waits until the standby has, on its disk, every whole record of the spool: a server that is
-/// promoted replays all that it has first.
+/// Waits until the standby has replayed every whole record of the spool; where replay is held on
+/// purpose, until it has them on its disk: a server that is promoted replays all that it has first.
 async fn drain(
     connection: &mut Connection,
     plan: &Plan,
@@ -305,7 +305,7 @@ async fn drain(
         if !view.is_in_recovery {
             return Err(PromoteError::NoStandby { server });
         }
-        let has = view.received.max(view.replayed);
+        let has = view.has();
         // What it has of another timeline is not what the spool holds.
         if has >= spool_end && view.timeline == Some(timeline) {
             return Ok(());
@@ -323,7 +323,7 @@ async fn drain(
                 ));
                 return Ok(());
             }
-            let why = view.why_nothing_comes(timeline, &plan.listen);
+            let why = view.why_nothing_comes((timeline, spool_end), &plan.listen);
             let waited = plan.patience;
             return Err(PromoteError::Lacks { server, bytes, has, end: spool_end, waited, why });
         }
@@ -344,6 +344,8 @@ struct View {
     /// Log that came by streaming is on its disk up to here.
     received: Lsn,
     replayed: Lsn,
+    /// On purpose: it is paused or delayed.
+    replay_is_held: bool,
     /// The timeline of that log.
     timeline: Option<Timeline>,
     /// Of its walreceiver.
@@ -353,7 +355,20 @@ struct View {
 }
 
 impl View {
-    fn why_nothing_comes(&self, timeline: Timeline, listen: &str) -> String {
+    /// Up to where a promotion would get. What a server has on its disk may have gone bad on the
+    /// way there, so replay tells; where that is held on purpose, a promotion sets it going.
+    fn has(&self) -> Lsn {
+        if self.replay_is_held { self.received.max(self.replayed) } else { self.replayed }
+    }
+
+    fn why_nothing_comes(&self, (timeline, end): (Timeline, Lsn), listen: &str) -> String {
+        if !self.replay_is_held && self.received >= end {
+            return format!(
+                "It has received all, and replays nothing beyond {}: a query there may be in the \
+                 way, or log went bad on its disk; look at its log",
+                self.replayed
+            );
+        }
         if let Some(other) = self.timeline.filter(|other| *other != timeline) {
             return format!(
                 "It follows timeline {other}, and the spool is on {timeline}: it comes from \
@@ -389,6 +404,8 @@ async fn look_within(connection: &mut Connection, within: Duration) -> Result<Vi
 async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
     let sql = "SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()), \
                pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(), \
+               current_setting('recovery_min_apply_delay') <> '0' OR \
+               CASE WHEN pg_is_in_recovery() THEN pg_is_wal_replay_paused() ELSE false END, \
                (SELECT status FROM pg_stat_wal_receiver), \
                coalesce((SELECT received_tli FROM pg_stat_wal_receiver), \
                (SELECT nullif(min_recovery_end_timeline, 0) FROM pg_control_recovery())), \
@@ -405,10 +422,11 @@ async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
         system_id: row.get(1).unwrap_or_default().to_owned(),
         received: position(2),
         replayed: position(3),
-        status: row.get(4).map(str::to_owned),
-        timeline: row.get(5).and_then(|text| text.parse().ok()).map(Timeline),
-        may_promote: row.parse_bool(6)?,
-        may_read: row.parse_bool(7)?,
+        replay_is_held: row.parse_bool(4)?,
+        status: row.get(5).map(str::to_owned),
+        timeline: row.get(6).and_then(|text| text.parse().ok()).map(Timeline),
+        may_promote: row.parse_bool(7)?,
+        may_read: row.parse_bool(8)?,
     })
 }
 

@@ -148,6 +148,29 @@ fn a_standby_takes_over_with_all_that_was_applied() -> Result<()> {
     takes_over("far-applied")
 }
 
+/// A standby that replays late on purpose has what it needs on its disk, and is not waited for.
+#[test]
+fn a_standby_whose_replay_is_delayed_takes_over_with_all() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    for sql in ["ALTER SYSTEM SET recovery_min_apply_delay = '1h'", "SELECT pg_reload_conf()"] {
+        mirrored.standby.execute_script(sql)?;
+    }
+    wait_until("the delay to be known", LONG, &[], || {
+        let sql = "SELECT current_setting('recovery_min_apply_delay')";
+        let delay: String = mirrored.standby.connect()?.query_one(sql, &[])?.get(0);
+        Ok((delay == "1h").then_some(()))
+    })?;
+    mirrored.await_commits(20)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    ensure!(check_rows(&mirrored.standby, &returned).is_err(), "nothing was delayed");
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
 /// What is not the mirror's standby is left alone, and log is given up only if that is wanted.
 #[test]
 fn no_promotion_by_mistake() -> Result<()> {
