@@ -86,9 +86,9 @@ fn a_promotion_that_is_killed_at_any_step_is_finished_by_the_next() -> Result<()
     mirrored.standby.execute_script("INSERT INTO t VALUES (100, 1)")
 }
 
-/// The server was told and goes down before it says that it is promoted.
+/// The server was promoted and goes down before anybody heard of it.
 #[test]
-fn a_server_that_dies_while_it_is_promoted_is_still_the_one() -> Result<()> {
+fn a_server_that_dies_after_it_was_promoted_is_still_the_one() -> Result<()> {
     let mut mirrored = Mirrored::start_idle(15, "far", None, Site::named("far")?)?;
     let second = mirrored.another_standby("s2")?;
     mirrored.start_clients()?;
@@ -96,7 +96,7 @@ fn a_server_that_dies_while_it_is_promoted_is_still_the_one() -> Result<()> {
     let told = mirrored.told()?;
     let returned = mirrored.lose_the_principal()?;
     kill_at(&mut mirrored, "promote.before-told")?;
-    mirrored.standby.execute_script("SELECT pg_promote(false)")?;
+    mirrored.standby.execute_script("SELECT pg_promote()")?;
     mirrored.standby.kill9()?;
     report(&mirrored.far, "the spool to be closed", |mirror| mirror["state"] == "promoted")?;
     let refused = promote(&mirrored, &mirrored.standby, &["--wait", "1"])?;
