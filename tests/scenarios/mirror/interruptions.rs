@@ -299,6 +299,7 @@ fn a_damaged_segment_that_a_standby_still_needs_is_named() -> Result<()> {
     mirrored.line.cut();
     mirrored.line.mend();
     mirrored.far.start()?;
+    report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
     let refused = promote(&mirrored, &mirrored.standby, &["--wait", "3"])?;
     let name = complete.file_name().unwrap_or_default().to_string_lossy().into_owned();
     ensure!(refused.code == Some(1), "{refused:?}");
