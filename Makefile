@@ -56,12 +56,15 @@ test-versions:
 	@scripts/setup --all-versions
 	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
 	  --nocapture --test-threads=2
-	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror three_commands -- --nocapture
+	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror -- --nocapture \
+	  three_commands other_versions
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup
 	FARSHORE_KILLS=$${FARSHORE_KILLS:-500} $(CARGO) test -p farshore-tests --test prefix -- --nocapture
 	FARSHORE_ROUNDS=$${FARSHORE_ROUNDS:-100} $(CARGO) test -p farshore-tests --test types_round_trip -- --nocapture
+	FARSHORE_MIRROR_TROUBLES=$${FARSHORE_MIRROR_TROUBLES:-100} $(CARGO) test -p farshore-tests --test mirror -- \
+	  --nocapture strictly_serializable_in_mode
 	$(MAKE) fuzz FUZZ_SECONDS=$${FUZZ_SECONDS:-600}
 
 FUZZ_SECONDS ?= 20

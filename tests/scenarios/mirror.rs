@@ -3,15 +3,25 @@
 
 #[path = "mirror/bounds.rs"]
 mod bounds;
+#[path = "mirror/costs.rs"]
+mod costs;
 #[path = "mirror/far_sync.rs"]
 mod far_sync;
+#[path = "mirror/interruptions.rs"]
+mod interruptions;
 #[path = "mirror/kills.rs"]
 mod kills;
 #[path = "mirror/mirrored.rs"]
 mod mirrored;
+#[path = "mirror/namesakes.rs"]
+mod namesakes;
 #[path = "mirror/promotion.rs"]
 mod promotion;
+#[path = "mirror/promotion_kills.rs"]
+mod promotion_kills;
 #[path = "mirror/seeding.rs"]
 mod seeding;
+#[path = "mirror/serializable.rs"]
+mod serializable;
 #[path = "mirror/slots.rs"]
 mod slots;

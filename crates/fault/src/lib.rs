@@ -57,6 +57,9 @@ pub const POINTS: &[&str] = &[
     "spool.after-roll",
     "spool.before-forget",
     "spool.after-forget",
+    "spool.before-replace",
+    "spool.before-close",
+    "spool.after-close",
     "mirror.before-send",
     "mirror.after-send",
     "mirror.before-reply",
@@ -65,6 +68,12 @@ pub const POINTS: &[&str] = &[
     "mirror.after-acknowledge",
     "mirror.before-serve",
     "seed.before-file",
+    "promote.before-drain",
+    "promote.after-drain",
+    "promote.before-told",
+    "promote.after-told",
+    "promote.before-fork",
+    "promote.after-fork",
 ];
 
 /// Every defect that can be switched on. Each must be caught by a checker in `tests/`, or be shown
@@ -83,4 +92,5 @@ pub const DEFECTS: &[&str] = &[
     "mirror-near-claims-far",
     "mirror-reply-from-received",
     "mirror-promote-without-drain",
+    "mirror-misses-namesakes",
 ];

@@ -9,6 +9,7 @@
 //! and what it says is durable, an fdatasync has covered. Every acknowledgement that goes back is
 //! released by the durable event to its right.
 
+mod descent;
 mod error;
 pub mod history;
 pub mod keep;

@@ -143,6 +143,19 @@ pub enum PromoteError {
         /// As far as can be seen, and what to do.
         why: String,
     },
+    /// It lacks something, and the spool cannot give it.
+    #[error(
+        "{server} lacks {bytes} bytes of log that the spool held, and {damage}. It was not promoted. \
+         To promote it without these bytes, and the commits in them: --allow-data-loss"
+    )]
+    LacksDamaged {
+        /// Which server.
+        server: String,
+        /// How much.
+        bytes: u64,
+        /// Of the spool.
+        damage: SpoolError,
+    },
     /// The server does not come out of recovery.
     #[error(
         "{server} was told to promote and has not come out of recovery within {PROMOTED_WITHIN_S} \
@@ -180,9 +193,13 @@ pub async fn promote(
         Err(_) => *spool.positions().borrow(),
     };
     let reading = spool.clone();
-    let spool_end = match crate::keep::blocking(move || reading.last_record_end()).await {
-        Err(SpoolError::Damaged { durable, .. }) if plan.allow_data_loss => durable,
-        end => end?,
+    // What is damaged here the standby may have all the same.
+    let (spool_end, damage) = match crate::keep::blocking(move || reading.last_record_end()).await {
+        Ok(end) => (end, None),
+        Err(SpoolError::Damaged { path, position, durable }) => {
+            (durable, Some(SpoolError::Damaged { path, position, durable }))
+        }
+        Err(error) => return Err(error.into()),
     };
     let mut connection = Connection::connect(&plan.standby, Mode::Sql).await?;
     let server = connection.server().to_owned();
@@ -211,21 +228,31 @@ pub async fn promote(
         {
             return Err(PromoteError::Chosen { server, chosen: closed.server });
         }
+        fault::point("promote.before-drain");
         if !fault::defect("mirror-promote-without-drain") {
-            drain(&mut connection, plan, (positions.timeline, spool_end), progress).await?;
+            let up_to = (positions.timeline, spool_end);
+            let drained = drain(&mut connection, plan, up_to, progress).await;
+            if let Err(error) = drained {
+                return Err(why_it_lacks(spool, error, damage).await);
+            }
         }
+        fault::point("promote.after-drain");
         let closed =
             Closed { timeline: positions.timeline, end: spool_end, server: server.clone() };
         let closing = spool.clone();
         crate::keep::blocking(move || closing.close(closed)).await?;
         let _ = progress.try_send(format!("{server} is told to promote"));
+        fault::point("promote.before-told");
         let sql = format!("SELECT pg_promote(true, {PROMOTED_WITHIN_S})");
         let rows = connection.query(&sql, &[]).await?;
         if !rows.first().is_some_and(|row| row.parse_bool(0).unwrap_or(false)) {
             return Err(PromoteError::NotYet { server });
         }
+        fault::point("promote.after-told");
     }
+    fault::point("promote.before-fork");
     let (timeline, fork) = fork(&mut connection, positions.timeline).await?;
+    fault::point("promote.after-fork");
     let inherited = Inherited::ask(&mut connection).await.ok();
     let promoted = Promoted { timeline, fork, spool_end, was_already, inherited };
     let is_mutant = fault::defect("mirror-promote-without-drain");
@@ -241,8 +268,26 @@ pub async fn promote(
     Ok(promoted)
 }
 
-/// Waits until the standby has, on its disk, every whole record of the spool: a server that is
-/// promoted replays all that it has first.
+/// What it lacks may be damaged here, in a segment that is long complete: a server asks for such
+/// log again and again.
+async fn why_it_lacks(
+    spool: &Arc<Spool>,
+    error: PromoteError,
+    damage: Option<SpoolError>,
+) -> PromoteError {
+    let PromoteError::Lacks { server, bytes, has, end, waited, why } = error else { return error };
+    let reading = spool.clone();
+    let checked = crate::keep::blocking(move || reading.check_from(has)).await;
+    match damage.or(checked.err()) {
+        Some(damage @ SpoolError::Damaged { .. }) => {
+            PromoteError::LacksDamaged { server, bytes, damage }
+        }
+        Some(_) | None => PromoteError::Lacks { server, bytes, has, end, waited, why },
+    }
+}
+
+/// Waits until the standby has replayed every whole record of the spool; where replay is held on
+/// purpose, until it has them on its disk: a server that is promoted replays all that it has first.
 async fn drain(
     connection: &mut Connection,
     plan: &Plan,
@@ -260,7 +305,7 @@ async fn drain(
         if !view.is_in_recovery {
             return Err(PromoteError::NoStandby { server });
         }
-        let has = view.received.max(view.replayed);
+        let has = view.has();
         // What it has of another timeline is not what the spool holds.
         if has >= spool_end && view.timeline == Some(timeline) {
             return Ok(());
@@ -278,7 +323,7 @@ async fn drain(
                 ));
                 return Ok(());
             }
-            let why = view.why_nothing_comes(timeline, &plan.listen);
+            let why = view.why_nothing_comes((timeline, spool_end), &plan.listen);
             let waited = plan.patience;
             return Err(PromoteError::Lacks { server, bytes, has, end: spool_end, waited, why });
         }
@@ -299,6 +344,8 @@ struct View {
     /// Log that came by streaming is on its disk up to here.
     received: Lsn,
     replayed: Lsn,
+    /// On purpose: it is paused or delayed.
+    replay_is_held: bool,
     /// The timeline of that log.
     timeline: Option<Timeline>,
     /// Of its walreceiver.
@@ -308,7 +355,20 @@ struct View {
 }
 
 impl View {
-    fn why_nothing_comes(&self, timeline: Timeline, listen: &str) -> String {
+    /// Up to where a promotion would get. What a server has on its disk may have gone bad on the
+    /// way there, so replay tells; where that is held on purpose, a promotion sets it going.
+    fn has(&self) -> Lsn {
+        if self.replay_is_held { self.received.max(self.replayed) } else { self.replayed }
+    }
+
+    fn why_nothing_comes(&self, (timeline, end): (Timeline, Lsn), listen: &str) -> String {
+        if !self.replay_is_held && self.received >= end {
+            return format!(
+                "It has received all, and replays nothing beyond {}: a query there may be in the \
+                 way, or log went bad on its disk; look at its log",
+                self.replayed
+            );
+        }
         if let Some(other) = self.timeline.filter(|other| *other != timeline) {
             return format!(
                 "It follows timeline {other}, and the spool is on {timeline}: it comes from \
@@ -344,6 +404,8 @@ async fn look_within(connection: &mut Connection, within: Duration) -> Result<Vi
 async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
     let sql = "SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()), \
                pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(), \
+               current_setting('recovery_min_apply_delay') <> '0' OR \
+               CASE WHEN pg_is_in_recovery() THEN pg_is_wal_replay_paused() ELSE false END, \
                (SELECT status FROM pg_stat_wal_receiver), \
                coalesce((SELECT received_tli FROM pg_stat_wal_receiver), \
                (SELECT nullif(min_recovery_end_timeline, 0) FROM pg_control_recovery())), \
@@ -360,10 +422,11 @@ async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
         system_id: row.get(1).unwrap_or_default().to_owned(),
         received: position(2),
         replayed: position(3),
-        status: row.get(4).map(str::to_owned),
-        timeline: row.get(5).and_then(|text| text.parse().ok()).map(Timeline),
-        may_promote: row.parse_bool(6)?,
-        may_read: row.parse_bool(7)?,
+        replay_is_held: row.parse_bool(4)?,
+        status: row.get(5).map(str::to_owned),
+        timeline: row.get(6).and_then(|text| text.parse().ok()).map(Timeline),
+        may_promote: row.parse_bool(7)?,
+        may_read: row.parse_bool(8)?,
     })
 }
 

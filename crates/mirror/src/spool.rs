@@ -4,6 +4,7 @@
 //! <folder>/LOCK                       held by the process that has the spool open
 //!          spool.state                whose log it is and where it begins (checksummed, replaced whole)
 //!          slots                      how far each standby's slot has come (likewise)
+//!          noted                      how far whole records were durable, now and then
 //!          closed                     a standby was promoted: nothing more is taken in
 //!          00000001000000000000002A   a segment; all but the newest are whole and durable
 //!          00000001000000000000002B   the newest: zeros behind what has been written
@@ -20,6 +21,7 @@
 
 mod closed;
 mod folder;
+mod noted;
 mod reader;
 mod recovery;
 mod slots;
@@ -33,6 +35,7 @@ pub use slots::{SlotName, SlotView};
 use crate::history::{History, HistoryError};
 use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
+use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
 use std::path::{Path, PathBuf};
@@ -296,6 +299,10 @@ pub struct Spool {
     /// Removing segments, one at a time.
     forgetting: Mutex<()>,
     closed: OnceLock<Closed>,
+    /// The end of a whole record that was durable.
+    noted: Mutex<Option<Lsn>>,
+    /// Found when it was last looked for.
+    damage: Mutex<Option<SpoolError>>,
     _lock: FolderLock,
 }
 
@@ -354,6 +361,7 @@ impl Spool {
         if let Some(found) = Closed::read(folder)? {
             let _ = closed.set(found);
         }
+        let noted = noted::read(folder)?;
         let newest_timeline = recovered.positions.timeline;
         let shared = Arc::new(Shared {
             folder: folder.to_owned(),
@@ -373,7 +381,7 @@ impl Spool {
         let writer = thread
             .spawn(move || writer.run())
             .map_err(SpoolError::io("start the writer of", folder))?;
-        Ok(Spool {
+        let spool = Spool {
             shared,
             work: Some(work),
             handed_over: AtomicU64::new(0),
@@ -382,8 +390,14 @@ impl Spool {
             newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
             closed,
+            noted: Mutex::new(noted),
+            damage: Mutex::default(),
             _lock: lock,
-        })
+        };
+        if noted.is_some_and(|noted| noted > recovered.positions.durable) {
+            spool.look_for_damage();
+        }
+        Ok(spool)
     }
 
     /// Whose log it is.
@@ -410,7 +424,9 @@ impl Spool {
         if self.closed().is_some() {
             return Ok(());
         }
+        fault::point("spool.before-close");
         closed.write(self.folder())?;
+        fault::point("spool.after-close");
         let _ = self.closed.set(closed);
         Ok(())
     }
@@ -420,10 +436,87 @@ impl Spool {
     /// the disk.
     ///
     /// # Errors
-    /// [`SpoolError::Io`].
+    /// [`SpoolError::Io`]; [`SpoolError::Damaged`] if records that were durable are not sound, or
+    /// are not there any more.
     pub fn last_record_end(&self) -> Result<Lsn, SpoolError> {
         let positions = *self.shared.positions.borrow();
-        recovery::last_record_end(self.folder(), self.identity().segment, positions)
+        Ok(self.checked_record_end(positions, None)?.unwrap_or(positions.durable))
+    }
+
+    /// Reads everything from the segment on that holds `from`, and checks every record of it.
+    /// Blocks on the disk.
+    ///
+    /// # Errors
+    /// As [`Spool::last_record_end`].
+    pub fn check_from(&self, from: Lsn) -> Result<(), SpoolError> {
+        let positions = *self.shared.positions.borrow();
+        self.checked_record_end(positions, Some(from)).map(drop)
+    }
+
+    fn checked_record_end(
+        &self,
+        positions: Positions,
+        from: Option<Lsn>,
+    ) -> Result<Option<Lsn>, SpoolError> {
+        let size = self.identity().segment;
+        let end = recovery::last_record_end(self.folder(), size, positions, from)?;
+        if let (Some(position), Some(durable)) = (end, *self.noted())
+            && position < durable
+        {
+            let number = size.number(position);
+            let newest = Segment { timeline: positions.timeline, number };
+            let path = self.folder().join(newest.file_name(size));
+            return Err(SpoolError::Damaged { path, position, durable });
+        }
+        Ok(end)
+    }
+
+    /// Notes how far whole records are durable by now, for a later start to tell damage by; and
+    /// looks for damage. Reads the newest segment, so it is for now and then. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn note_durable(&self) -> Result<(), SpoolError> {
+        match self.look_for_damage() {
+            Some(end) if self.noted().is_none_or(|before| before < end) => {
+                noted::write(self.folder(), end)?;
+                *self.noted() = Some(end);
+                Ok(())
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// What of the newest segment was durable and is not sound, as last looked at. It is received
+    /// again if the principal has it.
+    pub fn damage(&self) -> Option<SpoolError> {
+        self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    /// The end of the last whole record, if it can be told.
+    fn look_for_damage(&self) -> Option<Lsn> {
+        let positions = *self.shared.positions.borrow();
+        let (end, damage) = match self.checked_record_end(positions, None) {
+            Ok(end) => (end, None),
+            Err(error @ SpoolError::Damaged { .. }) => (None, Some(error)),
+            // A segment that was removed meanwhile, or a disk that says no: not for now.
+            Err(error) => {
+                tracing::debug!("the newest segment was not looked at: {error}");
+                return None;
+            }
+        };
+        let mut known = self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        match (&damage, known.is_some()) {
+            (Some(damage), false) => tracing::warn!("{damage}"),
+            (None, true) => tracing::info!("what was damaged has been received again"),
+            (Some(_), true) | (None, false) => {}
+        }
+        *known = damage;
+        end
+    }
+
+    fn noted(&self) -> MutexGuard<'_, Option<Lsn>> {
+        self.noted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// How far the log has come; changes as it goes on.

@@ -228,15 +228,23 @@ pub struct Scanned {
 }
 
 /// Walks an unbroken row of records that begins at `start`, which is where a record begins (or
-/// would). Every record's checksum is checked.
+/// would), up to the last one that ends at or before `bound`. Every record's checksum is checked.
 ///
 /// # Errors
 /// The disk's.
-pub fn scan(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io::Result<Scanned> {
+pub fn scan(
+    pages: &mut impl Pages,
+    start: Lsn,
+    segment: SegmentBytes,
+    bound: Lsn,
+) -> std::io::Result<Scanned> {
     let mut end = start;
     let mut at = start;
     loop {
         match record(pages, at, segment)? {
+            Found::Record { end: next } if next > bound => {
+                return Ok(Scanned { end, stopped_at: next });
+            }
             Found::Record { end: next } => {
                 end = next;
                 at = next;
@@ -368,7 +376,7 @@ mod tests {
         let (mut whole, ends) = written(&lengths);
         let start = first_record(&mut whole, Lsn(0)).unwrap().unwrap();
         assert_eq!(start, Lsn(LONG_HEADER));
-        let found = scan(&mut whole, start, size).unwrap();
+        let found = scan(&mut whole, start, size, Lsn::MAX).unwrap();
         assert_eq!(Some(&found.end), ends.last());
         assert_eq!(found.stopped_at, found.end);
         let header = long_header(whole.page(Lsn(0)).unwrap().unwrap(), Lsn(0)).unwrap();
@@ -378,7 +386,7 @@ mod tests {
         for at in (LONG_HEADER..total).step_by(61) {
             let (mut torn, _) = written(&lengths);
             torn.0.bytes[at as usize] ^= 1;
-            let found = scan(&mut torn, start, size).unwrap().end;
+            let found = scan(&mut torn, start, size, Lsn::MAX).unwrap().end;
             let before = ends.iter().rev().find(|end| end.0 <= at).copied().unwrap_or(start);
             assert!(found >= before, "torn at {at}: {found} < {before}");
             assert!(ends.contains(&found) || found == start, "torn at {at}: {found}");
@@ -394,7 +402,7 @@ mod tests {
         log.push(200);
         let end = Lsn(log.end());
         log.bytes.resize(log.bytes.len().next_multiple_of(8_192), 0);
-        let found = scan(&mut Memory(log), Lsn(LONG_HEADER), size).unwrap();
+        let found = scan(&mut Memory(log), Lsn(LONG_HEADER), size, Lsn::MAX).unwrap();
         assert_eq!(found.end, end);
     }
 

@@ -2,6 +2,7 @@
 
 mod bounds;
 mod note;
+mod noting;
 mod promote;
 mod reserve;
 
@@ -260,6 +261,7 @@ impl FarAgent {
             parts.spawn(self.clone().keep(stop.clone()));
             parts.spawn(self.clone().serve(stop.clone()));
             parts.spawn(self.clone().forget());
+            parts.spawn(self.clone().note_durable());
         }
         let _ = stop.wait_for(|stop| *stop).await;
         parts.shutdown().await;
@@ -371,6 +373,8 @@ impl FarAgent {
         // Not within what follows: it would be held while the list of standbys is asked for, by
         // whom those who report wait for it.
         let applied = self.far.standbys.seen().borrow().applied;
+        let damage = spool.as_ref().and_then(|spool| spool.damage());
+        let error = damage.map(|damage| damage.to_string()).or(error);
         let error = error.or_else(|| server.stopped().or(server.retrying()).map(str::to_owned));
         let mut report = MirrorReport {
             name: self.config.name.clone(),

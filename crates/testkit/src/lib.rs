@@ -1,6 +1,7 @@
 //! What whole-system tests, the demo and the benchmarks stand on: throwaway PostgreSQL clusters,
-//! the product run as a process that can be killed, proofs that two databases are equal, and the
-//! checker of the promise that a subscriber only ever shows prefixes of the publisher's commits.
+//! the product run as a process that can be killed, proofs that two databases are equal, the
+//! checker of the promise that a subscriber only ever shows prefixes of the publisher's commits, and
+//! the checker of the promise that a mirror loses no commit that a client saw return.
 //!
 //! Nothing here depends on a product crate: SQL goes through the independent `postgres` crate and
 //! the publisher's commit order is read with PostgreSQL's own `test_decoding`.
@@ -11,6 +12,7 @@
 //! | [`process`] | build and run `farshore`, kill it, read its log and its costs |
 //! | [`checksum`] | the servers themselves prove tables equal |
 //! | [`prefix`] | workload, oracle, samplers and checker of the prefix guarantee |
+//! | [`serializability`] | clients that go on at another server, and the checker of what they saw |
 //! | [`chaos`] | a seeded schedule of kills among farshore, publisher and subscriber |
 //! | [`wait`] | bounded waiting for a condition, with the last lines of logs on timeout |
 //! | [`wan`] | two networks and a long line between them: delay, rate, loss, cuts, flipped bits |
@@ -26,6 +28,7 @@ pub mod postgres;
 pub mod prefix;
 pub mod proc_fs;
 pub mod process;
+pub mod serializability;
 pub mod wait;
 pub mod wan;
 

@@ -31,6 +31,8 @@ pub struct Mirrored {
     pub principal: Cluster,
     /// Between the far end and the standby.
     pub line: Link,
+    /// Between the two sites.
+    pub link: Link,
     /// What clients saw return that are gone.
     seen: Vec<i32>,
     _certificates: TempDir,
@@ -42,7 +44,26 @@ impl Mirrored {
         Mirrored::start_in(major, "far", defect, Site::named("far")?)
     }
 
-    pub fn start_in(
+    pub fn start_in(major: u32, mode: &str, defect: Option<&str>, far: Site) -> Result<Mirrored> {
+        let mut mirrored = Mirrored::start_idle(major, mode, defect, far)?;
+        mirrored.start_clients()?;
+        Ok(mirrored)
+    }
+
+    pub fn start_clients(&mut self) -> Result<()> {
+        let clients = (0..CLIENTS).map(|number| client(&self.principal, number));
+        self.clients = clients.collect::<Result<_>>()?;
+        Ok(())
+    }
+
+    /// One more standby of the spool. Before clients are at work: the principal is restarted.
+    pub fn another_standby(&mut self, name: &str) -> Result<Cluster> {
+        self.principal.execute_script("SELECT pg_drop_replication_slot('standby')")?;
+        follower(&mut self.principal, self.line.port(), name)
+    }
+
+    /// Nobody writes, and commits wait for the mirror.
+    pub fn start_idle(
         major: u32,
         mode: &str,
         defect: Option<&str>,
@@ -56,10 +77,12 @@ impl Mirrored {
         let certificates = tempfile::Builder::new().prefix("farshore-certificates").tempdir()?;
         issue_certificates(certificates.path(), &["near", "far"])?;
         let ports = (ReservedPort::new()?, ReservedPort::new()?);
-        let (link, listen) = (ports.0.number(), ports.1.number());
+        let listen = ports.1.number();
+        let link = Link::to(ports.0.number())?;
         let mut near = Site::named("near")?;
         near.add_to_site(&format!(
-            "listen = \"127.0.0.1:{link}\"\n{}",
+            "listen = \"127.0.0.1:{}\"\n{}",
+            ports.0.number(),
             certificate_lines(certificates.path(), "near")
         ))?;
         near.add(&format!(
@@ -68,8 +91,9 @@ impl Mirrored {
         ))?;
         far.add_to_site(&certificate_lines(certificates.path(), "far"))?;
         far.add(&format!(
-            "[upstream.near]\naddress = \"127.0.0.1:{link}\"\n\
-             [mirror.m]\nupstream = \"near\"\nlisten = \"127.0.0.1:{listen}\"\n"
+            "[upstream.near]\naddress = \"127.0.0.1:{}\"\n\
+             [mirror.m]\nupstream = \"near\"\nlisten = \"127.0.0.1:{listen}\"\n",
+            link.port()
         ))?;
         for site in [&mut near, &mut far] {
             site.env("FARSHORE_DEFECT", defect.unwrap_or_default());
@@ -77,16 +101,7 @@ impl Mirrored {
         }
         report(&far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
         let line = Link::to(listen)?;
-        let port = line.port();
-        let conninfo = format!("host=127.0.0.1 port={port} user=s application_name=s1");
-        let standby = principal.standby(
-            &[
-                ("primary_conninfo", conninfo.as_str()),
-                ("primary_slot_name", ""),
-                ("wal_retrieve_retry_interval", "100ms"),
-            ],
-            &[SLOT],
-        )?;
+        let standby = follower(&mut principal, line.port(), "s1")?;
         report(&far, "the standby to stream", |mirror| {
             mirror["standbys"].as_array().is_some_and(|all| all.len() == 1)
         })?;
@@ -96,16 +111,15 @@ impl Mirrored {
             let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
             Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
         })?;
-        let clients =
-            (0..CLIENTS).map(|number| client(&principal, number)).collect::<Result<_>>()?;
         let (_certificates, _ports) = (certificates, ports);
         Ok(Mirrored {
-            clients,
+            clients: Vec::new(),
             near,
             far,
             standby,
             principal,
             line,
+            link,
             seen: Vec::new(),
             _certificates,
             _ports,
@@ -208,6 +222,11 @@ impl Mirrored {
     /// The principal dies for good; what every client saw return.
     pub fn lose_the_principal(&mut self) -> Result<Vec<i32>> {
         self.principal.kill9()?;
+        self.clients_end()
+    }
+
+    /// Their server has gone; what every client saw return.
+    pub fn clients_end(&mut self) -> Result<Vec<i32>> {
         for client in self.clients.drain(..) {
             let ended = client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))?;
             ensure!(ended.is_err(), "a client stopped before its server did");
@@ -230,6 +249,17 @@ impl Mirrored {
 pub fn position(text: &str) -> Result<i64> {
     let (high, low) = text.split_once('/').with_context(|| format!("no position: {text}"))?;
     Ok((i64::from_str_radix(high, 16)? << 32) + i64::from_str_radix(low, 16)?)
+}
+
+/// A standby that streams from what listens on this port.
+pub fn follower(principal: &mut Cluster, port: u16, name: &str) -> Result<Cluster> {
+    let conninfo = format!("host=127.0.0.1 port={port} user=s application_name={name}");
+    let settings = [
+        ("primary_conninfo", conninfo.as_str()),
+        ("primary_slot_name", ""),
+        ("wal_retrieve_retry_interval", "100ms"),
+    ];
+    principal.standby(&settings, &[SLOT])
 }
 
 pub fn client(principal: &Cluster, number: i32) -> Result<Client> {

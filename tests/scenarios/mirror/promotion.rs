@@ -1,23 +1,21 @@
 //! A standby takes over: with everything that was acknowledged, or not at all.
 
-use crate::mirrored::{LONG, Mirrored, SLOT, position, report};
+use crate::mirrored::{LONG, Mirrored, position, report};
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Site, Verb};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
-use std::os::unix::fs::PermissionsExt;
-use tempfile::TempDir;
 
-fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<Verb> {
+pub fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<Verb> {
     let url = standby.url("postgres");
     let arguments = [&["m", "--standby", &url], more].concat();
     mirrored.far.verb("mirror promote", &arguments)
 }
 
 /// Everything that returned is on the server that was promoted.
-fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
+pub fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
     for (client, returned) in returned.iter().enumerate() {
         let sql = "SELECT count(*) FROM t WHERE client = $1 AND n <= $2";
         let rows = server.connect()?.query_one(sql, &[&(client as i32), returned])?;
@@ -31,7 +29,7 @@ fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
 }
 
 /// Where the promoted server's own timeline begins, by its history file.
-fn fork(server: &Cluster) -> Result<i64> {
+pub fn fork(server: &Cluster) -> Result<i64> {
     let sql = "SELECT pg_read_file('pg_wal/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) || \
                '.history')";
     let history: String = server.connect()?.query_one(sql, &[])?.get(0);
@@ -39,7 +37,20 @@ fn fork(server: &Cluster) -> Result<i64> {
     position(last.split('\t').nth(1).context("no position")?)
 }
 
-fn is_in_recovery(server: &Cluster) -> Result<bool> {
+/// The new timeline begins at or past what the principal was told.
+pub fn check_fork(server: &Cluster, told: i64) -> Result<()> {
+    const PAGE_BYTES: i64 = 8_192;
+    // A server may flush up to a page's end, within a record; that record is no commit yet.
+    let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
+    let fork = fork(server)?;
+    ensure!(
+        fork >= whole,
+        "LOST: the principal was told {told}, the new timeline begins at {fork}"
+    );
+    Ok(())
+}
+
+pub fn is_in_recovery(server: &Cluster) -> Result<bool> {
     Ok(server.connect()?.query_one("SELECT pg_is_in_recovery()", &[])?.get(0))
 }
 
@@ -80,6 +91,7 @@ fn takes_over(mode: &str) -> Result<()> {
     if random.random_bool(0.5) {
         mirrored.far.kill9()?;
         mirrored.far.start()?;
+        report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
         mirrored.await_commits(1)?;
     }
     let told = mirrored.told()?;
@@ -100,14 +112,7 @@ fn takes_over(mode: &str) -> Result<()> {
     );
     println!("{}", promoted.stdout.trim());
     check_rows(&mirrored.standby, &returned)?;
-    const PAGE_BYTES: i64 = 8_192;
-    // A server may flush up to a page's end, within a record; that record is no commit yet.
-    let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
-    let fork = fork(&mirrored.standby)?;
-    ensure!(
-        fork >= whole,
-        "LOST: the principal was told {told}, the new timeline begins at {fork}"
-    );
+    check_fork(&mirrored.standby, told)?;
     let again = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(again.stdout.contains("had been promoted already"), "{again:?}");
     // The old principal comes back: its log is not taken in, and nothing that it commits returns.
@@ -143,6 +148,29 @@ fn a_standby_takes_over_with_all_that_was_applied() -> Result<()> {
     takes_over("far-applied")
 }
 
+/// A standby that replays late on purpose has what it needs on its disk, and is not waited for.
+#[test]
+fn a_standby_whose_replay_is_delayed_takes_over_with_all() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    for sql in ["ALTER SYSTEM SET recovery_min_apply_delay = '1h'", "SELECT pg_reload_conf()"] {
+        mirrored.standby.execute_script(sql)?;
+    }
+    wait_until("the delay to be known", LONG, &[], || {
+        let sql = "SELECT current_setting('recovery_min_apply_delay')";
+        let delay: String = mirrored.standby.connect()?.query_one(sql, &[])?.get(0);
+        Ok((delay == "1h").then_some(()))
+    })?;
+    mirrored.await_commits(20)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    ensure!(check_rows(&mirrored.standby, &returned).is_err(), "nothing was delayed");
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
 /// What is not the mirror's standby is left alone, and log is given up only if that is wanted.
 #[test]
 fn no_promotion_by_mistake() -> Result<()> {
@@ -175,65 +203,6 @@ fn no_promotion_by_mistake() -> Result<()> {
     ensure!(lost > 0 && lost <= end - fork(&mirrored.standby)?, "{lost}: {promoted:?}");
     println!("{}", promoted.stdout.trim());
     Ok(())
-}
-
-/// `pg_receivewal`, which tells the principal at once what it has; ended when this is dropped.
-struct Receiver(std::process::Child, TempDir);
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn receive(principal: &Cluster, name: &str, slot: Option<&str>) -> Result<Receiver> {
-    let folder = tempfile::tempdir()?;
-    // It runs as the server's user.
-    std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o777))?;
-    let source =
-        format!("host=127.0.0.1 port={} user=postgres application_name={name}", principal.port());
-    let log = std::fs::File::create(folder.path().join("log"))?;
-    let child = principal
-        .installation()
-        .command("pg_receivewal")
-        .args(["--synchronous", "--no-loop", "--dbname", &source, "--directory"])
-        .arg(folder.path())
-        .args(slot.iter().flat_map(|slot| ["--slot", slot]))
-        .stderr(log)
-        .spawn()?;
-    Ok(Receiver(child, folder))
-}
-
-/// A second one that the principal would take for the mirror does not come by: the slot is in use;
-/// and beside one that has another slot, the mirror promises nothing.
-#[test]
-fn two_replicas_with_one_name_do_not_both_count() -> Result<()> {
-    let mut mirrored = Mirrored::start(15, None)?;
-    mirrored.await_commits(5)?;
-    let mut thief = receive(&mirrored.principal, "farshore_m", Some(SLOT))?;
-    let log = thief.1.path().join("log");
-    wait_until("the slot's thief to be refused", LONG, &[&log], || Ok(thief.0.try_wait()?))?;
-    let said = std::fs::read_to_string(&log)?;
-    ensure!(said.contains("is active for PID"), "{said}");
-    mirrored.await_commits(5)?;
-    mirrored.near.kill9()?;
-    mirrored.await_silence()?;
-    let namesake = receive(&mirrored.principal, "FARSHORE_M", None)?;
-    wait_until("the namesake to stream", LONG, &[], || {
-        let sql = "SELECT count(*) FROM pg_stat_replication WHERE state = 'streaming' \
-                   AND application_name = 'FARSHORE_M'";
-        Ok((mirrored.principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
-    })?;
-    mirrored.near.start()?;
-    let found = report(&mirrored.far, "the namesake to be seen", |mirror| {
-        mirror["error"].as_str().is_some_and(|error| error.contains("takes the two for one"))
-    })?;
-    ensure!(found["state"] == "retrying", "{found}");
-    drop(namesake);
-    report(&mirrored.far, "the mirror to go on", |mirror| mirror["state"] == "receiving")?;
-    mirrored.await_commits(5)?;
-    mirrored.finish()
 }
 
 #[test]

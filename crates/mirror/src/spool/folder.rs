@@ -3,6 +3,7 @@
 use super::SpoolError;
 use crate::history::History;
 use crate::wal::{Segment, SegmentBytes, Timeline, history_file_name, parse_history_file_name};
+use farshore_fault as fault;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
@@ -97,6 +98,7 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), SpoolError> {
         file.sync_all()
     };
     write().map_err(SpoolError::io("write", &new))?;
+    fault::point("spool.before-replace");
     std::fs::rename(&new, path).map_err(SpoolError::io("rename", &new))?;
     sync(path.parent().unwrap_or(Path::new(".")))
 }

@@ -145,30 +145,33 @@ fn scan(
         None if known > start => return Err(pages.damaged(start, known)),
         None => return Ok(known),
     };
-    let scanned = wal::scan(pages, first, size).map_err(|e| failed(e, &folder))?;
+    let scanned = wal::scan(pages, first, size, Lsn::MAX).map_err(|e| failed(e, &folder))?;
     if scanned.stopped_at < known {
         return Err(pages.damaged(scanned.stopped_at, known));
     }
     Ok(scanned.end.max(known))
 }
 
-/// The end of the last whole record before `positions.durable`; that position itself if the record
-/// that reaches up to it cannot be checked from here.
+/// The end of the last whole record before `positions.durable`, having checked all from the segment
+/// that holds `from` on, or only the newest one; `None` if the record that reaches up
+/// to there cannot be checked from here.
 pub(super) fn last_record_end(
     folder: &Path,
     size: wal::SegmentBytes,
     positions: Positions,
-) -> Result<Lsn, SpoolError> {
+    from: Option<Lsn>,
+) -> Result<Option<Lsn>, SpoolError> {
     let Positions { timeline, durable, .. } = positions;
     let listing = Listing::read(folder, size)?;
     let Some(oldest) = listing.segments.first().map(|segment| segment.number) else {
-        return Ok(durable);
+        return Ok(None);
     };
     let history = folder::history(folder, timeline)?;
     let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
     let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
     // A segment that was just made holds nothing of it.
-    let mut from = size.number(Lsn(durable.0.saturating_sub(1))).max(oldest);
+    let newest = size.number(Lsn(durable.0.saturating_sub(1)));
+    let mut from = from.map_or(newest, |from| size.number(from).min(newest)).max(oldest);
     while from > oldest
         && wal::begins_within_record(&mut pages, size.start(from)).map_err(failed)?
     {
@@ -176,15 +179,17 @@ pub(super) fn last_record_end(
     }
     match wal::first_record(&mut pages, size.start(from)).map_err(failed)? {
         Some(first) if first <= durable => {
-            let scanned = wal::scan(&mut pages, first, size).map_err(failed)?;
+            // Records begin at multiples of 8. What is behind may be being written at present.
+            let bound = Lsn(durable.0.next_multiple_of(8));
+            let scanned = wal::scan(&mut pages, first, size, bound).map_err(failed)?;
             // The end of what came is within a record or behind one; anything else is damage, and
             // whoever had the log only up to there would lack what is behind it.
             if scanned.stopped_at < durable {
                 return Err(pages.damaged(scanned.stopped_at, durable));
             }
-            Ok(scanned.end.min(durable))
+            Ok(Some(scanned.end.min(durable)))
         }
-        Some(_) | None => Ok(durable),
+        Some(_) | None => Ok(None),
     }
 }
 

@@ -353,3 +353,42 @@ async fn a_timeline_without_its_history_is_refused_at_the_switch() {
         assert_eq!(durable(folder.path()), Lsn(log.end()));
     }
 }
+
+/// Without the note, what is unsound in the newest segment is taken for the torn end.
+#[tokio::test]
+async fn damage_behind_what_was_noted_is_no_torn_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (some_log(), created(folder.path()));
+    let whole = *log.ends.iter().rfind(|end| **end < log.end() - 20_000).unwrap();
+    append(&spool, &log, BEGIN, whole + 9).await;
+    spool.note_durable().unwrap();
+    assert_eq!(spool.last_record_end().unwrap(), Lsn(whole), "the record behind it is not whole");
+    spool.note_durable().unwrap();
+    drop(spool);
+    // The beginning of another record was there: that is an end as any crash leaves.
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    assert_eq!(spool.last_record_end().unwrap(), Lsn(whole));
+    drop(spool);
+    let nth = (whole - BEGIN) / SEGMENT_BYTES;
+    let damaged_at = whole - 5_000;
+    assert!(damaged_at > BEGIN + nth * SEGMENT_BYTES + 9_000, "not within the newest segment");
+    let path = segment(folder.path(), nth);
+    overwrite(&path, (damaged_at - BEGIN) % SEGMENT_BYTES, &[0xa5; 16]);
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    let sound = spool.positions().borrow().durable;
+    assert!(sound <= Lsn(damaged_at), "{sound}");
+    match spool.last_record_end().unwrap_err() {
+        SpoolError::Damaged { position, durable, path: found } => {
+            assert_eq!((position, durable, found), (sound, Lsn(whole), path));
+        }
+        other => panic!("{other}"),
+    }
+    assert!(matches!(spool.damage(), Some(SpoolError::Damaged { .. })));
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_some(), "it is still so");
+    // What is received again mends it.
+    append(&spool, &log, sound.0, whole).await;
+    assert_eq!(spool.last_record_end().unwrap(), Lsn(whole));
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none());
+}

@@ -1,0 +1,69 @@
+//! Whether a principal goes on from the log that a far end holds.
+
+use crate::error::MirrorError;
+use crate::history::History;
+use crate::relay::message::Have;
+use crate::wal::Timeline;
+use farshore_model::Lsn;
+use farshore_pg::Connection;
+
+/// Looked at before log is asked for: the server's own words for it are those of any wrong position.
+/// A server on an older timeline may get there yet, if it is a standby itself, and is asked.
+///
+/// # Errors
+/// [`MirrorError::WrongPrincipal`] if the server never had what the far end holds; and what the
+/// server says when it is asked.
+pub(crate) async fn check(
+    connection: &mut Connection,
+    timeline: Timeline,
+    have: &Have,
+) -> Result<(), MirrorError> {
+    let own = Timeline(have.timeline);
+    if timeline <= own {
+        return Ok(());
+    }
+    let server = connection.server().to_owned();
+    let wrong = |what: String| MirrorError::WrongPrincipal { server: server.clone(), what };
+    let text = match connection.timeline_history(timeline.0).await {
+        Ok(text) => text,
+        // It has lost the file: what it can give is seen when it is asked for it.
+        Err(error) if error.sqlstate() == Some("58P01") => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    let history = History::parse(timeline, &text)
+        .map_err(|error| wrong(format!("its history of timeline {timeline}: {error}")))?;
+    departure(&history, timeline, own, have.durable).map_or(Ok(()), |what| Err(wrong(what)))
+}
+
+/// How a server on `timeline` parted from log on `own` up to `durable`; `None` if it comes from it.
+fn departure(history: &History, timeline: Timeline, own: Timeline, durable: Lsn) -> Option<String> {
+    let how = match history.left(timeline, own) {
+        Some((left_at, _)) if left_at >= durable => return None,
+        Some((left_at, _)) => format!("it left timeline {own} at {left_at}"),
+        None => format!("it is on timeline {timeline}, which does not come from {own}"),
+    };
+    Some(format!(
+        "{how}, and the mirror's spool holds that one up to {durable}: this server never had that \
+         log, and commits in it may have been acknowledged. Promote the mirror's standby instead \
+         (farshore mirror promote), or point the mirror to a principal that has it; or give those \
+         commits up: stop the far site's node, remove the mirror's spool there, start, and make \
+         the standbys anew"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_left_too_early_or_comes_from_elsewhere_is_told_apart() {
+        let history = History::parse(Timeline(3), "1\t0/3000148\tx\n2\t0/5000000\tx\n").unwrap();
+        let departure = |own, durable| departure(&history, Timeline(3), Timeline(own), durable);
+        assert_eq!(departure(1, Lsn(0x300_0148)), None);
+        assert_eq!(departure(2, Lsn(0x400_0000)), None);
+        let early = departure(1, Lsn(0x300_0149)).unwrap();
+        assert!(early.starts_with("it left timeline 1 at 0/3000148"), "{early}");
+        let elsewhere = departure(4, Lsn(0x300_0000)).unwrap();
+        assert!(elsewhere.contains("does not come from 4"), "{elsewhere}");
+    }
+}
