@@ -44,8 +44,9 @@ fn departure(history: &History, timeline: Timeline, own: Timeline, durable: Lsn)
     };
     Some(format!(
         "{how}, and the mirror's spool holds that one up to {durable}: this server never had that \
-         log, and commits in it may have been acknowledged. Promote the mirror's standby instead \
-         (farshore mirror promote), or point the mirror to a principal that has it; or give those \
+         log, and commits in it may have been acknowledged. If the old principal crashed, restart the far \
+         site's node first: the part of a record that never ended does not count then. Else \
+         promote the mirror's standby instead (farshore mirror promote), or point the mirror to a principal that has it; or give those \
          commits up: stop the far site's node, remove the mirror's spool there, start, and make \
          the standbys anew"
     ))

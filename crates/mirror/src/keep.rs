@@ -43,6 +43,15 @@ pub struct Far {
     pub status: Mutex<FarStatus>,
 }
 
+/// While a session is kept: also when a promotion drops it half-way.
+struct Connected<'a>(&'a Far);
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        self.0.status().connected = false;
+    }
+}
+
 impl Far {
     /// Opens the spool in `folder`, if there is one. Blocks on the disk.
     ///
@@ -104,12 +113,11 @@ impl Far {
         let (sender, mut receiver) = session.split();
         let spool = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
         self.status().connected = true;
-        let ended = tokio::select! {
+        let _connected = Connected(self);
+        tokio::select! {
             ended = self.take_in(&site, &spool, receiver) => ended,
             ended = self.acknowledge(&spool, sender) => ended,
-        };
-        self.status().connected = false;
-        ended
+        }
     }
 
     async fn begin(

@@ -188,9 +188,10 @@ pub async fn promote(
 ) -> Result<Promoted, PromoteError> {
     // A disk without room keeps the rest waiting, for ever perhaps. Nothing of that was
     // acknowledged, and nothing will be.
+    // So with a disk that failed: what was durable before is known.
     let positions = match tokio::time::timeout(plan.patience, spool.settled()).await {
-        Ok(settled) => settled?,
-        Err(_) => *spool.positions().borrow(),
+        Ok(Ok(settled)) => settled,
+        Ok(Err(_)) | Err(_) => *spool.positions().borrow(),
     };
     let reading = spool.clone();
     // What is damaged here the standby may have all the same.
@@ -198,6 +199,11 @@ pub async fn promote(
         Ok(end) => (end, None),
         Err(SpoolError::Damaged { path, position, durable }) => {
             (durable, Some(SpoolError::Damaged { path, position, durable }))
+        }
+        // Nor need it be read here, if the standby has it.
+        Err(error @ SpoolError::Io { .. }) => {
+            tracing::warn!(%error, "the spool's end is taken for the end of a record");
+            (positions.durable, None)
         }
         Err(error) => return Err(error.into()),
     };
@@ -233,7 +239,7 @@ pub async fn promote(
             let up_to = (positions.timeline, spool_end);
             let drained = drain(&mut connection, plan, up_to, progress).await;
             if let Err(error) = drained {
-                return Err(why_it_lacks(spool, error, damage).await);
+                return Err(why_it_lacks(spool, error, damage, plan.patience).await);
             }
         }
         fault::point("promote.after-drain");
@@ -243,6 +249,8 @@ pub async fn promote(
         crate::keep::blocking(move || closing.close(closed)).await?;
         let _ = progress.try_send(format!("{server} is told to promote"));
         fault::point("promote.before-told");
+        // A timeout that the standby has from its principal would end the wait, not the promotion.
+        connection.simple_query(&farshore_pg::no_timeouts(connection.server_version())).await?;
         let sql = format!("SELECT pg_promote(true, {PROMOTED_WITHIN_S})");
         let rows = connection.query(&sql, &[]).await?;
         if !rows.first().is_some_and(|row| row.parse_bool(0).unwrap_or(false)) {
@@ -269,15 +277,17 @@ pub async fn promote(
 }
 
 /// What it lacks may be damaged here, in a segment that is long complete: a server asks for such
-/// log again and again.
+/// log again and again. Commits wait meanwhile, so it is looked for no longer than `patience`.
 async fn why_it_lacks(
     spool: &Arc<Spool>,
     error: PromoteError,
     damage: Option<SpoolError>,
+    patience: Duration,
 ) -> PromoteError {
     let PromoteError::Lacks { server, bytes, has, end, waited, why } = error else { return error };
     let reading = spool.clone();
-    let checked = crate::keep::blocking(move || reading.check_from(has)).await;
+    let checking = crate::keep::blocking(move || reading.check_from(has));
+    let checked = tokio::time::timeout(patience, checking).await.unwrap_or(Ok(()));
     match damage.or(checked.err()) {
         Some(damage @ SpoolError::Damaged { .. }) => {
             PromoteError::LacksDamaged { server, bytes, damage }

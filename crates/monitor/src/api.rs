@@ -1,6 +1,6 @@
 //! The JSON interface: state, events, actions.
 
-use crate::guard::{self, Guard};
+use crate::guard::{self, Guard, is_same_site};
 use crate::history::{self, History, Kind};
 use crate::sample::Snapshot;
 use crate::{Action, Outcome, Question, Source, prometheus, web};
@@ -8,7 +8,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, Path, State};
 use axum::http::header::CONTENT_TYPE;
-use axum::http::{StatusCode, Uri};
+use axum::http::{HeaderMap, StatusCode, Uri};
 use axum::middleware::from_fn_with_state;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
@@ -66,6 +66,7 @@ struct Served {
     history: Option<PathBuf>,
     events: Arc<Semaphore>,
     actions: Arc<Semaphore>,
+    tellings: Arc<Semaphore>,
 }
 
 /// All routes, behind the guard.
@@ -81,6 +82,7 @@ pub(crate) fn routes(
         history,
         events: Arc::new(Semaphore::new(EVENTS_MAX)),
         actions: Arc::new(Semaphore::new(ACTIONS_MAX)),
+        tellings: Arc::new(Semaphore::new(ACTIONS_MAX)),
     };
     let mut router = Router::new();
     for &(_, path) in ROUTES {
@@ -168,12 +170,21 @@ async fn events(State(served): State<Served>) -> Response {
 }
 
 /// What takes a disk or a server to tell, by its path.
-async fn tell(State(served): State<Served>, Path(name): Path<String>, uri: Uri) -> Response {
+async fn tell(
+    State(served): State<Served>,
+    Path(name): Path<String>,
+    uri: Uri,
+    headers: HeaderMap,
+) -> Response {
+    if !is_same_site(&headers) {
+        let what = "another site's page asks for this; open the monitor itself";
+        return problem(StatusCode::FORBIDDEN, what);
+    }
     let question = match question(&uri, name) {
         Ok(question) => question,
         Err(what) => return problem(StatusCode::BAD_REQUEST, &what),
     };
-    let Ok(_permit) = served.actions.clone().try_acquire_owned() else {
+    let Ok(_permit) = served.tellings.clone().try_acquire_owned() else {
         return problem(StatusCode::SERVICE_UNAVAILABLE, "others are being answered; try again");
     };
     let telling: Outcome = served.source.tell(question);

@@ -67,10 +67,14 @@ impl Guard {
         let scheme = if self.tls { "https" } else { "http" };
         let own_origin = text(&ORIGIN).is_none_or(|origin| origin == format!("{scheme}://{host}"));
         let json = text(&CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/json"));
-        let site = HeaderName::from_static("sec-fetch-site");
-        let same_site = text(&site).is_none_or(|site| site == "same-origin" || site == "none");
-        headers.contains_key(ACTION_HEADER) && own_origin && json && same_site
+        headers.contains_key(ACTION_HEADER) && own_origin && json && is_same_site(headers)
     }
+}
+
+/// Whether the monitor's own page, or a person, had a request made: browsers tell.
+pub(crate) fn is_same_site(headers: &HeaderMap) -> bool {
+    let site = headers.get(HeaderName::from_static("sec-fetch-site"));
+    site.is_none_or(|site| site == "same-origin" || site == "none")
 }
 
 /// `Bearer TOKEN`, or the password of `Basic`, which browsers ask a person for.

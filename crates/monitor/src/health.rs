@@ -145,8 +145,12 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
         let mut verdict = Verdict::default();
         verdict.agent(&p.state, p.error.as_deref());
         let thresholds = limits.publications.get(&p.name).copied().unwrap_or_default();
-        let kept = "log kept by the publisher";
-        verdict.bytes(kept, p.unacknowledged_bytes.unwrap_or(0), thresholds.unacknowledged_bytes);
+        // While the publisher is not heard it keeps what it kept, and more.
+        let (kept, bytes) = match p.unacknowledged_bytes {
+            Some(bytes) => ("log kept by the publisher", bytes),
+            None => ("log kept by the publisher when it was last heard", p.unacknowledged_last),
+        };
+        verdict.bytes(kept, bytes, thresholds.unacknowledged_bytes);
         verdict.bytes("store", p.store_bytes, thresholds.store_bytes);
         if let Some(most) = limits.retention_bytes.get(&p.name).filter(|most| **most > 0) {
             let part = p.store_bytes as f64 / *most as f64;

@@ -255,6 +255,9 @@ pub struct PublicationReport {
     /// Absent while nothing is heard of the publisher, and of a received publication.
     #[serde(default)]
     pub unacknowledged_bytes: Option<u64>,
+    /// The same when the publisher was last heard, for judging it: it keeps no less now.
+    #[serde(skip)]
+    pub unacknowledged_last: u64,
     /// When anything was last heard of the publisher, in seconds since 1970.
     #[serde(default)]
     pub heard_at: Option<f64>,
@@ -267,7 +270,7 @@ pub struct PublicationReport {
     /// if that is more, milliseconds. Absent before the first, and of a received publication.
     #[serde(default)]
     pub store_ms: Option<f64>,
-    /// Commands (row changes and truncates) handed to the store since the node started; of a
+    /// Commands (row changes, truncates, marks of savepoints) handed to the store since the node started; of a
     /// received publication 0.
     #[serde(default)]
     pub commands: u64,

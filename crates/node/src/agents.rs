@@ -135,6 +135,7 @@ impl PublicationAgent {
             store_behind_bytes: capture.received.0.bytes_since(store.durable.0),
             // The publisher's log goes on, unseen.
             unacknowledged_bytes: is_heard.then_some(unacknowledged_bytes),
+            unacknowledged_last: unacknowledged_bytes,
             heard_at: capture.heard_at.map(PgTime::unix_seconds),
             capture_ms: legs::capture_ms(&capture).filter(|_| is_heard),
             store_ms: store_leg.map(milliseconds),
@@ -177,6 +178,7 @@ impl ReceivedAgent {
             capture_behind_bytes: 0,
             store_behind_bytes: receive.received.bytes_since(store.durable.0),
             unacknowledged_bytes: None,
+            unacknowledged_last: 0,
             heard_at: None,
             capture_ms: None,
             store_ms: None,

@@ -61,7 +61,7 @@ pub(crate) fn apply_legs(
     now: PgTime,
 ) -> ApplyLegs {
     let newest = status.newest.and_then(|newest| {
-        let stored = durability.when(newest.source.position)?;
+        let stored = durability.when_exactly(newest.source.position)?;
         Some((newest, stored))
     });
     let through = newest.map(|(newest, stored)| between(stored, newest.applied_at));
@@ -100,8 +100,8 @@ pub(crate) fn commands_behind(
     if behind_bytes == 0 || reads && status.oldest_pending.is_none() {
         return (Some(0), false);
     }
-    if let Some(counted) = transactions.and_then(|log| log.commands_after(applied)) {
-        return (Some(counted), false);
+    if let Some((counted, is_exact)) = transactions.and_then(|log| log.commands_after(applied)) {
+        return (Some(counted), !is_exact);
     }
     if status.log_bytes == 0 || status.changes == 0 {
         return (None, true);

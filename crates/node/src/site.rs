@@ -496,7 +496,8 @@ impl Site {
     ) -> (Option<f64>, Option<u64>) {
         let there = following.durable;
         if let Some(own) = self.publications.iter().find(|agent| agent.name == publication) {
-            let commands = lock(&own.capture.status).transactions.commands_after(there);
+            let counted = lock(&own.capture.status).transactions.commands_after(there);
+            let commands = counted.map(|(commands, _)| commands);
             return (following.link_ms(&lock(&own.durability)), commands);
         }
         let received = self.received.iter().find(|agent| agent.name == publication);

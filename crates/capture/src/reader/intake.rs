@@ -119,7 +119,11 @@ impl<'a> Intake<'a> {
             status.heard_at = Some(at);
             status.changes = changes;
             if let Some((position, commit_time)) = committed.newest {
-                status.commands += committed.commands;
+                // After a batch that the store did not take the same comes once more.
+                let newest = status.transactions.newest();
+                if newest.is_none_or(|newest| newest.position < position) {
+                    status.commands += committed.commands;
+                }
                 status.transactions.note(position, at, status.commands);
                 status.newest = Some((commit_time, at));
             }

@@ -27,9 +27,9 @@ pub(super) fn write(folder: &Path, end: Lsn) -> Result<(), SpoolError> {
 /// What was noted; `None` also if it cannot be understood: it is made again.
 pub(super) fn read(folder: &Path) -> Result<Option<Lsn>, SpoolError> {
     let path = folder.join(NOTED);
-    match std::fs::read_to_string(&path) {
-        Ok(text) => {
-            let noted = decode(&text);
+    match std::fs::read(&path) {
+        Ok(bytes) => {
+            let noted = decode(&String::from_utf8_lossy(&bytes));
             if noted.is_none() {
                 tracing::warn!("{} is damaged, and is made again", path.display());
             }
@@ -52,6 +52,8 @@ mod tests {
         assert_eq!(read(folder.path()).unwrap(), Some(Lsn(0x300_0148)));
         let other = encode(Lsn(0x300_0148)).replace("148", "149");
         std::fs::write(folder.path().join(NOTED), other).unwrap();
+        assert_eq!(read(folder.path()).unwrap(), None);
+        std::fs::write(folder.path().join(NOTED), [0xff; 9]).unwrap();
         assert_eq!(read(folder.path()).unwrap(), None);
     }
 }

@@ -3,7 +3,7 @@
 use super::FarAgent;
 use crate::sites::protocol::Wanted;
 use farshore_mirror::promote::{Inherited, Plan, Promoted, promote};
-use farshore_mirror::relay::end::{EndRequest, PrincipalsLog, hear_end};
+use farshore_mirror::relay::end::{EndAnswer, EndRequest, PrincipalsLog, hear_end};
 use farshore_mirror::spool::Spool;
 use farshore_model::Lsn;
 use farshore_pg::Config;
@@ -84,8 +84,8 @@ impl FarAgent {
         let told = self.ask_the_near_end(spool).await;
         let mut positions = spool.positions();
         let mut reached = positions.borrow().durable;
-        // What cannot be fetched is not waited for: the near end is gone as well.
-        if (told.asked.is_err() && !self.far.status().connected) || reached >= told.end {
+        // What cannot be fetched is not waited for: the near end, or its principal, is gone as well.
+        if (!told.is_there && !self.far.status().connected) || reached >= told.end {
             return told;
         }
         let _ = progress.try_send(format!(
@@ -119,30 +119,32 @@ impl FarAgent {
         };
         let begun = Instant::now();
         let mut answer = ask().await;
-        // A node that is being started again is there soon.
-        while answer.is_err() && begun.elapsed() < ASK_FOR {
+        // A node that is being started again is there soon, and so is the server beside it.
+        let soon_known = |answer: &Result<EndAnswer, String>| match answer {
+            Ok(answer) => answer.is_async() && matches!(answer.log, PrincipalsLog::Unknown { .. }),
+            Err(_) => true,
+        };
+        while soon_known(&answer) && begun.elapsed() < ASK_FOR {
             tokio::time::sleep(ASK_AGAIN).await;
             answer = ask().await;
         }
         let answer = match answer {
             Ok(answer) => answer,
-            Err(why) => return Told { end: heard, asked: Err(why) },
+            Err(why) => return Told::unknown(heard, Err(why)),
         };
         let mode = if answer.is_async() { Mode::Async } else { Mode::Waited };
         let own = spool.identity().system_id.to_string();
         match answer.log {
             PrincipalsLog::EndsAt { system_id, end } if system_id == own => {
-                Told { end: end.max(heard), asked: Ok(mode) }
+                Told { end: end.max(heard), asked: Ok(mode), is_there: true }
             }
             PrincipalsLog::EndsAt { system_id, .. } => {
                 let why = format!("its principal is another cluster now, {system_id}");
-                Told { end: heard, asked: Err(why) }
+                Told::unknown(heard, Err(why))
             }
-            // No commit returned without this mirror, so there is nothing to be missed.
-            PrincipalsLog::Unknown { .. } if mode == Mode::Waited => {
-                Told { end: heard, asked: Ok(mode) }
-            }
-            PrincipalsLog::Unknown { why } => Told { end: heard, asked: Err(why) },
+            // Of mode async, what its principal told of earlier may be there once more; else no
+            // commit returned without this mirror, and there is nothing to be missed.
+            PrincipalsLog::Unknown { .. } => Told::unknown(heard, Ok(mode)),
         }
     }
 }
@@ -168,22 +170,30 @@ struct Told {
     end: Lsn,
     /// What the near end said when it was asked now, or why it could not be.
     asked: Result<Mode, String>,
+    /// Its principal was asked, and has that log now.
+    is_there: bool,
 }
 
 impl Default for Told {
     fn default() -> Told {
-        Told { end: Lsn::ZERO, asked: Ok(Mode::Waited) }
+        Told::unknown(Lsn::ZERO, Ok(Mode::Waited))
     }
 }
 
 impl Told {
+    /// Where only what was `heard` earlier is known.
+    fn unknown(heard: Lsn, asked: Result<Mode, String>) -> Told {
+        Told { end: heard, asked, is_there: false }
+    }
+
     /// Whether commits that returned may be missing here, that could be had.
     fn check(&self, name: &str, durable: Lsn) -> Result<(), String> {
         if self.asked != Ok(Mode::Async) || durable >= self.end {
             return Ok(());
         }
+        let has = if self.is_there { "has" } else { "had told of" };
         Err(format!(
-            "the near end of mirror \"{name}\" has log up to {}, {} bytes more than came here, and \
+            "the near end of mirror \"{name}\" {has} log up to {}, {} bytes more than came here, and \
              commits return there before this site has them: they would be lost. The standby was \
              not promoted, and the mirror goes on. farshore status says why the log does not come. \
              To promote without these bytes, and the commits in them: --allow-data-loss",
@@ -216,8 +226,13 @@ fn said(
     }
     let not_here = told.end.bytes_since(durable.max(*fork));
     match &told.asked {
+        Ok(Mode::Waited) if not_here == 0 => {}
         // A commit that waits for the mirror there was not promised to anybody.
-        Ok(Mode::Waited) => {}
+        Ok(Mode::Waited) => text.push_str(&format!(
+            ". {not_here} bytes of log up to {} did not come: commits in them that returned without \
+             waiting for this mirror, if there are any, are lost",
+            told.end
+        )),
         Ok(Mode::Async) if not_here == 0 => {}
         Ok(Mode::Async) => text.push_str(&format!(
             ". LOST: {not_here} bytes of log up to {} that the near end has, and the commits in them",
@@ -255,7 +270,7 @@ mod tests {
     use farshore_mirror::wal::Timeline;
 
     fn told(end: u64, asked: Result<Mode, String>) -> Told {
-        Told { end: Lsn(end), asked }
+        Told { end: Lsn(end), asked, is_there: true }
     }
 
     #[test]

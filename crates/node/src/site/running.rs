@@ -11,6 +11,7 @@ use farshore_capture::{Capture, slot};
 use farshore_store::LogStore;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::sync::watch;
 
 pub(super) async fn run_receive(
@@ -49,11 +50,15 @@ struct Passed {
     tried: AtomicBool,
 }
 
+/// Agents are taken to start together within this time of the node's start.
+const TOGETHER: Duration = Duration::from_secs(5);
+
 impl Passed {
-    /// Agents that are started together take the answer that the first of them gets; later each
-    /// attempt asks anew.
-    fn came(&self, asked: &PublisherAsked) -> Arrival {
-        if self.tried.swap(true, Ordering::Relaxed) { asked.arrive() } else { Arrival::FIRST }
+    /// Agents that start with the node take the answer that the first of them gets; later each
+    /// attempt asks anew, and so does an agent that is resumed.
+    fn came(&self, site: &Site, asked: &PublisherAsked) -> Arrival {
+        let again = self.tried.swap(true, Ordering::Relaxed);
+        if again || site.started.elapsed() > TOGETHER { asked.arrive() } else { Arrival::FIRST }
     }
 
     async fn or_asked(&self, ask: impl Future<Output = Gate>) -> Result<(), Outcome> {
@@ -84,7 +89,7 @@ pub(super) async fn run_capture(
         let (site, passed) = (site.clone(), passed.clone());
         async move {
             if let Some(own) = own_publication(&site, &capture.spec.name) {
-                let came = passed.came(own.asked);
+                let came = passed.came(&site, own.asked);
                 let asked = gate::publication(own.publication, own.started, own.asked, came);
                 let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
@@ -135,7 +140,7 @@ pub(super) async fn run_subscription(
             }
             if let Some(configured) = site.config.subscription(&subscription.spec.name) {
                 let own = own_publication(&site, &configured.publication);
-                let came = own.as_ref().map_or(Arrival::FIRST, |own| passed.came(own.asked));
+                let came = own.as_ref().map_or(Arrival::FIRST, |own| passed.came(&site, own.asked));
                 let asked = gate::subscription(&site.config, configured, own, came);
                 let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {

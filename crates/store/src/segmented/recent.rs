@@ -19,6 +19,9 @@ const LOG_BYTES_MAX: usize = 16 << 20;
 /// Bytes kept of all logs of this process together, at most.
 const ALL_BYTES_MAX: usize = 48 << 20;
 
+/// What a block takes beside its bytes: small ones are little else.
+const OVERHEAD: usize = 2 * size_of::<RecentBlock>() + 64;
+
 /// Bytes kept now, of all logs of this process.
 static ALL_BYTES: AtomicUsize = AtomicUsize::new(0);
 
@@ -43,7 +46,7 @@ pub(crate) struct RecentBlock {
 
 impl RecentBlock {
     pub fn new(place: BlockPlace, file_len: u64, content: Content, raw: Vec<u8>) -> RecentBlock {
-        let memory = raw.capacity();
+        let memory = raw.capacity() + OVERHEAD;
         RecentBlock { place, file_len, content, raw: Bytes::from(raw), memory }
     }
 }
