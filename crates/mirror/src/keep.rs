@@ -272,7 +272,7 @@ impl Far {
         if let Some(most) = kept_bytes_max {
             let durable = spool.positions().borrow().durable;
             bound = spool.identity().segment.floor(Lsn(durable.0.saturating_sub(most)));
-            forgotten.slots = spool.lose_slots(bound)?;
+            forgotten.slots = spool.lose_slots(bound);
         }
         let slots = spool.kept_for_slots().unwrap_or(Lsn::MAX);
         let connected = self.standbys.kept_for_connected().unwrap_or(Lsn::MAX);

@@ -147,10 +147,6 @@ impl Near {
     pub async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         let site = session.peer_site().to_owned();
         let (mut sender, receiver) = session.split();
-        if request.have.is_none() {
-            // Another spool: what was told was of the one before.
-            self.status().acknowledged = Lsn::ZERO;
-        }
         let begun = match self.begin(request.have.as_ref()).await {
             Ok(begun) => begun,
             Err(error) => {
@@ -158,6 +154,10 @@ impl Near {
                 return Err(error);
             }
         };
+        if request.have.is_none() {
+            // Another spool: what was told was of the one before. Who has the slot is alone in this.
+            self.status().acknowledged = Lsn::ZERO;
+        }
         sender.send(json(&begun.answer())).await?;
         let ended = self.flow(&site, begun, sender, receiver).await;
         self.status().connected = false;

@@ -151,8 +151,9 @@ pub enum SpoolError {
     },
     /// Log that was durable is not sound.
     #[error(
-        "{path} is damaged at {position}: the log was durable up to {durable}. Put the file back \
-         from a backup or copy it from a standby's pg_wal, or make the mirror anew"
+        "{path} is damaged at {position}: the log was durable up to {durable}. A running node \
+         receives it again where the principal has it; else stop the node, put the file back from \
+         a backup or a standby's pg_wal, or make the mirror anew"
     )]
     Damaged {
         /// The segment.
@@ -301,6 +302,8 @@ pub struct Spool {
     closed: OnceLock<Closed>,
     /// The end of a whole record that was durable.
     noted: Mutex<Option<Lsn>>,
+    /// The durable end when damage was looked for last.
+    looked_to: AtomicU64,
     /// Found when it was last looked for.
     damage: Mutex<Option<SpoolError>>,
     _lock: FolderLock,
@@ -391,6 +394,7 @@ impl Spool {
             forgetting: Mutex::new(()),
             closed,
             noted: Mutex::new(noted),
+            looked_to: AtomicU64::new(0),
             damage: Mutex::default(),
             _lock: lock,
         };
@@ -477,6 +481,11 @@ impl Spool {
     /// # Errors
     /// [`SpoolError::Io`].
     pub fn note_durable(&self) -> Result<(), SpoolError> {
+        let durable = self.shared.positions.borrow().durable;
+        // Idle, and sound when it was looked at.
+        if self.looked_to.swap(durable.0, Relaxed) == durable.0 && self.damage().is_none() {
+            return Ok(());
+        }
         match self.look_for_damage() {
             Some(end) if self.noted().is_none_or(|before| before < end) => {
                 noted::write(self.folder(), end)?;
@@ -769,7 +778,7 @@ impl Spool {
     ///
     /// # Errors
     /// [`SpoolError::Io`].
-    pub fn lose_slots(&self, bound: Lsn) -> Result<Vec<SlotName>, SpoolError> {
+    pub fn lose_slots(&self, bound: Lsn) -> Vec<SlotName> {
         self.slots().lose(self.folder(), bound)
     }
 

@@ -151,8 +151,9 @@ impl Slots {
         self.save(dir).map(|()| true)
     }
 
-    /// Slots that keep log from before `bound` keep nothing from now on; which.
-    pub fn lose(&mut self, dir: &Path, bound: Lsn) -> Result<Vec<SlotName>, SpoolError> {
+    /// Slots that keep log from before `bound` keep nothing from now on; which. They are lost also
+    /// where that cannot be saved: for want of room, perhaps, which their log will give.
+    pub fn lose(&mut self, dir: &Path, bound: Lsn) -> Vec<SlotName> {
         let is_over = |restart: &Option<Lsn>| restart.is_some_and(|restart| restart < bound);
         let over: Vec<SlotName> = self
             .restart
@@ -161,13 +162,16 @@ impl Slots {
             .map(|(name, _)| name.clone())
             .collect();
         if over.is_empty() {
-            return Ok(over);
+            return over;
         }
         for name in &over {
             self.restart.insert(name.clone(), None);
             self.lost.insert(name.clone());
         }
-        self.save(dir).map(|()| over)
+        if let Err(error) = self.save(dir) {
+            tracing::error!(%error, "that slots are lost is not saved yet; it is known until a restart");
+        }
+        over
     }
 
     pub fn is_lost(&self, name: &SlotName) -> bool {
@@ -233,9 +237,9 @@ mod tests {
         slots.create(dir.path(), behind, Some(Lsn(1 << 20))).unwrap();
         slots.create(dir.path(), level, Some(Lsn(3 << 20))).unwrap();
         slots.create(dir.path(), unused, None).unwrap();
-        assert_eq!(slots.lose(dir.path(), Lsn(1 << 20)).unwrap(), []);
-        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), std::slice::from_ref(behind));
-        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)).unwrap(), [], "once");
+        assert_eq!(slots.lose(dir.path(), Lsn(1 << 20)), []);
+        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)), std::slice::from_ref(behind));
+        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)), [], "once");
         // Its standby may be in the middle of a stream.
         slots.advance(dir.path(), behind, Lsn(2 << 20), size).unwrap();
         let mut again = Slots::load(dir.path()).unwrap();

@@ -48,7 +48,10 @@ impl FarAgent {
         let was_connected = self.far.status().connected;
         let told = match spool.closed() {
             // Nothing comes in any more, whatever there is.
-            Some(_) => Told::default(),
+            Some(_) => Told::unknown(
+                Lsn::ZERO,
+                Err("an earlier promotion closed the spool, and told of it then".to_owned()),
+            ),
             None => self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await,
         };
         // Nothing is acknowledged from here on.
@@ -172,12 +175,6 @@ struct Told {
     asked: Result<Mode, String>,
     /// Its principal was asked, and has that log now.
     is_there: bool,
-}
-
-impl Default for Told {
-    fn default() -> Told {
-        Told::unknown(Lsn::ZERO, Ok(Mode::Waited))
-    }
 }
 
 impl Told {
