@@ -6,6 +6,9 @@ use crate::report::{At, Better, DimensionKind, Fact, Report, Section};
 
 /// Bytes of a row where nothing else is said.
 const ROW_BYTES: u64 = 1_000;
+/// How much of the processors parts use that share them and wait for each other: drains that such
+/// processors bound used 82 to 92 % of them (docs/performance.md).
+pub(super) const SHARED_USED: f64 = 0.85;
 /// The row of a section with what all parts together do.
 pub(crate) const ALL: &str = "all together";
 
@@ -93,7 +96,7 @@ pub(super) fn add(
     let shared = drain.shared_cpu_s_per_gb.and_then(|other| {
         let row = report.section(REPLAY)?.rows.first()?;
         let own = row.median("cpu_there_s_per_gb")? + row.median("cpu_here_s_per_gb")?;
-        Some(1e3 * f64::from(here.cores) / (own + other))
+        Some(1e3 * SHARED_USED * f64::from(here.cores) / (own + other))
     });
     // One figure per repeat, so that the spread of the link is told with it.
     for link in link {
