@@ -70,8 +70,8 @@ pub struct InitialCopy<'a> {
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
 }
 
-/// How long others may wait for a table that is being copied.
-const GIVE_WAY_AFTER: Duration = Duration::from_secs(4);
+/// How often it is looked whether somebody waits for a table that is being copied.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// How long the log may take to come as far as a snapshot that was taken.
 const LOG_WAIT: Duration = Duration::from_secs(60);
@@ -239,21 +239,17 @@ impl InitialCopy<'_> {
             .await
     }
 
-    /// Ends the copy when somebody on the publisher waits for an exclusive lock (TRUNCATE, DDL)
+    /// Ends the copy when somebody on the publisher has waited for an exclusive lock (TRUNCATE, DDL)
     /// that we stand in the way of: everything else on that table would queue up behind them. The
     /// copy then goes on at another snapshot.
     async fn give_way(&self, source: &mut dyn SnapshotSession, tables: &[u32]) -> ApplyError {
-        let mut waiting_before = false;
         loop {
-            tokio::time::sleep(GIVE_WAY_AFTER / 2).await;
-            let waiting = match source.is_in_the_way(tables).await {
-                Ok(waiting) => waiting,
+            tokio::time::sleep(LOOK_EVERY).await;
+            match source.is_in_the_way(tables).await {
+                Ok(true) => return self.gives_way(),
+                Ok(false) => {}
                 Err(error) => return error.into(),
-            };
-            if waiting && waiting_before {
-                return self.gives_way();
             }
-            waiting_before = waiting;
         }
     }
 

@@ -18,7 +18,7 @@ pub use still::StillSnapshot;
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::schema::Definitions;
-use crate::source::Key;
+use crate::source::{Key, WAITED_LONG};
 use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, CopyOut, Mode, quote_literal};
@@ -223,7 +223,8 @@ impl SnapshotConnection {
         Ok(rows.first().and_then(|row| row.get(0)) == Some("0"))
     }
 
-    /// Whether somebody waits for an exclusive lock on one of the tables.
+    /// Whether somebody has waited for an exclusive lock on one of the tables for
+    /// [`WAITED_LONG`].
     pub async fn is_in_the_way(
         &mut self,
         spec: &PublicationSpec,
@@ -232,8 +233,10 @@ impl SnapshotConnection {
         let oids: Vec<String> = tables.iter().map(u32::to_string).collect();
         let waiting = format!(
             "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'relation' \
-             AND mode = 'AccessExclusiveLock' AND relation = ANY ('{{{}}}'::oid[]))",
-            oids.join(",")
+             AND mode = 'AccessExclusiveLock' AND relation = ANY ('{{{}}}'::oid[]) \
+             AND waitstart < clock_timestamp() - interval '{} seconds')",
+            oids.join(","),
+            WAITED_LONG.as_secs()
         );
         let rows = self.connection.query(&waiting, &[]).await;
         let rows = rows.map_err(|error| spec.publisher_error(error))?;

@@ -107,6 +107,10 @@ pub trait Snapshot: Send + Sync {
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;
 }
 
+/// Whoever has waited for a lock for so long is not about to give it up by himself. Others come and
+/// go, and a copy that made way for each of them would never end.
+pub const WAITED_LONG: std::time::Duration = std::time::Duration::from_secs(2);
+
 /// A session inside a snapshot.
 ///
 /// After an operation or a stream was dropped before its end, or has failed, the session may be
@@ -119,7 +123,8 @@ pub trait SnapshotSession: Send {
     /// at once, because somebody holds or waits for an exclusive lock.
     fn hold_still<'a>(&'a mut self, tables: &'a [PublishedTable]) -> Asked<'a, bool>;
 
-    /// Whether somebody waits for an exclusive lock on one of the tables (OIDs).
+    /// Whether somebody has waited for an exclusive lock on one of the tables (OIDs) for
+    /// [`WAITED_LONG`].
     fn is_in_the_way<'a>(&'a mut self, tables: &'a [u32]) -> Asked<'a, bool>;
 
     /// Definitions of tables of the publication, by OID, with what they need, in the snapshot.
