@@ -1,12 +1,14 @@
 //! Scenario `mirror`, the log-compression study: clients that write as fast as the line lets them,
 //! each commit durable at its far end. PostgreSQL's own streaming, with every `wal_compression`
-//! that the build has, and a mirror, compressed and not, take turns on the same two servers.
+//! that the build has, and a mirror, compressed and not, take turns on the same two servers. One
+//! case has a set rate of log, and is about what that costs.
 
 use crate::contest::Bench;
 use crate::line::Conditions;
 use crate::measurement::Measurement;
 use crate::mirrored::{Mirrored, Outcome, Ranking, Way, join_all};
 use crate::progress::say;
+use crate::text::Prose;
 use anyhow::Result;
 use farshore_testkit::postgres::Cluster;
 use rand::rngs::StdRng;
@@ -28,6 +30,14 @@ const ROWS_MIN: f64 = 50_000.0;
 const SECONDS: f64 = 30.0;
 /// At least so many.
 const SECONDS_MIN: f64 = 2.0;
+/// Bytes of log per second, where there is a set rate.
+const STEADY_LOG_PER_S: f64 = 12e6;
+/// Clients that write it, and rows of 1 KB in each transaction.
+const STEADY_CLIENTS: u64 = 4;
+const STEADY_ROWS: i32 = 55;
+const STEADY_ROW_BYTES: usize = 1_000;
+/// What a row takes in the log beside its text.
+const STEADY_ROW_BESIDE: f64 = 90.0;
 const EQUAL: &str = "SELECT count(*) || ' ' || coalesce(sum(hashtext(a::text)::int8), 0) || ' ' || \
     (SELECT count(*) || ' ' || coalesce(sum(hashtext(h::text)::int8), 0) FROM history h) \
     FROM accounts a";
@@ -38,11 +48,24 @@ pub struct MirrorCase {
     name: &'static str,
     mbit_per_s: u64,
     rtt_ms: u64,
+    load: Load,
+}
+
+/// What the clients do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Load {
+    /// As many small transactions as the line allows.
+    Full,
+    /// Log at a set rate.
+    Steady,
 }
 
 const fn case(name: &'static str, mbit_per_s: u64, rtt_ms: u64) -> MirrorCase {
-    MirrorCase { name, mbit_per_s, rtt_ms }
+    MirrorCase { name, mbit_per_s, rtt_ms, load: Load::Full }
 }
+
+const STEADY: MirrorCase =
+    MirrorCase { name: "steady-12mb", mbit_per_s: 1_000, rtt_ms: 1, load: Load::Steady };
 
 /// Who takes turns, by the name in the output.
 const NATIVE: [(&str, &str); 3] =
@@ -56,7 +79,7 @@ const OURS: [(&str, &str); 4] = [
 
 impl MirrorCase {
     /// All cases, in the order they are run.
-    pub const ALL: [MirrorCase; 8] = [
+    pub const ALL: [MirrorCase; 9] = [
         case("10mbit-1ms", 10, 1),
         case("10mbit-20ms", 10, 20),
         case("50mbit-1ms", 50, 1),
@@ -65,11 +88,19 @@ impl MirrorCase {
         case("100mbit-20ms", 100, 20),
         case("1gbit-1ms", 1_000, 1),
         case("1gbit-20ms", 1_000, 20),
+        STEADY,
     ];
 
     /// The name on the command line and in the output.
     pub fn name(self) -> &'static str {
         self.name
+    }
+
+    fn clients(self) -> u64 {
+        match self.load {
+            Load::Full => CLIENTS,
+            Load::Steady => STEADY_CLIENTS,
+        }
     }
 
     /// Measures the case.
@@ -105,7 +136,17 @@ impl MirrorCase {
                 mirrored.principal.execute_script(&fill)?;
                 mirrored.take(*way, conditions)?;
                 let seed = bench.plan.seed + run as u64;
-                let took = mirrored.measure(|principal| load(principal, rows, seconds, seed))?;
+                let mut took = mirrored.measure(|principal| match self.load {
+                    Load::Full => full(principal, rows, seconds, seed),
+                    Load::Steady => steady(principal, seconds, seed),
+                })?;
+                let costs: f64 = ["principal_cpu_s", "standby_cpu_s", "farshore_cpu_s"]
+                    .map(|who| took.value(who))
+                    .iter()
+                    .sum();
+                let share = took.value("farshore_cpu_s") / took.value("principal_cpu_s");
+                took.values.insert("all_cpu_s", costs);
+                took.values.insert("ends_cpu_percent", 100.0 * share);
                 mirrored.prove_equal(EQUAL)?;
                 say(&format!(
                     "{MIRROR}/{}: {name}, run {}: {:.0} commits/s",
@@ -118,7 +159,7 @@ impl MirrorCase {
         }
         let mut settings = mirrored.settings(conditions);
         settings.extend([
-            ("clients", json!(CLIENTS)),
+            ("clients", json!(self.clients())),
             ("rows", json!(rows)),
             ("load_s", json!(seconds)),
             ("mode", json!("far")),
@@ -129,18 +170,60 @@ impl MirrorCase {
         let ranking = Ranking {
             scenario: MIRROR,
             case: self.name,
-            metric: ("commits_per_s", "commits_per_s"),
-            is_higher_better: true,
+            metric: match self.load {
+                Load::Full => ("commits_per_s", "commits_per_s"),
+                Load::Steady => ("all_cpu_s", "all_cpu_s"),
+            },
+            is_higher_better: self.load == Load::Full,
             ours: &ours,
             theirs: &theirs,
-            also: &["commit_ms", "log_mb_per_s", "wire_mb_per_s", "log_to_wire", "seconds"],
+            also: &[
+                "commit_ms",
+                "log_mb_per_s",
+                "wire_mb_per_s",
+                "log_to_wire",
+                "seconds",
+                "principal_cpu_s",
+                "standby_cpu_s",
+                "farshore_cpu_s",
+                "ends_cpu_percent",
+            ],
         };
         Ok(vec![ranking.line(&outcomes, settings)])
     }
 }
 
+/// Rows of text, so many that there is a set rate of log.
+fn steady(principal: &Cluster, seconds: f64, seed: u64) -> Result<BTreeMap<&'static str, f64>> {
+    let each = f64::from(STEADY_ROWS) * (STEADY_ROW_BYTES as f64 + STEADY_ROW_BESIDE);
+    let every = Duration::from_secs_f64(each * STEADY_CLIENTS as f64 / STEADY_LOG_PER_S);
+    let begun = Instant::now();
+    let end = begun + Duration::from_secs_f64(seconds);
+    let mut threads = Vec::new();
+    for number in 0..STEADY_CLIENTS {
+        let mut client = principal.connect()?;
+        let insert = client.prepare("INSERT INTO history (aid, filler) VALUES ($1, $2)")?;
+        threads.push(std::thread::spawn(move || -> Result<u64> {
+            let mut text = Prose::new(seed ^ (number << 32));
+            let (mut commits, mut next) = (0, Instant::now());
+            while next < end {
+                std::thread::sleep(next.saturating_duration_since(Instant::now()));
+                let mut transaction = client.transaction()?;
+                for aid in 0..STEADY_ROWS {
+                    transaction.execute(&insert, &[&aid, &text.take(STEADY_ROW_BYTES)])?;
+                }
+                transaction.commit()?;
+                commits += 1;
+                next += every;
+            }
+            Ok(commits)
+        }));
+    }
+    told(begun, join_all(threads)?.into_iter().sum(), STEADY_CLIENTS)
+}
+
 /// Every client changes one account at random and notes it, again and again.
-fn load(
+fn full(
     principal: &Cluster,
     rows: i32,
     seconds: f64,
@@ -171,8 +254,11 @@ fn load(
             Ok(commits)
         })
     });
-    let commits: u64 = join_all(threads.collect())?.into_iter().sum();
+    told(begun, join_all(threads.collect())?.into_iter().sum(), CLIENTS)
+}
+
+fn told(begun: Instant, commits: u64, clients: u64) -> Result<BTreeMap<&'static str, f64>> {
     let took = begun.elapsed().as_secs_f64();
-    let commit_ms = took * 1_000.0 * CLIENTS as f64 / commits.max(1) as f64;
+    let commit_ms = took * 1_000.0 * clients as f64 / commits.max(1) as f64;
     Ok(BTreeMap::from([("commits_per_s", commits as f64 / took), ("commit_ms", commit_ms)]))
 }

@@ -27,6 +27,8 @@ const SLOT: &str = "farshore_mirror_bench";
 const MIRROR: &str = "farshore_bench";
 /// What it calls the standby that follows directly.
 const DIRECT: &str = "direct";
+/// The mode in which a node beside the principal keeps the log, and carries it on.
+const FAR_SYNC: &str = "far-sync";
 /// Longest wait for anything that is prepared.
 const PREPARE_MAX: Duration = Duration::from_secs(120);
 /// Settings of both servers: checkpoints and autovacuum stay out of the measured time.
@@ -66,8 +68,9 @@ pub struct Mirrored<'a> {
     /// Where the load runs.
     pub principal: Cluster,
     standby: Cluster,
-    sites: Option<(Site, Site)>,
-    ports: (ReservedPort, ReservedPort),
+    /// From the principal to the standby.
+    sites: Vec<Site>,
+    ports: Ports,
     folder: TempDir,
     // Both servers are in it.
     line: Line,
@@ -93,9 +96,10 @@ impl<'a> Mirrored<'a> {
             &[],
         )?;
         let folder = tempfile::Builder::new().prefix("farshore-bench").tempdir()?;
-        issue_certificates(bench.binary, &folder.path().join("certificates"), &["near", "far"])?;
-        let ports = (ReservedPort::new()?, ReservedPort::new()?);
-        Ok(Mirrored { bench, principal, standby, sites: None, ports, folder, line })
+        let names = ["near", "between", "far"];
+        issue_certificates(bench.binary, &folder.path().join("certificates"), &names)?;
+        let ports = Ports::reserve()?;
+        Ok(Mirrored { bench, principal, standby, sites: Vec::new(), ports, folder, line })
     }
 
     /// Which kinds of `wal_compression` the build has beside `off`.
@@ -127,6 +131,8 @@ impl<'a> Mirrored<'a> {
     pub fn take(&mut self, way: Way, conditions: Conditions) -> Result<()> {
         self.line.set(None);
         self.set(&self.principal, "synchronous_standby_names", "")?;
+        // A spool of the next way begins where the principal is then.
+        self.catch_up()?;
         self.stop_sites()?;
         let (name, conninfo) = match way {
             Way::Native { wal_compression, commit } => {
@@ -138,7 +144,7 @@ impl<'a> Mirrored<'a> {
                 self.set(&self.principal, "wal_compression", "off")?;
                 self.set(&self.principal, "synchronous_commit", "on")?;
                 self.start_sites(compression, mode)?;
-                let listen = self.ports.1.number();
+                let listen = self.ports.far.number();
                 (MIRROR, format!("host=127.0.0.1 port={listen} user=standby"))
             }
         };
@@ -163,40 +169,47 @@ impl<'a> Mirrored<'a> {
     }
 
     fn start_sites(&mut self, compression: &str, mode: &str) -> Result<()> {
-        let near_place = self.line.end(Side::Near);
-        let address = format!("{}:{}", near_place.address(), self.ports.0.number());
-        let identity = |site: &str| {
-            let at = |name: &str| self.folder.path().join("certificates").join(name);
+        let near_address = self.listens_near(&self.ports.near);
+        let principal = self.principal.url_from(self.line.end(Side::Near), "postgres");
+        let mirror_of = |principal: &str, mode: &str| {
             format!(
-                "[site]\nname = \"{site}\"\ndata_dir = \"data\"\ncertificate = \"{}\"\n\
-                 key = \"{}\"\nca = \"{}\"\n",
-                at(&format!("{site}.crt")).display(),
-                at(&format!("{site}.key")).display(),
-                at("ca.crt").display()
+                "[mirror.bench]\nprincipal = \"{principal}\"\n\
+                 compression = \"{compression}\"\nmode = \"{mode}\"\n"
             )
         };
-        let near = format!(
-            "{}listen = \"{address}\"\n[mirror.bench]\nprincipal = \"{}\"\n\
-             compression = \"{compression}\"\nmode = \"{mode}\"\n\
-             [downstream.far]\nmirrors = [\"bench\"]\n",
-            identity("near"),
-            self.principal.url_from(near_place, "postgres")
-        );
-        let far = format!(
-            "{}[upstream.near]\naddress = \"{address}\"\n\
-             [mirror.bench]\nupstream = \"near\"\nlisten = \"127.0.0.1:{}\"\n",
-            identity("far"),
-            self.ports.1.number()
-        );
-        let site = |name: &'static str, side, text: &str| {
-            let folder: PathBuf = self.folder.path().join(name);
-            Site::new(name, self.bench.binary, &folder, Some(self.line.end(side)), text)
+        let mirror_from = |site: &str, address: &str, listen: &ReservedPort| {
+            format!(
+                "[upstream.{site}]\naddress = \"{address}\"\n\
+                 [mirror.bench]\nupstream = \"{site}\"\nlisten = \"127.0.0.1:{}\"\n",
+                listen.number()
+            )
         };
-        let mut sites = (site("near", Side::Near, &near)?, site("far", Side::Far, &far)?);
-        sites.0.start()?;
-        sites.1.start()?;
-        let far = sites.1.builder().clone();
-        self.sites = Some(sites);
+        let far_mirrors = "[downstream.far]\nmirrors = [\"bench\"]\n";
+        let near = format!("listen = \"{near_address}\"\n{}", mirror_of(&principal, mode));
+        let far = &self.ports.far;
+        if mode == FAR_SYNC {
+            // A node that keeps log alone, beside the principal; from its spool a mirror that
+            // nobody waits for goes on to the far end.
+            let address = self.listens_near(&self.ports.between);
+            let kept = &self.ports.kept;
+            let spool = format!("postgres://any@127.0.0.1:{}/postgres", kept.number());
+            let onward = mirror_of(&spool, "async").replace("mirror.bench", "mirror.onward");
+            let between = format!(
+                "listen = \"{address}\"\n{}{onward}[downstream.far]\nmirrors = [\"onward\"]\n",
+                mirror_from("near", &near_address, kept)
+            );
+            let far =
+                mirror_from("between", &address, far).replace("mirror.bench", "mirror.onward");
+            let downstream = far_mirrors.replace("downstream.far", "downstream.between");
+            self.start_site("near", Side::Near, &(near + &downstream))?;
+            self.start_site("between", Side::Near, &between)?;
+            self.start_site("far", Side::Far, &far)?;
+        } else {
+            let far = mirror_from("near", &near_address, far);
+            self.start_site("near", Side::Near, &(near + far_mirrors))?;
+            self.start_site("far", Side::Far, &far)?;
+        }
+        let far = self.sites.last().context("no site")?.builder().clone();
         wait_until("the mirror to receive", PREPARE_MAX, &[far.log_path()], || {
             let Ok(text) = far.status_json() else { return Ok(None) };
             let status: Value = serde_json::from_str(&text)?;
@@ -204,12 +217,43 @@ impl<'a> Mirrored<'a> {
         })
     }
 
-    fn stop_sites(&mut self) -> Result<()> {
-        if let Some((mut near, mut far)) = self.sites.take() {
-            far.stop(PREPARE_MAX)?;
-            near.stop(PREPARE_MAX)?;
-        }
+    fn listens_near(&self, port: &ReservedPort) -> String {
+        format!("{}:{}", self.line.end(Side::Near).address(), port.number())
+    }
+
+    /// `text` begins with what belongs to the site itself.
+    fn start_site(&mut self, name: &'static str, side: Side, text: &str) -> Result<()> {
+        let at = |name: &str| self.folder.path().join("certificates").join(name);
+        let text = format!(
+            "[site]\nname = \"{name}\"\ndata_dir = \"data\"\ncertificate = \"{}\"\n\
+             key = \"{}\"\nca = \"{}\"\n{text}",
+            at(&format!("{name}.crt")).display(),
+            at(&format!("{name}.key")).display(),
+            at("ca.crt").display()
+        );
+        let folder: PathBuf = self.folder.path().join(name);
+        let place = self.line.end(side);
+        let mut site = Site::new(name, self.bench.binary, &folder, Some(place), &text)?;
+        site.start()?;
+        self.sites.push(site);
         Ok(())
+    }
+
+    fn stop_sites(&mut self) -> Result<()> {
+        // The slot moved on with another spool, if the next way has one of these sites again.
+        while let Some(mut site) = self.sites.pop() {
+            site.stop(PREPARE_MAX)?;
+            site.forget()?;
+        }
+        let drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
+                    WHERE slot_name = $1 AND NOT active";
+        let count = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1";
+        wait_until("the mirror's slot to be gone", PREPARE_MAX, &[], || {
+            let mut principal = self.principal.connect()?;
+            principal.execute(drop, &[&SLOT])?;
+            let left: i64 = principal.query_one(count, &[&SLOT])?.get(0);
+            Ok((left == 0).then_some(()))
+        })
     }
 
     /// Waits until the standby has replayed what the principal has flushed.
@@ -261,20 +305,23 @@ impl<'a> Mirrored<'a> {
         values.insert("log_to_wire", log_mb / wire_mb.max(f64::MIN_POSITIVE));
         let own = after.own.iter().zip(&before.own);
         let own = own.map(|(after, before)| Own { cpu: after.cpu - before.cpu, ..*after });
+        let own: Vec<Own> = own.collect();
         let costs = Costs {
             publisher: after.principal - before.principal,
             subscriber: after.standby - before.standby,
-            own: own.collect(),
+            own,
         };
+        values.insert("principal_cpu_s", costs.publisher);
+        values.insert("standby_cpu_s", costs.subscriber);
+        values.insert("farshore_cpu_s", costs.own.iter().map(|own| own.cpu).sum());
         Ok(Run { values, costs })
     }
 
     fn meter(&mut self) -> Result<Meter> {
         let sql = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8";
         let mut own = Vec::new();
-        if let Some((near, far)) = &mut self.sites {
-            own.extend(near.own()?);
-            own.extend(far.own()?);
+        for site in &mut self.sites {
+            own.extend(site.own()?);
         }
         Ok(Meter {
             log: self.principal.connect()?.query_one(sql, &[])?.get(0),
@@ -296,6 +343,28 @@ impl<'a> Mirrored<'a> {
         settings.insert("scale", Value::from(self.bench.plan.scale));
         settings.insert("slot", Value::from(SLOT));
         settings
+    }
+}
+
+/// Where sites listen.
+struct Ports {
+    /// The near end's link.
+    near: ReservedPort,
+    /// The link of the node that keeps log alone, and its spool.
+    between: ReservedPort,
+    kept: ReservedPort,
+    /// The spool that the standby follows.
+    far: ReservedPort,
+}
+
+impl Ports {
+    fn reserve() -> Result<Ports> {
+        Ok(Ports {
+            near: ReservedPort::new()?,
+            between: ReservedPort::new()?,
+            kept: ReservedPort::new()?,
+            far: ReservedPort::new()?,
+        })
     }
 }
 

@@ -11,7 +11,9 @@ use farshore_link::{Receiver, Sender, Session};
 use farshore_model::Lsn;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How a mirror's far end goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -111,12 +113,13 @@ impl Far {
     pub async fn keep(&self, session: Session, request: &MirrorRequest) -> Result<(), MirrorError> {
         let site = session.peer_site().to_owned();
         let (sender, mut receiver) = session.split();
-        let spool = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        let (spool, applied_counts) =
+            self.begin(&site, &mut receiver, request.have.as_ref()).await?;
         self.status().connected = true;
         let _connected = Connected(self);
         tokio::select! {
             ended = self.take_in(&site, &spool, receiver) => ended,
-            ended = self.acknowledge(&spool, sender) => ended,
+            ended = self.acknowledge(&spool, applied_counts, sender) => ended,
         }
     }
 
@@ -125,26 +128,33 @@ impl Far {
         site: &str,
         receiver: &mut Receiver,
         have: Option<&Have>,
-    ) -> Result<Arc<Spool>, MirrorError> {
+    ) -> Result<(Arc<Spool>, bool), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let first = receiver.next().await?.ok_or_else(|| protocol("no answer".to_owned()))?;
         let answer: Answer = serde_json::from_slice(&first)
             .map_err(|error| protocol(format!("an answer that cannot be read ({error})")))?;
-        let (system_id, timeline, start, segment_bytes, server_version) = match answer {
-            Answer::Follows { system_id, timeline, start, segment_bytes, server_version } => {
-                (system_id, timeline, start, segment_bytes, server_version)
+        let (system_id, timeline, start, identity, applied_counts) = match answer {
+            Answer::Follows {
+                system_id,
+                timeline,
+                start,
+                segment_bytes,
+                server_version,
+                applied_counts,
+            } => {
+                let identity = Identity {
+                    system_id: system_id
+                        .parse()
+                        .map_err(|_| protocol(format!("the system identifier \"{system_id}\"")))?,
+                    segment: SegmentBytes::new(segment_bytes)
+                        .ok_or_else(|| protocol(format!("segments of {segment_bytes} bytes")))?,
+                    server_version,
+                };
+                (system_id, timeline, start, identity, applied_counts)
             }
             Answer::Refused { why, passes } => {
                 return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
             }
-        };
-        let identity = Identity {
-            system_id: system_id
-                .parse()
-                .map_err(|_| protocol(format!("the system identifier \"{system_id}\"")))?,
-            segment: SegmentBytes::new(segment_bytes)
-                .ok_or_else(|| protocol(format!("segments of {segment_bytes} bytes")))?,
-            server_version,
         };
         let follows = |have: &Have| {
             have.system_id == system_id && have.timeline == timeline && have.durable == start
@@ -152,9 +162,9 @@ impl Far {
         match (self.spool(), have) {
             (Some(spool), Some(have)) if follows(have) => {
                 if spool.identity().segment != identity.segment {
-                    return Err(protocol(format!("segments of {segment_bytes} bytes")));
+                    return Err(protocol(format!("segments of {} bytes", identity.segment.get())));
                 }
-                Ok(spool)
+                Ok((spool, applied_counts))
             }
             (None, None) => {
                 let folder = self.folder.clone();
@@ -162,7 +172,7 @@ impl Far {
                 let spool = Arc::new(blocking(create).await?);
                 tracing::info!(mirror = %self.name, %start, timeline, "the spool begins");
                 self.spool.send_replace(Some(spool.clone()));
-                Ok(spool)
+                Ok((spool, applied_counts))
             }
             _ => Err(protocol(format!(
                 "log of {system_id} from {start} on timeline {timeline}, which was not asked for"
@@ -217,11 +227,18 @@ impl Far {
     }
 
     /// Tells the near end how far it is here. Positions that come while a message is on its way are
-    /// told together.
-    async fn acknowledge(&self, spool: &Arc<Spool>, mut sender: Sender) -> Result<(), MirrorError> {
+    /// told together, and those that no commit waits for with the next one that some may.
+    async fn acknowledge(
+        &self,
+        spool: &Arc<Spool>,
+        applied_counts: bool,
+        mut sender: Sender,
+    ) -> Result<(), MirrorError> {
         let mut positions = spool.positions();
         let mut seen = self.standbys.seen();
-        let (mut told, mut needed) = (None, None);
+        let (mut told, mut needed): (Option<FarPositions>, _) = (None, None);
+        // When what nobody waits for is told at the latest.
+        let mut in_time: Option<Instant> = None;
         loop {
             let now = *positions.borrow_and_update();
             if spool.has_failed() {
@@ -236,12 +253,17 @@ impl Far {
             if fault::defect("mirror-reply-from-received") {
                 far.durable = now.written;
             }
-            if told != Some(far) {
+            let is_waited_for = told.is_none_or(|told| {
+                told.durable != far.durable || (applied_counts && told.applied != far.applied)
+            });
+            if is_waited_for || in_time.is_some_and(|at| at <= Instant::now()) {
                 fault::point("mirror.before-reply");
                 sender.send(FromFar::Positions(far).encode()).await?;
                 fault::point("mirror.after-reply");
                 self.status().acknowledged = far.durable;
-                told = Some(far);
+                (told, in_time) = (Some(far), None);
+            } else if told != Some(far) && in_time.is_none() {
+                in_time = Some(Instant::now() + TOLD_WITHIN);
             }
             if needed != Some(standbys.feedback) {
                 sender.send(FromFar::Feedback(standbys.feedback).encode()).await?;
@@ -251,6 +273,8 @@ impl Far {
             tokio::select! {
                 _ = positions.changed() => {}
                 _ = seen.changed() => {}
+                () = tokio::time::sleep_until(in_time.unwrap_or_else(Instant::now)),
+                    if in_time.is_some() => {}
             }
         }
     }
@@ -280,6 +304,9 @@ impl Far {
         Ok(forgotten)
     }
 }
+
+/// Most time until the near end is told a position that no commit waits for.
+const TOLD_WITHIN: Duration = Duration::from_millis(5);
 
 /// What a spool keeps no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -158,7 +158,7 @@ impl Near {
             // Another spool: what was told was of the one before. Who has the slot is alone in this.
             self.status().acknowledged = Lsn::ZERO;
         }
-        sender.send(json(&begun.answer())).await?;
+        sender.send(json(&begun.answer(self.promise))).await?;
         let ended = self.flow(&site, begun, sender, receiver).await;
         self.status().connected = false;
         ended
@@ -396,13 +396,14 @@ struct Begun {
 }
 
 impl Begun {
-    fn answer(&self) -> Answer {
+    fn answer(&self, promise: Promise) -> Answer {
         Answer::Follows {
             system_id: self.system.system_id.clone(),
             timeline: self.timeline.0,
             start: self.start,
             segment_bytes: self.segment.get(),
             server_version: self.server_version,
+            applied_counts: promise == Promise::FarApplied,
         }
     }
 }

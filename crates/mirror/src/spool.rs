@@ -38,6 +38,7 @@ use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
+use recovery::LookFrom;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -302,11 +303,19 @@ pub struct Spool {
     closed: OnceLock<Closed>,
     /// The end of a whole record that was durable.
     noted: Mutex<Option<Lsn>>,
-    /// The durable end when damage was looked for last.
-    looked_to: AtomicU64,
+    /// What came when damage was looked for last.
+    looked: Mutex<Looked>,
     /// Found when it was last looked for.
     damage: Mutex<Option<SpoolError>>,
     _lock: FolderLock,
+}
+
+/// How far damage was looked for.
+#[derive(Clone, Copy, Debug, Default)]
+struct Looked {
+    durable: Lsn,
+    /// A whole record ends here, and everything before it was sound; `None` if that is not known.
+    sound_to: Option<(Timeline, Lsn)>,
 }
 
 impl Spool {
@@ -394,7 +403,7 @@ impl Spool {
             forgetting: Mutex::new(()),
             closed,
             noted: Mutex::new(noted),
-            looked_to: AtomicU64::new(0),
+            looked: Mutex::default(),
             damage: Mutex::default(),
             _lock: lock,
         };
@@ -444,7 +453,7 @@ impl Spool {
     /// are not there any more.
     pub fn last_record_end(&self) -> Result<Lsn, SpoolError> {
         let positions = *self.shared.positions.borrow();
-        Ok(self.checked_record_end(positions, None)?.unwrap_or(positions.durable))
+        Ok(self.checked_record_end(positions, LookFrom::Newest)?.unwrap_or(positions.durable))
     }
 
     /// Reads everything from the segment on that holds `from`, and checks every record of it.
@@ -454,16 +463,18 @@ impl Spool {
     /// As [`Spool::last_record_end`].
     pub fn check_from(&self, from: Lsn) -> Result<(), SpoolError> {
         let positions = *self.shared.positions.borrow();
-        self.checked_record_end(positions, Some(from)).map(drop)
+        self.checked_record_end(positions, LookFrom::SegmentOf(from)).map(drop)
     }
 
     fn checked_record_end(
         &self,
         positions: Positions,
-        from: Option<Lsn>,
+        from: LookFrom,
     ) -> Result<Option<Lsn>, SpoolError> {
         let size = self.identity().segment;
         let end = recovery::last_record_end(self.folder(), size, positions, from)?;
+        // A record is followed by up to 7 bytes that mean nothing.
+        let end = end.map(|end| end.min(positions.durable));
         if let (Some(position), Some(durable)) = (end, *self.noted())
             && position < durable
         {
@@ -476,14 +487,15 @@ impl Spool {
     }
 
     /// Notes how far whole records are durable by now, for a later start to tell damage by; and
-    /// looks for damage. Reads the newest segment, so it is for now and then. Blocks on the disk.
+    /// looks for damage. Reads what came since it last did, or the newest segment, so it is for now
+    /// and then. Blocks on the disk.
     ///
     /// # Errors
     /// [`SpoolError::Io`].
     pub fn note_durable(&self) -> Result<(), SpoolError> {
         let durable = self.shared.positions.borrow().durable;
         // Idle, and sound when it was looked at.
-        if self.looked_to.swap(durable.0, Relaxed) == durable.0 && self.damage().is_none() {
+        if self.looked().durable == durable && self.damage().is_none() {
             return Ok(());
         }
         match self.look_for_damage() {
@@ -496,6 +508,10 @@ impl Spool {
         }
     }
 
+    fn looked(&self) -> MutexGuard<'_, Looked> {
+        self.looked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// What of the newest segment was durable and is not sound, as last looked at. It is received
     /// again if the principal has it.
     pub fn damage(&self) -> Option<SpoolError> {
@@ -505,8 +521,19 @@ impl Spool {
     /// The end of the last whole record, if it can be told.
     fn look_for_damage(&self) -> Option<Lsn> {
         let positions = *self.shared.positions.borrow();
-        let (end, damage) = match self.checked_record_end(positions, None) {
-            Ok(end) => (end, None),
+        let Positions { timeline, durable, .. } = positions;
+        let before = *self.looked();
+        let from = match before.sound_to {
+            Some((of, end)) if of == timeline && end <= durable => LookFrom::Record(end),
+            Some(_) | None => LookFrom::Newest,
+        };
+        *self.looked() = Looked { durable, sound_to: None };
+        let (end, damage) = match self.checked_record_end(positions, from) {
+            Ok(end) => {
+                // A record begins at a multiple of 8, which may not have come yet.
+                self.looked().sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
+                (end, None)
+            }
             Err(error @ SpoolError::Damaged { .. }) => (None, Some(error)),
             // A segment that was removed meanwhile, or a disk that says no: not for now.
             Err(error) => {

@@ -1,8 +1,8 @@
 //! The last thirty hours, a slot a minute, in one small file for each object.
 //!
 //! ```text
-//! file    1,800 slots of 32 bytes; a minute's slot is minute % 1,800
-//! slot    minute u32 · six values f32 · CRC-32C u32, little-endian
+//! file    1,800 slots of 44 bytes; a minute's slot is minute % 1,800
+//! slot    minute u32 · nine values f32 · CRC-32C u32, little-endian
 //! ```
 //!
 //! A value that is not known is NaN. A slot counts if its checksum is right and its minute is one of
@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 /// Minutes that are kept.
 pub const MINUTES: u32 = 30 * 60;
-const VALUES: usize = 6;
+const VALUES: usize = 9;
 const SLOT_BYTES: usize = 4 + 4 * VALUES + 4;
 
 /// What is kept, by kind of object.
@@ -60,6 +60,9 @@ impl Kind {
                 "store_bytes",
                 "capture_behind_bytes",
                 "unacknowledged_bytes",
+                "capture_ms",
+                "store_ms",
+                "link_ms",
                 "mean_changes_per_second",
                 "mean_wire_bytes_per_second",
                 "mean_log_bytes_per_second",
@@ -68,6 +71,9 @@ impl Kind {
                 "latency_ms",
                 "behind_bytes",
                 "tracer_ms",
+                "upstream_ms",
+                "apply_ms",
+                "behind_commands",
                 "mean_changes_per_second",
                 "mean_transactions_per_second",
             ],
@@ -75,6 +81,7 @@ impl Kind {
                 "send_queue_bytes",
                 "harden_ms",
                 "spool_bytes",
+                "redo_queue_bytes",
                 "mean_log_bytes_per_second",
                 "mean_link_bytes_per_second",
             ],
@@ -88,12 +95,20 @@ type Values = [Option<f64>; VALUES];
 fn values(snapshot: &Snapshot) -> Vec<(Kind, &str, Values)> {
     let (report, rates) = (&snapshot.report, &snapshot.rates);
     let number = |value: u64| Some(value as f64);
+    // Of the downstream site that is furthest behind.
+    let link_ms = |publication: &str| {
+        let downstreams = report.downstreams.iter().filter(|d| d.publication == publication);
+        downstreams.filter_map(|d| d.link_ms).max_by(f64::total_cmp)
+    };
     let publications = report.publications.iter().map(|p| {
         let rate = rates.publications.get(&p.name);
         let values = [
             number(p.store_bytes),
             number(p.capture_behind_bytes),
             p.unacknowledged_bytes.map(|bytes| bytes as f64),
+            p.capture_ms,
+            p.store_ms,
+            link_ms(&p.name),
             rate.map(|rate| rate.changes_per_second),
             rate.map(|rate| rate.wire_bytes_per_second),
             rate.map(|rate| rate.log_bytes_per_second),
@@ -106,6 +121,9 @@ fn values(snapshot: &Snapshot) -> Vec<(Kind, &str, Values)> {
             s.latency_ms,
             number(s.behind_bytes),
             s.tracer_ms,
+            s.upstream_ms,
+            s.apply_ms,
+            s.behind_commands.map(|commands| commands as f64),
             rate.map(|rate| rate.changes_per_second),
             rate.map(|rate| rate.transactions_per_second),
             None,
@@ -118,8 +136,11 @@ fn values(snapshot: &Snapshot) -> Vec<(Kind, &str, Values)> {
             number(m.send_queue_bytes),
             m.harden_ms,
             number(m.spool_bytes),
+            m.redo_queue_bytes.map(|bytes| bytes as f64),
             rate.map(|rate| rate.log_bytes_per_second),
             rate.map(|rate| rate.link_bytes_per_second),
+            None,
+            None,
             None,
         ];
         (Kind::Mirror, m.name.as_str(), values)
@@ -324,6 +345,63 @@ mod tests {
             std::fs::read_dir(&folder).unwrap().map(|f| f.unwrap().metadata().unwrap().len()).sum();
         assert_eq!(size, u64::from(MINUTES) * SLOT_BYTES as u64);
         assert_eq!(kept(&folder, last + MINUTES).len(), 0, "what is old is not shown");
+    }
+
+    #[test]
+    fn the_legs_are_kept() {
+        use crate::report::{DownstreamReport, PublicationReport};
+        let folder = tempfile::tempdir().unwrap();
+        let downstream = |site: &str, publication: &str, link_ms| DownstreamReport {
+            site: site.to_owned(),
+            publication: publication.to_owned(),
+            link_ms,
+            ..DownstreamReport::default()
+        };
+        let report = SiteReport {
+            publications: vec![PublicationReport {
+                name: "p".to_owned(),
+                capture_ms: Some(2.0),
+                store_ms: Some(3.0),
+                ..PublicationReport::default()
+            }],
+            subscriptions: vec![SubscriptionReport {
+                name: "s".to_owned(),
+                upstream_ms: Some(5.0),
+                apply_ms: Some(7.0),
+                behind_commands: Some(11),
+                ..SubscriptionReport::default()
+            }],
+            downstreams: vec![
+                downstream("b", "p", Some(40.0)),
+                downstream("c", "p", None),
+                downstream("d", "p", Some(90.0)),
+                downstream("d", "other", Some(500.0)),
+            ],
+            ..SiteReport::default()
+        };
+        let mut recorder = Recorder::new(folder.path().to_owned());
+        for minute in [BEGIN, BEGIN + 1] {
+            let sampled_at = f64::from(minute) * 60.0;
+            let now = Snapshot { report: report.clone(), sampled_at, ..Snapshot::default() };
+            if let Some(ended) = recorder.note(&now) {
+                ended.write().unwrap();
+            }
+        }
+        let value = |kind, name: &str, field: &str| {
+            let history = read(folder.path(), kind, name, f64::from(BEGIN) * 60.0);
+            let at = history.fields.iter().position(|found| *found == field).unwrap();
+            history.points[0][1 + at]
+        };
+        for (field, expected) in [("capture_ms", 2.0), ("store_ms", 3.0), ("link_ms", 90.0)] {
+            assert_eq!(value(Kind::Publication, "p", field), Some(expected), "{field}");
+        }
+        let kept = [("upstream_ms", 5.0), ("apply_ms", 7.0), ("behind_commands", 11.0)];
+        for (field, expected) in kept {
+            assert_eq!(value(Kind::Subscription, "s", field), Some(expected), "{field}");
+        }
+        for kind in [Kind::Publication, Kind::Subscription, Kind::Mirror] {
+            assert!(kind.fields().len() <= VALUES);
+        }
     }
 
     #[test]

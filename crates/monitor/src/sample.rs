@@ -19,6 +19,9 @@ const EVERY: Duration = Duration::from_secs(1);
 /// Rates are means over so many looks.
 const WINDOW: usize = 10;
 
+/// Log that was not captured yet, bytes, of which so much is no backlog: some is always on its way.
+const TO_COME_BYTES_MIN: u64 = 1 << 20;
+
 /// The site's state at one moment, and how fast it changes.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Snapshot {
@@ -77,8 +80,8 @@ pub struct SubscriptionRates {
     pub changes_per_second: f64,
     /// Bytes of the publisher's log applied.
     pub log_bytes_per_second: f64,
-    /// Time until nothing is left to apply if all goes on as now; absent while it does not catch
-    /// up.
+    /// Time until nothing is left to apply, of what is stored here and of what waits in the
+    /// publisher's log, if all goes on as now; absent while it does not catch up.
     pub drain_seconds: Option<f64>,
 }
 
@@ -212,14 +215,20 @@ impl Looks {
             let counts = [p.changes, p.wire_bytes, position(&p.durable), p.stored_bytes];
             (p.name.clone(), counts, 0)
         });
+        let to_come = |publication: &str| {
+            let found = report.publications.iter().find(|p| p.name == publication);
+            found.map_or(0, |p| {
+                (p.capture_behind_bytes + p.store_behind_bytes).saturating_sub(TO_COME_BYTES_MIN)
+            })
+        };
         let subscriptions = report.subscriptions.iter().map(|s| {
             let counts = [s.transactions, s.changes, position(&s.applied)];
-            (s.name.clone(), counts, s.behind_bytes)
+            (s.name.clone(), counts, s.behind_bytes + to_come(&s.publication))
         });
-        let downstreams = report
-            .downstreams
-            .iter()
-            .map(|d| (format!("{} {}", d.site, d.publication), [d.sent_bytes], d.behind_bytes));
+        let downstreams = report.downstreams.iter().map(|d| {
+            let behind = d.behind_bytes + to_come(&d.publication);
+            (format!("{} {}", d.site, d.publication), [d.sent_bytes], behind)
+        });
         let mirrors = report
             .mirrors
             .iter()
@@ -406,6 +415,34 @@ mod tests {
         minute(&mut sampler, 3.0).await;
         minute(&mut sampler, 4.0).await;
         assert!(!sampler.complained && file.is_file());
+    }
+
+    #[test]
+    fn what_waits_in_the_publishers_log_takes_time_too() {
+        use crate::report::PublicationReport;
+        let (mut looks, begin) = (Looks::default(), Instant::now());
+        let mut drain = None;
+        // Capture is what holds things up: apply has nothing to do.
+        for second in 0..=5 {
+            let publication = PublicationReport {
+                name: "p".to_owned(),
+                capture_behind_bytes: TO_COME_BYTES_MIN + (50 - 5 * second) * 1_000_000,
+                ..PublicationReport::default()
+            };
+            let subscription = SubscriptionReport {
+                name: "s".to_owned(),
+                publication: "p".to_owned(),
+                ..SubscriptionReport::default()
+            };
+            let report = SiteReport {
+                publications: vec![publication],
+                subscriptions: vec![subscription],
+                ..SiteReport::default()
+            };
+            let rates = looks.rates(begin + Duration::from_secs(second), &report);
+            drain = rates.subscriptions["s"].drain_seconds;
+        }
+        assert_eq!(drain, Some(5.0));
     }
 
     #[test]

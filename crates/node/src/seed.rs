@@ -64,8 +64,7 @@ pub async fn seed(
     let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));
     let request = Request::Reserve { mirror: name.clone(), slot: slot.clone() };
     let reserved = match ask_soon(config, &request).await {
-        Ok(Asked::Done(text)) => serde_json::from_str::<Reserved>(&text)
-            .map_err(|error| format!("the node answered what cannot be read ({error})"))?,
+        Ok(Asked::Done(text)) => read(&text)?,
         Ok(Asked::Refused(why)) => return Err(why),
         Ok(Asked::NotRunning) => {
             return Err("no node runs here: start it (farshore run), so that the log that the \
@@ -112,7 +111,37 @@ async fn take(
         slot: slot.to_owned(),
     };
     let seeded = take.run(session, progress).await.map_err(|error| error.to_string())?;
+    still_kept(config, options, slot, seeded.start).await?;
     Ok(said(&seeded, options, slot))
+}
+
+/// A slot that kept too much while the files came is lost, and with it what the standby needs.
+async fn still_kept(
+    config: &SiteConfig,
+    options: &SeedOptions,
+    slot: &str,
+    start: Lsn,
+) -> Result<(), String> {
+    let (mirror, slot) = (options.mirror.clone(), slot.to_owned());
+    // A node that does not run drops no slot.
+    if let Ok(Asked::Done(text)) = ask_soon(config, &Request::Reserve { mirror, slot }).await {
+        let kept_from = Lsn(read(&text)?.kept_from);
+        if kept_from > start {
+            return Err(format!(
+                "{} has all its files, but needs the log from {start} on, and the spool kept more \
+                 than drop_behind meanwhile and has let it go: it begins at {kept_from}. Raise \
+                 drop_behind, then run this again with --overwrite: files that are \
+                 still the same are not sent again",
+                options.pgdata.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn read(reserved: &str) -> Result<Reserved, String> {
+    serde_json::from_str(reserved)
+        .map_err(|error| format!("the node answered what cannot be read ({error})"))
 }
 
 /// A node that was started a moment ago answers soon.

@@ -101,7 +101,7 @@ fn cpu(outcome: &Outcome) -> BTreeMap<&'static str, f64> {
         ("principal", rounded(median(costs().map(|costs| costs.publisher)))),
         ("standby", rounded(median(costs().map(|costs| costs.subscriber)))),
     ]);
-    for name in ["near", "far"] {
+    for name in ["near", "between", "far"] {
         let own = costs().flat_map(|costs| &costs.own).filter(|own| own.name == name);
         let values: Vec<f64> = own.map(|own| own.cpu).collect();
         if !values.is_empty() {

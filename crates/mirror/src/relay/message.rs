@@ -50,6 +50,9 @@ pub enum Answer {
         segment_bytes: u64,
         /// The principal's version, as `server_version_num`.
         server_version: u32,
+        /// Commits wait for what standbys have replayed: it is to be told at once.
+        #[serde(default)]
+        applied_counts: bool,
     },
     /// It cannot be had.
     Refused {

@@ -152,14 +152,24 @@ fn scan(
     Ok(scanned.end.max(known))
 }
 
-/// The end of the last whole record before `positions.durable`, having checked all from the segment
-/// that holds `from` on, or only the newest one; `None` if the record that reaches up
-/// to there cannot be checked from here.
+/// Where a look at the log begins.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum LookFrom {
+    /// With the newest segment.
+    Newest,
+    /// With the segment that holds this position.
+    SegmentOf(Lsn),
+    /// Behind the record that ends here.
+    Record(Lsn),
+}
+
+/// The end of the last whole record before `positions.durable`, having checked all from `from` on;
+/// `None` if the record that reaches up to there cannot be checked from here.
 pub(super) fn last_record_end(
     folder: &Path,
     size: wal::SegmentBytes,
     positions: Positions,
-    from: Option<Lsn>,
+    from: LookFrom,
 ) -> Result<Option<Lsn>, SpoolError> {
     let Positions { timeline, durable, .. } = positions;
     let listing = Listing::read(folder, size)?;
@@ -171,13 +181,21 @@ pub(super) fn last_record_end(
     let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
     // A segment that was just made holds nothing of it.
     let newest = size.number(Lsn(durable.0.saturating_sub(1)));
-    let mut from = from.map_or(newest, |from| size.number(from).min(newest)).max(oldest);
-    while from > oldest
-        && wal::begins_within_record(&mut pages, size.start(from)).map_err(failed)?
-    {
-        from -= 1;
-    }
-    match wal::first_record(&mut pages, size.start(from)).map_err(failed)? {
+    let mut first_of = |segment: u64| {
+        let mut from = segment.max(oldest);
+        while from > oldest && wal::begins_within_record(&mut pages, size.start(from))? {
+            from -= 1;
+        }
+        wal::first_record(&mut pages, size.start(from))
+    };
+    let first = match from {
+        LookFrom::Newest => first_of(newest).map_err(failed)?,
+        LookFrom::SegmentOf(position) => {
+            first_of(size.number(position).min(newest)).map_err(failed)?
+        }
+        LookFrom::Record(end) => Some(end),
+    };
+    match first {
         Some(first) if first <= durable => {
             // Records begin at multiples of 8. What is behind may be being written at present.
             let bound = Lsn(durable.0.next_multiple_of(8));
@@ -187,7 +205,7 @@ pub(super) fn last_record_end(
             if scanned.stopped_at < durable {
                 return Err(pages.damaged(scanned.stopped_at, durable));
             }
-            Ok(Some(scanned.end.min(durable)))
+            Ok(Some(scanned.end))
         }
         Some(_) | None => Ok(None),
     }
@@ -221,8 +239,14 @@ pub(super) struct SpoolPages<'a> {
     history: &'a History,
     listing: &'a Listing,
     open: Option<(u64, File)>,
-    page: Vec<u8>,
+    /// Pages in a row: most records are shorter than a page.
+    read: Vec<u8>,
+    /// Where the first of them begins.
+    read_from: Lsn,
 }
+
+/// Pages that are read at once; a segment, whatever its size, is a multiple of it.
+const READ_BYTES: u64 = 32 * PAGE_BYTES;
 
 impl<'a> SpoolPages<'a> {
     pub fn new(
@@ -232,8 +256,8 @@ impl<'a> SpoolPages<'a> {
         history: &'a History,
         listing: &'a Listing,
     ) -> SpoolPages<'a> {
-        let page = vec![0; PAGE_BYTES as usize];
-        SpoolPages { folder, size, timeline, history, listing, open: None, page }
+        let (read, read_from) = (Vec::new(), Lsn::ZERO);
+        SpoolPages { folder, size, timeline, history, listing, open: None, read, read_from }
     }
 
     fn path(&self, number: u64) -> Option<PathBuf> {
@@ -249,14 +273,25 @@ impl<'a> SpoolPages<'a> {
 }
 
 impl Pages for SpoolPages<'_> {
+    /// What is written meanwhile may not be seen: nobody looks behind what was durable before.
     fn page(&mut self, address: Lsn) -> std::io::Result<Option<&[u8]>> {
         let number = self.size.number(address);
         if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
             let Some(path) = self.path(number) else { return Ok(None) };
             self.open = Some((number, File::open(path)?));
+            self.read.clear();
         }
         let Some((_, file)) = &self.open else { return Ok(None) };
-        file.read_exact_at(&mut self.page, address.0 % self.size.get())?;
-        Ok(Some(&self.page))
+        let read_from = Lsn(address.0 - address.0 % READ_BYTES);
+        if self.read.is_empty() || read_from != self.read_from {
+            self.read.resize(READ_BYTES as usize, 0);
+            if let Err(error) = file.read_exact_at(&mut self.read, read_from.0 % self.size.get()) {
+                self.read.clear();
+                return Err(error);
+            }
+            self.read_from = read_from;
+        }
+        let at = (address.0 - read_from.0) as usize;
+        Ok(self.read.get(at..at + PAGE_BYTES as usize))
     }
 }

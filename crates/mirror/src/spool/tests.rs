@@ -392,3 +392,30 @@ async fn damage_behind_what_was_noted_is_no_torn_end() {
     spool.note_durable().unwrap();
     assert!(spool.damage().is_none());
 }
+
+/// A look reads what came since the one before.
+#[tokio::test]
+async fn damage_in_what_came_since_the_last_look_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (some_log(), created(folder.path()));
+    let ends: Vec<u64> = log.ends.iter().copied().filter(|end| *end < log.end() - 20_000).collect();
+    let (first, last) = (ends[ends.len() / 2], ends[ends.len() - 1]);
+    assert!(last - first > 20_000, "not enough log");
+    append(&spool, &log, BEGIN, first).await;
+    spool.note_durable().unwrap();
+    append(&spool, &log, first, last).await;
+    let damaged_at = last - 9_000;
+    let path = segment(folder.path(), (damaged_at - BEGIN) / SEGMENT_BYTES);
+    let at = (damaged_at - BEGIN) % SEGMENT_BYTES;
+    let sound = std::fs::read(&path).unwrap()[at as usize..][..16].to_vec();
+    overwrite(&path, at, &[0xa5; 16]);
+    spool.note_durable().unwrap();
+    assert!(matches!(spool.damage(), Some(SpoolError::Damaged { .. })));
+    // Nothing more came, and it is looked at once more.
+    overwrite(&path, at, &sound);
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none());
+    append(&spool, &log, last, log.end()).await;
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none());
+}

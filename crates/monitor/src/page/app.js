@@ -221,7 +221,7 @@ function publication(p) {
       recentChart(p.upstream ? "From the link" : "From the stream", (status) => rateOf(status).wire_bytes_per_second, (v) => perSecond(v, bytes)),
       recentChart("Log made durable", (status) => rateOf(status).log_bytes_per_second, (v) => perSecond(v, bytes)),
       recentChart("Store on disk", (status) => of(status).store_bytes, bytes)),
-    hours("publication", p.name, [["Changes", "mean_changes_per_second", perSecond], ["Log made durable", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["To capture", "capture_behind_bytes", bytes], ["Store on disk", "store_bytes", bytes]]),
+    hours("publication", p.name, [["Changes", "mean_changes_per_second", perSecond], ["Log made durable", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["To capture", "capture_behind_bytes", bytes], ["Store on disk", "store_bytes", bytes], ["Leg capture", "capture_ms", milliseconds], ["Leg store", "store_ms", milliseconds], ...(status.downstreams.some((d) => d.publication === p.name) ? [["Leg link, to the slowest site", "link_ms", milliseconds]] : [])]),
     tracers(p),
     browser(p.name, render),
     h("div", { class: "buttons" },
@@ -274,7 +274,7 @@ function subscription(sub) {
       recentChart("Latency", (status) => of(status).latency_ms, milliseconds),
       recentChart("To apply", (status) => of(status).behind_bytes, bytes),
       recentChart("Changes", (status) => rateOf(status).changes_per_second, perSecond)),
-    hours("subscription", sub.name, [["Latency, largest of each minute", "latency_ms", milliseconds], ["To apply", "behind_bytes", bytes], ["Changes", "mean_changes_per_second", perSecond], ["Tracer tokens", "tracer_ms", milliseconds]]),
+    hours("subscription", sub.name, [["Latency, largest of each minute", "latency_ms", milliseconds], ["Before apply", "upstream_ms", milliseconds], ["Leg apply", "apply_ms", milliseconds], ["To apply", "behind_bytes", bytes], ["Commands to apply", "behind_commands", (v) => count(v)], ["Changes", "mean_changes_per_second", perSecond], ["Tracer tokens", "tracer_ms", milliseconds]]),
     h("div", { class: "buttons" },
       sub.state === "paused" || sub.state === "stopped" ? action("resume", sub.name, "Resume") : action("pause", sub.name, "Pause"),
       action("resync", sub.name, "Copy a table anew"),
@@ -320,7 +320,7 @@ function mirror(m) {
       recentChart("Log", (status) => rateOf(status).log_bytes_per_second, (v) => perSecond(v, bytes)),
       recentChart("On the link", (status) => rateOf(status).link_bytes_per_second, (v) => perSecond(v, bytes)),
       m.end === "near" && recentChart("Send queue", (status) => of(status).send_queue_bytes, bytes)),
-    hours("mirror", m.name, [["Log", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["On the link", "mean_link_bytes_per_second", (v) => perSecond(v, bytes)], ["Send queue", "send_queue_bytes", bytes], ["Harden", "harden_ms", milliseconds]]),
+    hours("mirror", m.name, [["Log", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["On the link", "mean_link_bytes_per_second", (v) => perSecond(v, bytes)], ["Send queue", "send_queue_bytes", bytes], ["Redo queue", "redo_queue_bytes", bytes], ["Harden", "harden_ms", milliseconds]]),
   ];
 }
 

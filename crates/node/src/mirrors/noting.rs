@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 /// What became durable since the last note, and is damaged, passes for the torn end of a crash. A
-/// look reads the newest segment: some milliseconds.
+/// look reads what came since the one before.
 const NOTE_EVERY: Duration = Duration::from_secs(5);
 
 impl FarAgent {

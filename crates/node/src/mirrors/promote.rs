@@ -42,8 +42,12 @@ impl FarAgent {
                 )
             })?,
         };
-        let spool = self.far.spool().ok_or_else(|| {
-            format!("mirror \"{name}\" has received no log yet: there is nothing to promote")
+        let spool = self.far.spool().ok_or_else(|| match self.report().error {
+            Some(why) if !self.is_usable => format!(
+                "the spool of mirror \"{name}\" cannot be used, so nobody can tell whether a \
+                     standby has all that it acknowledged: {why}"
+            ),
+            _ => format!("mirror \"{name}\" has received no log yet: there is nothing to promote"),
         })?;
         let was_connected = self.far.status().connected;
         let told = match spool.closed() {
@@ -183,17 +187,22 @@ impl Told {
         Told { end: heard, asked, is_there: false }
     }
 
+    /// What the near end is to the log up to there.
+    fn has(&self) -> &'static str {
+        if self.is_there { "has" } else { "had told of" }
+    }
+
     /// Whether commits that returned may be missing here, that could be had.
     fn check(&self, name: &str, durable: Lsn) -> Result<(), String> {
         if self.asked != Ok(Mode::Async) || durable >= self.end {
             return Ok(());
         }
-        let has = if self.is_there { "has" } else { "had told of" };
         Err(format!(
-            "the near end of mirror \"{name}\" {has} log up to {}, {} bytes more than came here, and \
+            "the near end of mirror \"{name}\" {} log up to {}, {} bytes more than came here, and \
              commits return there before this site has them: they would be lost. The standby was \
              not promoted, and the mirror goes on. farshore status says why the log does not come. \
              To promote without these bytes, and the commits in them: --allow-data-loss",
+            self.has(),
             self.end,
             self.end.bytes_since(durable)
         ))
@@ -232,8 +241,9 @@ fn said(
         )),
         Ok(Mode::Async) if not_here == 0 => {}
         Ok(Mode::Async) => text.push_str(&format!(
-            ". LOST: {not_here} bytes of log up to {} that the near end has, and the commits in them",
-            told.end
+            ". LOST: {not_here} bytes of log up to {} that the near end {}, and the commits in them",
+            told.end,
+            told.has()
         )),
         Err(why) => {
             text.push_str(&format!(

@@ -71,6 +71,15 @@ impl Site {
         }
     }
 
+    /// Removes what it keeps, of a site that does not run.
+    ///
+    /// # Errors
+    /// When it cannot be removed.
+    pub fn forget(&self) -> Result<()> {
+        let data = self.file.with_file_name("data");
+        std::fs::remove_dir_all(&data).with_context(|| format!("remove {}", data.display()))
+    }
+
     /// Runs a verb for operators.
     ///
     /// # Errors
