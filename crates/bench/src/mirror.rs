@@ -203,23 +203,31 @@ fn steady(principal: &Cluster, seconds: f64, seed: u64) -> Result<BTreeMap<&'sta
     for number in 0..STEADY_CLIENTS {
         let mut client = principal.connect()?;
         let insert = client.prepare("INSERT INTO history (aid, filler) VALUES ($1, $2)")?;
-        threads.push(std::thread::spawn(move || -> Result<u64> {
+        threads.push(std::thread::spawn(move || -> Result<(u64, Duration)> {
             let mut text = Prose::new(seed ^ (number << 32));
             let (mut commits, mut next) = (0, Instant::now());
+            let mut committing = Duration::ZERO;
             while next < end {
                 std::thread::sleep(next.saturating_duration_since(Instant::now()));
                 let mut transaction = client.transaction()?;
                 for aid in 0..STEADY_ROWS {
                     transaction.execute(&insert, &[&aid, &text.take(STEADY_ROW_BYTES)])?;
                 }
+                let asked = Instant::now();
                 transaction.commit()?;
+                committing += asked.elapsed();
                 commits += 1;
                 next += every;
             }
-            Ok(commits)
+            Ok((commits, committing))
         }));
     }
-    told(begun, join_all(threads)?.into_iter().sum(), STEADY_CLIENTS)
+    let done = join_all(threads)?;
+    let commits: u64 = done.iter().map(|(commits, _)| commits).sum();
+    let committing: Duration = done.iter().map(|(_, committing)| committing).sum();
+    let commit_ms = 1_000.0 * committing.as_secs_f64() / commits.max(1) as f64;
+    let per_s = commits as f64 / begun.elapsed().as_secs_f64();
+    Ok(BTreeMap::from([("commits_per_s", per_s), ("commit_ms", commit_ms)]))
 }
 
 /// Every client changes one account at random and notes it, again and again.
@@ -254,11 +262,8 @@ fn full(
             Ok(commits)
         })
     });
-    told(begun, join_all(threads.collect())?.into_iter().sum(), CLIENTS)
-}
-
-fn told(begun: Instant, commits: u64, clients: u64) -> Result<BTreeMap<&'static str, f64>> {
+    let commits: u64 = join_all(threads.collect())?.into_iter().sum();
     let took = begun.elapsed().as_secs_f64();
-    let commit_ms = took * 1_000.0 * clients as f64 / commits.max(1) as f64;
+    let commit_ms = took * 1_000.0 * CLIENTS as f64 / commits.max(1) as f64;
     Ok(BTreeMap::from([("commits_per_s", commits as f64 / took), ("commit_ms", commit_ms)]))
 }

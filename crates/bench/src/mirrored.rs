@@ -257,7 +257,10 @@ impl<'a> Mirrored<'a> {
     }
 
     /// Waits until the standby has replayed what the principal has flushed.
-    fn catch_up(&self) -> Result<()> {
+    ///
+    /// # Errors
+    /// When it does not get there.
+    pub fn catch_up(&self) -> Result<()> {
         let sql = "SELECT pg_current_wal_flush_lsn()::text";
         let end: String = self.principal.connect()?.query_one(sql, &[])?.get(0);
         let mut standby = self.standby.connect()?;

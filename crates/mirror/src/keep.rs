@@ -305,7 +305,8 @@ impl Far {
     }
 }
 
-/// Most time until the near end is told a position that no commit waits for.
+/// Most time until the near end is told a position that no commit waits for by the mirror's mode.
+/// One that asks for less or more than the mode, by `remote_write` or `remote_apply`, waits so long.
 const TOLD_WITHIN: Duration = Duration::from_millis(5);
 
 /// What a spool keeps no more.

@@ -523,21 +523,32 @@ impl Spool {
         let positions = *self.shared.positions.borrow();
         let Positions { timeline, durable, .. } = positions;
         let before = *self.looked();
-        let from = match before.sound_to {
-            Some((of, end)) if of == timeline && end <= durable => LookFrom::Record(end),
-            Some(_) | None => LookFrom::Newest,
+        let size = self.identity().segment;
+        let from = match (self.damage(), before.sound_to) {
+            // It is damaged until that is sound.
+            (Some(SpoolError::Damaged { position, .. }), _) => LookFrom::SegmentOf(position),
+            // A segment is read as a whole once it is complete.
+            (_, Some((of, end))) if of == timeline && size.number(end) < size.number(durable) => {
+                LookFrom::SegmentOf(end)
+            }
+            (_, Some((of, end))) if of == timeline && end <= durable => LookFrom::Record(end),
+            _ => LookFrom::Newest,
         };
-        *self.looked() = Looked { durable, sound_to: None };
         let (end, damage) = match self.checked_record_end(positions, from) {
             Ok(end) => {
                 // A record begins at a multiple of 8, which may not have come yet.
-                self.looked().sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
+                let sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
+                *self.looked() = Looked { durable, sound_to };
                 (end, None)
             }
-            Err(error @ SpoolError::Damaged { .. }) => (None, Some(error)),
-            // A segment that was removed meanwhile, or a disk that says no: not for now.
+            Err(error @ SpoolError::Damaged { .. }) => {
+                *self.looked() = Looked { durable, sound_to: None };
+                (None, Some(error))
+            }
+            // A segment that was removed meanwhile, or a disk that says no: the next look begins
+            // where this one did.
             Err(error) => {
-                tracing::debug!("the newest segment was not looked at: {error}");
+                tracing::warn!("what came to the spool last was not looked at: {error}");
                 return None;
             }
         };

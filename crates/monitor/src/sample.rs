@@ -21,6 +21,9 @@ const WINDOW: usize = 10;
 
 /// Log that was not captured yet, bytes, of which so much is no backlog: some is always on its way.
 const TO_COME_BYTES_MIN: u64 = 1 << 20;
+/// Nor is what was captured at one of so many looks: of log that is about other databases, capture
+/// is told every two seconds that there is nothing in it.
+const TO_COME_LOOKS: usize = 5;
 
 /// The site's state at one moment, and how fast it changes.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -203,6 +206,8 @@ fn position(text: &str) -> u64 {
 
 #[derive(Debug, Default)]
 struct Looks {
+    /// Bytes that capture lacked at the last looks.
+    to_come: BTreeMap<String, VecDeque<u64>>,
     publications: Tracks<4>,
     subscriptions: Tracks<3>,
     downstreams: Tracks<1>,
@@ -215,11 +220,20 @@ impl Looks {
             let counts = [p.changes, p.wire_bytes, position(&p.durable), p.stored_bytes];
             (p.name.clone(), counts, 0)
         });
+        self.to_come.retain(|name, _| report.publications.iter().any(|p| p.name == *name));
+        for publication in &report.publications {
+            let looks = self.to_come.entry(publication.name.clone()).or_default();
+            looks.push_back(publication.capture_behind_bytes + publication.store_behind_bytes);
+            if looks.len() > TO_COME_LOOKS {
+                looks.pop_front();
+            }
+        }
         let to_come = |publication: &str| {
-            let found = report.publications.iter().find(|p| p.name == publication);
-            found.map_or(0, |p| {
-                (p.capture_behind_bytes + p.store_behind_bytes).saturating_sub(TO_COME_BYTES_MIN)
-            })
+            let looks = self.to_come.get(publication);
+            let least = looks.and_then(|looks| looks.iter().min()).copied().unwrap_or_default();
+            // It shrinks, or hovers: what is lacked now tells which.
+            let now = looks.and_then(VecDeque::back).copied().unwrap_or_default();
+            if least <= TO_COME_BYTES_MIN { 0 } else { now - TO_COME_BYTES_MIN }
         };
         let subscriptions = report.subscriptions.iter().map(|s| {
             let counts = [s.transactions, s.changes, position(&s.applied)];

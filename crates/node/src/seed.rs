@@ -3,7 +3,7 @@
 
 use crate::config::SiteConfig;
 use crate::config::mirrors::FarMirror;
-use crate::control::{Asked, Request, ask};
+use crate::control::{self, Asked, Request, ask};
 use crate::sites::{self, protocol::Wanted};
 use farshore_link::Identity;
 use farshore_mirror::seed::{Progress, SeedRequest, Seeded, Take};
@@ -64,7 +64,8 @@ pub async fn seed(
     let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));
     let request = Request::Reserve { mirror: name.clone(), slot: slot.clone() };
     let reserved = match ask_soon(config, &request).await {
-        Ok(Asked::Done(text)) => read(&text)?,
+        Ok(Asked::Done(text)) => serde_json::from_str::<Reserved>(&text)
+            .map_err(|error| format!("the node answered what cannot be read ({error})"))?,
         Ok(Asked::Refused(why)) => return Err(why),
         Ok(Asked::NotRunning) => {
             return Err("no node runs here: start it (farshore run), so that the log that the \
@@ -111,37 +112,43 @@ async fn take(
         slot: slot.to_owned(),
     };
     let seeded = take.run(session, progress).await.map_err(|error| error.to_string())?;
-    still_kept(config, options, slot, seeded.start).await?;
-    Ok(said(&seeded, options, slot))
+    let kept = still_kept(config, options, slot, seeded.start).await?;
+    Ok(format!("{}{kept}", said(&seeded, options, slot)))
 }
 
 /// A slot that kept too much while the files came is lost, and with it what the standby needs.
+/// Gives a word on it if nobody can tell.
 async fn still_kept(
     config: &SiteConfig,
     options: &SeedOptions,
     slot: &str,
     start: Lsn,
-) -> Result<(), String> {
-    let (mirror, slot) = (options.mirror.clone(), slot.to_owned());
-    // A node that does not run drops no slot.
-    if let Ok(Asked::Done(text)) = ask_soon(config, &Request::Reserve { mirror, slot }).await {
-        let kept_from = Lsn(read(&text)?.kept_from);
-        if kept_from > start {
-            return Err(format!(
-                "{} has all its files, but needs the log from {start} on, and the spool kept more \
-                 than drop_behind meanwhile and has let it go: it begins at {kept_from}. Raise \
-                 drop_behind, then run this again with --overwrite: files that are \
-                 still the same are not sent again",
-                options.pgdata.display()
-            ));
+) -> Result<String, String> {
+    let report = match control::status(&config.data_dir).await {
+        Ok(Some(report)) => report,
+        Ok(None) | Err(_) => {
+            let word = ". The node does not answer any more: whether the slot is still there shows \
+                        in farshore status once it runs";
+            return Ok(word.to_owned());
         }
-    }
-    Ok(())
-}
-
-fn read(reserved: &str) -> Result<Reserved, String> {
-    serde_json::from_str(reserved)
-        .map_err(|error| format!("the node answered what cannot be read ({error})"))
+    };
+    let mirror = report.mirrors.iter().find(|m| m.name == options.mirror && m.end == "far");
+    let kept = mirror.and_then(|mirror| mirror.slots.iter().find(|kept| kept.name == slot));
+    let restart = kept.and_then(|kept| kept.restart.as_deref()?.parse::<Lsn>().ok());
+    let why = match (kept, restart) {
+        (Some(_), Some(restart)) if restart <= start => return Ok(String::new()),
+        (Some(kept), _) if kept.lost => {
+            "the slot kept more than drop_behind meanwhile, and was lost. Raise drop_behind"
+        }
+        (Some(_), _) => "the slot has moved on: another standby uses it. Name another with --slot",
+        (None, _) => "the slot was dropped meanwhile. Leave it alone",
+    };
+    Err(format!(
+        "{} has all its files, but needs the log from {start} on, and the spool may let it go: \
+         {why}, and run this again with --overwrite: files that are still the same are not sent \
+         again",
+        options.pgdata.display()
+    ))
 }
 
 /// A node that was started a moment ago answers soon.

@@ -50,8 +50,9 @@ pub enum Answer {
         segment_bytes: u64,
         /// The principal's version, as `server_version_num`.
         server_version: u32,
-        /// Commits wait for what standbys have replayed: it is to be told at once.
-        #[serde(default)]
+        /// Commits wait for what standbys have replayed: it is to be told at once. So it is where
+        /// the near end does not say.
+        #[serde(default = "yes")]
         applied_counts: bool,
     },
     /// It cannot be had.
@@ -61,6 +62,10 @@ pub enum Answer {
         /// It may end by itself.
         passes: bool,
     },
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// How log bytes are packed in a message.

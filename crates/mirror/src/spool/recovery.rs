@@ -193,6 +193,8 @@ pub(super) fn last_record_end(
         LookFrom::SegmentOf(position) => {
             first_of(size.number(position).min(newest)).map_err(failed)?
         }
+        // The segment was removed since.
+        LookFrom::Record(end) if size.number(end) < oldest => first_of(newest).map_err(failed)?,
         LookFrom::Record(end) => Some(end),
     };
     match first {

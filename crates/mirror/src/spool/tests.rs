@@ -419,3 +419,44 @@ async fn damage_in_what_came_since_the_last_look_is_found() {
     spool.note_durable().unwrap();
     assert!(spool.damage().is_none());
 }
+
+/// It is not withdrawn because what came later is sound.
+#[tokio::test]
+async fn damage_stays_told_when_its_segment_is_complete() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (some_log(), created(folder.path()));
+    let in_segment = |nth: u64| {
+        let most = BEGIN + nth * SEGMENT_BYTES + SEGMENT_BYTES / 2;
+        *log.ends.iter().rfind(|end| **end < most).unwrap()
+    };
+    let (first, second, third) = (in_segment(0), in_segment(1), in_segment(2));
+    append(&spool, &log, BEGIN, first).await;
+    spool.note_durable().unwrap();
+    append(&spool, &log, first, second).await;
+    let path = segment(folder.path(), 0);
+    let at = first - BEGIN + 9_000;
+    let sound = std::fs::read(&path).unwrap()[at as usize..][..16].to_vec();
+    overwrite(&path, at, &[0xa5; 16]);
+    spool.note_durable().unwrap();
+    assert!(matches!(spool.damage(), Some(SpoolError::Damaged { .. })));
+    spool.note_durable().unwrap();
+    append(&spool, &log, second, third).await;
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_some(), "it is still so");
+    overwrite(&path, at, &sound);
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none());
+}
+
+#[tokio::test]
+async fn what_was_removed_since_the_last_look_is_no_damage() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (some_log(), created(folder.path()));
+    append(&spool, &log, BEGIN, BEGIN + SEGMENT_BYTES / 2).await;
+    spool.note_durable().unwrap();
+    append(&spool, &log, BEGIN + SEGMENT_BYTES / 2, log.end()).await;
+    let removed = spool.forget(Lsn(log.end()), SEGMENT_BYTES).unwrap();
+    assert!(removed > 0, "nothing was removed");
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none(), "{:?}", spool.damage());
+}

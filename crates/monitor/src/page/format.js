@@ -47,7 +47,8 @@ export function seconds(value) {
 }
 
 export function drain(value, behind) {
-  if (behind === 0) return "nothing waits";
+  // Of what is behind here nothing may wait, and much in the publisher's log.
+  if (value === 0 || (value === undefined && behind === 0)) return "nothing waits";
   return value === null || value === undefined ? "not catching up" : `about ${seconds(value)}`;
 }
 
