@@ -290,7 +290,7 @@ async fn history_is_given_of_what_the_site_has() -> Result<()> {
     };
     let monitor = start_with(Fake::full(), settings).await?;
     for (path, fields) in
-        [("subscriptions/reporting", 5), ("publications/dublin%2Fsales", 6), ("mirrors/all", 5)]
+        [("subscriptions/reporting", 8), ("publications/dublin%2Fsales", 9), ("mirrors/all", 6)]
     {
         let answer = get(&monitor, &format!("/api/v1/{path}/history")).await?;
         let history: Value = serde_json::from_str(&answer.body)?;
