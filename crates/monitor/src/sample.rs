@@ -231,7 +231,8 @@ impl Looks {
         let to_come = |publication: &str| {
             let looks = self.to_come.get(publication);
             let least = looks.and_then(|looks| looks.iter().min()).copied().unwrap_or_default();
-            // It shrinks, or hovers: what is lacked now tells which.
+            // The least says whether there is a backlog; how much of it is left is what is lacked
+            // now, which the drain is foretold from.
             let now = looks.and_then(VecDeque::back).copied().unwrap_or_default();
             if least <= TO_COME_BYTES_MIN { 0 } else { now - TO_COME_BYTES_MIN }
         };
