@@ -122,7 +122,7 @@ mod tests {
         assert!(everywhere.report_folder.is_some());
         let error = resolve(&["--scenario", "drains"]).unwrap_err().to_string();
         assert!(
-            error.contains("drain, drain-store, scaling, fanout, latency, study, wan"),
+            error.contains("drain, drain-store, monitor, scaling, fanout, latency, study, wan"),
             "{error}"
         );
         assert!(resolve(&["--scenario", "fanout", "--cases", "hot-row"]).is_err());

@@ -6,6 +6,7 @@ use crate::fanout::{self, FanoutCase};
 use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
 use crate::mirror::{self, MirrorCase};
+use crate::monitored::{self, MonitorCase};
 use crate::penalty::{self, PenaltyCase};
 use crate::scaling::{self, ScalingCase};
 use crate::study::{self, StudyCase};
@@ -19,6 +20,8 @@ pub enum Case {
     Drain(DrainCase),
     /// Only the subscribers were.
     DrainStore(DrainCase),
+    /// What the monitor costs.
+    Monitor(MonitorCase),
     /// Several subscribers at once.
     Fanout(FanoutCase),
     /// A steady rate.
@@ -47,6 +50,7 @@ impl Case {
         let wan = WanCase::ALL.map(Case::Wan);
         drains
             .chain(from_store)
+            .chain(MonitorCase::ALL.map(Case::Monitor))
             .chain(scaling)
             .chain(fanout)
             .chain(live)
@@ -62,6 +66,7 @@ impl Case {
         match self {
             Case::Drain(_) => drain::DRAIN,
             Case::DrainStore(_) => drain::DRAIN_STORE,
+            Case::Monitor(_) => monitored::MONITOR,
             Case::Fanout(_) => fanout::FANOUT,
             Case::Latency(_) => latency::LATENCY,
             Case::Scaling(_) => scaling::SCALING,
@@ -76,6 +81,7 @@ impl Case {
     pub fn name(self) -> &'static str {
         match self {
             Case::Drain(case) | Case::DrainStore(case) => case.name(),
+            Case::Monitor(case) => case.name(),
             Case::Fanout(case) => case.name(),
             Case::Latency(case) => case.name(),
             Case::Scaling(case) => case.name(),
@@ -94,6 +100,7 @@ impl Case {
         match self {
             Case::Drain(case) => Ok(vec![case.measure(bench, Stopped::Everything)?]),
             Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
+            Case::Monitor(case) => Ok(vec![case.measure(bench)?]),
             Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
             Case::Latency(case) => case.measure(bench),
             Case::Scaling(case) => Ok(vec![case.measure(bench)?]),

@@ -155,6 +155,8 @@ pub struct Terms {
     /// Whether native's worker waits for its commits to be on disk, as Farshore does and as it does
     /// not by default.
     pub native_is_durable: bool,
+    /// Whether Farshore serves its monitor.
+    pub monitor: bool,
     /// The line between the servers, if there is one.
     pub line: Option<Conditions>,
 }
@@ -169,6 +171,7 @@ impl Terms {
         sites: Sites::One,
         compression: COMPRESSION,
         native_is_durable: false,
+        monitor: false,
         line: None,
     };
 }

@@ -16,6 +16,7 @@ mod load;
 mod measurement;
 mod mirror;
 mod mirrored;
+mod monitored;
 mod page;
 mod penalty;
 mod progress;

@@ -116,8 +116,9 @@ impl<'a> Farshore<'a> {
         };
         let (near, far, port) = match ground.sites {
             Sites::One => {
+                let monitor = if ground.monitor { "monitor = \"127.0.0.1:0\"\n" } else { "" };
                 let text = format!(
-                    "{}\n{publication}{}",
+                    "{}{monitor}\n{publication}{}",
                     identity(FARSHORE),
                     subscriptions(ground, Side::Near, "bench", tables)
                 );

@@ -40,6 +40,8 @@ pub struct Ground<'a> {
     pub(super) compression: u64,
     /// Whether native's worker waits for its commits to be on disk.
     pub(super) native_is_durable: bool,
+    /// Whether Farshore serves its monitor.
+    pub(super) monitor: bool,
     /// What the line is like once all is prepared.
     line: Option<Conditions>,
     /// On the contenders' way to the publisher.
@@ -74,6 +76,7 @@ impl<'a> Ground<'a> {
             sites: terms.sites,
             compression: terms.compression,
             native_is_durable: terms.native_is_durable,
+            monitor: terms.monitor,
             line: terms.line,
             relay,
         };
