@@ -36,7 +36,9 @@ pub(crate) struct Shared {
     phase: watch::Sender<Phase>,
     outgoing: Mutex<Outgoing>,
     arrivals: Mutex<Arrivals>,
-    /// Pieces wait: wakes one connection that is idle, or the next to be.
+    /// Pieces wait: wakes the connection that has been idle for the least time, or the next to be.
+    /// So little traffic stays on one connection, which knows its line, and what comes together is
+    /// read together; much finds that one busy, and goes on to the next.
     pub(crate) work: Notify,
     /// Something beside the pieces is due: likewise.
     pub(crate) due: Notify,
@@ -143,13 +145,13 @@ impl Shared {
         let result = outgoing.offer(pieces);
         self.meter.waiting_bytes.store(outgoing.waiting_bytes() as u64, Ordering::Relaxed);
         drop(outgoing);
-        self.work.notify_one();
+        self.work.notify_last();
         result
     }
 
     pub(crate) fn end(&self) {
         self.outgoing().end();
-        self.due.notify_one();
+        self.due.notify_last();
     }
 
     pub(crate) fn is_confirmed(&self) -> bool {
@@ -166,7 +168,7 @@ impl Shared {
         drop(arrivals);
         if let Some(total) = grant {
             self.outgoing().owe_grant(total);
-            self.due.notify_one();
+            self.due.notify_last();
         }
         Some(piece)
     }
@@ -193,7 +195,7 @@ impl Shared {
         let has_more = outgoing.has_pieces();
         drop(outgoing);
         if has_more {
-            self.work.notify_one();
+            self.work.notify_last();
         }
         if !into.is_empty() {
             self.room.notify_one();
@@ -222,7 +224,7 @@ impl Shared {
         }
         if news.is_complete {
             self.outgoing().owe_ended();
-            self.due.notify_one();
+            self.due.notify_last();
             self.done_if_both_ended();
         }
         Ok(())

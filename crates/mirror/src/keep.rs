@@ -115,6 +115,7 @@ impl Far {
         let (sender, mut receiver) = session.split();
         let (spool, applied_counts) =
             self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        self.standbys.set_waited_for(applied_counts);
         self.status().connected = true;
         let _connected = Connected(self);
         tokio::select! {
@@ -305,8 +306,9 @@ impl Far {
     }
 }
 
-/// Most time until the near end is told a position that no commit waits for by the mirror's mode.
-/// One that asks for less or more than the mode, by `remote_write` or `remote_apply`, waits so long.
+/// Most time until the near end is told that standbys have replayed more, where no commit waits for
+/// that by the mirror's mode. One that asks for it all the same, by `remote_apply`, waits so long.
+/// What is written is told with what is durable: a commit under `remote_write` waits for that.
 const TOLD_WITHIN: Duration = Duration::from_millis(5);
 
 /// What a spool keeps no more.

@@ -20,6 +20,8 @@
 //! bytes and lists the cases.
 
 mod closed;
+mod damage;
+mod error;
 mod folder;
 mod noted;
 mod reader;
@@ -29,16 +31,17 @@ mod state;
 mod writer;
 
 pub use closed::Closed;
+pub use error::SpoolError;
 pub use reader::SpoolReader;
 pub use slots::{SlotName, SlotView};
 
-use crate::history::{History, HistoryError};
+use crate::history::History;
 use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
+use damage::Looked;
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
-use recovery::LookFrom;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -82,183 +85,6 @@ pub struct Hardening {
     pub total: Duration,
     /// The same, of the last group.
     pub last: Duration,
-}
-
-/// Why a spool cannot be used, or cannot go on.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum SpoolError {
-    /// The operating system refused.
-    #[error("cannot {action} {path}: {error}")]
-    Io {
-        /// Verb phrase.
-        action: &'static str,
-        /// Of what.
-        path: PathBuf,
-        /// Why.
-        error: Arc<std::io::Error>,
-    },
-    /// An fdatasync failed: what the kernel has of the file is not to be trusted any more.
-    #[error(
-        "cannot make {path} durable: {error}. What was not acknowledged is received again after a \
-         restart; check the disk first"
-    )]
-    NotDurable {
-        /// The segment.
-        path: PathBuf,
-        /// Why.
-        error: Arc<std::io::Error>,
-    },
-    /// Another process has it open.
-    #[error(
-        "{path} is in use by process {pid}. Stop that one first, or give this site another data_dir"
-    )]
-    Locked {
-        /// The folder.
-        path: PathBuf,
-        /// As it noted itself.
-        pid: String,
-    },
-    /// The state file cannot be read.
-    #[error(
-        "{path} is damaged ({what}). If the mirror may be made anew: stop this node, remove the \
-         folder, and start it"
-    )]
-    State {
-        /// The file.
-        path: PathBuf,
-        /// How.
-        what: String,
-    },
-    /// Files that should be there are not.
-    #[error(
-        "{path} is missing, although the log goes on behind it: files were removed from the spool. \
-         Put it back from a backup, or remove the folder and make the mirror anew"
-    )]
-    Missing {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A segment has another size than the log's segments have.
-    #[error(
-        "{path} has {found} bytes, and a segment of this log has {expected}. Put it back from a backup, or make the mirror anew"
-    )]
-    Size {
-        /// The segment.
-        path: PathBuf,
-        /// Its size in bytes.
-        found: u64,
-        /// What it should be.
-        expected: u64,
-    },
-    /// Log that was durable is not sound.
-    #[error(
-        "{path} is damaged at {position}: the log was durable up to {durable}. A running node \
-         receives it again where the principal has it; else stop the node, put the file back from \
-         a backup or a standby's pg_wal, or make the mirror anew"
-    )]
-    Damaged {
-        /// The segment.
-        path: PathBuf,
-        /// Where.
-        position: Lsn,
-        /// What is known to have been durable.
-        durable: Lsn,
-    },
-    /// A history file that cannot be read.
-    #[error("{path}: {error}")]
-    History {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        error: HistoryError,
-    },
-    /// Log that does not follow what is here.
-    #[error("log came for {found} on timeline {timeline}, and what is here ends at {expected}")]
-    DoesNotFollow {
-        /// Of what came.
-        timeline: Timeline,
-        /// Where it begins.
-        found: Lsn,
-        /// Where it should.
-        expected: Lsn,
-    },
-    /// The new timeline left the old one before what is here.
-    #[error(
-        "timeline {timeline} begins at {switch}, and this spool holds timeline {own} up to {durable}: \
-         the server that is principal now never had that log. Point the mirror to a principal that \
-         has it, or make the mirror anew"
-    )]
-    Diverged {
-        /// The new one.
-        timeline: Timeline,
-        /// Where it begins.
-        switch: Lsn,
-        /// What is here.
-        own: Timeline,
-        /// Up to where.
-        durable: Lsn,
-    },
-    /// Two timelines of one number.
-    #[error(
-        "another history came for timeline {timeline} than {path} holds: two servers were promoted \
-         to a timeline of the same number, and the log here is that of the other one. Point the \
-         mirror to the principal that it was made from or a descendant of it, or make the mirror \
-         anew: stop this node, remove the folder, and start it"
-    )]
-    OtherHistory {
-        /// Of the one that came.
-        timeline: Timeline,
-        /// What is here.
-        path: PathBuf,
-    },
-    /// A new timeline whose history says something else, or is not here.
-    #[error(
-        "timeline {timeline} shall go on at {switch} where timeline {own} ends, and its history \
-         here does not say so: the principal has no {}, or another one. Put that file into its \
-         pg_wal, or point the mirror to a server that has it",
-        crate::wal::history_file_name(*.timeline)
-    )]
-    NoHistory {
-        /// The new one.
-        timeline: Timeline,
-        /// Where it begins.
-        switch: Lsn,
-        /// What is here.
-        own: Timeline,
-    },
-    /// The spool is being closed.
-    #[error("the spool is being closed")]
-    Closing,
-    /// A standby was promoted, so nothing more is taken in.
-    #[error(
-        "a standby of this mirror was promoted, on timeline {timeline} from {end} on or later: what \
-         the old principal writes belongs to another history. To mirror the new principal: give it \
-         a mirror of its own, or stop this node and remove the folder {folder}"
-    )]
-    Promoted {
-        /// The timeline that was left.
-        timeline: Timeline,
-        /// Where, at the earliest.
-        end: Lsn,
-        /// The spool.
-        folder: PathBuf,
-    },
-}
-
-impl SpoolError {
-    pub(crate) fn io(
-        action: &'static str,
-        path: &Path,
-    ) -> impl FnOnce(std::io::Error) -> SpoolError {
-        let path = path.to_owned();
-        move |error| SpoolError::Io { action, path, error: Arc::new(error) }
-    }
-
-    /// Whether there is no room left: a state that ends when somebody makes some.
-    pub fn is_out_of_room(&self) -> bool {
-        use std::io::ErrorKind::{QuotaExceeded, StorageFull};
-        matches!(self, SpoolError::Io { error, .. } if matches!(error.kind(), StorageFull | QuotaExceeded))
-    }
 }
 
 /// What the writer is given.
@@ -308,14 +134,6 @@ pub struct Spool {
     /// Found when it was last looked for.
     damage: Mutex<Option<SpoolError>>,
     _lock: FolderLock,
-}
-
-/// How far damage was looked for.
-#[derive(Clone, Copy, Debug, Default)]
-struct Looked {
-    durable: Lsn,
-    /// A whole record ends here, and everything before it was sound; `None` if that is not known.
-    sound_to: Option<(Timeline, Lsn)>,
 }
 
 impl Spool {
@@ -444,129 +262,8 @@ impl Spool {
         Ok(())
     }
 
-    /// The end of the last whole record among what is durable: a server that has all of this log
-    /// can replay up to there. The durable position itself where that cannot be told. Blocks on
-    /// the disk.
-    ///
-    /// # Errors
-    /// [`SpoolError::Io`]; [`SpoolError::Damaged`] if records that were durable are not sound, or
-    /// are not there any more.
-    pub fn last_record_end(&self) -> Result<Lsn, SpoolError> {
-        let positions = *self.shared.positions.borrow();
-        Ok(self.checked_record_end(positions, LookFrom::Newest)?.unwrap_or(positions.durable))
-    }
-
-    /// Reads everything from the segment on that holds `from`, and checks every record of it.
-    /// Blocks on the disk.
-    ///
-    /// # Errors
-    /// As [`Spool::last_record_end`].
-    pub fn check_from(&self, from: Lsn) -> Result<(), SpoolError> {
-        let positions = *self.shared.positions.borrow();
-        self.checked_record_end(positions, LookFrom::SegmentOf(from)).map(drop)
-    }
-
-    fn checked_record_end(
-        &self,
-        positions: Positions,
-        from: LookFrom,
-    ) -> Result<Option<Lsn>, SpoolError> {
-        let size = self.identity().segment;
-        let end = recovery::last_record_end(self.folder(), size, positions, from)?;
-        // A record is followed by up to 7 bytes that mean nothing.
-        let end = end.map(|end| end.min(positions.durable));
-        if let (Some(position), Some(durable)) = (end, *self.noted())
-            && position < durable
-        {
-            let number = size.number(position);
-            let newest = Segment { timeline: positions.timeline, number };
-            let path = self.folder().join(newest.file_name(size));
-            return Err(SpoolError::Damaged { path, position, durable });
-        }
-        Ok(end)
-    }
-
-    /// Notes how far whole records are durable by now, for a later start to tell damage by; and
-    /// looks for damage. Reads what came since it last did, or the newest segment, so it is for now
-    /// and then. Blocks on the disk.
-    ///
-    /// # Errors
-    /// [`SpoolError::Io`].
-    pub fn note_durable(&self) -> Result<(), SpoolError> {
-        let durable = self.shared.positions.borrow().durable;
-        // Idle, and sound when it was looked at.
-        if self.looked().durable == durable && self.damage().is_none() {
-            return Ok(());
-        }
-        match self.look_for_damage() {
-            Some(end) if self.noted().is_none_or(|before| before < end) => {
-                noted::write(self.folder(), end)?;
-                *self.noted() = Some(end);
-                Ok(())
-            }
-            Some(_) | None => Ok(()),
-        }
-    }
-
-    fn looked(&self) -> MutexGuard<'_, Looked> {
-        self.looked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// What of the newest segment was durable and is not sound, as last looked at. It is received
-    /// again if the principal has it.
-    pub fn damage(&self) -> Option<SpoolError> {
-        self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
-    }
-
-    /// The end of the last whole record, if it can be told.
-    fn look_for_damage(&self) -> Option<Lsn> {
-        let positions = *self.shared.positions.borrow();
-        let Positions { timeline, durable, .. } = positions;
-        let before = *self.looked();
-        let size = self.identity().segment;
-        let from = match (self.damage(), before.sound_to) {
-            // It is damaged until that is sound.
-            (Some(SpoolError::Damaged { position, .. }), _) => LookFrom::SegmentOf(position),
-            // A segment is read as a whole once it is complete.
-            (_, Some((of, end))) if of == timeline && size.number(end) < size.number(durable) => {
-                LookFrom::SegmentOf(end)
-            }
-            (_, Some((of, end))) if of == timeline && end <= durable => LookFrom::Record(end),
-            _ => LookFrom::Newest,
-        };
-        let (end, damage) = match self.checked_record_end(positions, from) {
-            Ok(end) => {
-                // A record begins at a multiple of 8, which may not have come yet.
-                let sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
-                *self.looked() = Looked { durable, sound_to };
-                (end, None)
-            }
-            Err(error @ SpoolError::Damaged { .. }) => {
-                *self.looked() = Looked { durable, sound_to: None };
-                (None, Some(error))
-            }
-            // A segment that was removed meanwhile, or a disk that says no: the next look begins
-            // where this one did.
-            Err(error) => {
-                tracing::warn!("what came to the spool last was not looked at: {error}");
-                return None;
-            }
-        };
-        let mut known = self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match (&damage, known.is_some()) {
-            (Some(damage), false) => tracing::warn!("{damage}"),
-            (None, true) => tracing::info!("what was damaged has been received again"),
-            (Some(_), true) | (None, false) => {}
-        }
-        *known = damage;
-        end
-    }
-
-    fn noted(&self) -> MutexGuard<'_, Option<Lsn>> {
-        self.noted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// How far the log has come; changes as it goes on.
+    /// How far the log has come. Who waits is woken when more of it is durable, or it stops; what
+    /// is written alone wakes nobody.
     pub fn positions(&self) -> watch::Receiver<Positions> {
         self.shared.positions.subscribe()
     }

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// A client has so long to say who it is.
 const STARTUP_WITHIN: Duration = Duration::from_secs(60);
@@ -32,6 +32,11 @@ const DEAD_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 /// Most log in one XLogData, as a walsender has it (`MAX_SEND_SIZE`).
 const SEND_BYTES_MAX: usize = 128 << 10;
+
+/// Log that came right after some was sent waits so long for more to go with it, where no commit
+/// waits for standbys: each piece costs the standby a flush of its own, on a disk that it often
+/// shares with the spool that commits do wait for.
+const GATHERING: Duration = Duration::from_millis(5);
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -486,7 +491,9 @@ impl Session {
         write(&mut self.writer, &mut self.out).await?;
         let reader_spool = self.spool.clone();
         let reader = blocking(move || SpoolReader::new(reader_spool, timeline)).await?;
-        let stream = Stream { place, slot, timeline, sent: start, reader: Some(reader) };
+        let kept_from = self.spool.identity().segment.floor(start);
+        let reader = Some(reader);
+        let stream = Stream { place, slot, kept_from, timeline, sent: start, reader };
         self.flow(stream).await
     }
 
@@ -502,7 +509,8 @@ impl Session {
         let mut positions = self.spool.positions();
         let mut tick = tokio::time::interval(KEEPALIVE_EVERY);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut heard = tokio::time::Instant::now();
+        let mut heard = Instant::now();
+        let mut gathers_until = heard;
         loop {
             let now = *positions.borrow_and_update();
             // Where this timeline ends, once there is another.
@@ -519,14 +527,19 @@ impl Session {
                 };
                 until = left_at;
             }
-            while stream.sent < until {
+            let gathers = left.is_none()
+                && until.bytes_since(stream.sent) < SEND_BYTES_MAX as u64
+                && !self.context.standbys.are_waited_for()
+                && Instant::now() < gathers_until;
+            while stream.sent < until && !gathers {
+                gathers_until = Instant::now() + GATHERING;
                 match self.send(&mut stream, until, now.durable).await? {
                     Done::Answered => {}
                     refused @ Done::Refused(_) => return Ok(refused),
                 }
                 while let Some(message) = self.messages.here()? {
-                    heard = tokio::time::Instant::now();
-                    if self.hear(&stream, message).await? {
+                    heard = Instant::now();
+                    if self.hear(&mut stream, message).await? {
                         return Ok(self.finish(None));
                     }
                 }
@@ -539,7 +552,7 @@ impl Session {
                     let Some(message) = next.map_err(|_| SessionError::Silent)?? else {
                         return Err(SessionError::OutOfPlace("the end of its connection"));
                     };
-                    if self.hear(&stream, message).await? {
+                    if self.hear(&mut stream, message).await? {
                         self.end_of_timeline(left);
                         server::command_complete(&mut self.out, "START_REPLICATION");
                         return Ok(Done::Answered);
@@ -549,12 +562,13 @@ impl Session {
             tokio::select! {
                 // Its sender is in the spool, which this session holds.
                 _ = positions.changed() => {}
+                () = sleep_until(gathers_until), if gathers && stream.sent < until => {}
                 message = self.messages.next() => {
                     let Some(message) = message? else {
                         return Err(SessionError::OutOfPlace("the end of its connection"));
                     };
-                    heard = tokio::time::Instant::now();
-                    if self.hear(&stream, message).await? {
+                    heard = Instant::now();
+                    if self.hear(&mut stream, message).await? {
                         return Ok(self.finish(None));
                     }
                 }
@@ -607,11 +621,19 @@ impl Session {
         }
         let bytes = end.bytes_since(from) as usize;
         let Some(mut reader) = stream.reader.take() else { return Err(SpoolError::Closing.into()) };
-        let (reader, read) = blocking(move || {
-            let read = reader.read(from, end, bytes);
-            Ok((reader, read))
-        })
-        .await?;
+        // What was written a moment ago is in memory: no thread is to be asked for it.
+        let read = match reader.read_if_cached(from, end, bytes) {
+            Some(log) => Ok(Some(log)),
+            None => {
+                let read;
+                (reader, read) = blocking(move || {
+                    let read = reader.read(from, end, bytes);
+                    Ok((reader, read))
+                })
+                .await?;
+                read
+            }
+        };
         stream.reader = Some(reader);
         let Some(log) = read? else {
             let size = self.spool.identity().segment;
@@ -637,7 +659,11 @@ impl Session {
     }
 
     /// Whether the client ends the stream.
-    async fn hear(&mut self, stream: &Stream, message: FromFrontend) -> Result<bool, SessionError> {
+    async fn hear(
+        &mut self,
+        stream: &mut Stream,
+        message: FromFrontend,
+    ) -> Result<bool, SessionError> {
         let data = match message {
             FromFrontend::CopyData(data) => data,
             FromFrontend::CopyDone => return Ok(true),
@@ -648,9 +674,11 @@ impl Session {
         match FromClient::decode(&data)? {
             FromClient::StandbyStatusUpdate(status) => {
                 stream.place.replied(status.written, status.flushed, status.applied);
-                if let Some(slot) = stream.slot.clone().filter(|_| status.flushed > Lsn::ZERO) {
-                    let (spool, flushed) = (self.spool.clone(), status.flushed);
-                    blocking(move || spool.advance_slot(&slot, flushed)).await?;
+                let kept_from = self.spool.identity().segment.floor(status.flushed);
+                if let Some(slot) = stream.slot.clone().filter(|_| kept_from > stream.kept_from) {
+                    let spool = self.spool.clone();
+                    blocking(move || spool.advance_slot(&slot, kept_from)).await?;
+                    stream.kept_from = kept_from;
                 }
                 if status.reply_requested {
                     self.keepalive(stream.sent, false).await?;
@@ -670,6 +698,9 @@ impl Session {
 struct Stream {
     place: Place,
     slot: Option<SlotName>,
+    /// Where the segment begins that the slot was told to keep last: replies come several times
+    /// per commit, and most change nothing.
+    kept_from: Lsn,
     timeline: Timeline,
     /// Everything before this was sent.
     sent: Lsn,

@@ -5,6 +5,7 @@ use crate::spool::SlotName;
 use farshore_model::Lsn;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::watch;
 
@@ -49,6 +50,7 @@ struct Standby {
 pub struct Standbys {
     streaming: Mutex<Streaming>,
     seen: watch::Sender<Seen>,
+    are_waited_for: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -58,6 +60,17 @@ struct Streaming {
 }
 
 impl Standbys {
+    /// Whether commits wait until they have replayed: then log is sent to them piece by piece, as
+    /// it becomes durable.
+    pub fn are_waited_for(&self) -> bool {
+        self.are_waited_for.load(Relaxed)
+    }
+
+    /// Says so.
+    pub fn set_waited_for(&self, are_waited_for: bool) {
+        self.are_waited_for.store(are_waited_for, Relaxed);
+    }
+
     /// What they let be told; changes as they go on.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.seen.subscribe()

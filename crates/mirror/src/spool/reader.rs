@@ -3,10 +3,12 @@
 use super::folder::Listing;
 use super::{Spool, SpoolError};
 use crate::history::History;
-use crate::wal::{Segment, Timeline};
+use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::{Bytes, BytesMut};
 use farshore_model::Lsn;
+use rustix::io::ReadWriteFlags;
 use std::fs::File;
+use std::io::IoSliceMut;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -57,9 +59,7 @@ impl SpoolReader {
             }
         }
         let Some((_, file)) = &self.open else { return Ok(None) };
-        let end = until.min(size.start(number + 1));
-        let bytes = end.bytes_since(from).min(bytes_max as u64) as usize;
-        let mut data = BytesMut::zeroed(bytes);
+        let mut data = BytesMut::zeroed(length(size, from, until, bytes_max));
         file.read_exact_at(&mut data, from.0 % size.get()).map_err(|error| {
             let segment = Segment { timeline: self.timeline, number };
             let path = self.spool.folder().join(segment.file_name(size));
@@ -67,4 +67,24 @@ impl SpoolReader {
         })?;
         Ok(Some(data.freeze()))
     }
+
+    /// The same log as [`SpoolReader::read`] would give, if the segment is open and the operating
+    /// system has all of it in memory: never waits for the disk.
+    pub fn read_if_cached(&self, from: Lsn, until: Lsn, bytes_max: usize) -> Option<Bytes> {
+        let size = self.spool.identity().segment;
+        let number = size.number(from);
+        let (_, file) = self.open.as_ref().filter(|(open, _)| *open == number)?;
+        let mut data = BytesMut::zeroed(length(size, from, until, bytes_max));
+        let at = from.0 % size.get();
+        let into = &mut [IoSliceMut::new(&mut data)];
+        // Where a file system does not know how, or would wait, this is an error or too little.
+        let read = rustix::io::preadv2(file, into, at, ReadWriteFlags::NOWAIT);
+        (read == Ok(data.len())).then(|| data.freeze())
+    }
+}
+
+/// How much of the log from `from` on is in its segment, before `until`, and no more than asked for.
+fn length(size: SegmentBytes, from: Lsn, until: Lsn, bytes_max: usize) -> usize {
+    let end = until.min(size.start(size.number(from) + 1));
+    end.bytes_since(from).min(bytes_max as u64) as usize
 }

@@ -275,6 +275,9 @@ async fn a_timeline_goes_on_where_it_left_the_one_before() {
     let (mut at, mut read) = (BEGIN, Vec::new());
     while at < log.end() {
         let piece = reader.read(Lsn(at), positions.durable, 100_000).unwrap().unwrap();
+        // Not where the file system cannot say what is in memory.
+        let cached = reader.read_if_cached(Lsn(at), positions.durable, 100_000);
+        assert!(cached.is_none_or(|cached| cached == piece));
         at += piece.len() as u64;
         read.extend_from_slice(&piece);
     }

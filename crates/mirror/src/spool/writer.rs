@@ -2,7 +2,7 @@
 
 use super::folder::{self, SPARE};
 use super::state::State;
-use super::{Shared, SpoolError, Work};
+use super::{Positions, Shared, SpoolError, Work};
 use crate::wal::{self, Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
@@ -139,7 +139,7 @@ impl Writer {
                 self.roll()?;
             }
         }
-        self.publish();
+        self.publish_quietly();
         Ok(())
     }
 
@@ -217,12 +217,22 @@ impl Writer {
         Ok(())
     }
 
+    /// For who waits for log to be durable, and everybody else.
     fn publish(&self) {
-        self.shared.positions.send_modify(|positions| {
-            positions.timeline = self.timeline;
-            positions.written = self.written;
-            positions.durable = self.durable;
+        self.shared.positions.send_modify(|positions| self.show(positions));
+    }
+
+    /// For who looks anyway: nobody is woken for log that is not durable yet.
+    fn publish_quietly(&self) {
+        self.shared.positions.send_if_modified(|positions| {
+            self.show(positions);
+            false
         });
+    }
+
+    fn show(&self, positions: &mut Positions) {
+        *positions =
+            Positions { timeline: self.timeline, written: self.written, durable: self.durable };
     }
 
     /// Goes over to a timeline that left this one at `at`: as PostgreSQL does, its first segment
