@@ -307,7 +307,8 @@ impl Far {
 }
 
 /// Most time until the near end is told that standbys have replayed more, where no commit waits for
-/// that by the mirror's mode. One that asks for it all the same, by `remote_apply`, waits so long.
+/// that by the mirror's mode. One that asks for it all the same, by `remote_apply`, waits so long,
+/// and as long again where log was gathered for the standbys.
 /// What is written is told with what is durable: a commit under `remote_write` waits for that.
 const TOLD_WITHIN: Duration = Duration::from_millis(5);
 

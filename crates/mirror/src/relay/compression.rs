@@ -170,7 +170,8 @@ impl Packer {
         let took = begun.elapsed();
         self.packing += took;
         if let Some(tuner) = &mut self.tuner {
-            tuner.packed(took);
+            let log_bytes = log.iter().map(Bytes::len).sum();
+            tuner.packed(took, log_bytes, done.1.len());
         }
         Ok(done)
     }

@@ -621,8 +621,10 @@ impl Session {
         }
         let bytes = end.bytes_since(from) as usize;
         let Some(mut reader) = stream.reader.take() else { return Err(SpoolError::Closing.into()) };
-        // What was written a moment ago is in memory: no thread is to be asked for it.
-        let read = match reader.read_if_cached(from, end, bytes) {
+        // What was written a moment ago is in memory: no thread is to be asked for it. Who is
+        // further behind may need the disk, and leaves the others of this thread their turn.
+        let newest = (end == until).then(|| reader.read_if_cached(from, end, bytes)).flatten();
+        let read = match newest {
             Some(log) => Ok(Some(log)),
             None => {
                 let read;

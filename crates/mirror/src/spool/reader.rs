@@ -69,7 +69,8 @@ impl SpoolReader {
     }
 
     /// The same log as [`SpoolReader::read`] would give, if the segment is open and the operating
-    /// system has all of it in memory: never waits for the disk.
+    /// system has all of it in memory. For the newest log: of older log, a kernel may begin to read
+    /// what it has not.
     pub fn read_if_cached(&self, from: Lsn, until: Lsn, bytes_max: usize) -> Option<Bytes> {
         let size = self.spool.identity().segment;
         let number = size.number(from);

@@ -139,7 +139,11 @@ impl Writer {
                 self.roll()?;
             }
         }
-        self.publish_quietly();
+        if fault::defect("mirror-reply-from-received") {
+            self.publish();
+        } else {
+            self.publish_quietly();
+        }
         Ok(())
     }
 
