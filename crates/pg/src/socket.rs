@@ -1,6 +1,7 @@
 use crate::config::{Address, Host, Keepalive};
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -66,6 +67,31 @@ pub(crate) async fn connect_tcp(
         options.set_tcp_user_timeout(Some(keepalive.user_timeout))?;
     }
     Ok(stream)
+}
+
+impl Socket {
+    /// The kernel says that there is something to read only when there are so many bytes, where a
+    /// socket can do that (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for
+    /// fewer, it looks at once whether it has them (Linux 4.18 on).
+    pub(crate) fn wake_at(&self, bytes: i32) {
+        let tcp = match self {
+            Socket::Tcp(stream) => stream,
+            Socket::Tls(stream) => stream.get_ref().0,
+            Socket::Unix(_) => return,
+        };
+        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel reads the
+        // `c_int` that is pointed to and as long as is said, before the call returns. Where it
+        // refuses, the socket is as it was.
+        let _ = unsafe {
+            libc::setsockopt(
+                tcp.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVLOWAT,
+                std::ptr::from_ref(&bytes).cast(),
+                size_of::<libc::c_int>() as libc::socklen_t,
+            )
+        };
+    }
 }
 
 macro_rules! on_stream {

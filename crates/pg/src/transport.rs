@@ -8,6 +8,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// A socket and what waits on either side of it. All state lives here, none in the futures, so
@@ -110,6 +111,20 @@ impl Transport {
             Poll::Pending => Ok(false),
             Poll::Ready(read) => read.map(|()| true),
         }
+    }
+
+    /// Sleeps while bytes gather in the socket, at most `enough` of them, without being woken for
+    /// each.
+    pub(crate) async fn gather(&mut self, pause: Duration, enough: i32) {
+        struct Awake<'a>(&'a Socket);
+        impl Drop for Awake<'_> {
+            fn drop(&mut self) {
+                self.0.wake_at(1);
+            }
+        }
+        let awake = Awake(&self.socket);
+        awake.0.wake_at(enough);
+        tokio::time::sleep(pause).await;
     }
 
     /// Waits for the next message, writing meanwhile. Cancel-safe.

@@ -147,7 +147,7 @@ impl<'a> Session<'a> {
                 }
                 Event::Message(Some(first)) => {
                     if self.pace.is_flood() {
-                        tokio::time::sleep(FLOOD_PAUSE).await;
+                        self.stream.gather(FLOOD_PAUSE).await;
                     }
                     let mut next = Some(first);
                     while let Some(message) = next {

@@ -8,6 +8,11 @@ use farshore_wire::backend::Message;
 use farshore_wire::frontend;
 use farshore_wire::replication::{FromClient, FromServer, HotStandbyFeedback, StandbyStatusUpdate};
 use std::sync::Arc;
+use std::time::Duration;
+
+/// Gathered messages are looked at early when there are so many bytes of them: about what a read
+/// takes at once.
+const GATHERED_BYTES: i32 = 128 << 10;
 
 /// What a server says while it streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -154,6 +159,12 @@ impl ReplicationStream {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Lets messages gather in the socket for so long. A walsender sends each by itself, and even a
+    /// task that sleeps has its thread woken for every one of them otherwise.
+    pub async fn gather(&mut self, pause: Duration) {
+        self.connection.transport.gather(pause, GATHERED_BYTES).await;
     }
 
     /// The next message if it is here, or can be read without waiting. `None` does not mean that
