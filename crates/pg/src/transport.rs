@@ -113,8 +113,7 @@ impl Transport {
         }
     }
 
-    /// Sleeps while bytes gather in the socket, at most `enough` of them, without being woken for
-    /// each.
+    /// Sleeps while bytes gather in the socket; up to `enough` of them wake no thread.
     pub(crate) async fn gather(&mut self, pause: Duration, enough: i32) {
         struct Awake<'a>(&'a Socket);
         impl Drop for Awake<'_> {

@@ -92,11 +92,11 @@ impl<'a> Farshore<'a> {
     /// Starts Farshore, waits until it streams, stops it.
     ///
     /// # Errors
-    /// When it does not get that far within a minute; with the end of its log.
+    /// When it does not get that far within a quarter of an hour; with the end of its log.
     pub fn prepare(ground: &'a Ground<'a>, tables: &dyn Tables) -> Result<Farshore<'a>> {
         let mut farshore = Farshore::new(ground, tables)?;
         farshore.start()?;
-        farshore.await_copied(SWITCH_MAX)?;
+        farshore.await_copied(DRAIN_MAX)?;
         farshore.stop()?;
         Ok(farshore)
     }

@@ -146,9 +146,6 @@ impl<'a> Session<'a> {
                     return Err(self.intake.publisher_error(farshore_pg::Error::Closed { server }));
                 }
                 Event::Message(Some(first)) => {
-                    if self.pace.is_flood() {
-                        self.stream.gather(FLOOD_PAUSE).await;
-                    }
                     let mut next = Some(first);
                     while let Some(message) = next {
                         self.message(message).await?;
@@ -171,6 +168,10 @@ impl<'a> Session<'a> {
                         }
                     }
                     self.append().await?;
+                    // Now, and not before what has come is handled: that would wait for two pauses.
+                    if self.pace.is_flood() {
+                        self.stream.gather(FLOOD_PAUSE).await;
+                    }
                 }
             }
         }

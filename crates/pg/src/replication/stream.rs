@@ -10,8 +10,8 @@ use farshore_wire::replication::{FromClient, FromServer, HotStandbyFeedback, Sta
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Gathered messages are looked at early when there are so many bytes of them: about what a read
-/// takes at once.
+/// Beyond so many gathered bytes the thread is woken for each message again; nobody looks at them
+/// before the pause is over. More would have the kernel keep a larger buffer.
 const GATHERED_BYTES: i32 = 128 << 10;
 
 /// What a server says while it streams.
