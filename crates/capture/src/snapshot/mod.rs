@@ -87,10 +87,14 @@ impl ExportedSnapshot {
         // As on a replication connection: names within values and filters come out qualified, and
         // money does not depend on the server's locale.
         let begin = format!(
-            // A policy that would hide rows must be an error, never rows left out.
+            // A policy that would hide rows must be an error, never rows left out. And whoever waits
+            // for a table for himself may wait for another connection of ours: to queue up behind
+            // him for long would be a deadlock that no server sees.
             "{}; SET row_security = off; SET search_path = ''; SET lc_monetary = 'C'; \
+             SET lock_timeout = '{}s'; \
              BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
             farshore_pg::no_timeouts(connection.server_version()),
+            WAITED_LONG.as_secs(),
             quote_literal(name)
         );
         match connection.simple_query(&begin).await {
@@ -159,8 +163,8 @@ pub struct SnapshotConnection {
 }
 
 impl SnapshotConnection {
-    /// The published tables as they are in the snapshot, with their sizes. Waits while somebody has
-    /// one of them for himself.
+    /// The published tables as they are in the snapshot, with their sizes. Fails, for the time
+    /// being, while somebody has one of them for himself or waits for that.
     pub async fn tables(
         &mut self,
         spec: &PublicationSpec,
