@@ -6,7 +6,7 @@ use crate::fanout::{self, FanoutCase};
 use crate::latency::{self, LatencyCase};
 use crate::measurement::Measurement;
 use crate::mirror::{self, MirrorCase};
-use crate::monitored::{self, MonitorCase};
+use crate::monitored;
 use crate::penalty::{self, PenaltyCase};
 use crate::scaling::{self, ScalingCase};
 use crate::study::{self, StudyCase};
@@ -21,7 +21,7 @@ pub enum Case {
     /// Only the subscribers were.
     DrainStore(DrainCase),
     /// What the monitor costs.
-    Monitor(MonitorCase),
+    Monitor(DrainCase),
     /// Several subscribers at once.
     Fanout(FanoutCase),
     /// A steady rate.
@@ -50,7 +50,7 @@ impl Case {
         let wan = WanCase::ALL.map(Case::Wan);
         drains
             .chain(from_store)
-            .chain(MonitorCase::ALL.map(Case::Monitor))
+            .chain(monitored::CASES.map(Case::Monitor))
             .chain(scaling)
             .chain(fanout)
             .chain(live)
@@ -80,8 +80,7 @@ impl Case {
     /// Its name within the scenario.
     pub fn name(self) -> &'static str {
         match self {
-            Case::Drain(case) | Case::DrainStore(case) => case.name(),
-            Case::Monitor(case) => case.name(),
+            Case::Drain(case) | Case::DrainStore(case) | Case::Monitor(case) => case.name(),
             Case::Fanout(case) => case.name(),
             Case::Latency(case) => case.name(),
             Case::Scaling(case) => case.name(),
@@ -100,7 +99,7 @@ impl Case {
         match self {
             Case::Drain(case) => Ok(vec![case.measure(bench, Stopped::Everything)?]),
             Case::DrainStore(case) => Ok(vec![case.measure(bench, Stopped::Subscribers)?]),
-            Case::Monitor(case) => Ok(vec![case.measure(bench)?]),
+            Case::Monitor(case) => Ok(vec![monitored::measure(case, bench)?]),
             Case::Fanout(case) => Ok(vec![case.measure(bench)?]),
             Case::Latency(case) => case.measure(bench),
             Case::Scaling(case) => Ok(vec![case.measure(bench)?]),

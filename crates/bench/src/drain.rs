@@ -78,7 +78,8 @@ impl DrainCase {
         }
     }
 
-    fn backlog(self, scale: f64) -> Box<dyn Backlog> {
+    /// What is to be drained.
+    pub fn backlog(self, scale: f64) -> Box<dyn Backlog> {
         match self {
             DrainCase::Rows1k => Box::new(Rows1k::new(scale)),
             DrainCase::Mix59 => Box::new(Mix59::new(scale)),

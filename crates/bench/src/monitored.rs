@@ -1,8 +1,8 @@
 //! Scenario `monitor`: what the monitor costs. The same drain by Farshore with its monitor and
 //! without, in turn; native replication drains beside both, as in `drain`, and is not told.
 
-use crate::backlog::{Backlog, Insert1, Mix59};
 use crate::contest::{Bench, Contest, Terms};
+use crate::drain::DrainCase;
 use crate::measurement::{Headline, Measurement};
 use anyhow::Result;
 
@@ -13,57 +13,34 @@ const WITHOUT: &str = "without";
 /// Farshore's own processor seconds.
 const CPU: &str = "farshore_cpu_s";
 
-/// What is drained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MonitorCase {
-    /// As in `drain`.
-    Mix59,
-    /// As in `drain`.
-    Insert1,
-}
+/// What is drained, in the order it is run.
+pub const CASES: [DrainCase; 2] = [DrainCase::Mix59, DrainCase::Insert1];
 
-impl MonitorCase {
-    /// All cases, in the order they are run.
-    pub const ALL: [MonitorCase; 2] = [MonitorCase::Mix59, MonitorCase::Insert1];
-
-    /// The name on the command line and in the output.
-    pub fn name(self) -> &'static str {
-        match self {
-            MonitorCase::Mix59 => "mix-59",
-            MonitorCase::Insert1 => "insert-1",
+/// Measures a case.
+///
+/// # Errors
+/// When something fails, or a target is not equal in the end.
+pub fn measure(case: DrainCase, bench: Bench<'_>) -> Result<Measurement> {
+    let backlog = case.backlog(bench.plan.scale);
+    let (on, off) = (Terms { monitor: true, ..Terms::PLAIN }, Terms::PLAIN);
+    let mut with = Contest::new(bench, backlog.as_ref(), on);
+    let mut without = Contest::new(bench, backlog.as_ref(), off);
+    for run in 0..bench.plan.runs {
+        // Who goes first changes from run to run; native's place stays, for both alike.
+        let mut turns = [(&mut with, on, "with"), (&mut without, off, WITHOUT)];
+        if run % 2 == 1 {
+            turns.reverse();
+        }
+        for (contest, terms, how) in turns {
+            let name = format!("{MONITOR}/{} {how}", case.name());
+            contest.hold_once(bench, &name, run, backlog.as_ref(), terms)?;
         }
     }
-
-    /// Measures the case.
-    ///
-    /// # Errors
-    /// When something fails, or a target is not equal in the end.
-    pub fn measure(self, bench: Bench<'_>) -> Result<Measurement> {
-        let scale = bench.plan.scale;
-        let backlog: Box<dyn Backlog> = match self {
-            MonitorCase::Mix59 => Box::new(Mix59::new(scale)),
-            MonitorCase::Insert1 => Box::new(Insert1::new(scale)),
-        };
-        let (on, off) = (Terms { monitor: true, ..Terms::PLAIN }, Terms::PLAIN);
-        let mut with = Contest::new(bench, backlog.as_ref(), on);
-        let mut without = Contest::new(bench, backlog.as_ref(), off);
-        for run in 0..bench.plan.runs {
-            // Who goes first changes from run to run; native's place stays, for both alike.
-            let mut turns = [(&mut with, on, "with"), (&mut without, off, WITHOUT)];
-            if run % 2 == 1 {
-                turns.reverse();
-            }
-            for (contest, terms, how) in turns {
-                let name = format!("{MONITOR}/{} {how}", self.name());
-                contest.hold_once(bench, &name, run, backlog.as_ref(), terms)?;
-            }
-        }
-        for run in with.farshore.iter_mut().chain(&mut without.farshore) {
-            let cpu = run.costs.own.iter().map(|own| own.cpu).sum();
-            run.values.insert(CPU, cpu);
-        }
-        let (scenario, case, metric) = (MONITOR, self.name(), "seconds");
-        let headline = Headline { scenario, case, metric, other: WITHOUT, also: &[CPU] };
-        Ok(Measurement::of_runs(headline, &with.farshore, &without.farshore, with.settings))
+    for run in with.farshore.iter_mut().chain(&mut without.farshore) {
+        let cpu = run.costs.own.iter().map(|own| own.cpu).sum();
+        run.values.insert(CPU, cpu);
     }
+    let (scenario, case, metric) = (MONITOR, case.name(), "seconds");
+    let headline = Headline { scenario, case, metric, other: WITHOUT, also: &[CPU] };
+    Ok(Measurement::of_runs(headline, &with.farshore, &without.farshore, with.settings))
 }

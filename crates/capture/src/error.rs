@@ -101,6 +101,10 @@ fn next_step(error: &farshore_pg::Error) -> &'static str {
             ". Raise max_wal_senders on that server (needs a restart of it), or end another \
              replication connection: this one is tried again"
         }
+        Some("55P03") => {
+            ". A session on that server has a table for itself, or waits to have it (TRUNCATE, DDL, \
+             VACUUM FULL; see pg_locks there): tried again"
+        }
         _ => "",
     }
 }
