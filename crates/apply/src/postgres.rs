@@ -16,5 +16,6 @@ pub mod schema;
 pub(crate) mod sequences;
 pub mod session;
 pub mod statements;
+pub mod target_table;
 pub mod value_plan;
 pub mod writer;

@@ -1,8 +1,9 @@
 //! What a session does beside the stream, on a connection of its own: keep the slot's
-//! `restart_lsn` moving, and see whether the publication was altered.
+//! `restart_lsn` moving, and see whether the publication was altered and how far behind the slot is.
 
 use crate::alterations::Watch;
 use crate::publication::PublicationSpec;
+use crate::slot::Place;
 use crate::{CaptureError, slot};
 use farshore_model::Lsn;
 use farshore_pg::{Connection, Mode};
@@ -18,6 +19,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 pub(crate) struct Attendant {
     reached: Follower,
     found: mpsc::Receiver<CaptureError>,
+    places: watch::Receiver<Option<Place>>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -26,10 +28,18 @@ impl Attendant {
     pub fn start(spec: PublicationSpec, sql: Connection, start: Lsn, watch: Watch) -> Attendant {
         let (reached, watched) = watch::channel(start);
         let (report, found) = mpsc::channel(1);
-        let work =
-            Work { spec, sql, watch, nudged_at: start, written_at: Lsn::ZERO, complained: false };
+        let (place, places) = watch::channel(None);
+        let work = Work {
+            spec,
+            sql,
+            watch,
+            place,
+            nudged_at: start,
+            written_at: Lsn::ZERO,
+            complained: false,
+        };
         let task = tokio::spawn(work.run(watched, report));
-        Attendant { reached: Follower(reached), found, task }
+        Attendant { reached: Follower(reached), found, places, task }
     }
 
     /// The stream has come to `position`.
@@ -40,6 +50,11 @@ impl Attendant {
     /// Tells the attendant how far capture has come, from elsewhere.
     pub fn follower(&self) -> Follower {
         self.reached.clone()
+    }
+
+    /// Where the slot and the publisher's log stood at each look.
+    pub fn places(&self) -> watch::Receiver<Option<Place>> {
+        self.places.clone()
     }
 
     /// Waits for something that capture must not go on with. Cancel-safe.
@@ -79,6 +94,7 @@ struct Work {
     spec: PublicationSpec,
     sql: Connection,
     watch: Watch,
+    place: watch::Sender<Option<Place>>,
     nudged_at: Lsn,
     written_at: Lsn,
     complained: bool,
@@ -100,7 +116,7 @@ impl Work {
                     self.nudged_at = at;
                     self.nudge().await
                 }
-                _ = look.tick() => match self.watch.look(&self.spec, &mut self.sql).await {
+                _ = look.tick() => match self.look().await {
                     Ok(()) => Ok(()),
                     Err(CaptureError::Publisher { error, .. }) => Err(error),
                     Err(found) => {
@@ -121,6 +137,13 @@ impl Work {
                 },
             }
         }
+    }
+
+    async fn look(&mut self) -> Result<(), CaptureError> {
+        self.watch.look(&self.spec, &mut self.sql).await?;
+        let place = slot::place(&self.spec, &mut self.sql).await?;
+        self.place.send_replace(place);
+        Ok(())
     }
 
     async fn nudge(&mut self) -> Result<(), farshore_pg::Error> {

@@ -2,11 +2,13 @@
 //!
 //! ```text
 //! intake     what both gears share: messages in, batches to the store
+//! gears      which of them is better, and how large batches are
 //! catch_up   the far gear: far behind, the log is read by SQL function, in large batches
 //! stream     the near gear: the walsender's stream
 //! ```
 
 mod catch_up;
+mod gears;
 mod intake;
 mod stream;
 
@@ -27,7 +29,7 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use stream::Session;
+use stream::{Left, Session};
 use tokio::sync::watch;
 
 /// The publisher hears from us at least this often (its `wal_sender_timeout` is 60 s by default).
@@ -144,7 +146,8 @@ impl Capture {
         intake.assembler.watermark(start);
         intake.hand_over().await?;
         intake.until_durable().await?;
-        let is_far = place.is_some_and(|place| catch_up::is_worthwhile(self, &place, start));
+        let is_far =
+            place.is_some_and(|place| catch_up::next_batch(&intake, &place, start, None).is_some());
         let result = tokio::select! {
             result = self.carry(intake, &mut attendant, is_far, silence_max) => result,
             never = self.watch_tables(members) => match never {},
@@ -153,30 +156,34 @@ impl Capture {
         result
     }
 
-    /// From the far gear, where it is worthwhile, to the near one.
+    /// From gear to gear, as is worthwhile, until a stop was asked for.
     async fn carry(
         &self,
         mut intake: Intake<'_>,
         attendant: &mut Attendant,
-        is_far: bool,
+        mut is_far: bool,
         silence_max: Duration,
     ) -> Result<(), CaptureError> {
-        if is_far {
-            self.announce();
-            catch_up::run(&mut intake, attendant).await?;
-            let stopping = *intake.stop.borrow();
-            if stopping {
-                return Ok(());
+        let mut announced = false;
+        loop {
+            if is_far {
+                self.announce_once(&mut announced);
+                catch_up::run(&mut intake, attendant).await?;
+                let stopping = *intake.stop.borrow();
+                if stopping {
+                    return Ok(());
+                }
+                self.check_slot_again(intake.assembler.last_position()).await?;
             }
-            self.check_slot_again(intake.assembler.last_position()).await?;
+            let (start, binary) = (intake.assembler.last_position(), intake.binary);
+            let stream = self.start_stream(start, &intake.options()).await?;
+            self.announce_once(&mut announced);
+            tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
+            match Session::new(&mut intake, stream, attendant, silence_max).run().await? {
+                Left::ToStop => return Ok(()),
+                Left::FarBehind => is_far = true,
+            }
         }
-        let (start, binary) = (intake.assembler.last_position(), intake.binary);
-        let stream = self.start_stream(start, &intake.options()).await?;
-        if !is_far {
-            self.announce();
-        }
-        tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
-        Session::new(intake, stream, attendant, silence_max).run().await
     }
 
     /// Between the batches nobody had the slot: a stream would pass over what something else has
@@ -191,9 +198,11 @@ impl Capture {
     }
 
     /// Snapshots may begin.
-    fn announce(&self) {
-        self.ready.send_modify(|sessions| *sessions += 1);
-        self.set_status(|status| status.streaming = true);
+    fn announce_once(&self, announced: &mut bool) {
+        if !std::mem::replace(announced, true) {
+            self.ready.send_modify(|sessions| *sessions += 1);
+            self.set_status(|status| status.streaming = true);
+        }
     }
 
     /// Takes tables that match the patterns into the publication as they appear, and tells the

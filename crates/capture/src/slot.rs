@@ -293,6 +293,7 @@ pub(crate) fn check_not_ahead(
 }
 
 /// Where the slot and the publisher's log stand.
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     /// Decoding begins here.
     pub restart: Lsn,
@@ -300,6 +301,8 @@ pub(crate) struct Place {
     pub confirmed: Lsn,
     /// End of the log that is safe on the publisher's disk.
     pub end: Lsn,
+    /// Some session has the slot.
+    pub in_use: bool,
 }
 
 /// Asks where the slot and the publisher's log stand; `None` if the slot is gone or lost.
@@ -310,7 +313,7 @@ pub(crate) async fn place(
     let slot = spec.slot_name();
     let rows = sql
         .query(
-            "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn() \
+            "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn(), active_pid \
              FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL \
              AND restart_lsn IS NOT NULL",
             &[Some(&slot)],
@@ -323,6 +326,7 @@ pub(crate) async fn place(
         restart: row.parse(0).map_err(parse)?,
         confirmed: row.parse(1).map_err(parse)?,
         end: row.parse(2).map_err(parse)?,
+        in_use: row.get(3).is_some(),
     }))
 }
 

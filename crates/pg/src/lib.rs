@@ -36,7 +36,7 @@ pub use error::Error;
 pub use farshore_model::quote_identifier;
 pub use farshore_wire::backend::{ServerError, TransactionStatus};
 pub use query::{Question, ResultSet, Row};
-pub use quote::quote_literal;
+pub use quote::{quote_literal, text_array};
 
 /// SQL that lifts the role's and the server's time limits for a session that waits by design.
 pub fn no_timeouts(server_version: u32) -> String {

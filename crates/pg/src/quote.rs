@@ -11,9 +11,35 @@ pub fn quote_literal(text: &str) -> String {
     }
 }
 
+/// The text form of an array of strings, for a parameter of type `text[]`.
+pub fn text_array<'a>(elements: impl IntoIterator<Item = &'a str>) -> String {
+    let mut array = String::from("{");
+    for element in elements {
+        if array.len() > 1 {
+            array.push(',');
+        }
+        array.push('"');
+        for character in element.chars() {
+            if matches!(character, '"' | '\\') {
+                array.push('\\');
+            }
+            array.push(character);
+        }
+        array.push('"');
+    }
+    array.push('}');
+    array
+}
+
 #[cfg(test)]
 mod tests {
-    use super::quote_literal;
+    use super::{quote_literal, text_array};
+
+    #[test]
+    fn elements_of_arrays_are_quoted() {
+        assert_eq!(text_array([]), "{}");
+        assert_eq!(text_array(["a", "", "b,\"c\\ {}"]), r#"{"a","","b,\"c\\ {}"}"#);
+    }
 
     #[test]
     fn literals_are_quoted_for_either_setting() {

@@ -93,6 +93,35 @@ fn a_stop_in_the_middle_of_a_backlog_loses_nothing() -> Result<()> {
     })
 }
 
+/// Under a load that lasts, the stream may fall behind: then batches take over from it, and it goes
+/// on where they end.
+#[test]
+fn a_stream_that_falls_behind_is_left_for_batches() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("CALL commit_each(1, 100)")?;
+        pair.await_arrival()?;
+        ensure!(batches(&pair) == 0, "not far behind yet");
+        let mut open = pair.publisher.connect()?;
+        open.batch_execute("BEGIN; INSERT INTO other VALUES (1, 'begun before')")?;
+        pair.site.signal(libc::SIGSTOP)?;
+        pair.publish("CALL commit_each(101, 15000)")?;
+        pair.publish("ALTER TABLE t ADD COLUMN w integer")?;
+        pair.publish("CALL commit_each(15001, 20000)")?;
+        pair.site.signal(libc::SIGCONT)?;
+        pair.await_arrival()?;
+        open.batch_execute("INSERT INTO other VALUES (2, 'ended after'); COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        let (log, taken) = (pair.site.log(), batches(&pair));
+        ensure!(taken > 0, "it never turned to batches");
+        ensure!(log.matches("capture streaming").count() == 2, "{log}");
+        pair.publish("CALL commit_each(20001, 20100)")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 /// Between batches the slot is not in use. What something else takes from it meanwhile is missing,
 /// and that is said, not passed over.
 #[test]

@@ -18,7 +18,7 @@ mod pending;
 mod plan;
 
 pub use pending::{Batches, Offered};
-pub use plan::{BatchPlan, Planned, plan};
+pub use plan::{BatchPlan, Planned, TableFacts, look_at_tables, plan};
 
 use crate::netting::{Effect, NetTable, Netting};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError, Statement};
@@ -26,8 +26,10 @@ use crate::postgres::statements::{Shape, TargetRelation};
 use crate::postgres::writer::write_values;
 use bytes::Bytes;
 use farshore_model::DictionaryId;
+use farshore_wire::frontend::Format;
 use farshore_wire::pgoutput::Value;
 use std::collections::HashMap;
+use std::sync::LazyLock;
 
 /// Most update statements prepared per relation.
 const UPDATES_PREPARED_MAX: usize = 64;
@@ -52,9 +54,16 @@ pub struct Batch {
 /// The statements of a COPY.
 struct CopyStatements {
     rows: Statement,
-    /// Finds the table's columns to be of the types that the rows were written for.
-    types: Statement,
+    /// What finds the table's columns to be of the types that the rows were written for.
+    types: [String; 3],
 }
+
+/// The statement that looks at the types of columns; one for all tables.
+static TYPES: LazyLock<Statement> = LazyLock::new(|| Statement {
+    name: "farshore_types".to_owned(),
+    sql: plan::TYPES_SQL.to_owned(),
+    types: Vec::new(),
+});
 
 /// An UPDATE statement by what tells it apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -261,15 +270,14 @@ impl Batch {
         let copy = match &self.copy {
             Some(copy) => copy,
             None => {
-                let mut statement =
-                    |sql| Statement { name: names.unused(), sql, types: Vec::new() };
+                let sql = self.plan.copy_sql(target);
                 self.copy.insert(CopyStatements {
-                    rows: statement(self.plan.copy_sql(target)),
-                    types: statement(self.plan.types_sql(target)),
+                    rows: Statement { name: names.unused(), sql, types: Vec::new() },
+                    types: self.plan.types_parameters(target),
                 })
             }
         };
-        for statement in [&copy.rows, &copy.types] {
+        for statement in [&copy.rows, &*TYPES] {
             pipeline.prepare(statement, || Expect::BatchParsed(self.relation))?;
         }
         let mut rows = 0;
@@ -283,8 +291,10 @@ impl Batch {
         pipeline.end_copy(Expect::Counted { relation, rows });
         // A COPY takes values as of the types that the columns have now, and holds a lock from now
         // on: what these are must be what they were.
-        pipeline.run(&copy.types.name, 0, Expect::Counted { relation, rows: 1 }, |_| Ok(()))?;
-        Ok(())
+        let types = &copy.types;
+        pipeline.run(&TYPES.name, types.len(), Expect::Counted { relation, rows: 1 }, |bind| {
+            types.iter().try_for_each(|part| bind.parameter(Format::Text, Some(part.as_bytes())))
+        })
     }
 }
 

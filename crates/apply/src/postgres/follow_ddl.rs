@@ -19,15 +19,16 @@
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
-use crate::postgres::statements::TargetTable;
+use crate::postgres::target_table::TargetTable;
 use crate::postgres::value_plan::ColumnType;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
 use farshore_capture::source::{AddedColumn, DroppedColumns, OldValue, Source};
 use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
-use farshore_pg::quote_literal;
+use farshore_pg::{quote_literal, text_array};
 use farshore_wire::pgoutput::stored;
+use std::collections::HashMap;
 
 /// What is done about columns that the publisher's table gained or lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -434,6 +435,31 @@ pub async fn load_definition(
     let decoded = from_hex(text).and_then(|bytes| stored::decode_definition(&bytes).ok());
     let damaged = "its definition in farshore.table_copy is damaged: set it to NULL there";
     Ok(decoded.map(Some).ok_or(damaged))
+}
+
+/// The definitions that copied tables follow, of all among `tables` for which one is known and
+/// sound, with one question.
+pub async fn load_definitions(
+    session: &mut Session,
+    subscription: &str,
+    tables: &[TableName],
+) -> Result<HashMap<TableName, Relation>, ApplyError> {
+    let schemas = text_array(tables.iter().map(|table| table.schema.as_str()));
+    let names = text_array(tables.iter().map(|table| table.name.as_str()));
+    let rows = session
+        .query(
+            "SELECT c.schema_name, c.table_name, c.definition \
+             FROM unnest($2::text::text[], $3::text::text[]) AS w (schema_name, table_name) \
+             JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
+               AND c.table_name = w.table_name WHERE c.definition IS NOT NULL",
+            &[Some(subscription), Some(&schemas), Some(&names)],
+        )
+        .await?;
+    let definitions = rows.iter().filter_map(|row| {
+        let table = TableName { schema: row.get(0)?.to_owned(), name: row.get(1)?.to_owned() };
+        Some((table, stored::decode_definition(&from_hex(row.get(2)?)?).ok()?))
+    });
+    Ok(definitions.collect())
 }
 
 /// Keeps the definition that a copied table follows from now on.

@@ -13,7 +13,7 @@ use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
-use crate::postgres::statements::{TargetTable, check_columns, target_table};
+use crate::postgres::target_table::{TargetTable, check_columns, target_table};
 use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublishedTable, TableName};

@@ -1,17 +1,19 @@
 //! Stored changes → statements on the target.
 //!
 //! ```text
+//! ahead     tables looked at before their first change comes
 //! batching  changes held until they are written in bulk
 //! learning  what a relation version is on the target, when it is first met
 //! ```
 
+mod ahead;
 mod batching;
 mod learning;
 
 use crate::ApplyError;
 use crate::conflict::{self, ConflictPolicy};
 use crate::log_feed::Definitions;
-use crate::postgres::batch::{Batches, StatementNames};
+use crate::postgres::batch::{Batches, StatementNames, TableFacts};
 use crate::postgres::explain::explain;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::foreign_keys::ForeignKeys;
@@ -19,6 +21,7 @@ use crate::postgres::lanes::{LaneSettings, Lanes};
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Statement};
 use crate::postgres::statements::{Prepared, Shape, TargetRelation};
 use crate::row_by_row::RowByRow;
+use ahead::Ahead;
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
@@ -42,6 +45,10 @@ pub struct Writer {
     pub(super) relations: HashMap<DictionaryId, TargetRelation>,
     /// The newest version of each table, by its name on the publisher.
     versions: HashMap<TableName, DictionaryId>,
+    /// Tables that were looked at before their first change.
+    ahead: Ahead,
+    /// What those came to for versions that were met since and not batched yet.
+    facts: HashMap<DictionaryId, TableFacts>,
     /// Versions that others have taken the place of.
     superseded: Vec<DictionaryId>,
     /// Copied tables and the consistent points of their copies.
@@ -135,6 +142,8 @@ impl Writer {
             subscription,
             relations: HashMap::new(),
             versions: HashMap::new(),
+            ahead: Ahead::default(),
+            facts: HashMap::new(),
             superseded: Vec::new(),
             copied,
             target_names,

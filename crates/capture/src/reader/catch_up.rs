@@ -3,16 +3,15 @@
 //! A walsender makes a system call for every message, and a transaction of one row is three
 //! messages; `pg_logical_slot_peek_binary_changes` through a binary COPY gives the same messages
 //! for a fraction of the work. But each call decodes from the slot's restart point again, and a
-//! call's messages are gathered on the publisher before the first is sent. So batches are bounded,
-//! they grow with the distance from the restart point, and the stream takes over near the end of
-//! the log, for large messages, for transactions that are streamed before their commit, and
-//! whenever the publisher refuses.
+//! call's messages are gathered on the publisher before the first is sent. So `gears` says how much
+//! log a batch has, and when the stream is as good; the stream also takes over for transactions
+//! that are streamed before their commit, and whenever the publisher refuses.
 //!
 //! The guarantee is the stream's: a batch is durable in the store before the slot is moved over it.
 //! (PostgreSQL docs: "Replication Management Functions".)
 
-use super::Capture;
-use super::intake::{BATCH_BYTES, Intake};
+use super::gears::{self, Distance, Traffic};
+use super::intake::{BATCH_BYTES, Counted, Intake};
 use crate::CaptureError;
 use crate::attendant::{Attendant, Follower};
 use crate::publication::PublicationSpec;
@@ -23,33 +22,7 @@ use farshore_pg::{Connection, Mode, quote_literal};
 use farshore_wire::copy_binary::{CopyError, RowReader};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-
-/// Small workloads of tests with fault injection meet several batches too.
-const UNIT: u64 = if cfg!(feature = "faults") { 16 << 10 } else { 4 << 20 };
-
-/// From here to the end of the log the stream is as good, in bytes of log.
-const NEAR_BYTES: u64 = UNIT;
-
-/// Log in the first batch, in bytes: some tens of milliseconds of decoding. Batches after it grow.
-const BATCH_LOG_MIN: u64 = 2 * UNIT;
-
-/// Most log in a batch, in bytes.
-const BATCH_LOG_MAX: u64 = 32 * UNIT;
-
-/// The farthest from the restart point that a batch begins, in bytes of log: this is what each
-/// call decodes again. (An advance moves the restart point by one record only; the next call finds
-/// the one after it.)
-const AGAIN_MAX: u64 = 2 * BATCH_LOG_MAX;
-
-/// Bytes of messages that a batch should not be more than: the publisher gathers them.
-const BATCH_BYTES_MAX: u64 = 128 << 20;
-
-/// For messages of this mean size the stream is as good, in bytes.
-const LARGE_MESSAGE_BYTES: u64 = 512;
-
-/// So is it for log that is mostly about something else: with less than one byte of messages in so
-/// many of log.
-const SPARSE_LOG: u64 = 64;
+use tokio::time::Instant;
 
 /// How long the publisher may take for a call; the client's own limit is a little longer.
 const CALL_MAX: Duration = Duration::from_secs(60);
@@ -60,12 +33,38 @@ const CANCELLED: &str = "57014";
 /// The publisher must not be kept waiting, with a snapshot open, for a disk that takes longer.
 const HAND_OVER_MAX: Duration = Duration::from_secs(5);
 
-/// Whether a batch from `from` on would be better than the stream.
-pub(super) fn is_worthwhile(capture: &Capture, place: &Place, from: Lsn) -> bool {
-    !capture.stream_only.load(Ordering::Relaxed)
-        && capture.store.status().waiting_for_room.is_none()
-        && place.end.bytes_since(from) >= NEAR_BYTES
-        && from.bytes_since(place.restart) <= AGAIN_MAX
+/// The most time that a slot is waited for which the stream before has left.
+const SLOT_FREE_MAX: Duration = Duration::from_secs(10);
+
+/// How often it is looked whether it is free.
+const LOOK_AT_SLOT_EVERY: Duration = Duration::from_millis(10);
+
+/// Log in the next batch from `from` on, in bytes, after one of `before`; `None` if the stream is
+/// as good.
+pub(super) fn next_batch(
+    intake: &Intake<'_>,
+    place: &Place,
+    from: Lsn,
+    before: Option<u64>,
+) -> Option<u64> {
+    let distance = distance(intake, place, from)?;
+    gears::next_batch(intake.traffic, distance, before)
+}
+
+/// Whether it pays to leave the stream, which has come to `from`, for batches.
+pub(super) fn is_worth_a_shift(intake: &Intake<'_>, place: &Place, from: Lsn) -> bool {
+    distance(intake, place, from)
+        .is_some_and(|distance| gears::is_worth_a_shift(intake.traffic, distance))
+}
+
+fn distance(intake: &Intake<'_>, place: &Place, from: Lsn) -> Option<Distance> {
+    let capture = intake.capture;
+    let may = !capture.stream_only.load(Ordering::Relaxed)
+        && capture.store.status().waiting_for_room.is_none();
+    may.then(|| Distance {
+        again: from.bytes_since(place.restart),
+        left: place.end.bytes_since(from),
+    })
 }
 
 /// Takes batches until the stream is as good, or a stop was asked for.
@@ -77,7 +76,7 @@ pub(super) async fn run(
     let sql = connect(spec).await?;
     // What the publisher is at must not keep the slot when nobody waits for it any more.
     let cancel = sql.cancel_token();
-    let (mut stop, mut batches) = (intake.stop.clone(), Batches { sql, log: BATCH_LOG_MIN });
+    let (mut stop, mut batches) = (intake.stop.clone(), Batches { sql });
     let nudge = attendant.follower();
     let ended = tokio::select! {
         _ = stop.wait_for(|stop| *stop) => Ended::Cut(Ok(())),
@@ -144,8 +143,6 @@ impl From<CaptureError> for Ended {
 
 struct Batches {
     sql: Connection,
-    /// Log in the next batch, in bytes.
-    log: u64,
 }
 
 impl Batches {
@@ -159,44 +156,43 @@ impl Batches {
     async fn take_all(&mut self, intake: &mut Intake<'_>, nudge: Follower) -> Result<(), Ended> {
         let spec = &intake.capture.spec;
         let mut witness = spec.connect(Mode::Sql).await?;
+        let mut before = None;
         loop {
             let from = intake.assembler.last_position();
-            let Some(place) = slot::place(spec, &mut witness).await? else { return Ok(()) };
+            let Some(place) = free_slot(spec, &mut witness).await? else { return Ok(()) };
             slot::check_not_ahead(spec, place.confirmed, from)?;
             intake.capture.set_status(|status| {
                 status.publisher_end = place.end;
                 status.heard_at = Some(PgTime::now());
             });
-            if !is_worthwhile(intake.capture, &place, from) {
-                return Ok(());
-            }
-            let upto = place.end.min(Lsn(from.0 + self.log));
+            let Some(log) = next_batch(intake, &place, from, before) else { return Ok(()) };
+            let upto = place.end.min(Lsn(from.0 + log));
             nudge.reached(upto);
-            let batch = self.take(intake, &mut witness, upto).await?;
-            let Taken { messages, bytes, streamed } = batch;
+            let counted = intake.counted;
+            let streamed = self.take(intake, &mut witness, upto).await?;
+            let Counted { messages, bytes } = intake.counted.since(counted);
             tracing::info!(
                 publication = %spec.name, %from, %upto, messages, bytes,
                 "far behind: taken by function"
             );
-            let log = upto.bytes_since(from);
-            if streamed || bytes > LARGE_MESSAGE_BYTES * messages || bytes * SPARSE_LOG < log {
+            if streamed {
                 return Ok(());
             }
-            // What is decoded again stays a third of what is new.
-            let again = from.bytes_since(place.restart) + log;
-            let fits = BATCH_BYTES_MAX.saturating_mul(log) / bytes.max(1);
-            self.log = (3 * again).min(4 * self.log).min(fits).clamp(BATCH_LOG_MIN, BATCH_LOG_MAX);
+            if let Some(traffic) = Traffic::of(upto.bytes_since(from), messages, bytes) {
+                intake.traffic = traffic;
+            }
+            before = Some(log);
         }
     }
 
     /// Takes what was committed up to `upto` and is not in the store yet, waits until it is durable
-    /// there, and moves the slot.
+    /// there, and moves the slot. Returns whether a transaction was streamed before its commit.
     async fn take(
         &mut self,
         intake: &mut Intake<'_>,
         witness: &mut Connection,
         upto: Lsn,
-    ) -> Result<Taken, Ended> {
+    ) -> Result<bool, Ended> {
         let spec = &intake.capture.spec;
         let from = intake.assembler.last_position();
         let refused = |error: farshore_pg::Error| match error.server_error() {
@@ -204,7 +200,6 @@ impl Batches {
             None => Ended::Cut(Err(spec.publisher_error(error))),
         };
         intake.assembler.begin_again();
-        let mut taken = Taken { messages: 0, bytes: 0, streamed: false };
         let mut copy =
             in_time(spec, self.sql.copy_out(&peek(intake, upto))).await?.map_err(refused)?;
         let mut reader = RowReader::new();
@@ -221,8 +216,6 @@ impl Batches {
             let mut rows = reader.feed(&chunk);
             while let Some(row) = rows.next_row().map_err(broken)? {
                 let message = row.fields().next().flatten().unwrap_or_default();
-                taken.messages += 1;
-                taken.bytes += message.len() as u64;
                 intake.message(message, from).await?;
                 if intake.assembler.bytes_waiting() >= BATCH_BYTES {
                     hand_over_soon(intake).await?;
@@ -230,13 +223,13 @@ impl Batches {
             }
         }
         reader.finish().map_err(broken)?;
-        taken.streamed = intake.assembler.is_streaming();
+        let streamed = intake.assembler.is_streaming();
         // Everything that was committed up to there has come.
         intake.assembler.watermark(upto);
         hand_over_soon(intake).await?;
         intake.until_durable().await?;
         self.move_slot(intake).await?;
-        Ok(taken)
+        Ok(streamed)
     }
 
     /// Tells the slot what is durable in the store, and nothing beyond.
@@ -281,12 +274,20 @@ async fn hand_over_soon(intake: &mut Intake<'_>) -> Result<(), CaptureError> {
     }
 }
 
-/// What a batch was made of.
-struct Taken {
-    messages: u64,
-    bytes: u64,
-    /// A transaction was streamed before its commit.
-    streamed: bool,
+/// Where the slot stands, once nothing has it in use: a stream that was left just now may be going
+/// still. What has it for longer is met by the call.
+async fn free_slot(
+    spec: &PublicationSpec,
+    witness: &mut Connection,
+) -> Result<Option<Place>, CaptureError> {
+    let since = Instant::now();
+    loop {
+        let place = slot::place(spec, witness).await?;
+        if !place.is_some_and(|place| place.in_use) || since.elapsed() >= SLOT_FREE_MAX {
+            return Ok(place);
+        }
+        tokio::time::sleep(LOOK_AT_SLOT_EVERY).await;
+    }
 }
 
 /// The query for all that was committed up to `upto`.

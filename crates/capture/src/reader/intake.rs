@@ -1,5 +1,6 @@
 //! What both gears of capture share: messages in, batches to the store.
 
+use super::gears::Traffic;
 use super::{Capture, LOOK_EVERY};
 use crate::CaptureError;
 use crate::assembler::Assembler;
@@ -17,6 +18,20 @@ pub(super) const BATCH_BYTES: usize = 256 << 10;
 /// Tracer tokens that the status remembers.
 const TRACERS_KEPT: usize = 8;
 
+/// Messages that were taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Counted {
+    pub messages: u64,
+    /// Of all of them.
+    pub bytes: u64,
+}
+
+impl Counted {
+    pub fn since(self, before: Counted) -> Counted {
+        Counted { messages: self.messages - before.messages, bytes: self.bytes - before.bytes }
+    }
+}
+
 /// From pgoutput messages to the store.
 pub(super) struct Intake<'a> {
     pub capture: &'a Capture,
@@ -24,8 +39,10 @@ pub(super) struct Intake<'a> {
     pub durable: watch::Receiver<Durable>,
     /// Values come in binary where their types have a binary form.
     pub binary: bool,
-    /// Bytes of messages taken on this connection.
-    pub wire_bytes: u64,
+    /// What was taken on this connection.
+    pub counted: Counted,
+    /// What the log was made of lately.
+    pub traffic: Traffic,
     /// When something was last handed to the store.
     pub handed_over_at: Instant,
     /// For questions about types, once there was one.
@@ -48,7 +65,8 @@ impl<'a> Intake<'a> {
             assembler,
             durable,
             binary,
-            wire_bytes: 0,
+            counted: Counted::default(),
+            traffic: Traffic::ASSUMED,
             handed_over_at,
             catalog: None,
             stop,
@@ -57,7 +75,8 @@ impl<'a> Intake<'a> {
 
     /// Takes one message of pgoutput; `near` is where it stands in the log, for errors.
     pub async fn message(&mut self, data: &[u8], near: Lsn) -> Result<(), CaptureError> {
-        self.wire_bytes += data.len() as u64;
+        self.counted.messages += 1;
+        self.counted.bytes += data.len() as u64;
         let tag = data.first();
         if tag == Some(&b'R') {
             self.describe_types(data, near).await?;
@@ -106,7 +125,7 @@ impl<'a> Intake<'a> {
     pub fn take_batch(&mut self) -> Option<Batch> {
         let batch = self.assembler.take_batch()?;
         let received = Received(self.assembler.last_position());
-        let (changes, wire_bytes) = (self.assembler.changes_assembled(), self.wire_bytes);
+        let (changes, wire_bytes) = (self.assembler.changes_assembled(), self.counted.bytes);
         let (tracers, now) = (self.assembler.take_tracers(), Instant::now());
         let (committed, at) = (self.assembler.take_committed(), PgTime::now());
         self.capture.set_status(|status| {

@@ -1,8 +1,10 @@
 //! The near gear: the walsender's stream, message by message as the publisher commits.
 
-use super::intake::{BATCH_BYTES, Intake, append_owned};
-use super::{LOOK_EVERY, STATUS_EVERY};
+use super::gears::Traffic;
+use super::intake::{BATCH_BYTES, Counted, Intake, append_owned};
+use super::{LOOK_EVERY, STATUS_EVERY, catch_up};
 use crate::attendant::Attendant;
+use crate::slot::Place;
 use crate::{CaptureError, slot};
 use farshore_fault as fault;
 use farshore_model::{Durable, Lsn, PgTime};
@@ -26,11 +28,20 @@ const FLOOD_MESSAGES_PER_SECOND: f64 = 30_000.0;
 /// For how long.
 const FLOOD_PAUSE: Duration = Duration::from_millis(1);
 
+/// Why a stream was left in good order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    /// A stop was asked for.
+    ToStop,
+    /// It has fallen so far behind that batches are better.
+    FarBehind,
+}
+
 /// One replication connection at work.
-pub(super) struct Session<'a> {
-    intake: Intake<'a>,
+pub(super) struct Session<'s, 'a> {
+    intake: &'s mut Intake<'a>,
     stream: ReplicationStream,
-    attendant: &'a mut Attendant,
+    attendant: &'s mut Attendant,
     acknowledged: Durable,
     acknowledged_at: Instant,
     /// Where the publisher said that everything before has been sent, when nothing came after.
@@ -41,6 +52,8 @@ pub(super) struct Session<'a> {
     heard_at: Instant,
     /// When that was last told.
     heard_noted_at: Option<Instant>,
+    /// From where on the log's traffic is counted, and what had been counted there.
+    traffic_from: (Lsn, Counted),
 }
 
 /// How fast messages come.
@@ -72,20 +85,22 @@ enum Event {
     Lost(farshore_pg::Error),
     Durable,
     StoreClosed,
+    Looked(Option<Place>),
     Found(CaptureError),
     Tick,
     Stop,
 }
 
-impl<'a> Session<'a> {
+impl<'s, 'a> Session<'s, 'a> {
     /// Goes on from what `intake` has taken so far; a stream that is silent for `silence_max` is
     /// taken for dead.
     pub fn new(
-        intake: Intake<'a>,
+        intake: &'s mut Intake<'a>,
         stream: ReplicationStream,
-        attendant: &'a mut Attendant,
+        attendant: &'s mut Attendant,
         silence_max: Duration,
-    ) -> Session<'a> {
+    ) -> Session<'s, 'a> {
+        let traffic_from = (intake.assembler.last_position(), intake.counted);
         Session {
             intake,
             stream,
@@ -97,12 +112,17 @@ impl<'a> Session<'a> {
             silence_max,
             heard_at: Instant::now(),
             heard_noted_at: None,
+            traffic_from,
         }
     }
 
-    /// Until `stop` turns true, then everything received is made durable and acknowledged.
-    pub async fn run(&mut self) -> Result<(), CaptureError> {
+    /// Until `stop` turns true or batches would be better; then everything received is made durable
+    /// and acknowledged.
+    pub async fn run(mut self) -> Result<Left, CaptureError> {
         let mut stop = self.intake.stop.clone();
+        let mut places = self.attendant.places();
+        // What was seen before this stream says nothing about it.
+        places.mark_unchanged();
         let mut tick = tokio::time::interval(Duration::from_millis(500));
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -111,6 +131,7 @@ impl<'a> Session<'a> {
             let event = tokio::select! {
                 biased;
                 _ = stop.wait_for(|stop| *stop) => Event::Stop,
+                Ok(()) = places.changed() => Event::Looked(*places.borrow_and_update()),
                 () = tokio::time::sleep_until(acknowledge_at), if unacknowledged => Event::Durable,
                 changed = self.intake.durable.changed(), if !unacknowledged => match changed {
                     Ok(()) => continue,
@@ -124,8 +145,13 @@ impl<'a> Session<'a> {
                 _ = tick.tick() => Event::Tick,
             };
             match event {
-                Event::Stop => return self.stop().await,
-                Event::Lost(error) => return self.lost(error).await,
+                Event::Stop => return self.leave(Left::ToStop).await,
+                Event::Looked(place) => {
+                    if self.is_far_behind(place) {
+                        return self.leave(Left::FarBehind).await;
+                    }
+                }
+                Event::Lost(error) => return Err(self.lost(error).await),
                 Event::Durable => self.acknowledge().await?,
                 Event::StoreClosed => return Err(self.intake.store_failure()),
                 Event::Found(found) => return Err(found),
@@ -155,14 +181,14 @@ impl<'a> Session<'a> {
                         }
                         next = match self.stream.try_next() {
                             Ok(next) => next,
-                            Err(error) => return self.lost(error).await,
+                            Err(error) => return Err(self.lost(error).await),
                         };
                         // A stream that never pauses must keep nothing back.
                         if self.acknowledged_at.elapsed() >= ACKNOWLEDGE_EVERY {
                             self.append().await?;
                             self.acknowledge_if_moved().await?;
                             let stopping = *stop.borrow();
-                            if stopping {
+                            if stopping || places.has_changed().unwrap_or(false) {
                                 break;
                             }
                         }
@@ -204,19 +230,35 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// The connection is gone: what was complete before is kept.
-    async fn lost(&mut self, error: farshore_pg::Error) -> Result<(), CaptureError> {
-        if let Some(batch) = self.intake.take_batch() {
-            append_owned(self.intake.capture.store.clone(), batch).await?;
+    /// The connection is gone: what was complete before is kept. Returns what that means.
+    async fn lost(&mut self, error: farshore_pg::Error) -> CaptureError {
+        if let Some(batch) = self.intake.take_batch()
+            && let Err(failure) = append_owned(self.intake.capture.store.clone(), batch).await
+        {
+            return failure;
         }
         // "no binary output function available for type …", of a part of a value.
         if self.intake.binary && error.sqlstate() == Some("42883") {
-            return Err(self.intake.turn_to_text(&error));
+            return self.intake.turn_to_text(&error);
         }
         if error.sqlstate() == Some("42704") {
-            return Err(slot::publication_gone(&self.intake.capture.spec, &error));
+            return slot::publication_gone(&self.intake.capture.spec, &error);
         }
-        Err(self.intake.publisher_error(error))
+        self.intake.publisher_error(error)
+    }
+
+    /// Whether the stream, as of `place`, is so far behind that batches would be better. A
+    /// transaction that is being streamed would be sent anew.
+    fn is_far_behind(&mut self, place: Option<Place>) -> bool {
+        let from = self.intake.assembler.last_position();
+        let (since, before) = self.traffic_from;
+        let Counted { messages, bytes } = self.intake.counted.since(before);
+        if let Some(traffic) = Traffic::of(from.bytes_since(since), messages, bytes) {
+            self.intake.traffic = traffic;
+            self.traffic_from = (from, self.intake.counted);
+        }
+        !self.intake.assembler.has_spills()
+            && place.is_some_and(|place| catch_up::is_worth_a_shift(self.intake, &place, from))
     }
 
     async fn message(&mut self, message: StreamMessage) -> Result<(), CaptureError> {
@@ -321,9 +363,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    async fn stop(&mut self) -> Result<(), CaptureError> {
+    async fn leave(&mut self, left: Left) -> Result<Left, CaptureError> {
         self.append().await?;
         self.wait_durable(self.intake.assembler.last_position()).await?;
-        self.acknowledge().await
+        self.acknowledge().await?;
+        Ok(left)
     }
 }

@@ -189,8 +189,8 @@ impl SnapshotConnection {
 
     /// Keeps the tables' rows where they are until this connection ends: nothing may rewrite or
     /// empty a table between its first range and its last. False if that cannot be had at once:
-    /// because they are elsewhere by now, or because somebody holds or waits for an exclusive lock: to queue up behind them could
-    /// deadlock with another connection of ours that they wait for.
+    /// because they are elsewhere by now, or because somebody holds or waits for an exclusive lock
+    /// (to queue up behind them could deadlock with another connection of ours that they wait for).
     pub async fn hold_still(
         &mut self,
         spec: &PublicationSpec,

@@ -8,7 +8,7 @@ use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
-use farshore_apply::postgres::statements::{TargetColumn, TargetTable, check_columns};
+use farshore_apply::postgres::target_table::{TargetColumn, TargetTable, check_columns};
 use farshore_apply::{ApplyError, Initialise};
 use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;

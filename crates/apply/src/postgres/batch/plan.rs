@@ -3,8 +3,9 @@
 use crate::ApplyError;
 use crate::postgres::session::Session;
 use crate::postgres::statements::TargetRelation;
+use farshore_capture::publication::TableName;
 use farshore_model::{ReplicaIdentity, quote_identifier};
-use farshore_pg::{partition_tree, quote_literal};
+use farshore_pg::{partition_tree, text_array};
 
 /// A relation version whose changes may be written in bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,8 +41,77 @@ pub enum Planned {
     InOrder,
 }
 
-/// How changes of `target` are to be written. Holds until the table's triggers change.
-pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Planned, ApplyError> {
+/// What the target's catalogs say of a table on which it depends how changes are written. Holds
+/// until the table's triggers change.
+#[derive(Clone, Debug, Default)]
+pub struct TableFacts {
+    /// Triggers or rules fire for what we do, or nothing is known of the table.
+    fires: bool,
+    columns: Vec<ColumnFacts>,
+}
+
+#[derive(Clone, Debug)]
+struct ColumnFacts {
+    name: String,
+    /// 0 where values do not travel as an array.
+    array: u32,
+    generated: bool,
+    /// Its type has a receive function.
+    takes_binary: bool,
+}
+
+/// Asks what it depends on how changes of `tables` are written, with one question for all.
+pub async fn look_at_tables(
+    session: &mut Session,
+    tables: &[TableName],
+) -> Result<Vec<TableFacts>, ApplyError> {
+    let names: Vec<String> = tables.iter().map(TableName::to_string).collect();
+    let rows = session
+        .query(
+            &format!(
+                "WITH own AS MATERIALIZED (SELECT w.number, w.oid, \
+                 EXISTS (SELECT FROM {partitions} p \
+                   JOIN pg_catalog.pg_trigger g ON g.tgrelid = p.relid \
+                   JOIN pg_catalog.pg_proc f ON f.oid = g.tgfoid \
+                   WHERE CASE pg_catalog.current_setting('session_replication_role') \
+                     WHEN 'replica' THEN g.tgenabled IN ('A', 'R') \
+                     ELSE g.tgenabled IN ('A', 'O') AND NOT (g.tgisinternal \
+                       AND f.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
+                       AND (f.proname LIKE 'RI\\_FKey\\_%' OR f.proname = 'unique_key_recheck')) END) \
+                 OR EXISTS (SELECT FROM {partitions} p \
+                   JOIN pg_catalog.pg_rewrite r ON r.ev_class = p.relid \
+                   WHERE r.ev_type <> '1') AS fires \
+               FROM (SELECT number, pg_catalog.to_regclass(name)::pg_catalog.oid AS oid \
+                 FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
+             SELECT own.number - 1, own.fires, a.attname, \
+               CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
+               a.attgenerated <> '', t.typreceive <> 0 \
+             FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped \
+             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype",
+                partitions = partition_tree("w.oid")
+            ),
+            &[Some(&text_array(names.iter().map(String::as_str)))],
+        )
+        .await?;
+    let mut facts = vec![TableFacts::default(); tables.len()];
+    for row in &rows {
+        let number: usize = row.parse(0).map_err(|error| session.error(error))?;
+        let Some(facts) = facts.get_mut(number) else { continue };
+        facts.fires |= row.get(1) != Some("f");
+        facts.columns.push(ColumnFacts {
+            name: row.get(2).unwrap_or_default().to_owned(),
+            array: row.parse(3).unwrap_or(0),
+            generated: row.get(4) == Some("t"),
+            takes_binary: row.get(5) == Some("t"),
+        });
+    }
+    Ok(facts)
+}
+
+/// How changes of `target` are to be written.
+pub fn plan(target: &TargetRelation, facts: &TableFacts) -> Planned {
     let columns = &target.relation.columns;
     let whole_old_rows = target.relation.identity == ReplicaIdentity::Full;
     let mut key: Vec<usize> = match target.relation.identity {
@@ -57,57 +127,39 @@ pub async fn plan(session: &mut Session, target: &TargetRelation) -> Result<Plan
             let may_be_set = key.is_empty() || key.contains(&number) || !on_target.identity_always;
             target.value_plan(number).is_verbatim() && may_be_set
         });
-    let rows = session
-        .query(
-            &format!("WITH own AS (SELECT pg_catalog.to_regclass($1) AS oid), \
-             tables AS (SELECT oid FROM own UNION \
-               SELECT p.relid FROM own CROSS JOIN LATERAL {} p) \
-             SELECT a.attname, \
-               CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
-               EXISTS (SELECT FROM pg_catalog.pg_trigger g JOIN tables ON g.tgrelid = tables.oid \
-                 JOIN pg_catalog.pg_proc f ON f.oid = g.tgfoid \
-                 WHERE CASE pg_catalog.current_setting('session_replication_role') \
-                   WHEN 'replica' THEN g.tgenabled IN ('A', 'R') \
-                   ELSE g.tgenabled IN ('A', 'O') AND NOT (g.tgisinternal \
-                     AND f.pronamespace = 'pg_catalog'::pg_catalog.regnamespace \
-                     AND (f.proname LIKE 'RI\\_FKey\\_%' OR f.proname = 'unique_key_recheck')) END) \
-               OR EXISTS (SELECT FROM pg_catalog.pg_rewrite r JOIN tables ON r.ev_class = tables.oid \
-                 WHERE r.ev_type <> '1'), \
-               a.attgenerated <> '', t.typreceive <> 0 \
-             FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
-               AND NOT a.attisdropped \
-             JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
-             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype", partition_tree("own.oid")),
-            &[Some(&target.table.to_string())],
-        )
-        .await?;
-    if rows.iter().any(|row| row.get(2) != Some("f")) {
-        return Ok(Planned::InOrder);
+    if facts.fires {
+        return Planned::InOrder;
     }
     if !verbatim || columns.is_empty() {
-        return Ok(Planned::Alone);
+        return Planned::Alone;
     }
     let mut types = Vec::new();
     for on_target in &target.columns {
-        let row = rows.iter().find(|row| row.get(0) == Some(on_target.name.as_str()));
-        if row.is_none_or(|row| row.get(4) != Some("t")) {
-            return Ok(Planned::Alone);
+        match facts.columns.iter().find(|column| column.name == on_target.name) {
+            Some(column) if column.takes_binary => {
+                types.push(ColumnTypes { element: on_target.type_oid, array: column.array });
+            }
+            Some(_) | None => return Planned::Alone,
         }
-        let array = row.and_then(|row| row.parse(1).ok()).unwrap_or(0);
-        types.push(ColumnTypes { element: on_target.type_oid, array });
     }
     // Keys travel as arrays.
     if !whole_old_rows && key.iter().any(|number| types[*number].array == 0) {
         key.clear();
     }
-    let writable = rows.iter().filter(|row| row.get(3) != Some("t")).count();
-    Ok(Planned::Batch(BatchPlan {
+    let writable = facts.columns.iter().filter(|column| !column.generated).count();
+    Planned::Batch(BatchPlan {
         key,
         whole_old_rows,
         own_columns_on_target: writable > target.columns.len(),
         columns: types,
-    }))
+    })
 }
+
+/// Gives one row without columns when a table's columns are of the types they were.
+pub const TYPES_SQL: &str = "SELECT WHERE pg_catalog.cardinality($2::name[]) = \
+    (SELECT pg_catalog.count(*) FROM unnest($2, $3::oid[]) AS w (name, type) \
+     JOIN pg_catalog.pg_attribute a ON a.attname = w.name AND a.atttypid = w.type \
+     WHERE a.attrelid = $1::text::pg_catalog.regclass AND a.attnum > 0)";
 
 impl BatchPlan {
     /// The target's type of a column.
@@ -134,21 +186,14 @@ impl BatchPlan {
         format!("COPY {} ({}) FROM STDIN (FORMAT binary)", target.table, names.join(", "))
     }
 
-    /// Gives one row without columns when the table's columns are of the types they were.
-    pub fn types_sql(&self, target: &TargetRelation) -> String {
-        let columns: Vec<String> = target
-            .columns
-            .iter()
-            .map(|column| format!("({}, {})", quote_literal(&column.name), column.type_oid))
-            .collect();
-        format!(
-            "SELECT WHERE {} = (SELECT pg_catalog.count(*) FROM pg_catalog.pg_attribute a \
-             JOIN (VALUES {}) AS w (name, type) ON a.attname = w.name AND a.atttypid = w.type \
-             WHERE a.attrelid = {}::pg_catalog.regclass AND a.attnum > 0)",
-            columns.len(),
-            columns.join(", "),
-            quote_literal(&target.table.to_string())
-        )
+    /// For [`TYPES_SQL`]: the table, its columns, and their types.
+    pub fn types_parameters(&self, target: &TargetRelation) -> [String; 3] {
+        let types: Vec<String> = target.columns.iter().map(|c| c.type_oid.to_string()).collect();
+        [
+            target.table.to_string(),
+            text_array(target.columns.iter().map(|column| column.name.as_str())),
+            format!("{{{}}}", types.join(",")),
+        ]
     }
 
     /// DELETE by arrays of the columns in [`BatchPlan::identity`].

@@ -38,11 +38,18 @@ impl Writer {
             return Ok(true);
         }
         if !self.batches.is_known(relation) {
-            let finished = self.lanes.finish().await;
-            finished.map_err(|error| self.explain(error))?;
-            let planned = match self.lanes.current().idle_session().await {
-                Ok(session) => batch::plan(session, target).await?,
-                Err(error) => return Err(self.explain(error)),
+            let planned = match self.facts.remove(&relation) {
+                Some(facts) => batch::plan(target, &facts),
+                None => {
+                    let finished = self.lanes.finish().await;
+                    finished.map_err(|error| self.explain(error))?;
+                    let table = std::slice::from_ref(&target.table);
+                    let facts = match self.lanes.current().idle_session().await {
+                        Ok(session) => batch::look_at_tables(session, table).await?,
+                        Err(error) => return Err(self.explain(error)),
+                    };
+                    batch::plan(target, &facts.into_iter().next().unwrap_or_default())
+                }
             };
             self.batches.learn(relation, target, planned);
         }

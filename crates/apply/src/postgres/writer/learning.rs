@@ -3,14 +3,16 @@
 use super::Writer;
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::Follow;
-use crate::postgres::statements::{TargetRelation, TargetTable, check_columns, target_table};
+use crate::postgres::follow_ddl::{Follow, same_columns};
+use crate::postgres::statements::TargetRelation;
+use crate::postgres::target_table::{TargetTable, check_columns, target_table};
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_fault as fault;
 use farshore_model::transaction::Header;
-use farshore_model::{DictionaryId, Lsn};
+use farshore_model::{DictionaryId, Lsn, Relation};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
+use std::sync::Arc;
 
 impl Writer {
     /// Looks a relation version up on the target when it is first met in a transaction that is not
@@ -34,6 +36,7 @@ impl Writer {
     pub(super) fn forget_superseded(&mut self) {
         for id in self.superseded.drain(..) {
             self.relations.remove(&id);
+            self.facts.remove(&id);
             self.batches.forget(id);
         }
     }
@@ -80,10 +83,17 @@ impl Writer {
         }
         let published = table;
         let table = self.target_names.table(&published);
+        if !self.versions.contains_key(&published)
+            && self.has_seen(&published, id, &relation, copied_at)
+        {
+            self.supersede(published, id);
+            return Ok(());
+        }
         // In the open transaction, behind what came before.
         self.send_batches().await?;
         self.finish_closing().await?;
         self.ensure_begun().await?;
+        self.look_ahead(&published).await?;
         let mut on_target = self.look_up(&table).await?;
         let mut put_off = false;
         if let Some(there) = &on_target {
@@ -108,18 +118,64 @@ impl Writer {
         let names = relation.columns.iter().map(|column| column.name.as_str());
         check_columns(&self.subscription, &table, names, on_target.as_ref())?;
         let on_target = on_target.unwrap_or_default();
-        let mut target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
+        let target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
             .map_err(|misfit| misfit.error(&self.subscription, &table))?;
-        target.cascaded = self
-            .cascades
-            .as_ref()
-            .is_some_and(|keys| keys.of_child(&table).any(|key| key.on_delete == 'c'));
-        self.relations.insert(id, target);
+        self.know(id, target);
         self.supersede(published, id);
         if put_off {
             self.superseded.push(id);
         }
         Ok(())
+    }
+
+    fn know(&mut self, id: DictionaryId, mut target: TargetRelation) {
+        target.cascaded = self
+            .cascades
+            .as_ref()
+            .is_some_and(|keys| keys.of_child(&target.table).any(|key| key.on_delete == 'c'));
+        self.relations.insert(id, target);
+    }
+
+    /// Knows a version without asking, if its table was looked at lately and the target needs
+    /// nothing done for it.
+    fn has_seen(
+        &mut self,
+        published: &TableName,
+        id: DictionaryId,
+        relation: &Arc<Relation>,
+        copied_at: Lsn,
+    ) -> bool {
+        let Some(seen) = self.ahead.take(published) else { return false };
+        if !same_columns(&seen.definition, relation) {
+            return false;
+        }
+        let table = self.target_names.table(published);
+        // What does not fit is looked at again, and said.
+        let target = TargetRelation::new(relation.clone(), table, copied_at, seen.on_target);
+        let Ok(target) = target else { return false };
+        self.facts.insert(id, seen.facts);
+        self.know(id, target);
+        true
+    }
+
+    /// Looks at tables that have not been met yet, if they are likely to be met soon.
+    async fn look_ahead(&mut self, published: &TableName) -> Result<(), ApplyError> {
+        let along = if self.batching { self.ahead.met_unseen() } else { 0 };
+        if along == 0 {
+            return Ok(());
+        }
+        let unknown =
+            |table: &&TableName| *table != published && !self.versions.contains_key(*table);
+        let tables: Vec<TableName> =
+            self.copied.keys().filter(unknown).take(along).cloned().collect();
+        let (subscription, names) = (self.subscription.clone(), self.target_names.clone());
+        let mut ahead = std::mem::take(&mut self.ahead);
+        let looked = match self.session().await {
+            Ok(session) => ahead.look(session, &subscription, &names, &tables).await,
+            Err(error) => Err(error),
+        };
+        self.ahead = ahead;
+        looked
     }
 
     async fn look_up(&mut self, table: &TableName) -> Result<Option<TargetTable>, ApplyError> {

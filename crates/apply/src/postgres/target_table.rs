@@ -1,0 +1,204 @@
+//! What is known of a table on the target, and how values of the publisher's get into it.
+
+use crate::ApplyError;
+use crate::postgres::session::Session;
+use crate::postgres::value_plan::{ColumnType, ValuePlan, value_plan};
+use farshore_capture::publication::TableName;
+use farshore_capture::types::TypeCatalog;
+use farshore_model::{UserType, quote_identifier};
+use farshore_pg::text_array;
+
+/// A table on the target.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetTable {
+    /// Partitioned: its rows are in other tables.
+    pub partitioned: bool,
+    /// Its columns.
+    pub columns: Vec<TargetColumn>,
+    /// What the columns' types are made of, where those are not PostgreSQL's own; sorted by OID.
+    pub types: Vec<UserType>,
+}
+
+/// A column of a target table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetColumn {
+    /// Name.
+    pub name: String,
+    /// Type OID on the target.
+    pub type_oid: u32,
+    /// `atttypmod`.
+    pub type_modifier: i32,
+    /// The type as SQL names it, without a modifier. (What `regtype` prints would not do:
+    /// `character` and `bit` mean a length of one.)
+    pub type_name: String,
+    /// The type below all domains, as SQL names it.
+    pub base_name: String,
+    /// The type's equality operator as SQL names it: extensions keep theirs in their own schema,
+    /// and our `search_path` is empty.
+    pub equals: String,
+    /// Stored or virtual generated column: takes no value.
+    pub generated: bool,
+    /// `GENERATED ALWAYS AS IDENTITY`: UPDATE cannot set it.
+    pub identity_always: bool,
+    /// Part of the primary key.
+    pub primary_key: bool,
+}
+
+/// Looks a table up on the target; `None` when there is no such table.
+pub async fn target_table(
+    session: &mut Session,
+    table: &TableName,
+) -> Result<Option<TargetTable>, ApplyError> {
+    let tables = target_tables(session, std::slice::from_ref(table)).await?;
+    Ok(tables.into_iter().next().flatten())
+}
+
+/// Looks tables up on the target, all with one question, in their order; `None` where there is no
+/// such table.
+pub async fn target_tables(
+    session: &mut Session,
+    tables: &[TableName],
+) -> Result<Vec<Option<TargetTable>>, ApplyError> {
+    let names: Vec<String> = tables.iter().map(TableName::to_string).collect();
+    let rows = session
+        .query(
+            "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
+               a.attidentity = 'a', \
+               coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
+               c.relkind = 'p', \
+               CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
+                 THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1 \
+             FROM unnest($1::text::text[]) WITH ORDINALITY AS w (name, number) \
+             JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.to_regclass(w.name) \
+             LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped \
+             LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+             LEFT JOIN pg_catalog.pg_type b \
+               ON b.oid = (WITH RECURSIVE chain AS ( \
+                 SELECT t.oid, t.typtype, t.typbasetype UNION ALL \
+                 SELECT d.oid, d.typtype, d.typbasetype FROM chain \
+                 JOIN pg_catalog.pg_type d ON d.oid = chain.typbasetype \
+                 WHERE chain.typtype = 'd') SELECT oid FROM chain WHERE typtype <> 'd') \
+             LEFT JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace \
+             LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
+             ORDER BY w.number, a.attnum",
+            &[Some(&text_array(names.iter().map(String::as_str)))],
+        )
+        .await?;
+    let mut found: Vec<Option<TargetTable>> = vec![None; tables.len()];
+    for row in &rows {
+        let number: usize = row.parse(10).map_err(|error| session.error(error))?;
+        let Some(slot) = found.get_mut(number) else { continue };
+        let partitioned = row.get(6) == Some("t");
+        let target =
+            slot.get_or_insert_with(|| TargetTable { partitioned, ..TargetTable::default() });
+        let Some(name) = row.get(0) else { continue };
+        target.columns.push(TargetColumn {
+            name: name.to_owned(),
+            type_oid: row.parse(1).map_err(|error| session.error(error))?,
+            type_name: row.get(2).unwrap_or_default().to_owned(),
+            type_modifier: row.parse(8).map_err(|error| session.error(error))?,
+            base_name: row.get(9).unwrap_or_default().to_owned(),
+            generated: row.get(3) == Some("t"),
+            identity_always: row.get(4) == Some("t"),
+            primary_key: row.get(5) == Some("t"),
+            equals: row.get(7).map_or_else(
+                || "=".to_owned(),
+                |schema| format!("OPERATOR({}.=)", quote_identifier(schema)),
+            ),
+        });
+    }
+    let mut catalog = TypeCatalog::default();
+    let columns = found.iter().flatten().flat_map(|target| &target.columns);
+    let types: Vec<u32> = columns.map(|column| column.type_oid).collect();
+    let described = catalog.describe(&mut session.connection, types).await;
+    described.map_err(|error| session.error(error))?;
+    for target in found.iter_mut().flatten() {
+        target.types = catalog.closure(target.columns.iter().map(|column| column.type_oid));
+    }
+    Ok(found)
+}
+
+/// Checks that `table` on the target can take `columns`.
+pub fn check_columns<'a>(
+    subscription: &str,
+    table: &TableName,
+    columns: impl Iterator<Item = &'a str>,
+    target: Option<&TargetTable>,
+) -> Result<(), ApplyError> {
+    let Some(target) = target else {
+        return Err(ApplyError::Setup(format!(
+            "subscription \"{subscription}\": table {table} is not on the target. Create it there \
+             (for instance: pg_dump --schema-only --table='{table}' … | psql …)"
+        )));
+    };
+    let missing: Vec<String> = columns
+        .filter(|name| {
+            !target.columns.iter().any(|column| column.name == *name && !column.generated)
+        })
+        .map(quote_identifier)
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(ApplyError::Setup(format!(
+        "subscription \"{subscription}\": table {table} on the target has no writable column {}. \
+         Add it there, or publish the table without it",
+        missing.join(", ")
+    )))
+}
+
+/// Why a column of the publisher cannot be written on the target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Misfit {
+    /// There is no such column that takes values.
+    Missing(String),
+    /// Values of the publisher's type could be changed or misread as the target's type.
+    Type {
+        /// The column.
+        column: String,
+        /// The target's type, as SQL names it.
+        target: String,
+    },
+}
+
+impl TargetTable {
+    /// The column of this name, and how values of the publisher's type get into it.
+    pub fn plan(
+        &self,
+        name: &str,
+        publisher: ColumnType<'_>,
+    ) -> Result<(&TargetColumn, ValuePlan), Misfit> {
+        let column = self.columns.iter().find(|column| column.name == name && !column.generated);
+        let column = column.ok_or_else(|| Misfit::Missing(name.to_owned()))?;
+        let target =
+            ColumnType { oid: column.type_oid, modifier: column.type_modifier, types: &self.types };
+        let plan = value_plan(publisher, target).ok_or_else(|| Misfit::Type {
+            column: name.to_owned(),
+            target: column.type_name.clone(),
+        })?;
+        Ok((column, plan))
+    }
+}
+
+impl Misfit {
+    /// Says it of a table, with what to do.
+    pub fn error(&self, subscription: &str, table: &TableName) -> ApplyError {
+        ApplyError::Setup(match self {
+            Misfit::Missing(column) => format!(
+                "subscription \"{subscription}\": table {table} on the target has no writable \
+                 column {}. Add it there, or publish the table without it",
+                quote_identifier(column)
+            ),
+            Misfit::Type { column, target } => {
+                let column = quote_identifier(column);
+                format!(
+                    "subscription \"{subscription}\": column {column} of {table} is {target} on the \
+                     target, which cannot hold every value of the publisher's type as it is. Give it \
+                     the publisher's type (ALTER TABLE {table} ALTER COLUMN {column} TYPE …), or \
+                     publish the table without it"
+                )
+            }
+        })
+    }
+}

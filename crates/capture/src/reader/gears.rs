@@ -1,0 +1,175 @@
+//! Which gear is better, and how much log a batch of the far gear should have.
+//!
+//! Both gears decode the log once. The far one saves the walsender a system call per message, and
+//! both sides the waking up; for that it decodes again, with every call, what lies between the
+//! slot's restart point and where the batch begins. So it is a matter of how far away that point
+//! is, how much log is left, and what the log is made of. All is pure here, and measured in seconds
+//! of the publisher's processor: the constants are of one machine, but only what they come to
+//! beside each other matters.
+
+/// Small workloads of tests with fault injection meet several batches too.
+const UNIT: u64 = if cfg!(feature = "faults") { 16 << 10 } else { 4 << 20 };
+
+/// Log in the first batch, in bytes: a third of a second of decoding.
+const LOG_FIRST: u64 = 8 * UNIT;
+
+/// Most log in a batch, in bytes.
+const LOG_MAX: u64 = 256 * UNIT;
+
+/// Bytes of messages that a batch should not be more than: the publisher gathers them, and what is
+/// beyond its `work_mem` goes to a temporary file.
+const MESSAGE_BYTES_MAX: f64 = (256 << 20) as f64;
+
+/// Decoding a byte of log that is not about the publication's tables, in seconds.
+const READ_BYTE: f64 = 2e-9;
+
+/// Decoding a message.
+const DECODE_MESSAGE: f64 = 1e-6;
+
+/// Decoding a byte of a message, or gathering it for a call's answer.
+const DECODE_BYTE: f64 = 2.5e-9;
+
+/// What a message costs more by stream than in a call's answer, on both sides.
+const SEND_MESSAGE: f64 = 2e-6;
+
+/// What a call costs besides: questions, snapshots, the store's disk, moving the slot.
+const CALL: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.02 };
+
+/// What it costs to leave the stream for batches, and to come back to it.
+const SHIFT: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.5 };
+
+/// A call must not take longer than this, in seconds: the publisher keeps a snapshot open for it.
+const CALL_LONG: f64 = 20.0;
+
+/// What a stretch of log came to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Traffic {
+    /// Messages per byte of log.
+    messages: f64,
+    /// Bytes of messages per byte of log.
+    bytes: f64,
+}
+
+impl Traffic {
+    /// Before anything is known: small rows, and no other log.
+    pub const ASSUMED: Traffic = Traffic { messages: 1.0 / 160.0, bytes: 0.5 };
+
+    /// What `messages` of together `bytes` bytes out of `log` bytes of log say; nothing if that is
+    /// too little to tell.
+    pub fn of(log: u64, messages: u64, bytes: u64) -> Option<Traffic> {
+        let log = (log >= UNIT).then_some(log as f64)?;
+        Some(Traffic { messages: messages as f64 / log, bytes: bytes as f64 / log })
+    }
+
+    /// What decoding a byte of log costs, in seconds.
+    fn decode(self) -> f64 {
+        READ_BYTE + self.messages * DECODE_MESSAGE + self.bytes * DECODE_BYTE
+    }
+
+    /// What a byte of log saves if it comes in a call's answer. Large messages save nothing: to
+    /// gather them costs as much as to send them at once.
+    fn saves(self) -> f64 {
+        (self.messages * SEND_MESSAGE - self.bytes * DECODE_BYTE).max(0.0)
+    }
+}
+
+/// Where capture stands.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Distance {
+    /// Log from the slot's restart point on that is decoded again, in bytes.
+    pub again: u64,
+    /// Log that is left, in bytes.
+    pub left: u64,
+}
+
+/// Log in the next batch, in bytes, after one of `before`; `None` if the stream is better.
+pub(super) fn next_batch(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<u64> {
+    let Distance { again, left } = distance;
+    let fits = (MESSAGE_BYTES_MAX / traffic.bytes.max(1e-9)) as u64;
+    let in_time = ((CALL_LONG / traffic.decode()) as u64).saturating_sub(again);
+    // What is decoded again stays a third of what is new; but the first answer must not take long.
+    let grown = before.map_or(again.max(LOG_FIRST), |before| again.max(4 * before));
+    let log = (3 * again).min(grown).clamp(LOG_FIRST, LOG_MAX).min(fits).min(in_time);
+    // A remainder by itself would decode all this again.
+    let log = if left <= log + log / 2 { left } else { log };
+    let costs = again as f64 * traffic.decode() + CALL;
+    (log as f64 * traffic.saves() > costs).then_some(log)
+}
+
+/// Whether it pays to leave the stream for batches.
+pub(super) fn is_worth_a_shift(traffic: Traffic, distance: Distance) -> bool {
+    let Distance { again, left } = distance;
+    let costs = again as f64 * traffic.decode() + SHIFT;
+    next_batch(traffic, distance, None).is_some()
+        && left >= 16 * UNIT
+        && left.min(LOG_MAX) as f64 * traffic.saves() > 2.0 * costs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MB: u64 = 1 << 20;
+
+    fn rows_of(bytes: f64) -> Traffic {
+        Traffic { messages: 1.0 / (bytes + 80.0), bytes: bytes / (bytes + 80.0) }
+    }
+
+    #[test]
+    fn what_is_left_goes_in_few_batches() {
+        let (mut at, mut before, mut batches) = (0, None, Vec::new());
+        let total = 700 * MB;
+        while at < total {
+            let distance = Distance { again: at, left: total - at };
+            let Some(log) = next_batch(Traffic::ASSUMED, distance, before) else { break };
+            batches.push(log / MB);
+            (at, before) = (at + log, Some(log));
+        }
+        assert_eq!(batches.iter().sum::<u64>(), 700, "{batches:?}");
+        assert!(batches.len() <= 4, "{batches:?}");
+    }
+
+    #[test]
+    fn far_from_the_restart_point_or_near_the_end_the_stream_is_better() {
+        let next = |again, left| {
+            next_batch(Traffic::ASSUMED, Distance { again: again * MB, left: left * MB }, None)
+        };
+        assert_eq!(next(0, 1), None);
+        assert!(next(0, 40).is_some());
+        assert_eq!(next(200, 40), None);
+        assert!(next(200, 2_000).is_some());
+        assert_eq!(next(100_000, 100_000), None, "a call would take minutes");
+    }
+
+    #[test]
+    fn large_messages_and_other_log_are_left_to_the_stream() {
+        let far = Distance { again: 10 * MB, left: 1_000 * MB };
+        assert!(next_batch(rows_of(100.0), far, None).is_some());
+        assert_eq!(next_batch(rows_of(1_000.0), far, None), None);
+        let sparse = Traffic { messages: 1e-5, bytes: 1e-3 };
+        assert_eq!(next_batch(sparse, far, None), None);
+    }
+
+    #[test]
+    fn a_batch_is_bounded_in_what_the_publisher_gathers() {
+        let far = Distance { again: 0, left: 100_000 * MB };
+        let dense = Traffic { messages: 0.01, bytes: 2.0 };
+        assert!(next_batch(dense, far, Some(LOG_MAX)).unwrap() <= 128 * MB);
+    }
+
+    #[test]
+    fn a_shift_takes_more_than_a_batch_would() {
+        let shift = |again, left| {
+            is_worth_a_shift(Traffic::ASSUMED, Distance { again: again * MB, left: left * MB })
+        };
+        assert!(!shift(0, 40));
+        assert!(shift(0, 200));
+        assert!(!shift(400, 600));
+    }
+
+    #[test]
+    fn little_log_says_nothing() {
+        assert_eq!(Traffic::of(UNIT - 1, 10, 100), None);
+        assert!(Traffic::of(UNIT, 10, 100).is_some());
+    }
+}
