@@ -12,8 +12,10 @@ use tokio::sync::{mpsc, watch};
 
 /// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
 const NUDGE_BYTES: u64 = 8 << 20;
-/// How often the publication is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
+/// How often publication and slot are looked at; in tests with fault injection so often that the
+/// gear is changed in the middle of everything.
+const LOOK_EVERY: Duration =
+    Duration::from_millis(if cfg!(feature = "faults") { 150 } else { 2_000 });
 
 /// Ends with the session.
 pub(crate) struct Attendant {

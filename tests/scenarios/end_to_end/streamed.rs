@@ -61,7 +61,9 @@ fn interleaved_streams_with_nested_aborts() -> Result<()> {
                 insert(session, number, next_id)?;
                 next_id += 700;
                 // The publisher has sent some of it before the next session goes on.
-                wait_until("a block to be streamed", Duration::from_secs(30), &[], || {
+                let log = pair.site.log_path();
+                let log = &[log.as_path()];
+                wait_until("a block to be streamed", Duration::from_secs(30), log, || {
                     Ok((streamed_blocks(&mut watch)? > before).then_some(()))
                 })?;
             }

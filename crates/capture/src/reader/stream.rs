@@ -179,10 +179,6 @@ impl<'s, 'a> Session<'s, 'a> {
                         if self.intake.assembler.bytes_waiting() >= BATCH_BYTES {
                             self.append().await?;
                         }
-                        next = match self.stream.try_next() {
-                            Ok(next) => next,
-                            Err(error) => return Err(self.lost(error).await),
-                        };
                         // A stream that never pauses must keep nothing back.
                         if self.acknowledged_at.elapsed() >= ACKNOWLEDGE_EVERY {
                             self.append().await?;
@@ -192,6 +188,11 @@ impl<'s, 'a> Session<'s, 'a> {
                                 break;
                             }
                         }
+                        // Last: what is taken is handled.
+                        next = match self.stream.try_next() {
+                            Ok(next) => next,
+                            Err(error) => return Err(self.lost(error).await),
+                        };
                     }
                     self.append().await?;
                     // Now, and not before what has come is handled: that would wait for two pauses.
