@@ -7,6 +7,7 @@
 //! transactions is a prefix step, so readers still see only prefixes of the publisher's commit
 //! order.
 
+use farshore_model::DictionaryId;
 use std::time::Duration;
 
 /// When groups are written as batches: netted per key and in bulk, instead of change by change.
@@ -79,6 +80,40 @@ impl GroupLimits {
     }
 }
 
+/// How many times the usual a batch over this many tables may be.
+///
+/// Each table of a batch takes a few statements, however few its rows are: with many tables a usual
+/// batch would be a statement for every few rows.
+pub fn batch_factor(tables: usize) -> u64 {
+    (tables / 64).clamp(1, 4) as u64
+}
+
+/// Which tables changes are for, told apart as far as [`batch_factor`] needs it: by the numbers of
+/// their definitions, modulo 1,024.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tables([u64; 16]);
+
+impl Tables {
+    /// Adds a table.
+    pub fn add(&mut self, relation: DictionaryId) {
+        let [first, second, ..] = relation.0.to_le_bytes();
+        let bit = u16::from_le_bytes([first, second]) % 1024;
+        if let Some(word) = self.0.get_mut(usize::from(bit / 64)) {
+            *word |= 1 << (bit % 64);
+        }
+    }
+
+    /// Adds those of `other`.
+    pub fn add_all(&mut self, other: &Tables) {
+        self.0.iter_mut().zip(other.0).for_each(|(word, other)| *word |= other);
+    }
+
+    /// How many there are, 1,024 at most.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
+}
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Input {
@@ -93,6 +128,8 @@ pub enum Input {
         /// It takes locks that keep readers out (TRUNCATE): held together with those of other
         /// transactions, or for long, they deadlock with readers.
         barrier: bool,
+        /// Tables that it changes.
+        tables: Tables,
     },
     /// Nothing more is at hand now.
     Dry {
@@ -134,6 +171,7 @@ struct Group {
     commands: u64,
     bytes: u64,
     transactions: u64,
+    tables: Tables,
 }
 
 impl Scheduler {
@@ -154,7 +192,7 @@ impl Scheduler {
                 Decision::default()
             }
             Input::Dry { .. } => Decision { commit_before: self.commit(), ..Decision::default() },
-            Input::Transaction { commands, bytes, behind, barrier } => {
+            Input::Transaction { commands, bytes, behind, barrier, tables } => {
                 let limits = &self.limits;
                 let mut decision = Decision { apply: true, ..Decision::default() };
                 let batch = match limits.batches {
@@ -182,14 +220,20 @@ impl Scheduler {
                 group.commands += commands;
                 group.bytes = group.bytes.saturating_add(bytes);
                 group.transactions += 1;
-                let (commands_max, transactions_max) = if group.batch {
-                    (limits.batch_commands_max, limits.batch_transactions_max)
+                group.tables.add_all(&tables);
+                let (commands_max, transactions_max, bytes_max) = if group.batch {
+                    let times = batch_factor(group.tables.count());
+                    (
+                        limits.batch_commands_max.saturating_mul(times),
+                        limits.batch_transactions_max.saturating_mul(times),
+                        limits.bytes_max.saturating_mul(times),
+                    )
                 } else {
-                    (limits.commands_max, limits.transactions_max)
+                    (limits.commands_max, limits.transactions_max, limits.bytes_max)
                 };
                 decision.commit_after = barrier
                     || group.commands >= commands_max
-                    || group.bytes >= limits.bytes_max
+                    || group.bytes >= bytes_max
                     || group.transactions >= transactions_max;
                 self.open = Some(group);
                 if decision.commit_after {
@@ -224,9 +268,13 @@ mod tests {
         let (mut committed, mut open): (Vec<Vec<usize>>, Option<Vec<usize>>) = (Vec::new(), None);
         for (index, input) in inputs.iter().enumerate() {
             let input = match *input {
-                Some((commands, bytes)) => {
-                    Input::Transaction { commands, bytes, behind: false, barrier: false }
-                }
+                Some((commands, bytes)) => Input::Transaction {
+                    commands,
+                    bytes,
+                    behind: false,
+                    barrier: false,
+                    tables: Tables::default(),
+                },
                 None => Input::Dry { behind: false, open_for: Duration::ZERO },
             };
             let decision = scheduler.step(input);
@@ -272,8 +320,13 @@ mod tests {
     #[test]
     fn a_barrier_stands_alone() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction =
-            |barrier| Input::Transaction { commands: 1, bytes: 1, behind: false, barrier };
+        let transaction = |barrier| Input::Transaction {
+            commands: 1,
+            bytes: 1,
+            behind: false,
+            barrier,
+            tables: Tables::default(),
+        };
         assert!(scheduler.step(transaction(false)).begin);
         let decision = scheduler.step(transaction(true));
         assert!(decision.commit_before && decision.begin && decision.commit_after);
@@ -283,12 +336,24 @@ mod tests {
     #[test]
     fn a_target_that_is_behind_waits_a_moment_for_more() {
         let mut scheduler = Scheduler::new(LIMITS);
-        scheduler.step(Input::Transaction { commands: 1, bytes: 1, behind: false, barrier: false });
+        scheduler.step(Input::Transaction {
+            commands: 1,
+            bytes: 1,
+            behind: false,
+            barrier: false,
+            tables: Tables::default(),
+        });
         let dry = |behind, millis| Input::Dry { behind, open_for: Duration::from_millis(millis) };
         assert!(!scheduler.step(dry(true, 10)).commit_before);
         assert!(scheduler.is_open());
         assert!(scheduler.step(dry(true, 50)).commit_before);
-        scheduler.step(Input::Transaction { commands: 1, bytes: 1, behind: false, barrier: false });
+        scheduler.step(Input::Transaction {
+            commands: 1,
+            bytes: 1,
+            behind: false,
+            barrier: false,
+            tables: Tables::default(),
+        });
         assert!(scheduler.step(dry(false, 0)).commit_before);
         assert!(!scheduler.step(dry(false, 0)).commit_before);
     }
@@ -296,8 +361,13 @@ mod tests {
     #[test]
     fn what_is_behind_goes_in_batches_with_limits_of_their_own() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction =
-            |behind, commands| Input::Transaction { commands, bytes: 1, behind, barrier: false };
+        let transaction = |behind, commands| Input::Transaction {
+            commands,
+            bytes: 1,
+            behind,
+            barrier: false,
+            tables: Tables::default(),
+        };
         let decision = scheduler.step(transaction(false, 1));
         assert!(decision.begin && !decision.batch);
         // A batch does not go into a group that was begun row by row.
@@ -316,8 +386,13 @@ mod tests {
     #[test]
     fn what_comes_too_fast_for_change_by_change_comes_in_batches() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction =
-            Input::Transaction { commands: 4, bytes: 1, behind: false, barrier: false };
+        let transaction = Input::Transaction {
+            commands: 4,
+            bytes: 1,
+            behind: false,
+            barrier: false,
+            tables: Tables::default(),
+        };
         let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
         for _ in 0..2 {
             assert!(!scheduler.step(transaction).batch);
@@ -353,5 +428,34 @@ mod tests {
                 inputs.iter().enumerate().filter(|(_, i)| i.is_some()).map(|(n, _)| n).collect();
             assert_eq!(applied, wanted);
         }
+    }
+
+    #[test]
+    fn batches_over_many_tables_are_larger() {
+        let limits = GroupLimits { batches: Batches::Always, ..GroupLimits::default() };
+        let commands_in_a_group = |tables: u32| {
+            let mut scheduler = Scheduler::new(limits);
+            let mut commands = 0;
+            loop {
+                let mut changed = Tables::default();
+                (0..100).for_each(|n| changed.add(DictionaryId((commands + n) % tables)));
+                commands += 100;
+                let input = Input::Transaction {
+                    commands: 100,
+                    bytes: 100,
+                    behind: true,
+                    barrier: false,
+                    tables: changed,
+                };
+                if scheduler.step(input).commit_after {
+                    return commands;
+                }
+            }
+        };
+        assert_eq!(commands_in_a_group(1), 20_000);
+        assert_eq!(commands_in_a_group(127), 20_000);
+        assert_eq!(commands_in_a_group(192), 60_000);
+        assert_eq!(commands_in_a_group(1_000), 80_000);
+        assert_eq!(commands_in_a_group(100_000), 80_000);
     }
 }

@@ -4,12 +4,13 @@ use crate::ApplyError;
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
-use crate::scheduler::{Input, Scheduler};
+use crate::scheduler::{Input, Scheduler, Tables};
 use crate::status::{AppliedTransaction, Phase, SourceTransaction};
 use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{Applied, Lsn, PgTime};
+use farshore_wire::pgoutput::stored::changed_relation;
 use std::collections::VecDeque;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -392,9 +393,18 @@ pub(crate) struct Facts {
 
 /// A transaction as an input of the scheduler.
 pub(crate) fn input_of(header: &Header, body: &Body, behind: bool) -> (Input, Facts) {
+    let mut tables = Tables::default();
     let facts = match body {
         Body::Inline(bytes) => {
-            Facts { bytes: Some(bytes.len() as u64), barrier: contains_truncate(bytes) }
+            let mut truncates = false;
+            for command in commands(bytes).map_while(Result::ok) {
+                match changed_relation(command) {
+                    Some(relation) => tables.add(relation),
+                    // Rolled back or not.
+                    None => truncates |= command.first() == Some(&b'T'),
+                }
+            }
+            Facts { bytes: Some(bytes.len() as u64), barrier: truncates }
         }
         Body::Spilled(_) => Facts { bytes: None, barrier: true },
     };
@@ -404,11 +414,7 @@ pub(crate) fn input_of(header: &Header, body: &Body, behind: bool) -> (Input, Fa
         bytes: facts.bytes.unwrap_or(u64::MAX),
         behind,
         barrier: facts.barrier,
+        tables,
     };
     (input, facts)
-}
-
-/// Whether one of the commands is a TRUNCATE (rolled back or not).
-fn contains_truncate(body: &[u8]) -> bool {
-    commands(body).any(|command| command.is_ok_and(|command| command.first() == Some(&b'T')))
 }

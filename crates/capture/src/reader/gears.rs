@@ -10,27 +10,34 @@
 /// Small workloads of tests with fault injection meet several batches too.
 const UNIT: u64 = if cfg!(feature = "faults") { 16 << 10 } else { 4 << 20 };
 
-/// Log in the first batch, in bytes: a third of a second of decoding.
-const LOG_FIRST: u64 = 8 * UNIT;
+/// Log in the first batch, in bytes: less than a tenth of a second of decoding.
+const LOG_FIRST: u64 = 2 * UNIT;
 
 /// Most log in a batch, in bytes.
 const LOG_MAX: u64 = 256 * UNIT;
 
 /// Bytes of messages that a batch should not be more than: the publisher gathers them, and what is
 /// beyond its `work_mem` goes to a temporary file.
-const MESSAGE_BYTES_MAX: f64 = (256 << 20) as f64;
+const MESSAGE_BYTES_MAX: f64 = (128 << 20) as f64;
 
-/// Decoding a byte of log that is not about the publication's tables, in seconds.
-const READ_BYTE: f64 = 2e-9;
+/// Decoding a byte of log once more, and moving the slot over it, in seconds. What was committed
+/// before the slot's position is read and passed over.
+const AGAIN_BYTE: f64 = 0.75e-9;
 
-/// Decoding a message.
+/// The same for each message that the log came to.
+const AGAIN_MESSAGE: f64 = 0.2e-6;
+
+/// Decoding and giving a message for the first time.
 const DECODE_MESSAGE: f64 = 1e-6;
 
-/// Decoding a byte of a message, or gathering it for a call's answer.
-const DECODE_BYTE: f64 = 2.5e-9;
+/// The same for each byte of it.
+const DECODE_BYTE: f64 = 2e-9;
 
 /// What a message costs more by stream than in a call's answer, on both sides.
-const SEND_MESSAGE: f64 = 2e-6;
+const SEND_MESSAGE: f64 = 2.5e-6;
+
+/// What each byte of it costs more in a call's answer, which is gathered before it is sent.
+const GATHER_BYTE: f64 = 1.5e-9;
 
 /// What a call costs besides: questions, snapshots, the store's disk, moving the slot.
 const CALL: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.02 };
@@ -61,15 +68,19 @@ impl Traffic {
         Some(Traffic { messages: messages as f64 / log, bytes: bytes as f64 / log })
     }
 
-    /// What decoding a byte of log costs, in seconds.
-    fn decode(self) -> f64 {
-        READ_BYTE + self.messages * DECODE_MESSAGE + self.bytes * DECODE_BYTE
+    /// What it costs to decode a byte of log once more, in seconds.
+    fn again(self) -> f64 {
+        AGAIN_BYTE + self.messages * AGAIN_MESSAGE
     }
 
-    /// What a byte of log saves if it comes in a call's answer. Large messages save nothing: to
-    /// gather them costs as much as to send them at once.
+    /// What it costs to decode a byte of log for the first time, in seconds.
+    fn decode(self) -> f64 {
+        AGAIN_BYTE + self.messages * DECODE_MESSAGE + self.bytes * DECODE_BYTE
+    }
+
+    /// What a byte of log saves if it comes in a call's answer, in seconds.
     fn saves(self) -> f64 {
-        (self.messages * SEND_MESSAGE - self.bytes * DECODE_BYTE).max(0.0)
+        (self.messages * SEND_MESSAGE - self.bytes * GATHER_BYTE).max(0.0)
     }
 }
 
@@ -84,25 +95,43 @@ pub(super) struct Distance {
 
 /// Log in the next batch, in bytes, after one of `before`; `None` if the stream is better.
 pub(super) fn next_batch(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<u64> {
-    let Distance { again, left } = distance;
-    let fits = (MESSAGE_BYTES_MAX / traffic.bytes.max(1e-9)) as u64;
-    let in_time = ((CALL_LONG / traffic.decode()) as u64).saturating_sub(again);
-    // What is decoded again stays a third of what is new; but the first answer must not take long.
-    let grown = before.map_or(again.max(LOG_FIRST), |before| again.max(4 * before));
-    let log = (3 * again).min(grown).clamp(LOG_FIRST, LOG_MAX).min(fits).min(in_time);
-    // A remainder by itself would decode all this again.
-    let log = if left <= log + log / 2 { left } else { log };
-    let costs = again as f64 * traffic.decode() + CALL;
-    (log as f64 * traffic.saves() > costs).then_some(log)
+    plan(traffic, distance, before).map(|(log, _)| log)
 }
 
 /// Whether it pays to leave the stream for batches.
-pub(super) fn is_worth_a_shift(traffic: Traffic, distance: Distance) -> bool {
+pub(super) fn is_worth_a_shift(traffic: Traffic, mut distance: Distance) -> bool {
+    if distance.left < 16 * UNIT {
+        return false;
+    }
+    let (mut before, mut gain) = (None, 0.0);
+    while let Some((log, saved)) = plan(traffic, distance, before) {
+        gain += saved;
+        before = Some(log);
+        distance = Distance {
+            again: distance.again.saturating_add(log),
+            left: distance.left.saturating_sub(log.max(UNIT)),
+        };
+    }
+    gain > 2.0 * SHIFT
+}
+
+/// The next batch's log, and the seconds that it saves beyond what it costs; `None` if it would not.
+fn plan(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<(u64, f64)> {
     let Distance { again, left } = distance;
-    let costs = again as f64 * traffic.decode() + SHIFT;
-    next_batch(traffic, distance, None).is_some()
-        && left >= 16 * UNIT
-        && left.min(LOG_MAX) as f64 * traffic.saves() > 2.0 * costs
+    let costs = again as f64 * traffic.again() + CALL;
+    // The first answer must not take long. Then batches grow: half of what is decoded is new, or
+    // more where that alone would make the batch save little.
+    let grown = before.map_or(LOG_FIRST, |before| 4 * before).max(again);
+    let wanted = (4.0 * costs / traffic.saves().max(1e-12)) as u64;
+    let log = wanted.max(again).min(grown).clamp(LOG_FIRST, LOG_MAX);
+    let fits = (MESSAGE_BYTES_MAX / traffic.bytes.max(1e-9)) as u64;
+    let time_left = CALL_LONG - again as f64 * traffic.again();
+    let in_time = (time_left.max(0.0) / traffic.decode()) as u64;
+    let log = log.min(fits).min(in_time);
+    // A remainder by itself would decode all this again.
+    let log = if left <= log + log / 2 { left } else { log };
+    let saved = log as f64 * traffic.saves() - costs;
+    (saved > 0.0).then_some((log, saved))
 }
 
 #[cfg(test)]
@@ -122,11 +151,11 @@ mod tests {
         while at < total {
             let distance = Distance { again: at, left: total - at };
             let Some(log) = next_batch(Traffic::ASSUMED, distance, before) else { break };
-            batches.push(log / MB);
+            batches.push(log);
             (at, before) = (at + log, Some(log));
         }
-        assert_eq!(batches.iter().sum::<u64>(), 700, "{batches:?}");
-        assert!(batches.len() <= 4, "{batches:?}");
+        assert_eq!(batches.iter().sum::<u64>(), total, "{batches:?}");
+        assert!(batches[0] <= 8 * MB && batches.len() <= 8, "{batches:?}");
     }
 
     #[test]
@@ -136,8 +165,8 @@ mod tests {
         };
         assert_eq!(next(0, 1), None);
         assert!(next(0, 40).is_some());
-        assert_eq!(next(200, 40), None);
-        assert!(next(200, 2_000).is_some());
+        assert_eq!(next(1_000, 40), None);
+        assert!(next(1_000, 2_000).is_some());
         assert_eq!(next(100_000, 100_000), None, "a call would take minutes");
     }
 
@@ -145,16 +174,16 @@ mod tests {
     fn large_messages_and_other_log_are_left_to_the_stream() {
         let far = Distance { again: 10 * MB, left: 1_000 * MB };
         assert!(next_batch(rows_of(100.0), far, None).is_some());
-        assert_eq!(next_batch(rows_of(1_000.0), far, None), None);
+        assert_eq!(next_batch(rows_of(2_000.0), far, None), None);
         let sparse = Traffic { messages: 1e-5, bytes: 1e-3 };
         assert_eq!(next_batch(sparse, far, None), None);
     }
 
     #[test]
     fn a_batch_is_bounded_in_what_the_publisher_gathers() {
-        let far = Distance { again: 0, left: 100_000 * MB };
+        let far = Distance { again: 100 * MB, left: 100_000 * MB };
         let dense = Traffic { messages: 0.01, bytes: 2.0 };
-        assert!(next_batch(dense, far, Some(LOG_MAX)).unwrap() <= 128 * MB);
+        assert_eq!(next_batch(dense, far, Some(LOG_MAX)), Some(64 * MB));
     }
 
     #[test]
@@ -163,8 +192,9 @@ mod tests {
             is_worth_a_shift(Traffic::ASSUMED, Distance { again: again * MB, left: left * MB })
         };
         assert!(!shift(0, 40));
-        assert!(shift(0, 200));
-        assert!(!shift(400, 600));
+        assert!(shift(0, 300));
+        assert!(shift(400, 600));
+        assert!(!shift(10_000, 600));
     }
 
     #[test]

@@ -158,6 +158,12 @@ fn dictionary_id(r: &mut Reader<'_>) -> Result<DictionaryId, DecodeError> {
     r.u32(RELATION_OID).map(DictionaryId)
 }
 
+/// The definition that a stored row change refers to; nothing for other commands. Reads no further.
+pub fn changed_relation(command: &[u8]) -> Option<DictionaryId> {
+    let ([b'I' | b'U' | b'D'], rest) = command.split_at_checked(1)? else { return None };
+    Some(DictionaryId(u32::from_be_bytes(*rest.first_chunk()?)))
+}
+
 /// Calls `visit` with each relation OID that a server's message changes: one for Insert, Update and
 /// Delete, any number for Truncate, none for all other kinds. Reads no further than it must.
 ///

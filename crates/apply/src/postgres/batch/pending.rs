@@ -5,13 +5,14 @@ use crate::netting::Taken;
 use crate::postgres::foreign_keys::{Place, Places};
 use crate::postgres::statements::TargetRelation;
 use crate::row_by_row::RowByRow;
+use crate::scheduler::batch_factor;
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_model::{DictionaryId, Lsn};
 use farshore_wire::pgoutput::stored::Stored;
 use std::collections::HashMap;
 
-/// Bytes of changes that are held before they are sent.
+/// Bytes of changes that are held before they are sent; more over many tables ([`batch_factor`]).
 const PENDING_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes of bodies that may be kept in memory for what is held of them.
@@ -129,7 +130,11 @@ impl Batches {
     /// is to be sent now.
     pub fn holds(&mut self, body: &Bytes) -> bool {
         self.held += body.len();
-        self.held >= HELD_BYTES_MAX
+        self.held >= HELD_BYTES_MAX * self.factor()
+    }
+
+    fn factor(&self) -> usize {
+        batch_factor(self.pending.len()) as usize
     }
 
     /// Offers a row change of a known relation. The changes of one table are applied in their
@@ -181,6 +186,6 @@ impl Batches {
             self.pending.push((table, relation));
         }
         self.bytes += bytes;
-        if self.bytes >= PENDING_BYTES_MAX { Offered::Full } else { Offered::Taken }
+        if self.bytes >= PENDING_BYTES_MAX * self.factor() { Offered::Full } else { Offered::Taken }
     }
 }
