@@ -225,7 +225,7 @@ impl Scheduler {
                     let times = batch_factor(group.tables.count());
                     (
                         limits.batch_commands_max.saturating_mul(times),
-                        limits.batch_transactions_max.saturating_mul(times),
+                        limits.batch_transactions_max,
                         limits.bytes_max.saturating_mul(times),
                     )
                 } else {

@@ -164,22 +164,26 @@ impl Capture {
         mut is_far: bool,
         silence_max: Duration,
     ) -> Result<(), CaptureError> {
-        let mut announced = false;
+        let (mut announced, mut left) = (false, None);
         loop {
             if is_far {
                 self.announce_once(&mut announced);
-                catch_up::run(&mut intake, attendant).await?;
+                catch_up::run(&mut intake, attendant, left).await?;
                 let stopping = *intake.stop.borrow();
                 if stopping {
                     return Ok(());
                 }
                 self.check_slot_again(intake.assembler.last_position()).await?;
             }
+            // Of what is in progress the stream gives everything anew.
+            intake.assembler.begin_again();
             let (start, binary) = (intake.assembler.last_position(), intake.binary);
             let stream = self.start_stream(start, &intake.options()).await?;
             self.announce_once(&mut announced);
             tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
-            match Session::new(&mut intake, stream, attendant, silence_max).run().await? {
+            let session = Session::new(&mut intake, stream, attendant, silence_max);
+            left = Some(session.walsender());
+            match session.run().await? {
                 Left::ToStop => return Ok(()),
                 Left::FarBehind => is_far = true,
             }

@@ -330,6 +330,19 @@ pub(crate) async fn place(
     }))
 }
 
+/// Ends the publisher's process `walsender`, of a stream of ours, if it has our slot still.
+pub(crate) async fn end_walsender(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    walsender: i32,
+) -> Result<(), CaptureError> {
+    let end = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
+               WHERE slot_name = $1 AND active_pid = $2::text::int";
+    let (slot, pid) = (spec.slot_name(), walsender.to_string());
+    let ended = sql.query(end, &[Some(&slot), Some(&pid)]).await;
+    ended.map(drop).map_err(|error| spec.publisher_error(error))
+}
+
 /// The cluster's system identifier (`pg_control_system` may be closed to us; the replication
 /// command is not).
 async fn system_identifier(

@@ -385,6 +385,10 @@ fn changes_are_rewritten_to_stored_commands() {
         stored::decode_stored(&command).unwrap(),
         stored::Stored::Insert { relation: DictionaryId(8), new: tuple }
     );
+    assert_eq!(stored::changed_relation(&command), Some(DictionaryId(8)));
+    for other in [&b"T\0\0\0\x08"[..], b"I\0\0\x08", b""] {
+        assert_eq!(stored::changed_relation(other), None);
+    }
 
     out.clear();
     let truncate = bytes![b"T", u32(2), [1], u32(7), u32(9)];

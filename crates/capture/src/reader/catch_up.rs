@@ -36,6 +36,9 @@ const HAND_OVER_MAX: Duration = Duration::from_secs(5);
 /// The most time that a slot is waited for which the stream before has left.
 const SLOT_FREE_MAX: Duration = Duration::from_secs(10);
 
+/// After this long, that stream is ended.
+const SLOT_FREE_SOON: Duration = Duration::from_secs(1);
+
 /// How often it is looked whether it is free.
 const LOOK_AT_SLOT_EVERY: Duration = Duration::from_millis(10);
 
@@ -67,16 +70,26 @@ fn distance(intake: &Intake<'_>, place: &Place, from: Lsn) -> Option<Distance> {
     })
 }
 
-/// Takes batches until the stream is as good, or a stop was asked for.
+/// Takes batches until the stream is as good, or a stop was asked for. `left` is the publisher's
+/// process of the stream before, which may have the slot still.
 pub(super) async fn run(
     intake: &mut Intake<'_>,
     attendant: &mut Attendant,
+    left: Option<i32>,
 ) -> Result<(), CaptureError> {
     let spec = &intake.capture.spec;
-    let sql = connect(spec).await?;
+    let (sql, witness) = match (connect(spec).await, spec.connect(Mode::Sql).await) {
+        (Ok(sql), Ok(witness)) => (sql, witness),
+        // The stream takes fewer connections.
+        (Err(error), _) | (_, Err(error)) => {
+            tracing::info!(publication = %spec.name, %error, "no batches by function: streaming");
+            intake.keep_streaming();
+            return Ok(());
+        }
+    };
     // What the publisher is at must not keep the slot when nobody waits for it any more.
     let cancel = sql.cancel_token();
-    let (mut stop, mut batches) = (intake.stop.clone(), Batches { sql });
+    let (mut stop, mut batches) = (intake.stop.clone(), Batches { sql, witness, left });
     let nudge = attendant.follower();
     let ended = tokio::select! {
         _ = stop.wait_for(|stop| *stop) => Ended::Cut(Ok(())),
@@ -97,6 +110,7 @@ pub(super) async fn run(
             if !error.is_transient() && error.sqlstate() != Some(CANCELLED) {
                 intake.capture.stream_only.store(true, Ordering::Relaxed);
             }
+            intake.keep_streaming();
             let publication = &intake.capture.spec.name;
             tracing::info!(%publication, %error, "no more batches by function: streaming");
             Ok(())
@@ -143,6 +157,10 @@ impl From<CaptureError> for Ended {
 
 struct Batches {
     sql: Connection,
+    /// For questions while `sql` is at work.
+    witness: Connection,
+    /// The publisher's process of the stream before.
+    left: Option<i32>,
 }
 
 impl Batches {
@@ -155,11 +173,10 @@ impl Batches {
 
     async fn take_all(&mut self, intake: &mut Intake<'_>, nudge: Follower) -> Result<(), Ended> {
         let spec = &intake.capture.spec;
-        let mut witness = spec.connect(Mode::Sql).await?;
         let mut before = None;
         loop {
             let from = intake.assembler.last_position();
-            let Some(place) = free_slot(spec, &mut witness).await? else { return Ok(()) };
+            let Some(place) = self.free_slot(spec).await? else { return Ok(()) };
             slot::check_not_ahead(spec, place.confirmed, from)?;
             intake.capture.set_status(|status| {
                 status.publisher_end = place.end;
@@ -169,13 +186,15 @@ impl Batches {
             let upto = place.end.min(Lsn(from.0 + log));
             nudge.reached(upto);
             let counted = intake.counted;
-            let streamed = self.take(intake, &mut witness, upto).await?;
+            let streamed = self.take(intake, upto).await?;
             let Counted { messages, bytes } = intake.counted.since(counted);
             tracing::info!(
                 publication = %spec.name, %from, %upto, messages, bytes,
                 "far behind: taken by function"
             );
             if streamed {
+                // The next batch would have all of it again.
+                intake.keep_streaming();
                 return Ok(());
             }
             if let Some(traffic) = Traffic::of(upto.bytes_since(from), messages, bytes) {
@@ -187,12 +206,7 @@ impl Batches {
 
     /// Takes what was committed up to `upto` and is not in the store yet, waits until it is durable
     /// there, and moves the slot. Returns whether a transaction was streamed before its commit.
-    async fn take(
-        &mut self,
-        intake: &mut Intake<'_>,
-        witness: &mut Connection,
-        upto: Lsn,
-    ) -> Result<bool, Ended> {
+    async fn take(&mut self, intake: &mut Intake<'_>, upto: Lsn) -> Result<bool, Ended> {
         let spec = &intake.capture.spec;
         let from = intake.assembler.last_position();
         let refused = |error: farshore_pg::Error| match error.server_error() {
@@ -209,7 +223,7 @@ impl Batches {
             if !std::mem::replace(&mut checked, true) {
                 // The messages are all decoded now. The slot only moves forwards, so if it is not
                 // ahead of the store yet, they began where the store ends, or before.
-                if let Some(place) = slot::place(spec, witness).await? {
+                if let Some(place) = slot::place(spec, &mut self.witness).await? {
                     slot::check_not_ahead(spec, place.confirmed, from)?;
                 }
             }
@@ -230,6 +244,24 @@ impl Batches {
         intake.until_durable().await?;
         self.move_slot(intake).await?;
         Ok(streamed)
+    }
+
+    /// Where the slot stands, once nothing has it in use: a stream that was left just now may be
+    /// going still, and is ended if that takes long. What else has it is met by the call.
+    async fn free_slot(&mut self, spec: &PublicationSpec) -> Result<Option<Place>, CaptureError> {
+        let since = Instant::now();
+        loop {
+            let place = slot::place(spec, &mut self.witness).await?;
+            if !place.is_some_and(|place| place.in_use) || since.elapsed() >= SLOT_FREE_MAX {
+                return Ok(place);
+            }
+            if since.elapsed() >= SLOT_FREE_SOON
+                && let Some(walsender) = self.left.take()
+            {
+                slot::end_walsender(spec, &mut self.witness, walsender).await?;
+            }
+            tokio::time::sleep(LOOK_AT_SLOT_EVERY).await;
+        }
     }
 
     /// Tells the slot what is durable in the store, and nothing beyond.
@@ -271,22 +303,6 @@ async fn hand_over_soon(intake: &mut Intake<'_>) -> Result<(), CaptureError> {
             "the store's disk takes long: what the publisher had ready is asked for again"
                 .to_owned(),
         )),
-    }
-}
-
-/// Where the slot stands, once nothing has it in use: a stream that was left just now may be going
-/// still. What has it for longer is met by the call.
-async fn free_slot(
-    spec: &PublicationSpec,
-    witness: &mut Connection,
-) -> Result<Option<Place>, CaptureError> {
-    let since = Instant::now();
-    loop {
-        let place = slot::place(spec, witness).await?;
-        if !place.is_some_and(|place| place.in_use) || since.elapsed() >= SLOT_FREE_MAX {
-            return Ok(place);
-        }
-        tokio::time::sleep(LOOK_AT_SLOT_EVERY).await;
     }
 }
 

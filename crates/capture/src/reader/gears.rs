@@ -14,11 +14,15 @@ const UNIT: u64 = if cfg!(feature = "faults") { 16 << 10 } else { 4 << 20 };
 const LOG_FIRST: u64 = 2 * UNIT;
 
 /// Most log in a batch, in bytes.
-const LOG_MAX: u64 = 256 * UNIT;
+const LOG_MAX: u64 = 64 * UNIT;
 
 /// Bytes of messages that a batch should not be more than: the publisher gathers them, and what is
 /// beyond its `work_mem` goes to a temporary file.
 const MESSAGE_BYTES_MAX: f64 = (128 << 20) as f64;
+
+/// Bytes of messages per byte of log that a batch is prepared for at least: what comes next may be
+/// denser than what came last.
+const DENSITY_MIN: f64 = 0.5;
 
 /// Decoding a byte of log once more, and moving the slot over it, in seconds. What was committed
 /// before the slot's position is read and passed over.
@@ -46,7 +50,8 @@ const CALL: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.02 };
 const SHIFT: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.5 };
 
 /// A call must not take longer than this, in seconds: the publisher keeps a snapshot open for it.
-const CALL_LONG: f64 = 20.0;
+/// (One that is six times slower than these figures can still answer within the call's own limit.)
+const CALL_LONG: f64 = 10.0;
 
 /// What a stretch of log came to.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -124,7 +129,7 @@ fn plan(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<(u6
     let grown = before.map_or(LOG_FIRST, |before| 4 * before).max(again);
     let wanted = (4.0 * costs / traffic.saves().max(1e-12)) as u64;
     let log = wanted.max(again).min(grown).clamp(LOG_FIRST, LOG_MAX);
-    let fits = (MESSAGE_BYTES_MAX / traffic.bytes.max(1e-9)) as u64;
+    let fits = (MESSAGE_BYTES_MAX / traffic.bytes.max(DENSITY_MIN)) as u64;
     let time_left = CALL_LONG - again as f64 * traffic.again();
     let in_time = (time_left.max(0.0) / traffic.decode()) as u64;
     let log = log.min(fits).min(in_time);

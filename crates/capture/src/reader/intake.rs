@@ -9,11 +9,16 @@ use farshore_pg::{Connection, Mode};
 use farshore_store::{Batch, LogStore, StoreError};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// A batch is handed over at this size even if more is waiting, in bytes.
 pub(super) const BATCH_BYTES: usize = 256 << 10;
+
+/// After batches that led to nothing the stream is kept for this long, and then twice as long.
+const STREAM_FOR_MIN: Duration = Duration::from_secs(if cfg!(feature = "faults") { 1 } else { 60 });
+const STREAM_FOR_MAX: Duration = Duration::from_secs(3600);
 
 /// Tracer tokens that the status remembers.
 const TRACERS_KEPT: usize = 8;
@@ -43,6 +48,8 @@ pub(super) struct Intake<'a> {
     pub counted: Counted,
     /// What the log was made of lately.
     pub traffic: Traffic,
+    /// The stream is not left for batches before, and how long that was put off last.
+    stream_until: Option<(Instant, Duration)>,
     /// When something was last handed to the store.
     pub handed_over_at: Instant,
     /// For questions about types, once there was one.
@@ -67,10 +74,23 @@ impl<'a> Intake<'a> {
             binary,
             counted: Counted::default(),
             traffic: Traffic::ASSUMED,
+            stream_until: None,
             handed_over_at,
             catalog: None,
             stop,
         }
+    }
+
+    /// Batches have led to nothing: the stream is kept for a while, and each time for longer.
+    pub fn keep_streaming(&mut self) {
+        let before = self.stream_until.map_or(STREAM_FOR_MIN, |(_, before)| 2 * before);
+        let pause = before.min(STREAM_FOR_MAX);
+        self.stream_until = Some((Instant::now() + pause, pause));
+    }
+
+    /// Whether the stream may be left for batches.
+    pub fn may_leave_stream(&self) -> bool {
+        self.stream_until.is_none_or(|(until, _)| Instant::now() >= until)
     }
 
     /// Takes one message of pgoutput; `near` is where it stands in the log, for errors.

@@ -54,6 +54,8 @@ pub(super) struct Session<'s, 'a> {
     heard_noted_at: Option<Instant>,
     /// From where on the log's traffic is counted, and what had been counted there.
     traffic_from: (Lsn, Counted),
+    /// Where this stream began.
+    began_at: Lsn,
 }
 
 /// How fast messages come.
@@ -100,7 +102,8 @@ impl<'s, 'a> Session<'s, 'a> {
         attendant: &'s mut Attendant,
         silence_max: Duration,
     ) -> Session<'s, 'a> {
-        let traffic_from = (intake.assembler.last_position(), intake.counted);
+        let began_at = intake.assembler.last_position();
+        let traffic_from = (began_at, intake.counted);
         Session {
             intake,
             stream,
@@ -113,7 +116,13 @@ impl<'s, 'a> Session<'s, 'a> {
             heard_at: Instant::now(),
             heard_noted_at: None,
             traffic_from,
+            began_at,
         }
+    }
+
+    /// The publisher's process at the other end.
+    pub fn walsender(&self) -> i32 {
+        self.stream.backend_pid()
     }
 
     /// Until `stop` turns true or batches would be better; then everything received is made durable
@@ -248,8 +257,9 @@ impl<'s, 'a> Session<'s, 'a> {
         self.intake.publisher_error(error)
     }
 
-    /// Whether the stream, as of `place`, is so far behind that batches would be better. A
-    /// transaction that is being streamed would be sent anew.
+    /// Whether the stream, as of `place`, is so far behind that batches would be better. Not before
+    /// it has come to anything: it decodes from the restart point too. And a transaction that is
+    /// being streamed would be sent anew.
     fn is_far_behind(&mut self, place: Option<Place>) -> bool {
         let from = self.intake.assembler.last_position();
         let (since, before) = self.traffic_from;
@@ -258,7 +268,9 @@ impl<'s, 'a> Session<'s, 'a> {
             self.intake.traffic = traffic;
             self.traffic_from = (from, self.intake.counted);
         }
-        !self.intake.assembler.has_spills()
+        from > self.began_at
+            && self.intake.may_leave_stream()
+            && !self.intake.assembler.has_spills()
             && place.is_some_and(|place| catch_up::is_worth_a_shift(self.intake, &place, from))
     }
 

@@ -2,8 +2,8 @@
 //!
 //! To learn what a table is on the target, everything before its first change has to be written and
 //! answered, and then three questions asked. Behind, with many tables, that would be most of the
-//! work. So where tables are met soon after one another, each look takes twice as many tables along
-//! as the one before, whichever come next: all are known after a few.
+//! work. So when a table is met that nothing is known of, all others are looked at together with it
+//! whose changes are in what was read of the log so far.
 //!
 //! What was seen is good for the first version of a table that comes by, if that is the one that
 //! the target follows already, and only for a few seconds: from then on it is as if the table had
@@ -25,7 +25,7 @@ use tokio::time::Instant;
 const FRESH: Duration = Duration::from_secs(10);
 
 /// Most tables in one look.
-const TABLES_MAX: usize = 512;
+pub(super) const TABLES_MAX: usize = 512;
 
 /// What the target says of a table.
 pub(super) struct Seen {
@@ -33,35 +33,27 @@ pub(super) struct Seen {
     /// The version that it follows.
     pub definition: Relation,
     pub facts: TableFacts,
+    at: Instant,
 }
 
 /// What was seen and not used yet, by the publisher's names.
 #[derive(Default)]
 pub(super) struct Ahead {
     seen: HashMap<TableName, Seen>,
-    seen_at: Option<Instant>,
-    /// When a table was met last of which nothing had been seen.
-    met_at: Option<Instant>,
-    /// Tables that were learned then, with those taken along.
-    width: usize,
 }
 
 impl Ahead {
     /// What was seen of a table lately; it is not given twice.
     pub fn take(&mut self, published: &TableName) -> Option<Seen> {
-        let seen = self.seen.remove(published)?;
-        self.seen_at.is_some_and(|at| at.elapsed() < FRESH).then_some(seen)
+        self.seen.remove(published).filter(|seen| seen.at.elapsed() < FRESH)
     }
 
-    /// A table was met of which nothing had been seen. Returns how many others to look at now.
-    pub fn met_unseen(&mut self) -> usize {
-        let is_soon = self.met_at.is_some_and(|at| at.elapsed() < FRESH);
-        self.width = if is_soon { (2 * self.width).min(TABLES_MAX) } else { 1 };
-        self.met_at = Some(Instant::now());
-        self.width - 1
+    /// Whether a table was seen lately.
+    pub fn has(&self, published: &TableName) -> bool {
+        self.seen.get(published).is_some_and(|seen| seen.at.elapsed() < FRESH)
     }
 
-    /// Looks at tables, in the order of `published`.
+    /// Looks at tables.
     pub async fn look(
         &mut self,
         session: &mut Session,
@@ -70,20 +62,18 @@ impl Ahead {
         published: &[TableName],
     ) -> Result<(), ApplyError> {
         let tables: Vec<TableName> = published.iter().map(|table| names.table(table)).collect();
-        let seen_at = Instant::now();
+        let at = Instant::now();
         let on_target = target_tables(session, &tables).await?;
         let facts = batch::look_at_tables(session, &tables).await?;
         let mut definitions = load_definitions(session, subscription, published).await?;
-        if self.seen_at.is_none_or(|at| at.elapsed() >= FRESH) {
-            self.seen.clear();
-        }
+        self.seen.retain(|_, seen| seen.at.elapsed() < FRESH);
         for ((published, on_target), facts) in published.iter().zip(on_target).zip(facts) {
+            self.seen.remove(published);
             if let (Some(on_target), Some(definition)) = (on_target, definitions.remove(published))
             {
-                self.seen.insert(published.clone(), Seen { on_target, definition, facts });
+                self.seen.insert(published.clone(), Seen { on_target, definition, facts, at });
             }
         }
-        self.seen_at = Some(seen_at);
         Ok(())
     }
 }

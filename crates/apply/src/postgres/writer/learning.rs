@@ -1,6 +1,7 @@
 //! What a relation version is on the target, when it is first met.
 
 use super::Writer;
+use super::ahead::TABLES_MAX;
 use crate::ApplyError;
 use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{Follow, same_columns};
@@ -12,6 +13,7 @@ use farshore_fault as fault;
 use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Lsn, Relation};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 impl Writer {
@@ -93,7 +95,7 @@ impl Writer {
         self.send_batches().await?;
         self.finish_closing().await?;
         self.ensure_begun().await?;
-        self.look_ahead(&published).await?;
+        self.look_ahead(&published, definitions).await?;
         let mut on_target = self.look_up(&table).await?;
         let mut put_off = false;
         if let Some(there) = &on_target {
@@ -153,21 +155,41 @@ impl Writer {
         // What does not fit is looked at again, and said.
         let target = TargetRelation::new(relation.clone(), table, copied_at, seen.on_target);
         let Ok(target) = target else { return false };
-        self.facts.insert(id, seen.facts);
+        // Otherwise its first batch may come much later.
+        if self.batching {
+            self.facts.insert(id, seen.facts);
+        }
         self.know(id, target);
         true
     }
 
-    /// Looks at tables that have not been met yet, if they are likely to be met soon.
-    async fn look_ahead(&mut self, published: &TableName) -> Result<(), ApplyError> {
-        let along = if self.batching { self.ahead.met_unseen() } else { 0 };
-        if along == 0 {
+    /// Looks at tables that have not been met yet, and whose changes are in what was read.
+    async fn look_ahead(
+        &mut self,
+        published: &TableName,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        if !self.batching {
             return Ok(());
         }
-        let unknown =
-            |table: &&TableName| *table != published && !self.versions.contains_key(*table);
-        let tables: Vec<TableName> =
-            self.copied.keys().filter(unknown).take(along).cloned().collect();
+        let mut tables = BTreeSet::new();
+        for (_, relation) in definitions.iter().filter(|(id, _)| !self.relations.contains_key(id)) {
+            let table = TableName { schema: relation.schema.clone(), name: relation.name.clone() };
+            if table != *published
+                && self.copied.contains_key(&table)
+                && !self.versions.contains_key(&table)
+                && !self.ahead.has(&table)
+            {
+                tables.insert(table);
+            }
+            if tables.len() == TABLES_MAX {
+                break;
+            }
+        }
+        if tables.is_empty() {
+            return Ok(());
+        }
+        let tables: Vec<TableName> = tables.into_iter().collect();
         let (subscription, names) = (self.subscription.clone(), self.target_names.clone());
         let mut ahead = std::mem::take(&mut self.ahead);
         let looked = match self.session().await {
