@@ -262,19 +262,17 @@ impl Group {
 mod tests {
     use super::*;
 
+    fn transaction(commands: u64, bytes: u64, behind: bool, barrier: bool) -> Input {
+        Input::Transaction { commands, bytes, behind, barrier, tables: Tables::default() }
+    }
+
     /// Plays inputs and returns the groups as they would be committed.
     fn groups(limits: GroupLimits, inputs: &[Option<(u64, u64)>]) -> Vec<Vec<usize>> {
         let mut scheduler = Scheduler::new(limits);
         let (mut committed, mut open): (Vec<Vec<usize>>, Option<Vec<usize>>) = (Vec::new(), None);
         for (index, input) in inputs.iter().enumerate() {
             let input = match *input {
-                Some((commands, bytes)) => Input::Transaction {
-                    commands,
-                    bytes,
-                    behind: false,
-                    barrier: false,
-                    tables: Tables::default(),
-                },
+                Some((commands, bytes)) => transaction(commands, bytes, false, false),
                 None => Input::Dry { behind: false, open_for: Duration::ZERO },
             };
             let decision = scheduler.step(input);
@@ -320,13 +318,7 @@ mod tests {
     #[test]
     fn a_barrier_stands_alone() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction = |barrier| Input::Transaction {
-            commands: 1,
-            bytes: 1,
-            behind: false,
-            barrier,
-            tables: Tables::default(),
-        };
+        let transaction = |barrier| transaction(1, 1, false, barrier);
         assert!(scheduler.step(transaction(false)).begin);
         let decision = scheduler.step(transaction(true));
         assert!(decision.commit_before && decision.begin && decision.commit_after);
@@ -336,24 +328,12 @@ mod tests {
     #[test]
     fn a_target_that_is_behind_waits_a_moment_for_more() {
         let mut scheduler = Scheduler::new(LIMITS);
-        scheduler.step(Input::Transaction {
-            commands: 1,
-            bytes: 1,
-            behind: false,
-            barrier: false,
-            tables: Tables::default(),
-        });
+        scheduler.step(transaction(1, 1, false, false));
         let dry = |behind, millis| Input::Dry { behind, open_for: Duration::from_millis(millis) };
         assert!(!scheduler.step(dry(true, 10)).commit_before);
         assert!(scheduler.is_open());
         assert!(scheduler.step(dry(true, 50)).commit_before);
-        scheduler.step(Input::Transaction {
-            commands: 1,
-            bytes: 1,
-            behind: false,
-            barrier: false,
-            tables: Tables::default(),
-        });
+        scheduler.step(transaction(1, 1, false, false));
         assert!(scheduler.step(dry(false, 0)).commit_before);
         assert!(!scheduler.step(dry(false, 0)).commit_before);
     }
@@ -361,13 +341,7 @@ mod tests {
     #[test]
     fn what_is_behind_goes_in_batches_with_limits_of_their_own() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction = |behind, commands| Input::Transaction {
-            commands,
-            bytes: 1,
-            behind,
-            barrier: false,
-            tables: Tables::default(),
-        };
+        let transaction = |behind, commands| transaction(commands, 1, behind, false);
         let decision = scheduler.step(transaction(false, 1));
         assert!(decision.begin && !decision.batch);
         // A batch does not go into a group that was begun row by row.
@@ -386,13 +360,7 @@ mod tests {
     #[test]
     fn what_comes_too_fast_for_change_by_change_comes_in_batches() {
         let mut scheduler = Scheduler::new(LIMITS);
-        let transaction = Input::Transaction {
-            commands: 4,
-            bytes: 1,
-            behind: false,
-            barrier: false,
-            tables: Tables::default(),
-        };
+        let transaction = transaction(4, 1, false, false);
         let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
         for _ in 0..2 {
             assert!(!scheduler.step(transaction).batch);

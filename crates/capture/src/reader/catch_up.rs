@@ -39,7 +39,7 @@ const SLOT_FREE_MAX: Duration = Duration::from_secs(10);
 /// After this long, that stream is ended.
 const SLOT_FREE_SOON: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether it is free.
+/// How often it is looked whether it is free: the publisher tells nobody when it is.
 const LOOK_AT_SLOT_EVERY: Duration = Duration::from_millis(10);
 
 /// Log in the next batch from `from` on, in bytes, after one of `before`; `None` if the stream is

@@ -86,7 +86,7 @@ impl Writer {
         let published = table;
         let table = self.target_names.table(&published);
         if !self.versions.contains_key(&published)
-            && self.has_seen(&published, id, &relation, copied_at)
+            && self.learn_as_seen(&published, id, &relation, copied_at)
         {
             self.supersede(published, id);
             return Ok(());
@@ -140,7 +140,7 @@ impl Writer {
 
     /// Knows a version without asking, if its table was looked at lately and the target needs
     /// nothing done for it.
-    fn has_seen(
+    fn learn_as_seen(
         &mut self,
         published: &TableName,
         id: DictionaryId,
