@@ -24,7 +24,8 @@ impl CancelToken {
         let server = config.redacted_host(host);
         let encryption = if *encrypted { Encryption::Required } else { Encryption::Off };
         let work = async {
-            let opened = open(config, host, endpoint, encryption).await.map_err(|e| e.error)?;
+            let opened =
+                open(config, host, endpoint, encryption, None).await.map_err(|e| e.error)?;
             let mut socket = opened.socket;
             let mut request = BytesMut::new();
             frontend::cancel_request(&mut request, *process_id, secret_key)?;

@@ -18,6 +18,7 @@ pub mod config;
 mod connection;
 mod copy;
 mod error;
+mod gather;
 mod query;
 mod quote;
 mod read_buffer;

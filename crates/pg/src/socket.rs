@@ -1,4 +1,5 @@
 use crate::config::{Address, Host, Keepalive};
+use crate::gather::Arrived;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -6,8 +7,8 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
+use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
 /// One way to one host, names resolved.
@@ -46,12 +47,21 @@ pub(crate) enum Socket {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Connects by TCP, ready for a protocol that is about latency and notices a dead peer.
+/// Connects by TCP, ready for a protocol that is about latency and notices a dead peer; packets are
+/// at most so large, in bytes, where the network would let them be larger.
 pub(crate) async fn connect_tcp(
     address: SocketAddr,
     keepalive: Keepalive,
+    segment_max: Option<u32>,
 ) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address).await?;
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4()?,
+        SocketAddr::V6(_) => TcpSocket::new_v6()?,
+    };
+    if let Some(bytes) = segment_max {
+        socket2::SockRef::from(&socket).set_tcp_mss(bytes)?;
+    }
+    let stream = socket.connect(address).await?;
     stream.set_nodelay(true)?;
     let options = socket2::SockRef::from(&stream);
     if keepalive.enabled {
@@ -70,15 +80,20 @@ pub(crate) async fn connect_tcp(
 }
 
 impl Socket {
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Socket::Tcp(stream) => Some(stream),
+            Socket::Tls(stream) => Some(stream.get_ref().0),
+            Socket::Unix(_) => None,
+        }
+    }
+
     /// The kernel says that there is something to read only when there are so many bytes, where a
     /// socket can do that (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for
     /// fewer, it looks at once whether it has them (Linux 4.18 on).
-    pub(crate) fn wake_at(&self, bytes: i32) {
-        let tcp = match self {
-            Socket::Tcp(stream) => stream,
-            Socket::Tls(stream) => stream.get_ref().0,
-            Socket::Unix(_) => return,
-        };
+    pub(crate) fn wake_at(&self, bytes: usize) {
+        let Some(tcp) = self.tcp() else { return };
+        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel reads the
         // `c_int` that is pointed to and as long as is said, before the call returns. Where it
         // refuses, the socket is as it was.
@@ -91,6 +106,82 @@ impl Socket {
                 size_of::<libc::c_int>() as libc::socklen_t,
             )
         };
+    }
+
+    /// Bytes that wait in the socket; 0 where that cannot be asked.
+    pub(crate) fn waiting(&self) -> usize {
+        let Some(tcp) = self.tcp() else { return 0 };
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel writes one
+        // `c_int` where it is told to, before the call returns.
+        let asked = unsafe { libc::ioctl(tcp.as_raw_fd(), libc::FIONREAD, &raw mut bytes) };
+        if asked == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
+    }
+
+    /// Returns when so many bytes wait in the socket, or when no more will come. On a socket that is
+    /// not TCP it never does. Cancel-safe.
+    pub(crate) async fn wait_for(&self, enough: usize) {
+        let Some(tcp) = self.tcp() else { return std::future::pending().await };
+        loop {
+            let Ok(ready) = tcp.ready(Interest::READABLE).await else { return };
+            let look = || match self.waiting() {
+                waiting if waiting < enough => Err(io::ErrorKind::WouldBlock.into()),
+                _ => Ok(()),
+            };
+            if ready.is_read_closed() || tcp.try_io(Interest::READABLE, look).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Whether the kernel took this size for the receive buffer; it does not change it by itself
+    /// any more.
+    pub(crate) fn set_receive_buffer(&self, bytes: usize) -> bool {
+        let Some(tcp) = self.tcp() else { return false };
+        socket2::SockRef::from(tcp).set_recv_buffer_size(bytes).is_ok()
+    }
+
+    /// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before
+    /// 4.6), and on a socket that is not TCP.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn arrived(&self) -> Option<Arrived> {
+        // Where things are in linux/tcp.h's `struct tcp_info`, counted in words: the `libc` crate's
+        // ends before them.
+        const BYTES_RECEIVED: usize = 128 / size_of::<u32>();
+        const MIN_RTT: usize = 148 / size_of::<u32>();
+        const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
+        let tcp = self.tcp()?;
+        let mut info = [0_u32; DATA_SEGS_IN + 1];
+        let mut length = size_of_val(&info) as libc::socklen_t;
+        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel writes at most
+        // `length` bytes where it is told to, before the call returns.
+        let asked = unsafe {
+            libc::getsockopt(
+                tcp.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                info.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        if asked != 0 || (length as usize) < size_of_val(&info) {
+            return None;
+        }
+        let mut bytes = [0; size_of::<u64>()];
+        for (half, word) in bytes.chunks_exact_mut(size_of::<u32>()).zip(&info[BYTES_RECEIVED..]) {
+            half.copy_from_slice(&word.to_ne_bytes());
+        }
+        Some(Arrived {
+            bytes: u64::from_ne_bytes(bytes),
+            packets: info[DATA_SEGS_IN],
+            // All ones, more than an hour, while nothing has been measured.
+            round_trip: Duration::from_micros(info[MIN_RTT].into()),
+        })
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    pub(crate) fn arrived(&self) -> Option<Arrived> {
+        None
     }
 }
 

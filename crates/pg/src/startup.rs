@@ -4,6 +4,7 @@ use crate::Error;
 use crate::authentication::{Credentials, Refusal, authenticate, refused};
 use crate::config::{Config, Host, SslMode, TargetSession};
 use crate::connection::{Connection, Mode, Session};
+use crate::gather::SEGMENT_BYTES_MAX;
 use crate::socket::{Endpoint, Socket, connect_tcp};
 use crate::tls;
 use crate::transport::Transport;
@@ -99,12 +100,13 @@ async fn connect_endpoint(
     Err(Error::Protocol("no way to connect was left".into()))
 }
 
-/// Opens a byte stream and agrees on TLS with the server.
+/// Opens a byte stream, of packets up to `segment_max` bytes, and agrees on TLS with the server.
 pub(crate) async fn open(
     config: &Config,
     host: &Host,
     endpoint: &Endpoint,
     encryption: Encryption,
+    segment_max: Option<u32>,
 ) -> Result<Opened, Refusal> {
     let server = config.redacted_host(host);
     let unreachable =
@@ -119,7 +121,7 @@ pub(crate) async fn open(
         }
         Endpoint::Tcp(address) => *address,
     };
-    let mut tcp = connect_tcp(address, config.keepalive).await.map_err(|error| {
+    let mut tcp = connect_tcp(address, config.keepalive, segment_max).await.map_err(|error| {
         unreachable(io::Error::new(error.kind(), format!("{address}: {error}")))
     })?;
     if encryption == Encryption::Off || !offers_tls(&mut tcp).await.map_err(unreachable)? {
@@ -166,7 +168,10 @@ async fn start_session(
     mode: Mode,
     encryption: Encryption,
 ) -> Result<Connection, Refusal> {
-    let Opened { socket, encrypted, end_point } = open(config, host, endpoint, encryption).await?;
+    // Changes come by logical replication, each in a message of its own.
+    let segment_max = (mode == Mode::LogicalReplication).then_some(SEGMENT_BYTES_MAX);
+    let opened = open(config, host, endpoint, encryption, segment_max).await?;
+    let Opened { socket, encrypted, end_point } = opened;
     let server = config.redacted_host(host);
     let mut transport = Transport::new(server.clone(), socket);
 

@@ -1,4 +1,5 @@
 use crate::Error;
+use crate::gather::Gather;
 use crate::read_buffer::{KEPT_BYTES_MAX, ReadBuffer};
 use crate::socket::Socket;
 use bytes::{Buf, Bytes, BytesMut};
@@ -8,7 +9,6 @@ use std::io;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// A socket and what waits on either side of it. All state lives here, none in the futures, so
@@ -24,12 +24,14 @@ pub(crate) struct Transport {
     needs_flush: bool,
     /// The socket takes nothing any more. What the server said before may still be there to read.
     write_failure: Option<io::Error>,
+    gather: Gather,
 }
 
 impl Transport {
     pub(crate) fn new(server: String, socket: Socket) -> Transport {
         let (input, output) = (ReadBuffer::new(), BytesMut::new());
-        Transport { server, socket, input, output, needs_flush: false, write_failure: None }
+        let gather = Gather::default();
+        Transport { server, socket, input, output, needs_flush: false, write_failure: None, gather }
     }
 
     /// Writes until everything is on the wire. `Pending` if the socket takes no more now, or takes
@@ -113,17 +115,9 @@ impl Transport {
         }
     }
 
-    /// Sleeps while bytes gather in the socket; up to `enough` of them wake no thread.
-    pub(crate) async fn gather(&mut self, pause: Duration, enough: i32) {
-        struct Awake<'a>(&'a Socket);
-        impl Drop for Awake<'_> {
-            fn drop(&mut self) {
-                self.0.wake_at(1);
-            }
-        }
-        let awake = Awake(&self.socket);
-        awake.0.wake_at(enough);
-        tokio::time::sleep(pause).await;
+    /// Leaves messages to gather in the socket for a moment.
+    pub(crate) async fn gather(&mut self) {
+        self.gather.wait(&self.socket).await;
     }
 
     /// Waits for the next message, writing meanwhile. Cancel-safe.

@@ -25,8 +25,6 @@ const NOTE_HEARD_EVERY: Duration = Duration::from_secs(1);
 const PACE_WINDOW: Duration = Duration::from_millis(5);
 /// From this rate on, messages are left to gather.
 const FLOOD_MESSAGES_PER_SECOND: f64 = 30_000.0;
-/// For how long.
-const FLOOD_PAUSE: Duration = Duration::from_millis(1);
 
 /// Why a stream was left in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,7 +204,7 @@ impl<'s, 'a> Session<'s, 'a> {
                     self.append().await?;
                     // Now, and not before what has come is handled: that would wait for two pauses.
                     if self.pace.is_flood() {
-                        self.stream.gather(FLOOD_PAUSE).await;
+                        self.stream.gather().await;
                     }
                 }
             }

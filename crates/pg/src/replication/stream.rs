@@ -8,11 +8,6 @@ use farshore_wire::backend::Message;
 use farshore_wire::frontend;
 use farshore_wire::replication::{FromClient, FromServer, HotStandbyFeedback, StandbyStatusUpdate};
 use std::sync::Arc;
-use std::time::Duration;
-
-/// Beyond so many gathered bytes the thread is woken for each message again; nobody looks at them
-/// before the pause is over. More would have the kernel keep a larger buffer.
-const GATHERED_BYTES: i32 = 128 << 10;
 
 /// What a server says while it streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -161,10 +156,10 @@ impl ReplicationStream {
         }
     }
 
-    /// Lets messages gather in the socket for so long. A walsender sends each by itself, and even a
-    /// task that sleeps has its thread woken for every one of them otherwise.
-    pub async fn gather(&mut self, pause: Duration) {
-        self.connection.transport.gather(pause, GATHERED_BYTES).await;
+    /// When messages come in a flood, leaves them to gather for one to five milliseconds. A
+    /// walsender sends each by itself, which costs both sides more than the message is worth.
+    pub async fn gather(&mut self) {
+        self.connection.transport.gather().await;
     }
 
     /// The next message if it is here, or can be read without waiting. `None` does not mean that
