@@ -1,65 +1,55 @@
 //! Leaving a flood of messages to gather, at both ends of the connection.
 //!
-//! A walsender sends each message by itself. While the receiver's window is open, each becomes a
-//! packet: it goes through the whole of both kernels by itself, on the walsender's processor, and
+//! A walsender sends each message by itself. While the receive window is open, each becomes a
+//! segment: it goes through the whole of both kernels by itself, on the walsender's processor, and
 //! that costs several times what the walsender needs to decode it. While the window is closed, what
-//! is sent is appended to what waits, and goes in large packets once the window opens. So a close
-//! publisher (whose next window is here as soon as it is asked for) gets a small window, and when
-//! small messages come in a flood, nothing is read for longer than it takes to close it.
+//! is sent is appended to what waits in the sender's buffer, and goes in full segments once the
+//! window opens. So a close publisher (whose next window is here as soon as it is asked for) gets a
+//! small window, and when small messages come in a flood, nothing is read for longer than it takes
+//! to fill it. `docs/decisions/0049-a-flood-gathers-at-the-sender.md` has the figures.
 
-use crate::socket::Socket;
+use crate::socket::{Arrived, Socket};
 use std::time::Duration;
+use tokio::time::Instant;
 
-/// Receive buffer of a small window, as asked of the kernel, which doubles it (socket(7)). The
-/// window comes to 40 to 64 KB.
+/// Receive buffer of a small window, as asked of the kernel, which doubles it (socket(7)). By
+/// kernel and interface the window comes to 20 to 64 KB.
 const WINDOW_BUFFER_BYTES: usize = 32 << 10;
 
-/// Largest packet on a connection that may come to have a small window, in bytes. The kernel keeps a
-/// window closed until a packet of the largest size fits, and on the loopback interface that would be
-/// as large as the window: it would open by the sender's timer only, five times a second.
+/// Largest MSS on a connection that may come to have a small window, in bytes. Against silly windows
+/// the kernel opens none before a full segment fits. On the loopback interface that would be as large
+/// as the small window, which was then opened by the sender's persist timer only, five times a
+/// second.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 16 << 10;
 
-/// Up to this round trip a small window lets 80 MB/s through at least.
+/// Up to this round trip a small window lets 40 MB/s through at least.
 const ROUND_TRIP_MAX: Duration = Duration::from_micros(500);
 
-/// So many bytes are read as soon as they are there. The kernel wakes nobody for fewer, if they are
-/// not more than half of the buffer.
-const ENOUGH_BYTES: usize = WINDOW_BUFFER_BYTES;
+/// So many bytes are read as soon as they are there. It has to be less than any small window.
+const ENOUGH_BYTES: usize = WINDOW_BUFFER_BYTES / 2;
 
 /// The same without a small window. More would have the kernel keep a larger buffer.
 const ENOUGH_BYTES_WIDE: usize = 128 << 10;
 
-/// For how long messages are left to gather, at least.
+/// For how long messages are left to gather, at most as long as it is not known that they are small.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// For how long more if they are small and each came by itself. A walsender that sends 20 MB/s needs
-/// 2 to 3 ms to close the window.
+/// For how long more if they are small and each came by itself, at most. A walsender that sends
+/// 20 MB/s needs 2 to 3 ms to fill the window.
 const PAUSE_MORE: Duration = Duration::from_millis(4);
 
-/// Of less than this nobody closes a window, in bytes per [`PAUSE`].
+/// That pause ends earlier when, at the speed of before, so many bytes have come: a sender's buffer
+/// may hold no more.
+const GATHERED_BYTES: f64 = (160 << 10) as f64;
+
+/// A stream of less than this never fills a window, in bytes per [`PAUSE`].
 const FLOOD_BYTES: usize = 8 << 10;
 
-/// Packets that are smaller on average, in bytes, hold a message each.
+/// Segments that are smaller on average, in bytes, hold a message each.
 const SMALL_BYTES: u64 = 512;
 
-/// What the kernel knows of what came on a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Arrived {
-    /// Bytes, without headers.
-    pub bytes: u64,
-    /// Packets that held some, as they were on the wire. Wraps.
-    pub packets: u32,
-    /// The shortest round trip that was seen.
-    pub round_trip: Duration,
-}
-
-impl Arrived {
-    /// Bytes per packet since `before`; `None` if there was no packet.
-    fn packet_bytes(self, before: Arrived) -> Option<u64> {
-        let packets = u64::from(self.packets.wrapping_sub(before.packets));
-        self.bytes.saturating_sub(before.bytes).checked_div(packets)
-    }
-}
+/// Fewer segments say nothing.
+const SEGMENTS_MIN: u64 = 16;
 
 /// One connection's way to gather.
 #[derive(Debug, Default)]
@@ -69,44 +59,59 @@ pub(crate) struct Gather {
 }
 
 impl Gather {
-    /// Returns when messages have gathered in the socket, or for lack of them after a millisecond.
-    /// Cancel-safe.
+    /// Returns when messages have gathered in the socket: after a millisecond or less, or after five
+    /// in a flood of small ones. Cancel-safe.
     pub(crate) async fn wait(&mut self, socket: &Socket) {
-        let before = socket.arrived();
-        let enough = if self.small_window == Some(true) { ENOUGH_BYTES } else { ENOUGH_BYTES_WIDE };
-        let quiet = Quiet::until(socket, enough);
-        let _enough_or_not = tokio::time::timeout(PAUSE, quiet.wait()).await;
-        if socket.waiting() < FLOOD_BYTES {
+        let (began, before) = (Instant::now(), socket.arrived());
+        let small = self.small_window == Some(true);
+        // To the end: while it is there, nobody is woken for each segment.
+        let quiet = Quiet::new(socket, if small { ENOUGH_BYTES } else { ENOUGH_BYTES_WIDE });
+        quiet.until_enough(PAUSE).await;
+        if socket.unread_bytes() < FLOOD_BYTES {
             return;
         }
         let (Some(before), Some(after)) = (before, socket.arrived()) else { return };
-        // What waited at the sender comes in large packets, and there may be more of it.
-        if after.packet_bytes(before).is_none_or(|bytes| bytes >= SMALL_BYTES) {
-            return;
-        }
+        // What had gathered at the sender comes in full segments, and there may be more of it.
+        let Some(bytes) = small_segments(before, after) else { return };
         let small_window = *self.small_window.get_or_insert_with(|| {
-            after.round_trip <= ROUND_TRIP_MAX && socket.set_receive_buffer(WINDOW_BUFFER_BYTES)
+            after.round_trip <= ROUND_TRIP_MAX
+                && after.segment_max <= SEGMENT_BYTES_MAX
+                && socket.set_receive_buffer(WINDOW_BUFFER_BYTES)
         });
         if small_window {
-            tokio::time::sleep(PAUSE_MORE).await;
+            let until_gathered = began.elapsed().mul_f64(GATHERED_BYTES / bytes as f64);
+            tokio::time::sleep(until_gathered.min(PAUSE_MORE)).await;
         }
     }
 }
 
-/// While this is there, the kernel wakes nobody for a few bytes.
+/// How many bytes came from one look to the next, if they came in small segments.
+fn small_segments(before: Arrived, after: Arrived) -> Option<u64> {
+    let segments = u64::from(after.segments.wrapping_sub(before.segments));
+    let bytes = after.bytes.saturating_sub(before.bytes);
+    (segments >= SEGMENTS_MIN && (1..segments * SMALL_BYTES).contains(&bytes)).then_some(bytes)
+}
+
+/// While this is there, the kernel wakes nobody for fewer bytes than are enough.
 struct Quiet<'a> {
     socket: &'a Socket,
-    enough: usize,
+    /// `None` where the kernel does not do that: then nobody may wait for it.
+    enough: Option<usize>,
 }
 
 impl<'a> Quiet<'a> {
-    fn until(socket: &'a Socket, enough: usize) -> Quiet<'a> {
-        socket.wake_at(enough);
-        Quiet { socket, enough }
+    fn new(socket: &'a Socket, enough: usize) -> Quiet<'a> {
+        Quiet { socket, enough: socket.wake_at(enough).then_some(enough) }
     }
 
-    async fn wait(&self) {
-        self.socket.wait_for(self.enough).await;
+    async fn until_enough(&self, patience: Duration) {
+        match self.enough {
+            Some(enough) => {
+                let until_unread = self.socket.until_unread(enough);
+                let _in_time_or_not = tokio::time::timeout(patience, until_unread).await;
+            }
+            None => tokio::time::sleep(patience).await,
+        }
     }
 }
 
@@ -186,10 +191,18 @@ mod tests {
     }
 
     #[test]
-    fn packets_are_counted_across_the_counters_end() {
-        let arrived = |bytes, packets| Arrived { bytes, packets, round_trip: Duration::ZERO };
-        let before = arrived(1_000, u32::MAX - 1);
-        assert_eq!(arrived(1_300, 1).packet_bytes(before), Some(100));
-        assert_eq!(before.packet_bytes(before), None);
+    fn small_segments_are_told_by_enough_of_them() {
+        let arrived = |bytes, segments| Arrived {
+            bytes,
+            segments,
+            round_trip: Duration::ZERO,
+            segment_max: SEGMENT_BYTES_MAX,
+        };
+        // The counter wraps.
+        let before = arrived(1_000, u32::MAX);
+        assert_eq!(small_segments(before, arrived(11_000, 99)), Some(10_000));
+        assert_eq!(small_segments(before, arrived(101_000, 99)), None);
+        assert_eq!(small_segments(before, arrived(1_100, 1)), None);
+        assert_eq!(small_segments(before, before), None);
     }
 }

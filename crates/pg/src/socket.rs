@@ -1,5 +1,4 @@
 use crate::config::{Address, Host, Keepalive};
-use crate::gather::Arrived;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -47,8 +46,21 @@ pub(crate) enum Socket {
     Tls(Box<TlsStream<TcpStream>>),
 }
 
-/// Connects by TCP, ready for a protocol that is about latency and notices a dead peer; packets are
-/// at most so large, in bytes, where the network would let them be larger.
+/// What the kernel knows of what came on a TCP connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrived {
+    /// Bytes, without headers.
+    pub bytes: u64,
+    /// Segments that held some, as they were on the wire. Wraps.
+    pub segments: u32,
+    /// The shortest round trip that was seen.
+    pub round_trip: Duration,
+    /// The MSS that the peer was told, in bytes.
+    pub segment_max: u32,
+}
+
+/// Connects by TCP, ready for a protocol that is about latency and notices a dead peer; with an MSS
+/// of at most so many bytes, where the kernel lets that be asked for.
 pub(crate) async fn connect_tcp(
     address: SocketAddr,
     keepalive: Keepalive,
@@ -59,7 +71,10 @@ pub(crate) async fn connect_tcp(
         SocketAddr::V6(_) => TcpSocket::new_v6()?,
     };
     if let Some(bytes) = segment_max {
-        socket2::SockRef::from(&socket).set_tcp_mss(bytes)?;
+        // It saves time only: who relies on it looks at `Arrived::segment_max`.
+        if let Err(error) = socket2::SockRef::from(&socket).set_tcp_mss(bytes) {
+            tracing::debug!(%address, %error, "asking for a smaller MSS");
+        }
     }
     let stream = socket.connect(address).await?;
     stream.set_nodelay(true)?;
@@ -88,28 +103,30 @@ impl Socket {
         }
     }
 
-    /// The kernel says that there is something to read only when there are so many bytes, where a
-    /// socket can do that (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for
-    /// fewer, it looks at once whether it has them (Linux 4.18 on).
-    pub(crate) fn wake_at(&self, bytes: usize) {
-        let Some(tcp) = self.tcp() else { return };
+    /// The kernel says that there is something to read only when there are so many bytes
+    /// (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for fewer, it looks at
+    /// once whether it has them (Linux 4.18 on). Returns whether it does that now.
+    pub(crate) fn wake_at(&self, bytes: usize) -> bool {
+        let Some(tcp) = self.tcp() else { return false };
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel reads the
-        // `c_int` that is pointed to and as long as is said, before the call returns. Where it
-        // refuses, the socket is as it was.
-        let _ = unsafe {
-            libc::setsockopt(
-                tcp.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_RCVLOWAT,
-                std::ptr::from_ref(&bytes).cast(),
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
+        let mut kept: libc::c_int = 0;
+        let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and before each call returns
+        // the kernel reads, or writes, one `c_int` where it is told to, which is as long as is said.
+        // Where it refuses, the socket is as it was.
+        let (set, asked) = unsafe {
+            let (socket, level, option) = (tcp.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+            let set =
+                libc::setsockopt(socket, level, option, std::ptr::from_ref(&bytes).cast(), length);
+            let kept = std::ptr::from_mut(&mut kept).cast();
+            (set, libc::getsockopt(socket, level, option, kept, &raw mut length))
         };
+        // A sandbox may say yes to what it does not know. (Too much is cut to what fits.)
+        cfg!(target_os = "linux") && set == 0 && asked == 0 && (kept == bytes || kept > 1)
     }
 
-    /// Bytes that wait in the socket; 0 where that cannot be asked.
-    pub(crate) fn waiting(&self) -> usize {
+    /// Bytes that wait in the socket to be read; 0 where that cannot be asked.
+    pub(crate) fn unread_bytes(&self) -> usize {
         let Some(tcp) = self.tcp() else { return 0 };
         let mut bytes: libc::c_int = 0;
         // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel writes one
@@ -118,14 +135,15 @@ impl Socket {
         if asked == 0 { usize::try_from(bytes).unwrap_or(0) } else { 0 }
     }
 
-    /// Returns when so many bytes wait in the socket, or when no more will come. On a socket that is
-    /// not TCP it never does. Cancel-safe.
-    pub(crate) async fn wait_for(&self, enough: usize) {
-        let Some(tcp) = self.tcp() else { return std::future::pending().await };
+    /// Returns when so many bytes wait to be read, or when no more will come; at once on a socket
+    /// that is not TCP. Cancel-safe. That fewer wait is forgotten: [`Socket::wake_at`] has to be
+    /// asked for fewer before the socket is read again.
+    pub(crate) async fn until_unread(&self, enough: usize) {
+        let Some(tcp) = self.tcp() else { return };
         loop {
             let Ok(ready) = tcp.ready(Interest::READABLE).await else { return };
-            let look = || match self.waiting() {
-                waiting if waiting < enough => Err(io::ErrorKind::WouldBlock.into()),
+            let look = || match self.unread_bytes() {
+                unread if unread < enough => Err(io::ErrorKind::WouldBlock.into()),
                 _ => Ok(()),
             };
             if ready.is_read_closed() || tcp.try_io(Interest::READABLE, look).is_ok() {
@@ -138,7 +156,9 @@ impl Socket {
     /// any more.
     pub(crate) fn set_receive_buffer(&self, bytes: usize) -> bool {
         let Some(tcp) = self.tcp() else { return false };
-        socket2::SockRef::from(tcp).set_recv_buffer_size(bytes).is_ok()
+        let socket = socket2::SockRef::from(tcp);
+        socket.set_recv_buffer_size(bytes).is_ok()
+            && socket.recv_buffer_size().is_ok_and(|kept| kept >= bytes)
     }
 
     /// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before
@@ -147,6 +167,7 @@ impl Socket {
     pub(crate) fn arrived(&self) -> Option<Arrived> {
         // Where things are in linux/tcp.h's `struct tcp_info`, counted in words: the `libc` crate's
         // ends before them.
+        const ADVMSS: usize = 84 / size_of::<u32>();
         const BYTES_RECEIVED: usize = 128 / size_of::<u32>();
         const MIN_RTT: usize = 148 / size_of::<u32>();
         const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
@@ -173,9 +194,10 @@ impl Socket {
         }
         Some(Arrived {
             bytes: u64::from_ne_bytes(bytes),
-            packets: info[DATA_SEGS_IN],
+            segments: info[DATA_SEGS_IN],
             // All ones, more than an hour, while nothing has been measured.
             round_trip: Duration::from_micros(info[MIN_RTT].into()),
+            segment_max: info[ADVMSS],
         })
     }
 

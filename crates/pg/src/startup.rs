@@ -100,7 +100,7 @@ async fn connect_endpoint(
     Err(Error::Protocol("no way to connect was left".into()))
 }
 
-/// Opens a byte stream, of packets up to `segment_max` bytes, and agrees on TLS with the server.
+/// Opens a byte stream, with an MSS up to `segment_max` bytes, and agrees on TLS with the server.
 pub(crate) async fn open(
     config: &Config,
     host: &Host,
