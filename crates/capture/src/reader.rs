@@ -132,7 +132,7 @@ impl Capture {
         let place = slot::place(&self.spec, &mut sql).await?;
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);
-        let mut intake = Intake::new(self, assembler, binary, stop);
+        let mut intake = Intake::new(self, assembler, binary, sql.is_close(), stop);
         // What is counted is what comes after this.
         self.set_status(|status| {
             let commands = status.commands;

@@ -136,6 +136,12 @@ impl Connection {
         self.session.process_id
     }
 
+    /// Whether the server is so close (half a millisecond there and back, by TCP) that a flood of a
+    /// stream's messages gathers there: [`crate::replication::ReplicationStream::gather`].
+    pub fn is_close(&self) -> bool {
+        self.transport.is_close()
+    }
+
     /// Whether the session is encrypted by TLS.
     pub fn is_encrypted(&self) -> bool {
         self.session.encrypted

@@ -85,6 +85,11 @@ impl Gather {
     }
 }
 
+/// Whether the peer is so close that a small window holds nothing up.
+pub(crate) fn is_close(socket: &Socket) -> bool {
+    socket.arrived().is_some_and(|arrived| arrived.round_trip <= ROUND_TRIP_MAX)
+}
+
 /// How many bytes came from one look to the next, if they came in small segments.
 fn small_segments(before: Arrived, after: Arrived) -> Option<u64> {
     let segments = u64::from(after.segments.wrapping_sub(before.segments));

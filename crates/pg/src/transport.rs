@@ -1,5 +1,5 @@
 use crate::Error;
-use crate::gather::Gather;
+use crate::gather::{self, Gather};
 use crate::read_buffer::{KEPT_BYTES_MAX, ReadBuffer};
 use crate::socket::Socket;
 use bytes::{Buf, Bytes, BytesMut};
@@ -113,6 +113,11 @@ impl Transport {
             Poll::Pending => Ok(false),
             Poll::Ready(read) => read.map(|()| true),
         }
+    }
+
+    /// Whether the peer is so close that a flood can be left to gather there.
+    pub(crate) fn is_close(&self) -> bool {
+        gather::is_close(&self.socket)
     }
 
     /// Leaves messages to gather in the socket for a moment.

@@ -67,6 +67,7 @@ fn distance(intake: &Intake<'_>, place: &Place, from: Lsn) -> Option<Distance> {
     may.then(|| Distance {
         again: from.bytes_since(place.restart),
         left: place.end.bytes_since(from),
+        is_close: intake.publisher_is_close,
     })
 }
 

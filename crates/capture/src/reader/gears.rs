@@ -37,9 +37,11 @@ const DECODE_MESSAGE: f64 = 1e-6;
 /// The same for each byte of it.
 const DECODE_BYTE: f64 = 2e-9;
 
-/// What a message costs more by stream than in a call's answer, on both sides, where a flood of
-/// messages gathers at the sender (`farshore_pg`'s `gather.rs`). Where it cannot it is 2.5 µs.
-const SEND_MESSAGE: f64 = 1.0e-6;
+/// What a message costs more by stream than in a call's answer, on both sides.
+const SEND_MESSAGE: f64 = 2.5e-6;
+
+/// The same where a flood of messages gathers at the publisher (`farshore_pg`'s `gather.rs`).
+const SEND_MESSAGE_CLOSE: f64 = 1.0e-6;
 
 /// What each byte of it costs more in a call's answer, which is gathered before it is sent.
 const GATHER_BYTE: f64 = 1.5e-9;
@@ -85,8 +87,9 @@ impl Traffic {
     }
 
     /// What a byte of log saves if it comes in a call's answer, in seconds.
-    fn saves(self) -> f64 {
-        (self.messages * SEND_MESSAGE - self.bytes * GATHER_BYTE).max(0.0)
+    fn saves(self, is_close: bool) -> f64 {
+        let send_message = if is_close { SEND_MESSAGE_CLOSE } else { SEND_MESSAGE };
+        (self.messages * send_message - self.bytes * GATHER_BYTE).max(0.0)
     }
 }
 
@@ -97,6 +100,8 @@ pub(super) struct Distance {
     pub again: u64,
     /// Log that is left, in bytes.
     pub left: u64,
+    /// The publisher is so close that a flood of messages gathers there.
+    pub is_close: bool,
 }
 
 /// Log in the next batch, in bytes, after one of `before`; `None` if the stream is better.
@@ -113,22 +118,21 @@ pub(super) fn is_worth_a_shift(traffic: Traffic, mut distance: Distance) -> bool
     while let Some((log, saved)) = plan(traffic, distance, before) {
         gain += saved;
         before = Some(log);
-        distance = Distance {
-            again: distance.again.saturating_add(log),
-            left: distance.left.saturating_sub(log.max(UNIT)),
-        };
+        distance.again = distance.again.saturating_add(log);
+        distance.left = distance.left.saturating_sub(log.max(UNIT));
     }
     gain > 2.0 * SHIFT
 }
 
 /// The next batch's log, and the seconds that it saves beyond what it costs; `None` if it would not.
 fn plan(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<(u64, f64)> {
-    let Distance { again, left } = distance;
+    let Distance { again, left, is_close } = distance;
+    let saves = traffic.saves(is_close);
     let costs = again as f64 * traffic.again() + CALL;
     // The first answer must not take long. Then batches grow: half of what is decoded is new, or
     // more where that alone would make the batch save little.
     let grown = before.map_or(LOG_FIRST, |before| 4 * before).max(again);
-    let wanted = (4.0 * costs / traffic.saves().max(1e-12)) as u64;
+    let wanted = (4.0 * costs / saves.max(1e-12)) as u64;
     let log = wanted.max(again).min(grown).clamp(LOG_FIRST, LOG_MAX);
     let fits = (MESSAGE_BYTES_MAX / traffic.bytes.max(DENSITY_MIN)) as u64;
     let time_left = CALL_LONG - again as f64 * traffic.again();
@@ -136,7 +140,7 @@ fn plan(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<(u6
     let log = log.min(fits).min(in_time);
     // A remainder by itself would decode all this again.
     let log = if left <= log + log / 2 { left } else { log };
-    let saved = log as f64 * traffic.saves() - costs;
+    let saved = log as f64 * saves - costs;
     (saved > 0.0).then_some((log, saved))
 }
 
@@ -145,6 +149,11 @@ mod tests {
     use super::*;
 
     const MB: u64 = 1 << 20;
+
+    /// So many megabytes, of a publisher that is close.
+    fn close(again: u64, left: u64) -> Distance {
+        Distance { again: again * MB, left: left * MB, is_close: true }
+    }
 
     fn rows_of(bytes: f64) -> Traffic {
         Traffic { messages: 1.0 / (bytes + 80.0), bytes: bytes / (bytes + 80.0) }
@@ -155,7 +164,7 @@ mod tests {
         let (mut at, mut before, mut batches) = (0, None, Vec::new());
         let total = 700 * MB;
         while at < total {
-            let distance = Distance { again: at, left: total - at };
+            let distance = Distance { again: at, left: total - at, is_close: true };
             let Some(log) = next_batch(Traffic::ASSUMED, distance, before) else { break };
             batches.push(log);
             (at, before) = (at + log, Some(log));
@@ -166,20 +175,20 @@ mod tests {
 
     #[test]
     fn far_from_the_restart_point_or_near_the_end_the_stream_is_better() {
-        let next = |again, left| {
-            next_batch(Traffic::ASSUMED, Distance { again: again * MB, left: left * MB }, None)
-        };
+        let next = |again, left| next_batch(Traffic::ASSUMED, close(again, left), None);
         assert_eq!(next(0, 1), None);
         assert!(next(0, 40).is_some());
         assert_eq!(next(1_000, 40), None);
         assert!(next(200, 2_000).is_some());
         assert_eq!(next(1_000, 2_000), None);
+        let away = Distance { is_close: false, ..close(1_000, 2_000) };
+        assert!(next_batch(Traffic::ASSUMED, away, None).is_some());
         assert_eq!(next(100_000, 100_000), None, "a call would take minutes");
     }
 
     #[test]
     fn large_messages_and_other_log_are_left_to_the_stream() {
-        let far = Distance { again: 10 * MB, left: 1_000 * MB };
+        let far = close(10, 1_000);
         assert!(next_batch(rows_of(100.0), far, None).is_some());
         assert_eq!(next_batch(rows_of(2_000.0), far, None), None);
         let sparse = Traffic { messages: 1e-5, bytes: 1e-3 };
@@ -188,16 +197,14 @@ mod tests {
 
     #[test]
     fn a_batch_is_bounded_in_what_the_publisher_gathers() {
-        let far = Distance { again: 100 * MB, left: 100_000 * MB };
+        let far = close(100, 100_000);
         let dense = Traffic { messages: 0.01, bytes: 2.0 };
         assert_eq!(next_batch(dense, far, Some(LOG_MAX)), Some(64 * MB));
     }
 
     #[test]
     fn a_shift_takes_more_than_a_batch_would() {
-        let shift = |again, left| {
-            is_worth_a_shift(Traffic::ASSUMED, Distance { again: again * MB, left: left * MB })
-        };
+        let shift = |again, left| is_worth_a_shift(Traffic::ASSUMED, close(again, left));
         assert!(!shift(0, 40));
         assert!(shift(0, 300));
         assert!(shift(400, 600));

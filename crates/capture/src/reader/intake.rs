@@ -48,6 +48,8 @@ pub(super) struct Intake<'a> {
     pub counted: Counted,
     /// What the log was made of lately.
     pub traffic: Traffic,
+    /// The publisher is so close that a flood of messages gathers there.
+    pub publisher_is_close: bool,
     /// The stream is not left for batches before, and how long that was put off last.
     stream_until: Option<(Instant, Duration)>,
     /// When something was last handed to the store.
@@ -62,6 +64,7 @@ impl<'a> Intake<'a> {
         capture: &'a Capture,
         mut assembler: Assembler,
         binary: bool,
+        publisher_is_close: bool,
         stop: watch::Receiver<bool>,
     ) -> Intake<'a> {
         let durable = capture.store.durable();
@@ -74,6 +77,7 @@ impl<'a> Intake<'a> {
             binary,
             counted: Counted::default(),
             traffic: Traffic::ASSUMED,
+            publisher_is_close,
             stream_until: None,
             handed_over_at,
             catalog: None,
