@@ -31,7 +31,7 @@ const ENOUGH_BYTES: usize = WINDOW_BUFFER_BYTES / 2;
 /// The same without a small window. More would have the kernel keep a larger buffer.
 const ENOUGH_BYTES_WIDE: usize = 128 << 10;
 
-/// For how long messages are left to gather, at most as long as it is not known that they are small.
+/// For how long messages are left to gather before anything is known of them, at most.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// For how long more if they are small and each came by itself, at most. A walsender that sends
@@ -133,48 +133,54 @@ mod tests {
     use crate::socket::connect_tcp;
     use bytes::{Buf, BytesMut};
     use std::io::Write;
+    use std::sync::mpsc;
     use tokio::io::AsyncReadExt;
 
     /// Connects to a sender that sends `messages` numbered messages of `length` bytes, each by
-    /// itself, and after a while one more.
-    async fn sender(messages: u32, length: usize) -> Socket {
+    /// itself, and one more when it is told that they have been read.
+    async fn sender(messages: u32, length: usize) -> (Socket, mpsc::Sender<()>) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
+        let (all_read, until_all_read) = mpsc::channel();
         std::thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.set_nodelay(true).unwrap();
             let mut message = vec![0; length];
             for number in 0..=messages {
                 if number == messages {
-                    // The reader has read all that was sent, and waits.
-                    std::thread::sleep(Duration::from_millis(50));
+                    until_all_read.recv().unwrap();
                 }
                 message[..size_of::<u32>()].copy_from_slice(&number.to_be_bytes());
                 stream.write_all(&message).unwrap();
             }
         });
         let connected = connect_tcp(address, Keepalive::default(), Some(SEGMENT_BYTES_MAX)).await;
-        Socket::Tcp(connected.unwrap())
+        (Socket::Tcp(connected.unwrap()), all_read)
     }
 
-    /// Reads numbered messages up to the stream's end, gathering before every read; gives up
-    /// gathering after `patience`, if there is one.
-    async fn read_all(socket: &mut Socket, length: usize, patience: Option<Duration>) -> u32 {
+    /// Reads such messages up to the stream's end, gathering before every read; gives up gathering
+    /// after `patience`, if there is one. The last comes while it gathers, or after.
+    async fn read_all(messages: u32, length: usize, patience: Option<Duration>) {
+        let (mut socket, all_read) = sender(messages, length).await;
         let mut gather = Gather::default();
         let (mut bytes, mut expected) = (BytesMut::new(), 0_u32);
         loop {
             match patience {
-                None => gather.wait(socket).await,
-                Some(patience) => drop(tokio::time::timeout(patience, gather.wait(socket)).await),
+                None => gather.wait(&socket).await,
+                Some(patience) => drop(tokio::time::timeout(patience, gather.wait(&socket)).await),
             }
             bytes.reserve(64 << 10);
             if socket.read_buf(&mut bytes).await.unwrap() == 0 {
                 assert!(bytes.is_empty());
-                return expected;
+                assert_eq!(expected, messages + 1);
+                return;
             }
             while bytes.len() >= length {
                 assert_eq!(bytes.split_to(length).get_u32(), expected);
                 expected += 1;
+                if expected == messages {
+                    all_read.send(()).unwrap();
+                }
             }
         }
     }
@@ -182,16 +188,14 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_flood_arrives_whole_and_its_last_message_is_heard_of() {
         for (messages, length) in [(100_000, 100), (20_000, 1_100), (20, 1 << 20)] {
-            let mut socket = sender(messages, length).await;
-            assert_eq!(read_all(&mut socket, length, None).await, messages + 1);
+            read_all(messages, length, None).await;
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn gathering_may_be_given_up_at_any_moment() {
         for patience in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(3)] {
-            let mut socket = sender(50_000, 100).await;
-            assert_eq!(read_all(&mut socket, 100, Some(patience)).await, 50_001);
+            read_all(50_000, 100, Some(patience)).await;
         }
     }
 

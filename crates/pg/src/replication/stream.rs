@@ -156,7 +156,7 @@ impl ReplicationStream {
         }
     }
 
-    /// When messages come in a flood, leaves them to gather for one to five milliseconds. A
+    /// When messages come in a flood, leaves them to gather for up to five milliseconds. A
     /// walsender sends each by itself, which costs both sides more than the message is worth.
     pub async fn gather(&mut self) {
         self.connection.transport.gather().await;
