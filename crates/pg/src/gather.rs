@@ -185,17 +185,23 @@ mod tests {
         }
     }
 
+    /// A wake-up that is lost shows as a reader that waits for ever.
+    async fn in_time(work: impl Future<Output = ()>) {
+        let ended = tokio::time::timeout(Duration::from_secs(60), work).await;
+        ended.expect("what had come was never heard of");
+    }
+
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_flood_arrives_whole_and_its_last_message_is_heard_of() {
         for (messages, length) in [(100_000, 100), (20_000, 1_100), (20, 1 << 20)] {
-            read_all(messages, length, None).await;
+            in_time(read_all(messages, length, None)).await;
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn gathering_may_be_given_up_at_any_moment() {
         for patience in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(3)] {
-            read_all(50_000, 100, Some(patience)).await;
+            in_time(read_all(50_000, 100, Some(patience))).await;
         }
     }
 
