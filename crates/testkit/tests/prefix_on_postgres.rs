@@ -71,11 +71,12 @@ fn a_good_replication_under_kills_is_accepted_and_interference_is_noticed() -> R
     let written = workload.stop()?;
     let history = oracle.history(&mut publisher.connect()?)?;
     println!("{written}; {} commits by the oracle", history.steps().len());
-    let mut reader = subscriber.connect()?;
+    // PostgreSQL 15's own apply worker dies of SIGSEGV now and then after a deadlock with a
+    // reader, and the server recovers: one more crash that a good replication goes through.
     let state =
         wait_until("the subscriber to be equal", TIMEOUT, &[&subscriber.log_path()], || {
-            let state = read_state(&mut reader)?;
-            Ok((state.hash() == history.final_hash()).then_some(state))
+            let state = subscriber.connect().and_then(|mut reader| read_state(&mut reader));
+            Ok(state.ok().filter(|state| state.hash() == history.final_hash()))
         })?;
     check_final(&history, &state)?;
     let samples = samplers.stop()?;
@@ -87,7 +88,7 @@ fn a_good_replication_under_kills_is_accepted_and_interference_is_noticed() -> R
 
     // Somebody counts up on the subscriber: seen in the end, and by samples.
     subscriber.execute_script("UPDATE prefix.counter SET n = n + 1 WHERE id = 2")?;
-    let changed = read_state(&mut reader)?;
+    let changed = read_state(&mut subscriber.connect()?)?;
     let violation = check_final(&history, &changed).expect_err("one counter is ahead");
     assert_eq!(violation.kind, ViolationKind::FinalDiffers);
     assert!(violation.to_string().contains("counter (id=2"), "{violation}");
