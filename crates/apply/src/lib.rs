@@ -5,6 +5,7 @@
 //! streaming     the log applied: groups begun, filled, committed, acknowledged
 //! scheduler     pure: how many source transactions make one target transaction
 //! netting       pure: what consecutive changes of one table come to
+//! early         a large transaction applied while it arrives, committed in its turn
 //! copy_beside   tables copied anew while the others stream on
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! requests      what operators ask for: transactions to skip, tables to copy anew
@@ -24,6 +25,7 @@ pub mod browse;
 mod careful;
 pub mod conflict;
 mod copy_beside;
+mod early;
 mod error;
 mod log_feed;
 pub mod netting;

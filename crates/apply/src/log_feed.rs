@@ -5,8 +5,8 @@ use bytes::Bytes;
 use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Durable, Lsn, Relation};
 use farshore_store::{
-    Entry, EntryKind, InMemory, Item, LogReader, LogStore, SpillId, SpillItem, SpillReader,
-    StoreError,
+    Entry, EntryKind, Growth, InMemory, Item, LogReader, LogStore, SpillFollower, SpillId,
+    SpillItem, SpillReader, StoreError,
 };
 use farshore_wire::pgoutput::stored;
 use std::collections::{HashMap, VecDeque};
@@ -197,15 +197,7 @@ impl LogFeed {
         spill.reading = None;
         let Some(items) = block? else { return Ok(None) };
         spill.reader = Some(reader);
-        let mut chunks = Vec::new();
-        for item in items {
-            match item {
-                SpillItem::Definition(id, bytes) => {
-                    define(&mut self.definitions, id, &bytes, position)?;
-                }
-                SpillItem::Chunk(bytes) => chunks.push(bytes),
-            }
-        }
+        let chunks = chunks_of(items, &mut self.definitions, position)?;
         if chunks.iter().map(Bytes::len).sum::<usize>() <= LARGE_BYTES {
             spill.start_reading();
         }
@@ -253,6 +245,59 @@ impl SpillFeed {
             }));
         }
     }
+}
+
+/// A transaction's commands, read while they arrive.
+pub struct SpillFollowFeed {
+    growth: watch::Receiver<Growth>,
+    follower: Option<Box<dyn SpillFollower>>,
+}
+
+impl SpillFollowFeed {
+    /// From its beginning.
+    pub fn new(follower: Box<dyn SpillFollower>) -> SpillFollowFeed {
+        SpillFollowFeed { growth: follower.growth(), follower: Some(follower) }
+    }
+
+    /// How far it has come.
+    pub fn growth(&self) -> watch::Receiver<Growth> {
+        self.growth.clone()
+    }
+
+    /// The next chunk of what was there at `growth`, its definitions added to `definitions`; `None`
+    /// when that has been read.
+    pub async fn next_chunks(
+        &mut self,
+        growth: Growth,
+        position: Lsn,
+        definitions: &mut Definitions,
+    ) -> Result<Option<Vec<Bytes>>, ApplyError> {
+        let Some(mut follower) = self.follower.take() else { return Ok(None) };
+        let reading = tokio::task::spawn_blocking(move || {
+            let block = follower.next_block(growth);
+            (follower, block)
+        });
+        let (follower, block) = reading.await.map_err(reader_died)?;
+        self.follower = Some(follower);
+        let Some(items) = block? else { return Ok(None) };
+        chunks_of(items, definitions, position).map(Some)
+    }
+}
+
+/// The commands among `items`; what is defined there becomes known.
+fn chunks_of(
+    items: Vec<SpillItem>,
+    definitions: &mut Definitions,
+    position: Lsn,
+) -> Result<Vec<Bytes>, ApplyError> {
+    let mut chunks = Vec::new();
+    for item in items {
+        match item {
+            SpillItem::Definition(id, bytes) => define(definitions, id, &bytes, position)?,
+            SpillItem::Chunk(bytes) => chunks.push(bytes),
+        }
+    }
+    Ok(chunks)
 }
 
 fn define(

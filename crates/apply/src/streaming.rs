@@ -1,10 +1,11 @@
 //! The log applied to the target: groups begun, filled, committed and acknowledged.
 
 use crate::ApplyError;
+use crate::early::{EarlySettings, EarlyStart, Outcome, Turn};
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
-use crate::scheduler::{Input, Scheduler, Tables};
+use crate::scheduler::{Batches, Input, Scheduler, Tables};
 use crate::status::{AppliedTransaction, Phase, SourceTransaction};
 use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
@@ -43,6 +44,10 @@ pub(crate) struct Streaming<'a> {
     agent: &'a Subscription,
     feed: LogFeed,
     writer: Writer,
+    /// Transactions that are applied while they arrive.
+    early: EarlyStart,
+    /// Row changes of those.
+    early_changes: u64,
     scheduler: Scheduler,
     /// Confirmed by the target.
     applied: Lsn,
@@ -87,13 +92,23 @@ impl<'a> Streaming<'a> {
         feed: LogFeed,
         writer: Writer,
         start: Start,
+        early: EarlySettings,
     ) -> Streaming<'a> {
         let usual = agent.spec.limits;
+        // While tables are at different points, a transaction without a position cannot tell what
+        // of it to pass over.
+        let may_be_early = usual.batches != Batches::Never
+            && writer.has_lanes()
+            && start.applied >= start.consistent_at
+            && start.applied >= early.lanes.alone_until;
+        let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
         Streaming {
             agent,
             feed,
             writer,
+            early,
+            early_changes: 0,
             scheduler: Scheduler::new(limits),
             applied: start.applied,
             sent: start.applied,
@@ -185,6 +200,9 @@ impl<'a> Streaming<'a> {
     }
 
     async fn apply(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
+        if self.apply_early(&header, &body).await? {
+            return Ok(());
+        }
         let source =
             SourceTransaction { position: header.end_lsn, commit_time: header.commit_time };
         if self.in_group.is_empty() && self.awaiting.is_empty() {
@@ -234,6 +252,43 @@ impl<'a> Streaming<'a> {
         Ok(())
     }
 
+    /// The commit has come of a transaction that may be on the target already, but for it. False
+    /// when it is not.
+    async fn apply_early(&mut self, header: &Header, body: &Body) -> Result<bool, ApplyError> {
+        let Body::Spilled(spill) = body else { return Ok(false) };
+        if !self.early.has(*spill) {
+            return Ok(false);
+        }
+        self.commit_group().await?;
+        self.settle().await?;
+        let source =
+            SourceTransaction { position: header.end_lsn, commit_time: header.commit_time };
+        self.agent.set_status(|status| status.oldest_pending = Some(source));
+        let to = header.end_lsn;
+        let state = self.state_at(to);
+        let turn = Turn { header: header.clone(), from: self.sent, state };
+        let changes = match self.early.commit(turn).await {
+            Outcome::Committed { changes } => changes,
+            Outcome::GivenUp => return Ok(false),
+            Outcome::Failed(error) => return Err(error),
+        };
+        tracing::info!(
+            subscription = %self.agent.spec.name, position = %to, changes,
+            "a large transaction was applied while it arrived"
+        );
+        self.early_changes += changes;
+        self.seen = self.seen.max(to);
+        self.sent = to;
+        self.awaiting.push_back((to, vec![source]));
+        self.acknowledge_up_to(to)?;
+        Ok(true)
+    }
+
+    /// What the target is when it has everything up to `position`.
+    fn state_at(&self, position: Lsn) -> &'static str {
+        if position >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP }
+    }
+
     /// Nothing more is at hand: commit, wait for the target, then for the log.
     async fn dry(&mut self, stop: &mut watch::Receiver<bool>) -> Result<(), ApplyError> {
         if let Some((header, body)) = self.held_back.take() {
@@ -254,6 +309,9 @@ impl<'a> Streaming<'a> {
             self.settle().await?;
         }
         self.announce();
+        // What was read after what is applied has no changes.
+        self.early.settled(self.seen);
+        self.early.consider();
         let behind = self.seen > self.applied;
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         let (ask_at, ask_again) = (self.ask_at, self.ask_again);
@@ -263,6 +321,7 @@ impl<'a> Streaming<'a> {
             Ok(_) = ready.wait_for(|sessions| *sessions != asked), if may_ask => false,
             () = tokio::time::sleep_until(ask_at), if ask_again && !may_ask => false,
             () = self.feed.wait_for_more() => false,
+            () = self.early.wait() => false,
             _ = stop.wait_for(|stop| *stop) => false,
             () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => false,
             () = tokio::time::sleep_until(self.progress_at + SPARES_KEPT_FOR), if has_spares => true,
@@ -311,7 +370,7 @@ impl<'a> Streaming<'a> {
 
     async fn commit_open(&mut self) -> Result<(), ApplyError> {
         let to = self.seen;
-        let state = if to >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP };
+        let state = self.state_at(to);
         self.writer.close(self.sent, to, state).await?;
         if !self.batch {
             self.writer.finish_closing().await?;
@@ -334,8 +393,12 @@ impl<'a> Streaming<'a> {
     fn acknowledge(&mut self) -> Result<(), ApplyError> {
         // Answers of several connections come in any order; the commits themselves do not.
         let committed = self.writer.take_committed().filter(|committed| *committed > self.applied);
-        let Some(committed) = committed else { return Ok(()) };
+        committed.map_or(Ok(()), |committed| self.acknowledge_up_to(committed))
+    }
+
+    fn acknowledge_up_to(&mut self, committed: Lsn) -> Result<(), ApplyError> {
         self.applied = committed;
+        self.early.settled(committed);
         self.progress_at = Instant::now();
         self.agent.acknowledge(committed)?;
         self.announce();
@@ -350,7 +413,7 @@ impl<'a> Streaming<'a> {
             confirmed.extend(group);
         }
         let (applied, consistent) = (self.applied, self.applied >= self.consistent_at);
-        let changes = self.writer.changes() - self.changes_announced;
+        let changes = self.writer.changes() + self.early_changes - self.changes_announced;
         let mut tracer = None;
         while let Some(token) = self.tracers.pop_front_if(|token| token.position <= applied) {
             tracer = Some(AppliedTransaction { source: token, applied_at: now });

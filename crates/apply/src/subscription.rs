@@ -4,6 +4,7 @@ use crate::ApplyError;
 use crate::backup;
 use crate::careful::{Careful, Failure};
 use crate::conflict::ConflictPolicy;
+use crate::early::EarlySettings;
 use crate::log_feed::LogFeed;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
@@ -617,6 +618,15 @@ impl Subscription {
             cancel,
         };
         let following = Following { policy: self.spec.follow_ddl, source: self.source.clone() };
+        let early = EarlySettings {
+            store: self.store.clone(),
+            lanes: LaneSettings { streams: Streams::fixed(1), ..lanes.clone() },
+            on_conflict: policy.clone(),
+            copied: copied.clone(),
+            row_by_row: row_by_row.clone(),
+            target_names: names.clone(),
+            following: following.clone(),
+        };
         let mut writer =
             Writer::new(pipeline, lanes, policy, copied, row_by_row, names, following).await?;
         if let Some(from) = careful_from {
@@ -629,7 +639,7 @@ impl Subscription {
         let beside = start.beside.drain(..);
         start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
-        let mut streaming = Streaming::new(self, feed, writer, start);
+        let mut streaming = Streaming::new(self, feed, writer, start, early);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
             return streaming.run(stop).await.map_err(Failure::of_many);

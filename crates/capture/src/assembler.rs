@@ -300,6 +300,7 @@ impl Assembler {
             None => open.spill.insert(self.store.begin_spill()?),
         };
         let body_start = open.payload_start + HEADER_LEN_MIN;
+        spill.follows(self.last_position);
         spill.write(&self.batch.payload[body_start..], &definitions)?;
         self.batch.payload.truncate(body_start);
         self.batch.payload.shrink_to(SPILL_BYTES);
@@ -334,7 +335,7 @@ impl Assembler {
             None => HELD_BYTES_EACH.min(HELD_BYTES_ALL.saturating_sub(self.held_elsewhere)),
         };
         if stream.held.len() >= bound {
-            stream.write_held(self.store.as_ref())?;
+            stream.write_held(self.store.as_ref(), self.last_position)?;
         }
         Ok(())
     }
@@ -392,7 +393,7 @@ impl Assembler {
                 let stream = self.streams.get_mut(&top).ok_or_else(|| unknown_stream(top))?;
                 // Many transactions may be streaming: an idle one with a spill holds no buffer.
                 if stream.spill.is_some() {
-                    stream.write_held(self.store.as_ref())?;
+                    stream.write_held(self.store.as_ref(), self.last_position)?;
                 }
                 if let Some(spill) = &mut stream.spill {
                     spill.flush()?;
@@ -527,7 +528,7 @@ impl Assembler {
             return Ok(());
         }
         if stream.spill.is_some() {
-            stream.write_held(self.store.as_ref())?;
+            stream.write_held(self.store.as_ref(), self.last_position)?;
         }
         let kind = match stream.spill.take() {
             Some(spill) => EntryKind::Spilled(spill.finish()?),
@@ -557,13 +558,18 @@ impl Assembler {
 }
 
 impl StreamedTransaction {
-    /// Moves what is held to the spill.
-    fn write_held(&mut self, store: &dyn LogStore) -> Result<(), AssembleError> {
+    /// Moves what is held to the spill. It came after the commit at `last_position`.
+    fn write_held(
+        &mut self,
+        store: &dyn LogStore,
+        last_position: Lsn,
+    ) -> Result<(), AssembleError> {
         let spill = match &mut self.spill {
             Some(spill) => spill,
             None => self.spill.insert(store.begin_spill()?),
         };
         let definitions: Vec<DictionaryId> = self.held_definitions.iter().copied().collect();
+        spill.follows(last_position);
         spill.write(&self.held, &definitions)?;
         self.held.clear();
         self.held.shrink_to(2 * CHUNK_BYTES);

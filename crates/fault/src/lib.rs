@@ -88,6 +88,7 @@ pub const DEFECTS: &[&str] = &[
     "lost-unchanged-value",
     "missed-conflict",
     "unordered-commits",
+    "early-keeps-rolled-back",
     "spool-durable-before-fsync",
     "mirror-near-claims-far",
     "mirror-reply-from-received",

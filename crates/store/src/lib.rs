@@ -273,6 +273,13 @@ pub trait LogStore: Send + Sync + 'static {
     /// [`SpillWriter::finish`] deletes it, as does a crash before an entry that names it is durable.
     fn begin_spill(&self) -> Result<Box<dyn SpillWriter>, StoreError>;
 
+    /// Spills that are being written now, oldest first.
+    fn growing_spills(&self) -> watch::Receiver<Vec<SpillId>>;
+
+    /// Reads a spill that is being written. What is read may never be committed, and nothing of it
+    /// is durable: only who can take all of it back may use it before an entry names the spill.
+    fn follow_spill(&self, spill: SpillId) -> Result<Box<dyn SpillFollower>, StoreError>;
+
     /// Reads the body of a spilled transaction.
     fn open_spill(&self, spill: SpillId) -> Result<Box<dyn SpillReader>, StoreError>;
 
@@ -336,6 +343,10 @@ pub trait SpillWriter: Send {
     /// Adds whole commands; `dictionary` lists definitions they refer to.
     fn write(&mut self, commands: &[u8], dictionary: &[DictionaryId]) -> Result<(), StoreError>;
 
+    /// What is written from here on was sent by the publisher after the commit at `position`, as
+    /// those who follow the spill are told.
+    fn follows(&mut self, position: Lsn);
+
     /// Empties the buffer to the file (not synced), so that an idle spill holds no memory.
     fn flush(&mut self) -> Result<(), StoreError>;
 
@@ -347,4 +358,27 @@ pub trait SpillWriter: Send {
 pub trait SpillReader: Send {
     /// The next items (at most one block), or `None` at the end.
     fn next_block(&mut self) -> Result<Option<Vec<SpillItem>>, StoreError>;
+}
+
+/// How far a spill that is being written has come.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Growth {
+    /// Where what can be read ends, in bytes of the file.
+    pub end: u64,
+    /// The publisher sent all of that after the commit at this position, and what it had committed
+    /// before has positions up to it.
+    pub after: Lsn,
+    /// There will be no more: an entry that names the spill comes next, or none.
+    pub finished: bool,
+}
+
+/// Reads a spill while it is being written. Blocking.
+pub trait SpillFollower: Send {
+    /// How far it has come. The sender is gone when the spill was finished, or was given up and
+    /// will never be.
+    fn growth(&self) -> watch::Receiver<Growth>;
+
+    /// The next items (at most one block) of what was there at `growth`, or `None` when all that
+    /// was read.
+    fn next_block(&mut self, growth: Growth) -> Result<Option<Vec<SpillItem>>, StoreError>;
 }

@@ -37,8 +37,8 @@ pub use folder::read_notes;
 pub use recovery::{Action, Case, Finding, RecoveryReport, decide};
 
 use crate::{
-    Batch, BoxFuture, Cursor, EntryKind, LogReader, LogStore, Retention, SpillId, SpillReader,
-    SpillWriter, StoreError, StoreStatus,
+    Batch, BoxFuture, Cursor, EntryKind, LogReader, LogStore, Retention, SpillFollower, SpillId,
+    SpillReader, SpillWriter, StoreError, StoreStatus,
 };
 use cursors::{Cursors, Notes};
 use dictionary::Dictionary;
@@ -46,7 +46,7 @@ use farshore_model::{Applied, DictionaryId, Durable, Lsn};
 use queue::{Queue, Queueable, Queued};
 use recent::Recent;
 use segment::{Segment, SegmentList, lock};
-use spill::{SegmentedSpillWriter, SpillError, SpillFile, Spills};
+use spill::{SegmentedSpillFollower, SegmentedSpillWriter, SpillError, SpillFile, Spills};
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
@@ -233,7 +233,7 @@ impl SegmentedStore {
             segments: Mutex::new(segments.collect()),
             recent: Recent::default(),
         });
-        let spills = Spills { next: recovered.next_spill, finished: recovered.spills };
+        let spills = Spills::recovered(recovered.next_spill, recovered.spills);
         let cursors = Cursors::new(dir.join("cursors"), recovered.store_id, recovered.cursors);
         let log = Arc::new(Log {
             dir: dir.to_owned(),
@@ -494,6 +494,14 @@ impl LogStore for SegmentedStore {
 
     fn begin_spill(&self) -> Result<Box<dyn SpillWriter>, StoreError> {
         Ok(Box::new(SegmentedSpillWriter::begin(self.log.clone())?))
+    }
+
+    fn growing_spills(&self) -> watch::Receiver<Vec<SpillId>> {
+        lock(&self.log.spills).names_of_growing()
+    }
+
+    fn follow_spill(&self, spill: SpillId) -> Result<Box<dyn SpillFollower>, StoreError> {
+        Ok(Box::new(SegmentedSpillFollower::open(&self.log, spill)?))
     }
 
     fn open_spill(&self, spill: SpillId) -> Result<Box<dyn SpillReader>, StoreError> {

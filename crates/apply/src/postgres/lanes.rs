@@ -27,6 +27,7 @@ mod touched;
 
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
 use circle::HeldUp;
+pub(crate) use connect::join;
 use connect::{Lane, connect, prepare};
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
@@ -212,6 +213,11 @@ impl Lanes {
     /// Whether the target's answers took 5 ms or more when it was connected.
     pub fn is_far(&self) -> bool {
         self.is_far
+    }
+
+    /// Whether groups may run side by side.
+    pub fn are_many(&self) -> bool {
+        self.streams > 1
     }
 
     /// For messages.

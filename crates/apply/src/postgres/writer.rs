@@ -74,6 +74,9 @@ pub struct Writer {
     batches: Batches,
     /// The target's foreign keys, where they fire for what we write.
     cascades: Option<ForeignKeys>,
+    /// The transaction's commit has not come: nothing but rows in bulk, on tables that the target
+    /// has as they are.
+    early: bool,
 }
 
 /// What the target's columns follow.
@@ -159,11 +162,29 @@ impl Writer {
             first_of_group: Lsn::MAX,
             batches: Batches::new(row_by_row, places),
             cascades,
+            early: false,
         };
         match outcome {
             Ok(()) => Ok(writer),
             Err(error) => Err(writer.explain(error)),
         }
+    }
+
+    /// What follows is of a transaction whose commit has not come. What could not be taken back
+    /// without anybody noticing, or depends on what is not committed before it, is an error.
+    pub fn be_early(&mut self) {
+        self.early = true;
+    }
+
+    /// Whether groups may run beside each other, and transactions be applied early.
+    pub fn has_lanes(&self) -> bool {
+        self.lanes.are_many()
+    }
+
+    /// Hands what has been taken in to the target.
+    pub async fn flush(&mut self) -> Result<(), ApplyError> {
+        self.send_batches().await?;
+        self.send().await
     }
 
     /// Row changes sent so far.
@@ -186,6 +207,10 @@ impl Writer {
 
     /// What follows must not run beside other groups.
     pub(super) async fn be_alone(&mut self) -> Result<(), ApplyError> {
+        if self.early {
+            let what = "it has changes that are not applied in bulk".to_owned();
+            return Err(ApplyError::NotYet(what));
+        }
         let alone = self.lanes.be_alone().await;
         alone.map_err(|error| self.explain(error))
     }

@@ -238,7 +238,9 @@ impl Replicate for SegmentedStore {
     }
 
     fn receive_spill(&self, spill: SpillId) -> Result<Box<dyn SpillReceiver>, StoreError> {
-        let writer = SegmentedSpillWriter::receive(self.log.clone(), spill)?;
+        let mut writer = SegmentedSpillWriter::receive(self.log.clone(), spill)?;
+        // It crosses after all that was committed before it.
+        crate::SpillWriter::follows(&mut writer, self.log.queue.accepted_end());
         Ok(Box::new(Receiver { log: self.log.clone(), writer: Box::new(writer) }))
     }
 }

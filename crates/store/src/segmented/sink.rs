@@ -326,6 +326,11 @@ impl BlockSink {
         Ok(())
     }
 
+    /// Where what was handed to the operating system ends.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
     /// Bytes written that no fsync has covered.
     pub fn unsynced(&self) -> u64 {
         self.written - self.synced

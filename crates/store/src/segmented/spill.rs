@@ -10,7 +10,8 @@
 //!     -4      4  CRC32C over the 20 bytes before
 //! ```
 //!
-//! The footer is written by `finish` alone, so a spill without one was never finished.
+//! The footer is written by `finish` alone, so a spill without one was never finished. What stands
+//! before it can be read while the spill is being written ([`SegmentedSpillFollower`]).
 
 use super::block::{self, BlockError, BlockReader, Container, Content, HEADER_LEN, Header, Kind};
 use super::folder::{remove, spill_path, sync_dir};
@@ -21,7 +22,7 @@ use super::segment::{
 use super::sink::{BlockSink, Compressor, SinkStart};
 use super::{Log, damaged, io_error};
 use crate::replica::{StoredBlock, StoredKind};
-use crate::{SpillId, SpillItem, SpillReader, SpillWriter, StoreError};
+use crate::{Growth, SpillFollower, SpillId, SpillItem, SpillReader, SpillWriter, StoreError};
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
@@ -31,6 +32,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use tokio::sync::watch;
 
 const TRAILER_MAGIC: [u8; 8] = *b"FARSHEND";
 const TRAILER_LEN: usize = 24;
@@ -51,6 +53,26 @@ pub(crate) struct Finished {
 pub(crate) struct Spills {
     pub next: u64,
     pub finished: HashMap<SpillId, Finished>,
+    /// Those that are being written.
+    growing: BTreeMap<SpillId, watch::Receiver<Growth>>,
+    /// Their names.
+    names: watch::Sender<Vec<SpillId>>,
+}
+
+impl Spills {
+    /// Those of a store that was just opened.
+    pub fn recovered(next: u64, finished: HashMap<SpillId, Finished>) -> Spills {
+        Spills { next, finished, ..Spills::default() }
+    }
+
+    /// See [`crate::LogStore::growing_spills`].
+    pub fn names_of_growing(&self) -> watch::Receiver<Vec<SpillId>> {
+        self.names.subscribe()
+    }
+
+    fn tell_names(&self) {
+        self.names.send_replace(self.growing.keys().copied().collect());
+    }
 }
 
 /// Writes one spill.
@@ -67,7 +89,10 @@ pub(crate) struct SegmentedSpillWriter {
     held: BTreeMap<DictionaryId, Bytes>,
     /// Bytes of commands taken, before compression.
     command_bytes: u64,
-    finished: bool,
+    /// What those that follow the spill are told.
+    growth: watch::Sender<Growth>,
+    /// The newest commit before what is written now.
+    after: Lsn,
 }
 
 impl SegmentedSpillWriter {
@@ -129,10 +154,29 @@ impl SegmentedSpillWriter {
             pending: Vec::new(),
             held: BTreeMap::new(),
             command_bytes: 0,
-            finished: false,
+            growth: watch::Sender::new(Growth::default()),
+            after: Lsn::ZERO,
         };
         writer.with_sink(|sink, _| sink.put_plain(&header.encode(SPILL_MAGIC)))?;
+        writer.grow();
+        let mut spills = lock(&writer.log.spills);
+        spills.growing.insert(id, writer.growth.subscribe());
+        spills.tell_names();
+        drop(spills);
         Ok(writer)
+    }
+
+    /// Tells those that follow the spill what is in the file now: whole blocks.
+    fn grow(&self) {
+        let Some(sink) = &self.sink else { return };
+        let (end, after) = (sink.written(), self.after);
+        self.growth.send_if_modified(|growth| {
+            let grows = end > growth.end;
+            if grows {
+                *growth = Growth { end, after, finished: false };
+            }
+            grows
+        });
     }
 
     /// Runs one step on the file; after an error the spill refuses everything.
@@ -213,7 +257,9 @@ impl SegmentedSpillWriter {
                 sink.sync()?;
             }
             Ok(())
-        })
+        })?;
+        self.grow();
+        Ok(())
     }
 
     fn put_buffered(&mut self) -> Result<(), StoreError> {
@@ -255,11 +301,16 @@ impl SpillWriter for SegmentedSpillWriter {
             self.pending.push(*id);
         }
         if commands.len() > self.log.options.block_bytes {
-            self.put_chunk(commands)
+            self.put_chunk(commands)?;
         } else {
             self.chunk.extend_from_slice(commands);
-            Ok(())
         }
+        self.grow();
+        Ok(())
+    }
+
+    fn follows(&mut self, position: Lsn) {
+        self.after = self.after.max(position);
     }
 
     fn flush(&mut self) -> Result<(), StoreError> {
@@ -273,7 +324,9 @@ impl SpillWriter for SegmentedSpillWriter {
                 sink.sync()?;
             }
             Ok(())
-        })
+        })?;
+        self.grow();
+        Ok(())
     }
 
     fn finish(mut self: Box<Self>) -> Result<SpillId, StoreError> {
@@ -295,14 +348,18 @@ impl SpillWriter for SegmentedSpillWriter {
         counters.payload_bytes.fetch_add(self.command_bytes, Ordering::Relaxed);
         counters.stored_bytes.fetch_add(bytes, Ordering::Relaxed);
         lock(&self.log.spills).finished.insert(self.id, Finished { bytes, committed: false });
-        self.finished = true;
+        self.growth.send_replace(Growth { end: footer_at, after: self.after, finished: true });
         Ok(self.id)
     }
 }
 
 impl Drop for SegmentedSpillWriter {
     fn drop(&mut self) {
-        if !self.finished {
+        let mut spills = lock(&self.log.spills);
+        spills.growing.remove(&self.id);
+        spills.tell_names();
+        drop(spills);
+        if !self.growth.borrow().finished {
             fault::point("spill.before-abort");
             if let Err(error) = remove(&self.path) {
                 tracing::warn!(%error, "an aborted spill stays until the store is opened again");
@@ -403,28 +460,32 @@ impl SpillFile {
     }
 
     pub fn into_reader(self) -> SegmentedSpillReader {
-        SegmentedSpillReader {
-            spill: self,
-            blocks: BlockReader::new(),
-            at: FILE_HEADER_LEN as u64,
-            sequence: 0,
-        }
+        SegmentedSpillReader { blocks: Blocks::new(self.container), spill: self }
     }
 }
 
-/// Reads one spill.
-pub(crate) struct SegmentedSpillReader {
-    spill: SpillFile,
+/// The blocks of one spill, one after the other.
+struct Blocks {
+    container: Container,
     blocks: BlockReader,
     at: u64,
     sequence: u64,
 }
 
-impl SegmentedSpillReader {
-    fn read_block(&mut self) -> Result<Vec<SpillItem>, BlockError> {
-        let SpillFile { file, container, footer_at, .. } = &self.spill;
-        let header = block::read_header(file, self.at, *footer_at)?;
-        if header.container != *container || header.sequence != self.sequence {
+impl Blocks {
+    fn new(container: Container) -> Blocks {
+        Blocks { container, blocks: BlockReader::new(), at: FILE_HEADER_LEN as u64, sequence: 0 }
+    }
+
+    /// The next one, which ends at `end` or before.
+    fn next(&mut self, file: &File, path: &Path, end: u64) -> Result<Vec<SpillItem>, StoreError> {
+        let at = self.at;
+        self.read(file, end).map_err(|error| error.into_store_error(path, at))
+    }
+
+    fn read(&mut self, file: &File, end: u64) -> Result<Vec<SpillItem>, BlockError> {
+        let header = block::read_header(file, self.at, end)?;
+        if header.container != self.container || header.sequence != self.sequence {
             return Err(BlockError::Bad("the block does not follow the one before it"));
         }
         let raw = self.blocks.read_payload(file, self.at, &header)?;
@@ -445,17 +506,58 @@ impl SegmentedSpillReader {
     }
 }
 
+/// Reads one spill.
+pub(crate) struct SegmentedSpillReader {
+    spill: SpillFile,
+    blocks: Blocks,
+}
+
 impl SpillReader for SegmentedSpillReader {
     fn next_block(&mut self) -> Result<Option<Vec<SpillItem>>, StoreError> {
-        let footer = &self.spill.footer;
-        if self.at == self.spill.footer_at {
-            if footer.sequence != self.sequence {
-                let what = format!("at byte {}: blocks are missing before the footer", self.at);
-                return Err(damaged(&self.spill.path, what));
+        let SpillFile { file, path, footer_at, footer, .. } = &self.spill;
+        if self.blocks.at == *footer_at {
+            if footer.sequence != self.blocks.sequence {
+                let what =
+                    format!("at byte {}: blocks are missing before the footer", self.blocks.at);
+                return Err(damaged(path, what));
             }
             return Ok(None);
         }
-        let at = self.at;
-        self.read_block().map(Some).map_err(|error| error.into_store_error(&self.spill.path, at))
+        self.blocks.next(file, path, *footer_at).map(Some)
+    }
+}
+
+/// Reads one spill while it is being written. It stays readable when the spill is given up, whose
+/// file then has no name any more.
+pub(crate) struct SegmentedSpillFollower {
+    file: File,
+    path: PathBuf,
+    blocks: Blocks,
+    growth: watch::Receiver<Growth>,
+}
+
+impl SegmentedSpillFollower {
+    pub fn open(log: &Log, id: SpillId) -> Result<SegmentedSpillFollower, StoreError> {
+        let spills = lock(&log.spills);
+        let unknown = || StoreError::Unknown(format!("spill {} that is being written", id.0));
+        let growth = spills.growing.get(&id).ok_or_else(unknown)?.clone();
+        let path = spill_path(&log.dir, id);
+        // Under the lock: whoever gives it up takes it from those that grow before its file.
+        let file = File::open(&path).map_err(io_error("read", &path))?;
+        let container = Container { store_id: log.segments.store_id, number: id.0 };
+        Ok(SegmentedSpillFollower { file, path, blocks: Blocks::new(container), growth })
+    }
+}
+
+impl SpillFollower for SegmentedSpillFollower {
+    fn growth(&self) -> watch::Receiver<Growth> {
+        self.growth.clone()
+    }
+
+    fn next_block(&mut self, growth: Growth) -> Result<Option<Vec<SpillItem>>, StoreError> {
+        if self.blocks.at >= growth.end {
+            return Ok(None);
+        }
+        self.blocks.next(&self.file, &self.path, growth.end).map(Some)
     }
 }

@@ -28,7 +28,19 @@ pub(super) async fn connect(
     settings: LaneSettings,
     foreign_keys_fire: bool,
 ) -> Result<Lane, String> {
-    let LaneSettings { subscription, target, cancel, .. } = &settings;
+    let mut pipeline = Pipeline::new(join(&settings, foreign_keys_fire).await?);
+    match prepare(&mut pipeline).await {
+        Ok((pid, _)) => Ok(Lane { pipeline, pid }),
+        Err(error) => Err(format!("{error:?}")),
+    }
+}
+
+/// A session beside the first, which the next agent waits for as well; or why there is none.
+pub(crate) async fn join(
+    settings: &LaneSettings,
+    foreign_keys_fire: bool,
+) -> Result<Session, String> {
+    let LaneSettings { subscription, target, cancel, .. } = settings;
     let application = format!("farshore {subscription}");
     let session = Session::connect(target, &application).await;
     let mut session = session.map_err(|error| error.to_string())?;
@@ -40,11 +52,7 @@ pub(super) async fn connect(
     if !session.join_lanes(subscription).await.map_err(|error| error.to_string())? {
         return Err("another agent waits for this one to end".to_owned());
     }
-    let mut pipeline = Pipeline::new(session);
-    match prepare(&mut pipeline).await {
-        Ok((pid, _)) => Ok(Lane { pipeline, pid }),
-        Err(error) => Err(format!("{error:?}")),
-    }
+    Ok(session)
 }
 
 /// What every connection needs. Returns the target's process and how long one round trip took.

@@ -135,6 +135,10 @@ impl Writer {
         let Some((table, batch)) = self.batches.get_mut(relation) else { return Ok(false) };
         if batch.has_own_columns_on_target() {
             // Their defaults (a sequence, a clock) are to follow the order of the commits.
+            if self.early {
+                let what = "a table of its has columns of its own on the target".to_owned();
+                return Err(PipelineError::Met(what));
+            }
             self.lanes.be_alone().await?;
         }
         self.lanes.touch(table, relation, batch.netting.hashes()).await?;

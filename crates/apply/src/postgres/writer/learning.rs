@@ -4,7 +4,7 @@ use super::Writer;
 use super::ahead::TABLES_MAX;
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::{Follow, same_columns};
+use crate::postgres::follow_ddl::{Follow, load_definitions, same_columns};
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{TargetTable, check_columns, target_table};
 use bytes::Bytes;
@@ -67,6 +67,9 @@ impl Writer {
         };
         let table = TableName { schema, name: relation.name.clone() };
         let known = self.copied.get(&table).copied();
+        if self.early {
+            return self.learn_early(id, relation, table, known).await;
+        }
         let Some(mut copied_at) = known else {
             // Whatever copy is made of it later stands at a point after everything in the log now,
             // so its changes can be passed over until then.
@@ -127,6 +130,41 @@ impl Writer {
         if put_off {
             self.superseded.push(id);
         }
+        Ok(())
+    }
+
+    /// Looks a version up that the target needs nothing done for. Any other is an error.
+    async fn learn_early(
+        &mut self,
+        id: DictionaryId,
+        relation: Arc<Relation>,
+        published: TableName,
+        copied_at: Option<Lsn>,
+    ) -> Result<(), ApplyError> {
+        let not_as_it_is =
+            || ApplyError::NotYet(format!("the target does not have {published} as it is"));
+        let (Some(copied_at), false) = (copied_at, self.versions.contains_key(&published)) else {
+            return Err(not_as_it_is());
+        };
+        let table = self.target_names.table(&published);
+        let on_target = self.look_up(&table).await?.ok_or_else(not_as_it_is)?;
+        let (subscription, one) = (self.subscription.clone(), std::slice::from_ref(&published));
+        let session = self.session().await?;
+        let follows = load_definitions(session, &subscription, one).await?.remove(&published);
+        let is_as_it_is = match follows {
+            Some(follows) => same_columns(&follows, &relation),
+            // Its first change: the target's columns are those of the copy.
+            None => relation
+                .columns
+                .iter()
+                .all(|column| on_target.columns.iter().any(|there| there.name == column.name)),
+        };
+        if !is_as_it_is {
+            return Err(not_as_it_is());
+        }
+        let target = TargetRelation::new(relation, table, copied_at, on_target);
+        self.know(id, target.map_err(|_| not_as_it_is())?);
+        self.supersede(published, id);
         Ok(())
     }
 
