@@ -10,6 +10,8 @@ mod catch_up;
 mod changes;
 #[path = "end_to_end/ddl.rs"]
 mod ddl;
+#[path = "end_to_end/early.rs"]
+mod early;
 #[path = "end_to_end/identities.rs"]
 mod identities;
 #[path = "end_to_end/lanes.rs"]

@@ -44,6 +44,9 @@ use tokio::task::JoinHandle;
 /// A transaction of which nothing has come for so long is given up.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
+/// When no more has come for so long, what is here is written.
+const FLUSH_AFTER: Duration = Duration::from_millis(20);
+
 /// A transaction with more subtransactions than this is given up.
 const SUBTRANSACTIONS_MAX: usize = 1 << 16;
 
@@ -294,7 +297,12 @@ impl Work {
                 break;
             }
             self.writer.send().await?;
-            match tokio::time::timeout(IDLE_MAX, growth.changed()).await {
+            let mut more = tokio::time::timeout(FLUSH_AFTER, growth.changed()).await;
+            if more.is_err() {
+                self.writer.flush().await?;
+                more = tokio::time::timeout(IDLE_MAX, growth.changed()).await;
+            }
+            match more {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) if growth.borrow().finished => {}
                 Ok(Err(_)) => {

@@ -1,0 +1,257 @@
+//! Large transactions that are applied while they arrive, before their commit has come.
+
+use anyhow::{Result, ensure};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Direction, Pair, both_ways};
+use postgres::Client;
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+const APPLIED: &str = "a large transaction was applied while it arrived";
+const GIVEN_UP: &str = "not applied while it arrives, but when its commit has come";
+const SCHEMA: &str = "
+    CREATE TABLE a (id bigint PRIMARY KEY, code bigint, filler text);
+    CREATE TABLE b (id bigint PRIMARY KEY, v text);
+    CREATE TABLE c (id bigint PRIMARY KEY);";
+
+/// A pair whose subscription has two connections, and a session in a transaction.
+fn pair(direction: Direction) -> Result<(Pair, Client)> {
+    let mut pair = Pair::new(direction, &["public.*"], SCHEMA)?;
+    pair.publish("INSERT INTO b SELECT i, 'old' FROM generate_series(1, 1000) AS i")?;
+    pair.site.replace("publication = \"p\"\n", "publication = \"p\"\nstreams = 2\n")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    let mut session = pair.publisher.connect()?;
+    session.batch_execute("BEGIN")?;
+    Ok((pair, session))
+}
+
+/// Rows from `from` on, some 2 MB.
+fn insert(session: &mut Client, from: i64) -> Result<()> {
+    let insert = "INSERT INTO a SELECT i, i, repeat(md5(i::text), 6) \
+                  FROM generate_series($1::bigint, $1 + 9999) AS i";
+    session.execute(insert, &[&from])?;
+    Ok(())
+}
+
+/// Waits until rows of the open transaction are on the target, where nobody sees them.
+fn await_early_rows(pair: &mut Pair) -> Result<()> {
+    let mut target = pair.subscriber.connect()?;
+    pair.site.wait_for("rows before their commit", SOON, || {
+        // A lock is taken with the first row.
+        let query = "SELECT FROM pg_locks l JOIN pg_stat_activity s USING (pid) \
+                     WHERE relation = 'a'::regclass AND mode = 'RowExclusiveLock' \
+                     AND application_name = 'farshore s'";
+        Ok(target.query(query, &[])?.first().map(drop))
+    })?;
+    let seen = pair.subscriber_says("SELECT count(*) FROM a")?;
+    ensure!(seen == "0", "{seen} rows are seen before their commit");
+    Ok(())
+}
+
+/// Waits until no early transaction is left on the target.
+fn await_no_early_rows(pair: &mut Pair) -> Result<()> {
+    let mut target = pair.subscriber.connect()?;
+    pair.site.wait_for("the end of the early transaction", SOON, || {
+        let query = "SELECT FROM pg_locks l JOIN pg_stat_activity s USING (pid) \
+                     WHERE relation = 'a'::regclass AND application_name = 'farshore s'";
+        Ok(target.query(query, &[])?.is_empty().then_some(()))
+    })
+}
+
+fn count(pair: &Pair, text: &str) -> usize {
+    pair.site.log().matches(text).count()
+}
+
+#[test]
+fn rows_are_on_the_target_before_their_commit_and_seen_after_it() -> Result<()> {
+    both_ways(|direction| {
+        let (mut pair, mut session) = pair(direction)?;
+        insert(&mut session, 0)?;
+        await_early_rows(&mut pair)?;
+        // Others go on meanwhile.
+        pair.publish("INSERT INTO c VALUES (1)")?;
+        pair.publish("UPDATE b SET v = 'theirs' WHERE id > 500")?;
+        pair.await_arrival()?;
+        // What it changes now met the rows of those.
+        session.batch_execute(
+            "UPDATE b SET v = v || ' ours' WHERE id % 2 = 0; \
+             DELETE FROM a WHERE id % 10 = 0; DELETE FROM c; SAVEPOINT kept",
+        )?;
+        insert(&mut session, 10_000)?;
+        session.batch_execute("RELEASE kept")?;
+        insert(&mut session, 20_000)?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM a")? == "0");
+        session.batch_execute("COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        ensure!(count(&pair, APPLIED) == 1, "{}", pair.site.log_tail());
+        ensure!(count(&pair, GIVEN_UP) == 0, "{}", pair.site.log_tail());
+        let changes = pair.site.status()?["subscriptions"][0]["changes"].as_u64();
+        ensure!(changes >= Some(31_000), "{changes:?} changes are counted");
+        // And the next one, of tables that are known by now.
+        session.batch_execute("BEGIN")?;
+        insert(&mut session, 30_000)?;
+        session.batch_execute("UPDATE a SET code = -id; COMMIT")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn what_is_rolled_back_in_part_or_as_a_whole_is_not_kept() -> Result<()> {
+    both_ways(|direction| {
+        let (mut pair, mut session) = pair(direction)?;
+        insert(&mut session, 0)?;
+        await_early_rows(&mut pair)?;
+        session.batch_execute("ROLLBACK")?;
+        await_no_early_rows(&mut pair)?;
+        pair.assert_equal(&["public"])?;
+        session.batch_execute("BEGIN; SAVEPOINT one")?;
+        insert(&mut session, 0)?;
+        await_early_rows(&mut pair)?;
+        session.batch_execute("ROLLBACK TO one")?;
+        insert(&mut session, 5_000)?;
+        session.batch_execute("COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM a")? == "10000");
+        ensure!(count(&pair, APPLIED) == 0, "{}", pair.site.log_tail());
+        ensure!(count(&pair, GIVEN_UP) == 2, "{}", pair.site.log_tail());
+        // Rolled back before anything of it was sent.
+        session.batch_execute("BEGIN; SAVEPOINT two; INSERT INTO c VALUES (5); ROLLBACK TO two")?;
+        insert(&mut session, 50_000)?;
+        await_growth(&mut pair)?;
+        session.batch_execute("COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        ensure!(count(&pair, APPLIED) == 1, "{}", pair.site.log_tail());
+        Ok(())
+    })
+}
+
+/// Waits until rows of an open transaction are on the target beside those that are seen.
+fn await_growth(pair: &mut Pair) -> Result<()> {
+    let mut target = pair.subscriber.connect()?;
+    pair.site.wait_for("rows before their commit", SOON, || {
+        let query = "SELECT FROM pg_locks l JOIN pg_stat_activity s USING (pid) \
+                     WHERE relation = 'a'::regclass AND mode = 'RowExclusiveLock' \
+                     AND application_name = 'farshore s'";
+        Ok(target.query(query, &[])?.first().map(drop))
+    })
+}
+
+#[test]
+fn whoever_waits_for_it_comes_first() -> Result<()> {
+    both_ways(|direction| {
+        let (mut pair, mut session) = pair(direction)?;
+        insert(&mut session, 0)?;
+        await_early_rows(&mut pair)?;
+        // Somebody on the target wants the table for himself.
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("SET lock_timeout = '30s'; BEGIN; LOCK TABLE a; ROLLBACK")?;
+        pair.site.await_log(GIVEN_UP, SOON)?;
+        session.batch_execute("COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        // A transaction that commits earlier wants a value that is unique on the target alone.
+        pair.subscriber.execute_script("CREATE UNIQUE INDEX ON a (code)")?;
+        session.batch_execute("BEGIN")?;
+        insert(&mut session, 20_000)?;
+        await_growth(&mut pair)?;
+        pair.publish("INSERT INTO a VALUES (100000, 20000, 'earlier')")?;
+        pair.await_arrival()?;
+        ensure!(count(&pair, GIVEN_UP) == 2, "{}", pair.site.log_tail());
+        session.batch_execute("DELETE FROM a WHERE id = 20000; COMMIT")?;
+        pair.assert_equal(&["public"])?;
+        ensure!(count(&pair, APPLIED) == 0, "{}", pair.site.log_tail());
+        Ok(())
+    })
+}
+
+#[test]
+fn what_is_more_than_rows_in_bulk_waits_for_its_commit() -> Result<()> {
+    let (mut pair, mut session) = pair(Direction::UP)?;
+    pair.subscriber.execute_script(
+        "CREATE TABLE public.noted (id bigint); \
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
+           $$BEGIN INSERT INTO public.noted VALUES (new.id); RETURN new; END$$; \
+         CREATE TRIGGER note BEFORE INSERT ON c FOR EACH ROW EXECUTE FUNCTION note(); \
+         ALTER TABLE c ENABLE ALWAYS TRIGGER note; \
+         ALTER TABLE b ADD COLUMN at timestamptz DEFAULT clock_timestamp()",
+    )?;
+    let rest = [
+        "TRUNCATE b",
+        "ALTER TABLE a ADD COLUMN more text DEFAULT 'm'; INSERT INTO a VALUES (-1, -1, 'x', 'y')",
+        "INSERT INTO c VALUES (7)",
+        "INSERT INTO b VALUES (5000, 'has a column of its own on the target')",
+    ];
+    for (number, statements) in (1..).zip(rest) {
+        insert(&mut session, 20_000 * number)?;
+        await_growth(&mut pair)?;
+        session.batch_execute(statements)?;
+        let more = format!(
+            "INSERT INTO a (id, filler) SELECT i, repeat(md5(i::text), 6) \
+             FROM generate_series({0}, {0} + 9999) AS i",
+            20_000 * number + 10_000
+        );
+        session.batch_execute(&more)?;
+        let log = pair.site.log_path();
+        wait_until("the transaction to be given up", SOON, &[&log], || {
+            Ok((count(&pair, GIVEN_UP) >= number as usize).then_some(()))
+        })?;
+        session.batch_execute("COMMIT")?;
+        pair.await_arrival()?;
+        session.batch_execute("BEGIN")?;
+    }
+    ensure!(count(&pair, APPLIED) == 0, "{}", pair.site.log_tail());
+    ensure!(pair.subscriber_says("SELECT count(*) FROM noted")? == "1");
+    let both = "SELECT md5(string_agg(a::text, ',' ORDER BY id)) FROM a";
+    ensure!(pair.publisher_says(both)? == pair.subscriber_says(both)?);
+    Ok(())
+}
+
+#[test]
+fn a_kill_at_any_step_loses_and_doubles_nothing() -> Result<()> {
+    let (mut pair, mut session) = pair(Direction::DOWN)?;
+    let points = ["apply.before-commit", "apply.after-commit-sent", "apply.after-commit"];
+    for (number, point) in (0..).zip(points) {
+        insert(&mut session, 20_000 * number)?;
+        await_growth(&mut pair)?;
+        // Once while it is open.
+        pair.site.kill9()?;
+        pair.site.env("FARSHORE_CRASH", point);
+        pair.site.start()?;
+        // It arrives anew, from its beginning, and its commit is the first on the target.
+        await_growth(&mut pair)?;
+        let before = pair.publisher_says("SELECT count(*) FROM a")?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM a")? == before);
+        session.batch_execute("COMMIT")?;
+        // By a signal, which is no exit code.
+        let killed = pair.site.await_exit(SOON).expect_err("it was not killed");
+        ensure!(killed.to_string().contains("signal"), "{point}: {killed}");
+        pair.site.env("FARSHORE_CRASH", "");
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        session.batch_execute("BEGIN")?;
+    }
+    // The target crashes with it open.
+    insert(&mut session, 100_000)?;
+    await_growth(&mut pair)?;
+    pair.subscriber.kill9()?;
+    pair.subscriber.start()?;
+    insert(&mut session, 110_000)?;
+    session.batch_execute("COMMIT")?;
+    pair.assert_equal(&["public"])
+}
+
+#[test]
+fn rows_that_were_rolled_back_are_noticed_when_they_are_kept() -> Result<()> {
+    let (mut pair, mut session) = pair(Direction::UP)?;
+    pair.site.kill9()?;
+    pair.site.env("FARSHORE_DEFECT", "early-keeps-rolled-back");
+    pair.site.start()?;
+    session.batch_execute("SAVEPOINT one")?;
+    insert(&mut session, 0)?;
+    await_early_rows(&mut pair)?;
+    session.batch_execute("ROLLBACK TO one")?;
+    insert(&mut session, 10_000)?;
+    session.batch_execute("COMMIT")?;
+    ensure!(pair.assert_equal(&["public"]).is_err(), "the defect was not noticed");
+    Ok(())
+}
