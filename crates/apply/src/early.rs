@@ -12,18 +12,21 @@
 //!   target has otherwise, triggers that fire;
 //! - the publisher gives the transaction up, or rolls a part of it back that is written;
 //! - anybody waits for a lock of it: an earlier transaction, or a session of somebody else;
-//! - nothing of it has come for [`IDLE_MAX`], since an open transaction keeps the target from
-//!   cleaning up.
+//! - its commit comes before it has begun on the target;
+//! - nothing of it has come, or nothing of it could be written, for [`IDLE_MAX`], since an open
+//!   transaction keeps the target from cleaning up.
 //!
 //! Rows are written when all that the publisher had committed before it sent them is on the target
-//! ([`farshore_store::Growth::after`]): they meet the rows that they met there.
+//! ([`farshore_store::Growth::after`]): they meet the rows that they met there. Where that cannot be
+//! told, or the target has more constraints, they may not, and what follows is one of the reasons
+//! above: rows that are not there are counted, and whoever wants a row that it has changed waits.
 
 mod lookout;
 
 use crate::ApplyError;
 use crate::conflict::ConflictPolicy;
 use crate::log_feed::{Definitions, SpillFollowFeed};
-use crate::postgres::lanes::{LaneSettings, join};
+use crate::postgres::lanes::{CancelTokens, LaneSettings, join, withdraw};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::writer::{Following, InTransaction, Writer};
 use crate::row_by_row::RowByRow;
@@ -32,6 +35,7 @@ use farshore_capture::schema::NameMap;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, SUBTRANSACTION_MARK, commands};
 use farshore_model::{Lsn, PgTime, Xid};
+use farshore_pg::CancelToken;
 use farshore_store::{Growth, LogStore, SpillId};
 use lookout::Lookout;
 use std::collections::{BTreeSet, HashMap};
@@ -41,14 +45,19 @@ use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
-/// A transaction of which nothing has come for so long is given up.
+/// A transaction of which nothing has come, or nothing could be written, for so long is given up.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 
 /// When no more has come for so long, what is here is written.
 const FLUSH_AFTER: Duration = Duration::from_millis(20);
 
+/// How long the end of one that is given up is waited for.
+const GIVE_UP_WITHIN: Duration = Duration::from_secs(5);
+
 /// A transaction with more subtransactions than this is given up.
 const SUBTRANSACTIONS_MAX: usize = 1 << 16;
+
+const UNWANTED: &str = "the subscription stops or starts again";
 
 /// What it takes to apply a transaction early.
 #[derive(Clone)]
@@ -127,8 +136,13 @@ impl EarlyStart {
 
     /// Begins with the oldest transaction that is arriving, if none is under way. Everything before
     /// what it changes is on the target, or about to be.
-    pub fn consider(&mut self) {
+    pub fn consider(&mut self, applied: Lsn, consistent_at: Lsn) {
         let Some(settings) = &self.settings else { return };
+        // While tables are at different points, a transaction without a position cannot tell what
+        // of it to pass over.
+        if applied < consistent_at || applied < settings.lanes.alone_until {
+            return;
+        }
         if self.current.as_ref().is_some_and(|current| current.task.is_finished()) {
             self.current = None;
         }
@@ -153,6 +167,12 @@ impl EarlyStart {
         if is_idle || self.growing.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
+    }
+
+    /// Gives up what is under way, and waits a moment until the target has noticed.
+    pub async fn give_up(&mut self) {
+        let Some(Early { task, .. }) = self.current.take() else { return };
+        let _ = tokio::time::timeout(GIVE_UP_WITHIN, task).await;
     }
 
     /// Whether this spill's transaction is under way.
@@ -190,19 +210,25 @@ async fn run(
 ) -> Result<Outcome, String> {
     let subscription = settings.lanes.subscription.clone();
     let given_up = |why: &dyn std::fmt::Display| {
-        tracing::info!(
-            %subscription, %why,
-            "a large transaction is not applied while it arrives, but when its commit has come"
-        );
+        tracing::debug!(%subscription, %why, "a large transaction is not applied while it arrives");
         why.to_string()
     };
-    let mut lookout = Lookout::connect(&settings.lanes).await.map_err(|why| given_up(&why))?;
-    let begun = Work::begin(settings, spill, settled).await;
-    let (mut work, backend) = begun.map_err(|why| given_up(&why))?;
+    let begin = async {
+        let mut lookout = Lookout::connect(&settings.lanes).await?;
+        let (work, backend) = Work::begin(settings, spill, settled).await?;
+        lookout.sees(&backend).await?;
+        Ok((lookout, work, backend))
+    };
+    let begun = tokio::select! {
+        begun = begin => begun,
+        // Nobody waits for a connection.
+        _ = &mut turn => Err("its commit came before it was begun".to_owned()),
+    };
+    let (mut lookout, mut work, backend) = begun.map_err(|why| given_up(&why))?;
     let ready = tokio::select! {
         ready = work.work(&mut turn) => ready.map_err(|error| error.to_string()),
         why = lookout.until_in_the_way(&backend) => Err(why),
-        _ = until_unwanted => Err("the subscription stops or starts again".to_owned()),
+        _ = until_unwanted => Err(UNWANTED.to_owned()),
     };
     match ready {
         Ok(turn) => {
@@ -219,9 +245,22 @@ async fn run(
     }
 }
 
+/// A connection's token, for as long as it is of use.
+struct Token {
+    tokens: CancelTokens,
+    token: CancelToken,
+}
+
+impl Drop for Token {
+    fn drop(&mut self) {
+        withdraw(&self.tokens, &self.token);
+    }
+}
+
 /// The transaction on the target.
 struct Work {
     writer: Writer,
+    _token: Token,
     feed: SpillFollowFeed,
     definitions: Definitions,
     settled: watch::Receiver<Lsn>,
@@ -243,6 +282,8 @@ impl Work {
         let store = settings.store;
         let follower = store.follow_spill(spill).map_err(|error| error.to_string())?;
         let mut session = join(&settings.lanes, false).await?;
+        let (tokens, token) = (settings.lanes.cancel.clone(), session.connection.cancel_token());
+        let token = Token { tokens, token };
         let backend = lookout::Backend::of(&mut session).await.map_err(failed)?;
         let writer = Writer::new(
             Pipeline::new(session),
@@ -267,6 +308,7 @@ impl Work {
         };
         let work = Work {
             writer,
+            _token: token,
             feed: SpillFollowFeed::new(follower),
             definitions: Definitions::default(),
             settled,
@@ -279,7 +321,11 @@ impl Work {
 
     /// Writes what comes, until all of it is on the target and its turn has come.
     async fn work(&mut self, turn: &mut oneshot::Receiver<Turn>) -> Result<Turn, ApplyError> {
-        let gone = || ApplyError::NotYet("the subscription stops or starts again".to_owned());
+        let gone = || ApplyError::NotYet(UNWANTED.to_owned());
+        let idle = || {
+            let seconds = IDLE_MAX.as_secs();
+            ApplyError::NotYet(format!("nothing of it could be written for {seconds} s"))
+        };
         let mut growth = self.feed.growth();
         let mut come = None;
         loop {
@@ -290,6 +336,7 @@ impl Work {
                         settled.map_err(|_| gone())?;
                     }
                     turn = &mut *turn => come = Some(turn.map_err(|_| gone())?),
+                    () = tokio::time::sleep(IDLE_MAX) => return Err(idle()),
                 }
             }
             self.write(now).await?;
@@ -306,13 +353,10 @@ impl Work {
                 Ok(Ok(())) => {}
                 Ok(Err(_)) if growth.borrow().finished => {}
                 Ok(Err(_)) => {
-                    return Err(ApplyError::NotYet("the publisher gave it up".to_owned()));
-                }
-                Err(_) => {
-                    let seconds = IDLE_MAX.as_secs();
-                    let what = format!("nothing of it has come for {seconds} s");
+                    let what = "it was rolled back, or is to arrive anew".to_owned();
                     return Err(ApplyError::NotYet(what));
                 }
+                Err(_) => return Err(idle()),
             }
         }
         self.writer.flush().await?;
@@ -360,6 +404,7 @@ impl Work {
     /// Moves progress and commits; returns how many changes that were.
     async fn commit(&mut self, turn: &Turn) -> Result<u64, ApplyError> {
         let to = turn.header.end_lsn;
+        self.writer.is_at(to);
         self.writer.close(turn.from, to, turn.state).await?;
         self.writer.finish_closing().await?;
         self.writer.drain().await?;

@@ -95,12 +95,7 @@ impl<'a> Streaming<'a> {
         early: EarlySettings,
     ) -> Streaming<'a> {
         let usual = agent.spec.limits;
-        // While tables are at different points, a transaction without a position cannot tell what
-        // of it to pass over.
-        let may_be_early = usual.batches != Batches::Never
-            && writer.has_lanes()
-            && start.applied >= start.consistent_at
-            && start.applied >= early.lanes.alone_until;
+        let may_be_early = usual.batches != Batches::Never && writer.has_lanes();
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
         Streaming {
@@ -166,6 +161,11 @@ impl<'a> Streaming<'a> {
                 None => self.dry(stop).await?,
             }
         }
+    }
+
+    /// Gives up what was begun before its commit has come.
+    pub async fn give_up_early(&mut self) {
+        self.early.give_up().await;
     }
 
     /// Asks the publisher whether it publishes tables that are not copied. Where somebody has one of
@@ -272,7 +272,7 @@ impl<'a> Streaming<'a> {
             Outcome::GivenUp => return Ok(false),
             Outcome::Failed(error) => return Err(error),
         };
-        tracing::info!(
+        tracing::debug!(
             subscription = %self.agent.spec.name, position = %to, changes,
             "a large transaction was applied while it arrived"
         );
@@ -311,7 +311,7 @@ impl<'a> Streaming<'a> {
         self.announce();
         // What was read after what is applied has no changes.
         self.early.settled(self.seen);
-        self.early.consider();
+        self.early.consider(self.applied, self.consistent_at);
         let behind = self.seen > self.applied;
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         let (ask_at, ask_again) = (self.ask_at, self.ask_again);

@@ -642,15 +642,19 @@ impl Subscription {
         let mut streaming = Streaming::new(self, feed, writer, start, early);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
-            return streaming.run(stop).await.map_err(Failure::of_many);
+            let end = streaming.run(stop).await;
+            streaming.give_up_early().await;
+            return end.map_err(Failure::of_many);
         };
         let SubscriptionSpec { target, schema, .. } = &self.spec;
         let source = self.source.as_ref();
         let mut sequences = Sequences::new(name, source, target, schema, &self.store);
         let end = tokio::select! {
-            end = streaming.run(stop) => end.map_err(Failure::of_many)?,
+            end = streaming.run(stop) => end,
             never = sequences.follow(interval, &tables) => match never {},
         };
+        streaming.give_up_early().await;
+        let end = end.map_err(Failure::of_many)?;
         if matches!(end, StreamEnd::Stopped) {
             let caught_up = sequences.catch_up(&tables);
             if tokio::time::timeout(SEQUENCES_AT_STOP, caught_up).await.is_err() {

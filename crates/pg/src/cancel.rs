@@ -13,6 +13,11 @@ pub struct CancelToken {
 }
 
 impl CancelToken {
+    /// Whether both are of one session.
+    pub fn is_same(&self, other: &CancelToken) -> bool {
+        Arc::ptr_eq(&self.session, &other.session)
+    }
+
     /// Asks, on a connection of its own with the same encryption, and returns when the server has
     /// taken notice. Whether it came in time only the cancelled session can tell: its statement
     /// fails with SQLSTATE 57014, or it was done already.

@@ -341,9 +341,17 @@ impl Connection {
         })
     }
 
+    /// From now on the server is told at once when this ends without [`Connection::close`], be it by
+    /// a crash: not after all that was sent and that it has not read yet, which it may not read for
+    /// long while it waits for a lock. What it has not read is lost then.
+    pub fn reset_when_dropped(&mut self) {
+        self.transport.socket().reset_when_closed(true);
+    }
+
     /// Says goodbye and closes the socket. An open transaction is rolled back by the server.
     pub async fn close(mut self) {
         frontend::terminate(self.out());
+        self.transport.socket().reset_when_closed(false);
         let goodbye = async {
             match self.transport.flush().await {
                 Ok(()) => self.transport.shutdown().await,

@@ -125,6 +125,16 @@ impl Socket {
         cfg!(target_os = "linux") && set == 0 && asked == 0 && (kept == bytes || kept > 1)
     }
 
+    /// Whether the server is told at once that we are gone (RST) when the socket is closed, instead
+    /// of after all that it has not read yet.
+    pub(crate) fn reset_when_closed(&self, reset: bool) {
+        let Some(tcp) = self.tcp() else { return };
+        let linger = reset.then_some(Duration::ZERO);
+        if let Err(error) = socket2::SockRef::from(tcp).set_linger(linger) {
+            tracing::debug!(%error, "SO_LINGER");
+        }
+    }
+
     /// Bytes that wait in the socket to be read; 0 where that cannot be asked.
     pub(crate) fn unread_bytes(&self) -> usize {
         let Some(tcp) = self.tcp() else { return 0 };

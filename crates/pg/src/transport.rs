@@ -97,6 +97,11 @@ impl Transport {
         }
     }
 
+    /// What it goes over.
+    pub(crate) fn socket(&self) -> &Socket {
+        &self.socket
+    }
+
     /// Writes what the socket takes now, without waiting.
     pub(crate) fn write_available(&mut self) {
         // Nobody is parked on this socket while we hold `&mut self`, so no wake-up gets lost.

@@ -6,7 +6,8 @@
 //! ```
 
 use crate::{
-    Batch, Entry, EntryKind, EntryMeta, Item, LogStore, Retention, SpillId, SpillItem, StoreError,
+    Batch, Entry, EntryKind, EntryMeta, Growth, Item, LogStore, Retention, SpillFollower, SpillId,
+    SpillItem, StoreError,
 };
 use bytes::Bytes;
 use farshore_model::{Applied, DictionaryId, Durable, Lsn, PgTime};
@@ -40,6 +41,7 @@ pub fn run_all(make: Make<'_>) {
         ("a_reader_follows_the_end", a_reader_follows_the_end),
         ("large_entries_pass", large_entries_pass),
         ("spills_commit_abort_and_vanish", spills_commit_abort_and_vanish),
+        ("spills_are_read_while_they_grow", spills_are_read_while_they_grow),
         ("cursors_hold_the_log", cursors_hold_the_log),
         ("limits_expire_cursors", limits_expire_cursors),
         ("cursors_and_notes_survive", cursors_and_notes_survive),
@@ -335,6 +337,87 @@ fn read_spill(store: &dyn LogStore, spill: SpillId) -> (Vec<u8>, BTreeMap<Dictio
         }
     }
     (body, known)
+}
+
+/// What a follower of a spill has read so far.
+#[derive(Default)]
+struct Followed {
+    body: Vec<u8>,
+    known: BTreeMap<DictionaryId, Bytes>,
+}
+
+impl Followed {
+    /// Reads what is there at `growth`.
+    fn read(&mut self, follower: &mut dyn SpillFollower, growth: Growth) {
+        while let Some(block) = follower.next_block(growth).expect("next_block") {
+            for item in block {
+                match item {
+                    SpillItem::Definition(id, bytes) => {
+                        self.known.insert(id, bytes);
+                    }
+                    SpillItem::Chunk(bytes) => self.body.extend_from_slice(&bytes),
+                }
+            }
+        }
+    }
+}
+
+/// A spill can be read while it is written, never further than it has come, and says how it ends.
+pub fn spills_are_read_while_they_grow(make: Make<'_>) {
+    let mut instance = make();
+    let store = instance.store();
+    let names = store.growing_spills();
+    let id = store.define(b"followed relation");
+    let mut writer = store.begin_spill().expect("begin_spill");
+    let spill = writer.id();
+    assert_eq!(*names.borrow(), [spill]);
+    let mut follower = store.follow_spill(spill).expect("follow_spill");
+    let growth = follower.growth();
+    let (mut followed, mut written) = (Followed::default(), Vec::new());
+    let mut grown = 0;
+    for chunk in 0..60 {
+        writer.follows(Lsn(chunk));
+        let before = *growth.borrow();
+        let commands = noise(if chunk == 30 { 700_000 } else { 9_000 }, chunk);
+        writer.write(&commands, &[id]).expect("write");
+        written.extend_from_slice(&commands);
+        if chunk % 7 == 0 {
+            writer.flush().expect("flush");
+            let now = *growth.borrow();
+            assert!(now.end > before.end && now.after == Lsn(chunk) && !now.finished);
+            followed.read(follower.as_mut(), before);
+            assert!(written.starts_with(&followed.body), "what was there before");
+            followed.read(follower.as_mut(), now);
+            assert!(followed.body == written, "what a flush has written");
+            grown += 1;
+        }
+    }
+    assert_eq!(grown, 9);
+    writer.finish().expect("finish");
+    assert!(names.borrow().is_empty());
+    let end = *growth.borrow();
+    assert!(end.finished && growth.has_changed().is_err(), "it grows no more");
+    followed.read(follower.as_mut(), end);
+    assert!(followed.body == written);
+    assert_eq!(followed.known.get(&id).map(|bytes| &bytes[..]), Some(&b"followed relation"[..]));
+    assert!(matches!(store.follow_spill(spill), Err(StoreError::Unknown(_))));
+
+    // One that is given up can be read on, and is never finished.
+    let mut given_up = store.begin_spill().expect("begin_spill");
+    let other = store.begin_spill().expect("begin_spill");
+    assert_eq!(*names.borrow(), [given_up.id(), other.id()]);
+    let mut follower = store.follow_spill(given_up.id()).expect("follow_spill");
+    let growth = follower.growth();
+    let commands = noise(20_000, 5);
+    given_up.write(&commands, &[]).expect("write");
+    given_up.flush().expect("flush");
+    drop(given_up);
+    assert_eq!(*names.borrow(), [other.id()]);
+    let end = *growth.borrow();
+    assert!(!end.finished && growth.has_changed().is_err());
+    let mut followed = Followed::default();
+    followed.read(follower.as_mut(), end);
+    assert!(followed.body == commands);
 }
 
 /// A spill is there from the entry that commits it until retention drops that entry.

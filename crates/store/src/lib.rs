@@ -366,7 +366,7 @@ pub struct Growth {
     /// Where what can be read ends, in bytes of the file.
     pub end: u64,
     /// The publisher sent all of that after the commit at this position, and what it had committed
-    /// before has positions up to it.
+    /// before has positions up to it. (In a replica: up to it there is all that had crossed.)
     pub after: Lsn,
     /// There will be no more: an entry that names the spill comes next, or none.
     pub finished: bool,

@@ -47,6 +47,18 @@ impl Lookout {
         Ok(Lookout { connection: connection.map_err(|error| error.to_string())? })
     }
 
+    /// That it sees what it is to look out for: of several servers, connections may reach another.
+    pub async fn sees(&mut self, backend: &Backend) -> Result<(), String> {
+        let sql = "SELECT EXISTS (SELECT FROM pg_catalog.pg_stat_activity WHERE \
+                   pid = $1::text::int AND extract(epoch FROM backend_start)::text = $2)";
+        let session = [Some(backend.pid.as_str()), Some(&backend.since)];
+        match self.connection.query(sql, &session).await {
+            Ok(rows) if rows.first().and_then(|row| row.get(0)) == Some("t") => Ok(()),
+            Ok(_) => Err("nobody can look out for who waits for it".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     /// Waits until somebody waits for a lock of `backend`, or until nobody can be asked; says why
     /// it is to end.
     pub async fn until_in_the_way(&mut self, backend: &Backend) -> String {

@@ -48,9 +48,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// target, so there are more of them.
 const FAR: Duration = Duration::from_millis(5);
 
-/// Bytes that may wait to be written, on all connections together, to a target that is far: what
-/// keeps them all busy while the next group is made. (One that is near takes them at once.)
-const UNWRITTEN_FAR_MAX: usize = 48 << 20;
+/// Bytes that may wait to be written, for each connection, to a target that is far: what keeps them
+/// all busy while the next group is made. (One that is near takes them at once.)
+const UNWRITTEN_FAR_EACH: usize = 6 << 20;
 
 const BEGIN: &str = "farshore_begin";
 /// Where foreign keys fire: those that can wait are checked at the commit, where the target is as
@@ -63,6 +63,12 @@ const AWAIT: &str = "farshore_await";
 
 /// Ends what the target is at.
 pub type CancelTokens = Arc<Mutex<Vec<CancelToken>>>;
+
+/// A session has ended: nothing of it is to be cancelled any more.
+pub(crate) fn withdraw(tokens: &CancelTokens, token: &CancelToken) {
+    let mut tokens = tokens.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    tokens.retain(|other| !other.is_same(token));
+}
 
 /// How connections beside the first one are made.
 #[derive(Clone, Debug)]
@@ -310,7 +316,8 @@ impl Lanes {
         self.connecting.abort_all();
         self.connecting = JoinSet::new();
         self.pids.truncate(1);
-        for spare in self.pipelines.drain(1..) {
+        for mut spare in self.pipelines.drain(1..) {
+            withdraw(&self.settings.cancel, &spare.session().connection.cancel_token());
             spare.close().await;
         }
     }
@@ -383,7 +390,7 @@ impl Lanes {
     /// Writes the open group's messages, or to a target that is far lets some of them wait, and
     /// sees to those before it meanwhile: the target may take no more before they are committed.
     pub async fn write(&mut self) -> Result<(), PipelineError> {
-        let unwritten_max = if self.is_far { UNWRITTEN_FAR_MAX } else { 0 };
+        let unwritten_max = if self.is_far { UNWRITTEN_FAR_EACH * self.streams } else { 0 };
         loop {
             let unwritten = self.pipelines.iter_mut().map(Pipeline::write_available).sum::<usize>();
             if unwritten <= unwritten_max {

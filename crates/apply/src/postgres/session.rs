@@ -20,9 +20,10 @@ impl Session {
     pub async fn connect(config: &Config, name: &str) -> Result<Session, ApplyError> {
         let server = config.redacted();
         let config = config.clone().with_application_name(name);
-        let connection = Connection::connect(&config, Mode::Sql)
+        let mut connection = Connection::connect(&config, Mode::Sql)
             .await
             .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
+        connection.reset_when_dropped();
         let version = connection.server_version();
         let mut session = Session { connection, server, replica_role: false };
         let settings = format!(
@@ -31,7 +32,10 @@ impl Session {
             farshore_pg::no_timeouts(version)
         );
         let role = Question::Simple("SET session_replication_role = replica");
-        let [set, role] = session.ask([Question::Simple(&settings), role]).await?;
+        // What waits for a lock notices that we are gone, and lets go of its own. Servers before
+        // PostgreSQL 14, and some operating systems, cannot.
+        let notices = Question::Simple("SET client_connection_check_interval = '2s'");
+        let [set, role, _] = session.ask([Question::Simple(&settings), role, notices]).await?;
         set?;
         match role {
             Ok(_) => session.replica_role = true,

@@ -176,6 +176,11 @@ impl Writer {
         self.early = true;
     }
 
+    /// What was applied early has its position now.
+    pub fn is_at(&mut self, position: Lsn) {
+        self.newest = self.newest.max(position);
+    }
+
     /// Whether groups may run beside each other, and transactions be applied early.
     pub fn has_lanes(&self) -> bool {
         self.lanes.are_many()

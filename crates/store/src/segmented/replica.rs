@@ -239,7 +239,7 @@ impl Replicate for SegmentedStore {
 
     fn receive_spill(&self, spill: SpillId) -> Result<Box<dyn SpillReceiver>, StoreError> {
         let mut writer = SegmentedSpillWriter::receive(self.log.clone(), spill)?;
-        // It crosses after all that was committed before it.
+        // All that has crossed before it. Those that come in one block with its commit come later.
         crate::SpillWriter::follows(&mut writer, self.log.queue.accepted_end());
         Ok(Box::new(Receiver { log: self.log.clone(), writer: Box::new(writer) }))
     }

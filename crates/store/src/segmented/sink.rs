@@ -178,13 +178,15 @@ impl BlockSink {
         payload: &[u8],
         crc: u32,
     ) -> Result<(), StoreError> {
+        // Before this block, so that what is written ends with a whole one.
+        if self.staged.len() + HEADER_LEN + payload.len() > STAGED_MAX {
+            self.write_staged()?;
+        }
         let header = self.header(content, zstd, payload.len(), raw_len as usize).encode(crc);
         self.staged.extend_from_slice(&header);
         self.sequence += 1;
-        if self.staged.len() + payload.len() > STAGED_MAX {
-            self.write_staged()?;
-        }
         if payload.len() > STAGED_MAX {
+            self.write_staged()?;
             for piece in payload.chunks(LARGE_STEP) {
                 self.write_at(piece, self.written)?;
                 self.written += piece.len() as u64;
@@ -326,7 +328,8 @@ impl BlockSink {
         Ok(())
     }
 
-    /// Where what was handed to the operating system ends.
+    /// Where what was handed to the operating system ends: between two blocks, when no block is
+    /// being put.
     pub fn written(&self) -> u64 {
         self.written
     }

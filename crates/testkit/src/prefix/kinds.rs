@@ -341,10 +341,17 @@ impl Writer {
         let insert = "INSERT INTO prefix.bulk SELECT $1::bigint + i * 1000, $2, 'row ' || i || repeat('x', 40) \
                       FROM generate_series(1, $3) i";
         tx.execute(insert, &[&self.fresh_id(), &batch, &(rows / 2)])?;
-        let mut undone = tx.transaction()?;
-        let id = self.fresh_id();
-        undone.execute(insert, &[&id, &batch, &(rows / 2)])?;
-        undone.rollback()?;
+        if self.rng.random_bool(0.6) {
+            // So that what the publisher has sent by now may be on the subscriber before the rest
+            // comes, and other transactions commit meanwhile.
+            tx.execute("SELECT pg_sleep($1)", &[&self.rng.random_range(0.02..0.25_f64)])?;
+        }
+        if self.rng.random_bool(0.4) {
+            let mut undone = tx.transaction()?;
+            let id = self.fresh_id();
+            undone.execute(insert, &[&id, &batch, &(rows / 2)])?;
+            undone.rollback()?;
+        }
         let mut kept = tx.transaction()?;
         let id = self.fresh_id();
         kept.execute(insert, &[&id, &batch, &(rows / 2)])?;

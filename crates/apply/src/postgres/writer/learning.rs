@@ -4,7 +4,7 @@ use super::Writer;
 use super::ahead::TABLES_MAX;
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::{Follow, load_definitions, same_columns};
+use crate::postgres::follow_ddl::{Follow, load_definitions, note_definition, same_columns};
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{TargetTable, check_columns, target_table};
 use bytes::Bytes;
@@ -151,16 +151,15 @@ impl Writer {
         let (subscription, one) = (self.subscription.clone(), std::slice::from_ref(&published));
         let session = self.session().await?;
         let follows = load_definitions(session, &subscription, one).await?.remove(&published);
-        let is_as_it_is = match follows {
-            Some(follows) => same_columns(&follows, &relation),
-            // Its first change: the target's columns are those of the copy.
-            None => relation
-                .columns
-                .iter()
-                .all(|column| on_target.columns.iter().any(|there| there.name == column.name)),
-        };
-        if !is_as_it_is {
-            return Err(not_as_it_is());
+        match follows {
+            Some(follows) if same_columns(&follows, &relation) => {}
+            // The first version that comes by, and the target's columns are those of it.
+            None if has_the_columns_of(&on_target, &relation) => {
+                self.ensure_begun().await?;
+                let session = self.session().await?;
+                note_definition(session, &subscription, &published, &relation).await?;
+            }
+            Some(_) | None => return Err(not_as_it_is()),
         }
         let target = TargetRelation::new(relation, table, copied_at, on_target);
         self.know(id, target.map_err(|_| not_as_it_is())?);
@@ -272,4 +271,12 @@ impl Writer {
         }
         Ok(())
     }
+}
+
+/// Whether a table has the columns of a relation and, but for generated ones, no others.
+fn has_the_columns_of(table: &TargetTable, relation: &Relation) -> bool {
+    let is_there = |name: &str| table.columns.iter().any(|column| column.name == name);
+    let is_published = |name: &str| relation.columns.iter().any(|column| column.name == name);
+    relation.columns.iter().all(|column| is_there(&column.name))
+        && table.columns.iter().all(|column| column.generated || is_published(&column.name))
 }
