@@ -288,3 +288,38 @@ fn a_replica_refuses_holes_repetition_and_other_definitions() {
     assert_ne!(log.log_id(), replica.log_id());
     assert_eq!(blocks[1].commit_times.0, blocks[1].commit_times.1.min(PgTime(i64::MAX)));
 }
+
+#[test]
+fn a_spill_is_followed_while_a_replica_receives_it() {
+    let (log_dir, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, replica) = (open_with(log_dir.path(), 1 << 20), open_with(dir.path(), 1 << 20));
+    let mut writer = log.begin_spill().unwrap();
+    for chunk in 0..40 {
+        // Some blocks larger than what is staged, most smaller, none that shrinks.
+        writer
+            .write(&noise(if chunk % 13 == 12 { 1_500_000 } else { 90_000 }, chunk), &[])
+            .unwrap();
+    }
+    let spill = writer.finish().unwrap();
+    let mut receiver = replica.receive_spill(spill).unwrap();
+    let mut follower = replica.follow_spill(spill).unwrap();
+    let growth = follower.growth();
+    let mut reader = log.read_stored_spill(spill).unwrap();
+    let (mut followed, mut ends) = (Vec::new(), std::collections::BTreeSet::new());
+    while let Some(block) = reader.next_stored().unwrap() {
+        receiver.take(block).unwrap();
+        let now = *growth.borrow();
+        ends.insert(now.end);
+        while let Some(items) = follower.next_block(now).unwrap() {
+            followed.extend(items);
+        }
+    }
+    assert!(ends.len() > 3, "it grew {} times", ends.len());
+    receiver.finish().unwrap();
+    let end = *growth.borrow();
+    assert!(end.finished);
+    while let Some(items) = follower.next_block(end).unwrap() {
+        followed.extend(items);
+    }
+    assert!(followed == body(&*log, spill));
+}
