@@ -36,18 +36,20 @@ fn insert(session: &mut Client, from: i64) -> Result<()> {
     Ok(())
 }
 
-/// Waits until rows of the open transaction are on the target, where nobody sees them.
-fn await_early_rows(pair: &mut Pair) -> Result<()> {
+/// As [`insert`], and waits until those rows are on the target, where nobody sees them.
+fn insert_early(pair: &mut Pair, session: &mut Client, from: i64) -> Result<()> {
     let mut target = pair.subscriber.connect()?;
-    pair.site.wait_for("rows before their commit", SOON, || {
-        // A lock is taken with the first row.
-        let query = "SELECT FROM pg_locks l JOIN pg_stat_activity s USING (pid) \
-                     WHERE relation = 'a'::regclass AND mode = 'RowExclusiveLock' \
-                     AND application_name = 'farshore s'";
-        Ok(target.query(query, &[])?.first().map(drop))
-    })?;
+    let mut size = move || -> Result<i64> {
+        Ok(target.query_one("SELECT pg_relation_size('a')", &[])?.get(0))
+    };
     let seen = pair.subscriber_says("SELECT count(*) FROM a")?;
-    ensure!(seen == "0", "{seen} rows are seen before their commit");
+    let before = size()?;
+    insert(session, from)?;
+    pair.site.wait_for("rows before their commit", SOON, || {
+        Ok((size()? > before + 1_000_000).then_some(()))
+    })?;
+    let seen_now = pair.subscriber_says("SELECT count(*) FROM a")?;
+    ensure!(seen_now == seen, "{seen_now} rows are seen before their commit, not {seen}");
     Ok(())
 }
 
@@ -61,6 +63,14 @@ fn await_no_early_rows(pair: &mut Pair) -> Result<()> {
     })
 }
 
+/// Waits until the log says `text` so many times: it is said once the target has let go.
+fn await_count(pair: &Pair, text: &str, times: usize) -> Result<()> {
+    let what = format!("\"{text}\", {times} times");
+    wait_until(&what, SOON, &[&pair.site.log_path()], || {
+        Ok((count(pair, text) == times).then_some(()))
+    })
+}
+
 fn count(pair: &Pair, text: &str) -> usize {
     pair.site.log().matches(text).count()
 }
@@ -69,8 +79,7 @@ fn count(pair: &Pair, text: &str) -> usize {
 fn rows_are_on_the_target_before_their_commit_and_seen_after_it() -> Result<()> {
     both_ways(|direction| {
         let (mut pair, mut session) = pair(direction)?;
-        insert(&mut session, 0)?;
-        await_early_rows(&mut pair)?;
+        insert_early(&mut pair, &mut session, 0)?;
         // Others go on meanwhile.
         pair.publish("INSERT INTO c VALUES (1)")?;
         pair.publish("UPDATE b SET v = 'theirs' WHERE id > 500")?;
@@ -102,27 +111,24 @@ fn rows_are_on_the_target_before_their_commit_and_seen_after_it() -> Result<()> 
 fn what_is_rolled_back_in_part_or_as_a_whole_is_not_kept() -> Result<()> {
     both_ways(|direction| {
         let (mut pair, mut session) = pair(direction)?;
-        insert(&mut session, 0)?;
-        await_early_rows(&mut pair)?;
+        insert_early(&mut pair, &mut session, 0)?;
         session.batch_execute("ROLLBACK")?;
         await_no_early_rows(&mut pair)?;
         pair.assert_equal(&["public"])?;
         session.batch_execute("BEGIN; SAVEPOINT one")?;
-        insert(&mut session, 0)?;
-        await_early_rows(&mut pair)?;
+        insert_early(&mut pair, &mut session, 0)?;
         session.batch_execute("ROLLBACK TO one")?;
         insert(&mut session, 10_000)?;
         session.batch_execute("COMMIT")?;
         pair.assert_equal(&["public"])?;
         ensure!(pair.subscriber_says("SELECT count(*) FROM a")? == "10000");
         ensure!(count(&pair, APPLIED) == 0, "{}", pair.site.log_tail());
-        ensure!(count(&pair, GIVEN_UP) == 2, "{}", pair.site.log_tail());
+        await_count(&pair, GIVEN_UP, 2)?;
         ensure!(count(&pair, "it was rolled back") == 1, "{}", pair.site.log_tail());
         ensure!(count(&pair, "rolled back to a savepoint") == 1, "{}", pair.site.log_tail());
         // Rolled back before anything of it was sent.
         session.batch_execute("BEGIN; SAVEPOINT two; INSERT INTO c VALUES (5); ROLLBACK TO two")?;
-        insert(&mut session, 50_000)?;
-        await_growth(&mut pair)?;
+        insert_early(&mut pair, &mut session, 50_000)?;
         session.batch_execute("COMMIT")?;
         pair.assert_equal(&["public"])?;
         ensure!(count(&pair, APPLIED) == 1, "{}", pair.site.log_tail());
@@ -130,37 +136,24 @@ fn what_is_rolled_back_in_part_or_as_a_whole_is_not_kept() -> Result<()> {
     })
 }
 
-/// Waits until rows of an open transaction are on the target beside those that are seen.
-fn await_growth(pair: &mut Pair) -> Result<()> {
-    let mut target = pair.subscriber.connect()?;
-    pair.site.wait_for("rows before their commit", SOON, || {
-        let query = "SELECT FROM pg_locks l JOIN pg_stat_activity s USING (pid) \
-                     WHERE relation = 'a'::regclass AND mode = 'RowExclusiveLock' \
-                     AND application_name = 'farshore s'";
-        Ok(target.query(query, &[])?.first().map(drop))
-    })
-}
-
 #[test]
 fn whoever_waits_for_it_comes_first() -> Result<()> {
     both_ways(|direction| {
         let (mut pair, mut session) = pair(direction)?;
-        insert(&mut session, 0)?;
-        await_early_rows(&mut pair)?;
+        insert_early(&mut pair, &mut session, 0)?;
         // Somebody on the target wants the table for himself.
         let mut other = pair.subscriber.connect()?;
         other.batch_execute("SET lock_timeout = '15s'; BEGIN; LOCK TABLE a; ROLLBACK")?;
-        pair.site.await_log(WAITED_FOR, SOON)?;
+        await_count(&pair, WAITED_FOR, 1)?;
         session.batch_execute("COMMIT")?;
         pair.assert_equal(&["public"])?;
         // A transaction that commits earlier wants a value that is unique on the target alone.
         pair.subscriber.execute_script("CREATE UNIQUE INDEX ON a (code)")?;
         session.batch_execute("BEGIN")?;
-        insert(&mut session, 20_000)?;
-        await_growth(&mut pair)?;
+        insert_early(&mut pair, &mut session, 20_000)?;
         pair.publish("INSERT INTO a VALUES (100000, 20000, 'earlier')")?;
         pair.await_arrival()?;
-        ensure!(count(&pair, WAITED_FOR) == 2, "{}", pair.site.log_tail());
+        await_count(&pair, WAITED_FOR, 2)?;
         session.batch_execute("DELETE FROM a WHERE id = 20000; COMMIT")?;
         pair.assert_equal(&["public"])?;
         ensure!(count(&pair, APPLIED) == 0, "{}", pair.site.log_tail());
@@ -193,8 +186,7 @@ fn what_is_more_than_rows_in_bulk_waits_for_its_commit() -> Result<()> {
     ];
     for (number, (statements, why)) in (1..).zip(rest) {
         let before = count(&pair, why);
-        insert(&mut session, 20_000 * number)?;
-        await_growth(&mut pair)?;
+        insert_early(&mut pair, &mut session, 20_000 * number)?;
         session.batch_execute(statements)?;
         let more = format!(
             "INSERT INTO a (id, filler) SELECT i, repeat(md5(i::text), 6) \
@@ -202,10 +194,7 @@ fn what_is_more_than_rows_in_bulk_waits_for_its_commit() -> Result<()> {
             20_000 * number + 10_000
         );
         session.batch_execute(&more)?;
-        let log = pair.site.log_path();
-        wait_until("the transaction to be given up", SOON, &[&log], || {
-            Ok((count(&pair, why) > before).then_some(()))
-        })?;
+        await_count(&pair, why, before + 1)?;
         session.batch_execute("COMMIT")?;
         pair.await_arrival()?;
         session.batch_execute("BEGIN")?;
@@ -222,14 +211,14 @@ fn a_kill_at_any_step_loses_and_doubles_nothing() -> Result<()> {
     let (mut pair, mut session) = pair(Direction::DOWN)?;
     let points = ["apply.before-commit", "apply.after-commit-sent", "apply.after-commit"];
     for (number, point) in (0..).zip(points) {
-        insert(&mut session, 20_000 * number)?;
-        await_growth(&mut pair)?;
+        insert_early(&mut pair, &mut session, 20_000 * number)?;
         // Once while it is open.
         pair.site.kill9()?;
         pair.site.env("FARSHORE_CRASH", point);
         pair.site.start()?;
-        // It arrives anew, from its beginning, and its commit is the first on the target.
-        await_growth(&mut pair)?;
+        // It arrives anew, from its beginning (after a restart the publisher keeps what it has read
+        // again until there is more), and its commit is the first on the target.
+        insert_early(&mut pair, &mut session, 20_000 * number + 10_000)?;
         let before = pair.publisher_says("SELECT count(*) FROM a")?;
         ensure!(pair.subscriber_says("SELECT count(*) FROM a")? == before);
         session.batch_execute("COMMIT")?;
@@ -243,14 +232,12 @@ fn a_kill_at_any_step_loses_and_doubles_nothing() -> Result<()> {
         pair.assert_equal(&["public"])?;
         session.batch_execute("BEGIN")?;
     }
-    insert(&mut session, 200_000)?;
-    await_growth(&mut pair)?;
+    insert_early(&mut pair, &mut session, 200_000)?;
     session.batch_execute("COMMIT; BEGIN")?;
     pair.assert_equal(&["public"])?;
     ensure!(count(&pair, APPLIED) == 1, "{}", pair.site.log_tail());
     // The target crashes with it open.
-    insert(&mut session, 100_000)?;
-    await_growth(&mut pair)?;
+    insert_early(&mut pair, &mut session, 100_000)?;
     pair.subscriber.kill9()?;
     pair.subscriber.start()?;
     insert(&mut session, 110_000)?;
@@ -265,8 +252,7 @@ fn rows_that_were_rolled_back_are_noticed_when_they_are_kept() -> Result<()> {
     pair.site.env("FARSHORE_DEFECT", "early-keeps-rolled-back");
     pair.site.start()?;
     session.batch_execute("SAVEPOINT one")?;
-    insert(&mut session, 0)?;
-    await_early_rows(&mut pair)?;
+    insert_early(&mut pair, &mut session, 0)?;
     session.batch_execute("ROLLBACK TO one")?;
     insert(&mut session, 10_000)?;
     session.batch_execute("COMMIT")?;
