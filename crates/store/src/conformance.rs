@@ -364,7 +364,7 @@ impl Followed {
 
 /// A spill can be read while it is written, never further than it has come, and says how it ends.
 pub fn spills_are_read_while_they_grow(make: Make<'_>) {
-    let mut instance = make();
+    let instance = make();
     let store = instance.store();
     let names = store.growing_spills();
     let id = store.define(b"followed relation");
