@@ -244,6 +244,9 @@ async fn run(
     match ready {
         Ok(turn) => {
             let committed = work.commit(&turn).await;
+            if committed.is_ok() {
+                work.writer.close_connections().await;
+            }
             lookout.close().await;
             Ok(committed.map_or_else(Outcome::Failed, |changes| Outcome::Committed { changes }))
         }

@@ -163,9 +163,13 @@ impl<'a> Streaming<'a> {
         }
     }
 
-    /// Gives up what was begun before its commit has come.
-    pub async fn give_up_early(&mut self) {
+    /// Gives up what was begun before its commit has come. Where work ended in order, says goodbye
+    /// to the target.
+    pub async fn end(mut self, in_order: bool) {
         self.early.give_up().await;
+        if in_order {
+            self.writer.close_connections().await;
+        }
     }
 
     /// Asks the publisher whether it publishes tables that are not copied. Where somebody has one of

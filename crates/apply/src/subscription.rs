@@ -643,7 +643,7 @@ impl Subscription {
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
             let end = streaming.run(stop).await;
-            streaming.give_up_early().await;
+            streaming.end(end.is_ok()).await;
             return end.map_err(Failure::of_many);
         };
         let SubscriptionSpec { target, schema, .. } = &self.spec;
@@ -653,7 +653,7 @@ impl Subscription {
             end = streaming.run(stop) => end,
             never = sequences.follow(interval, &tables) => match never {},
         };
-        streaming.give_up_early().await;
+        streaming.end(end.is_ok()).await;
         let end = end.map_err(Failure::of_many)?;
         if matches!(end, StreamEnd::Stopped) {
             let caught_up = sequences.catch_up(&tables);

@@ -322,6 +322,14 @@ impl Lanes {
         }
     }
 
+    /// Closes all connections. Nothing is open or closing.
+    pub async fn close_all(mut self) {
+        self.close_spares().await;
+        for pipeline in self.pipelines {
+            pipeline.close().await;
+        }
+    }
+
     /// Whether there are connections beside the first.
     pub fn has_spares(&self) -> bool {
         self.pipelines.len() > 1 || !self.connecting.is_empty()

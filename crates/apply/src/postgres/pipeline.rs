@@ -180,7 +180,9 @@ pub struct Pipeline {
 
 impl Pipeline {
     /// Nothing is in flight.
-    pub fn new(session: Session) -> Pipeline {
+    pub fn new(mut session: Session) -> Pipeline {
+        // The target may be waiting for a lock, with much before it that it has not read.
+        session.connection.reset_when_dropped();
         Pipeline {
             session,
             in_flight: VecDeque::new(),

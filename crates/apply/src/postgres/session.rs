@@ -20,10 +20,9 @@ impl Session {
     pub async fn connect(config: &Config, name: &str) -> Result<Session, ApplyError> {
         let server = config.redacted();
         let config = config.clone().with_application_name(name);
-        let mut connection = Connection::connect(&config, Mode::Sql)
+        let connection = Connection::connect(&config, Mode::Sql)
             .await
             .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
-        connection.reset_when_dropped();
         let version = connection.server_version();
         let mut session = Session { connection, server, replica_role: false };
         let settings = format!(

@@ -421,6 +421,11 @@ impl Writer {
         polled.map_err(|error| self.explain(error))
     }
 
+    /// Closes its connections; without this the target takes them for lost. Nothing is open.
+    pub async fn close_connections(self) {
+        self.lanes.close_all().await;
+    }
+
     /// Closes the connections that only a backlog needs, once there is none.
     pub async fn close_spares(&mut self) {
         self.lanes.close_spares().await;
