@@ -158,7 +158,7 @@ impl Batch {
         target: &TargetRelation,
         names: &mut StatementNames,
     ) -> Result<(), PipelineError> {
-        let deleted: Vec<&Bytes> = self
+        let mut deleted: Vec<&Bytes> = self
             .netting
             .nets()
             .iter()
@@ -172,6 +172,9 @@ impl Batch {
         }
         let identity = self.plan.identity();
         let in_bulk = self.plan.have_arrays(&identity);
+        if in_bulk && self.plan.by_key {
+            deleted.sort_by_cached_key(|old| encode::key_prefix(old, &self.plan.key));
+        }
         let delete = match &mut self.deletes[usize::from(!in_bulk)] {
             Some(delete) => &*delete,
             delete => {
@@ -223,10 +226,13 @@ impl Batch {
                 }
             }
         }
-        for (set, rows) in rows_by_set {
+        for (set, mut rows) in rows_by_set {
             let in_bulk = rows.len() >= ROWS_IN_BULK_MIN
                 && identity_has_arrays
                 && self.plan.have_arrays(&set);
+            if in_bulk && self.plan.by_key {
+                rows.sort_by_cached_key(|(old, _)| encode::key_prefix(old, &self.plan.key));
+            }
             let shape = UpdateShape { set, in_bulk };
             prepare_update(&self.plan, &mut self.updates, target, names, &shape);
             let Some(update) = self.updates.get(&shape) else { continue };

@@ -20,6 +20,28 @@ pub fn parse(row: &Bytes) -> Result<Tuple<'_>, PipelineError> {
     Tuple::parse(row).map_err(|error| PipelineError::Stored(error.to_string()))
 }
 
+/// The first bytes of a row's key, zeros behind them: in this order rows are mostly where an index
+/// on the key has them side by side.
+pub fn key_prefix(row: &Bytes, key: &[usize]) -> [u8; 16] {
+    let mut prefix = [0; 16];
+    let mut room = &mut prefix[..];
+    let Ok(tuple) = parse(row) else { return prefix };
+    let mut key = key.iter().copied().peekable();
+    for (column, value) in tuple.values().enumerate() {
+        if key.peek().is_none() || room.is_empty() {
+            break;
+        }
+        if key.next_if_eq(&column).is_some()
+            && let Value::Binary(bytes) = value
+        {
+            let (taken, rest) = room.split_at_mut(bytes.len().min(room.len()));
+            taken.copy_from_slice(&bytes[..taken.len()]);
+            room = rest;
+        }
+    }
+    prefix
+}
+
 /// The values of some columns over many rows: one array per column.
 #[derive(Debug, Default)]
 pub struct Arrays {

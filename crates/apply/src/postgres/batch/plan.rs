@@ -17,6 +17,10 @@ pub struct BatchPlan {
     pub whole_old_rows: bool,
     /// The target's table has writable columns that are not published.
     pub own_columns_on_target: bool,
+    /// Rows that are updated or deleted are named in the order of their keys, which is how an index
+    /// has them, and not in the order in which they came. Not where values could be in each other's
+    /// way that the key does not tell of.
+    pub by_key: bool,
     columns: Vec<ColumnTypes>,
 }
 
@@ -47,6 +51,8 @@ pub enum Planned {
 pub struct TableFacts {
     /// Triggers or rules fire for what we do, or nothing is known of the table.
     fires: bool,
+    /// It, or a partition of it, has several unique or exclusion constraints.
+    several_unique: bool,
     columns: Vec<ColumnFacts>,
 }
 
@@ -80,12 +86,16 @@ pub async fn look_at_tables(
                        AND (f.proname LIKE 'RI\\_FKey\\_%' OR f.proname = 'unique_key_recheck')) END) \
                  OR EXISTS (SELECT FROM {partitions} p \
                    JOIN pg_catalog.pg_rewrite r ON r.ev_class = p.relid \
-                   WHERE r.ev_type <> '1') AS fires \
+                   WHERE r.ev_type <> '1') AS fires, \
+                 EXISTS (SELECT FROM {partitions} p \
+                   JOIN pg_catalog.pg_index i ON i.indrelid = p.relid \
+                   WHERE i.indisunique OR i.indisexclusion \
+                   GROUP BY p.relid HAVING pg_catalog.count(*) > 1) AS several_unique \
                FROM (SELECT number, pg_catalog.to_regclass(name)::pg_catalog.oid AS oid \
                  FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
              SELECT own.number - 1, own.fires, a.attname, \
                CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
-               a.attgenerated <> '', t.typreceive <> 0 \
+               a.attgenerated <> '', t.typreceive <> 0, own.several_unique \
              FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
@@ -100,6 +110,7 @@ pub async fn look_at_tables(
         let number: usize = row.parse(0).map_err(|error| session.error(error))?;
         let Some(facts) = facts.get_mut(number) else { continue };
         facts.fires |= row.get(1) != Some("f");
+        facts.several_unique |= row.get(6) != Some("f");
         facts.columns.push(ColumnFacts {
             name: row.get(2).unwrap_or_default().to_owned(),
             array: row.parse(3).unwrap_or(0),
@@ -151,6 +162,7 @@ pub fn plan(target: &TargetRelation, facts: &TableFacts) -> Planned {
         key,
         whole_old_rows,
         own_columns_on_target: writable > target.columns.len(),
+        by_key: !facts.several_unique,
         columns: types,
     })
 }
