@@ -14,6 +14,7 @@ mod latency;
 mod line;
 mod load;
 mod measurement;
+mod memory;
 mod mirror;
 mod mirrored;
 mod monitored;
@@ -89,6 +90,8 @@ fn run(plan: &Plan) -> Result<bool> {
         Ok(())
     };
     let binary = contest::binary()?;
+    say("touching memory, so that no contender is the first to");
+    memory::warm();
     say("starting publisher and subscriber");
     let servers = Servers::start()?;
     let bench = Bench { plan, servers: &servers, binary: &binary, interrupt: &interrupt };
