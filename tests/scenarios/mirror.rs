@@ -5,6 +5,8 @@
 mod bounds;
 #[path = "mirror/costs.rs"]
 mod costs;
+#[path = "mirror/direct.rs"]
+mod direct;
 #[path = "mirror/far_sync.rs"]
 mod far_sync;
 #[path = "mirror/interruptions.rs"]

@@ -70,11 +70,12 @@ const STEADY: MirrorCase =
 /// Who takes turns, by the name in the output.
 const NATIVE: [(&str, &str); 3] =
     [("native_off", "off"), ("native_lz4", "lz4"), ("native_zstd", "zstd")];
-const OURS: [(&str, &str); 4] = [
-    ("farshore", "zstd"),
-    ("farshore_lz4", "lz4"),
-    ("farshore_off", "off"),
-    ("farshore_auto", "auto"),
+const OURS: [(&str, Way); 5] = [
+    ("farshore", Way::Mirror { compression: "zstd", mode: "far" }),
+    ("farshore_lz4", Way::Mirror { compression: "lz4", mode: "far" }),
+    ("farshore_off", Way::Mirror { compression: "off", mode: "far" }),
+    ("farshore_auto", Way::Mirror { compression: "auto", mode: "far" }),
+    ("farshore_direct", Way::Direct { mode: "far" }),
 ];
 
 impl MirrorCase {
@@ -125,10 +126,7 @@ impl MirrorCase {
         let native = NATIVE.iter().filter(|(_, method)| there.contains(method));
         let native = native
             .map(|(name, wal_compression)| (*name, Way::Native { wal_compression, commit: "on" }));
-        let ours = OURS
-            .iter()
-            .map(|(name, compression)| (*name, Way::Mirror { compression, mode: "far" }));
-        let ways: Vec<(&'static str, Way)> = native.chain(ours).collect();
+        let ways: Vec<(&'static str, Way)> = native.chain(OURS).collect();
         let mut outcomes: Vec<Outcome> =
             ways.iter().map(|(name, _)| Outcome { name, runs: Vec::new() }).collect();
         for run in 0..bench.plan.runs {

@@ -60,6 +60,11 @@ pub enum Way {
         /// Its mode.
         mode: &'static str,
     },
+    /// By a direct mirror: a site at the standby's end streams from the principal itself.
+    Direct {
+        /// Its mode.
+        mode: &'static str,
+    },
 }
 
 /// The two servers, the line, and a mirror that comes and goes.
@@ -140,10 +145,15 @@ impl<'a> Mirrored<'a> {
                 self.set(&self.principal, "synchronous_commit", commit)?;
                 (DIRECT, direct(&self.principal, &self.line))
             }
-            Way::Mirror { compression, mode } => {
+            Way::Mirror { .. } | Way::Direct { .. } => {
                 self.set(&self.principal, "wal_compression", "off")?;
                 self.set(&self.principal, "synchronous_commit", "on")?;
-                self.start_sites(compression, mode)?;
+                match way {
+                    Way::Mirror { compression, mode } => self.start_sites(compression, mode)?,
+                    Way::Direct { mode } => self.start_direct(mode)?,
+                    Way::Native { .. } => {}
+                }
+                self.receives()?;
                 let listen = self.ports.far.number();
                 (MIRROR, format!("host=127.0.0.1 port={listen} user=standby"))
             }
@@ -209,11 +219,27 @@ impl<'a> Mirrored<'a> {
             self.start_site("near", Side::Near, &(near + far_mirrors))?;
             self.start_site("far", Side::Far, &far)?;
         }
+        Ok(())
+    }
+
+    fn start_direct(&mut self, mode: &str) -> Result<()> {
+        let principal = self.principal.url_from(self.line.end(Side::Far), "postgres");
+        let listen = self.ports.far.number();
+        let text = format!(
+            "[mirror.bench]\nprincipal = \"{principal}\"\nmode = \"{mode}\"\n\
+             listen = \"127.0.0.1:{listen}\"\n"
+        );
+        self.start_site("far", Side::Far, &text)
+    }
+
+    /// Waits until the site at the standby's end receives.
+    fn receives(&self) -> Result<()> {
         let far = self.sites.last().context("no site")?.builder().clone();
         wait_until("the mirror to receive", PREPARE_MAX, &[far.log_path()], || {
             let Ok(text) = far.status_json() else { return Ok(None) };
             let status: Value = serde_json::from_str(&text)?;
-            Ok((status["mirrors"][0]["state"] == "receiving").then_some(()))
+            let ends = status["mirrors"].as_array().into_iter().flatten();
+            Ok(ends.map(|end| &end["state"]).any(|state| state == "receiving").then_some(()))
         })
     }
 

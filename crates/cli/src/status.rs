@@ -238,9 +238,11 @@ fn judged(out: &mut String, health: Health, reason: Option<&str>) {
 
 fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
     let site = m.site.as_deref().unwrap_or("its far end");
-    let _ = match m.end.as_str() {
-        "near" => writeln!(out, "\nmirror {} → {site}: {}", m.name, m.state),
-        _ => writeln!(out, "\nmirror {} ← {site}: {}", m.name, m.state),
+    let _ = match (m.end.as_str(), m.direct) {
+        ("near", true) => writeln!(out, "\nmirror {} → this site: {}", m.name, m.state),
+        ("near", false) => writeln!(out, "\nmirror {} → {site}: {}", m.name, m.state),
+        (_, true) => writeln!(out, "\nmirror {} ← its principal, direct: {}", m.name, m.state),
+        (_, false) => writeln!(out, "\nmirror {} ← {site}: {}", m.name, m.state),
     };
     if let Some(error) = &m.error {
         let _ = writeln!(out, "  error      {error}");

@@ -9,6 +9,7 @@
 
 mod arrivals;
 pub mod certificates;
+mod crossing;
 mod dialer;
 mod error;
 pub mod frame;
@@ -26,6 +27,7 @@ mod site_name;
 mod stripe;
 mod trust;
 mod wire;
+mod within;
 
 pub use dialer::Dialer;
 pub use error::LinkError;

@@ -58,6 +58,14 @@ pub enum MirrorError {
         /// It may end by itself.
         passes: bool,
     },
+    /// As [`MirrorError::Refused`], by a near end that is here too.
+    #[error("{why}")]
+    NearEnd {
+        /// In its words.
+        why: String,
+        /// It may end by itself.
+        passes: bool,
+    },
     /// What came is not what an end of a mirror sends.
     #[error("site \"{site}\" sent {what}; is it of another version?")]
     Protocol {
@@ -93,7 +101,7 @@ impl MirrorError {
             MirrorError::Spool(error) => error.is_out_of_room(),
             // Somebody may resume it, without a word to the far end.
             MirrorError::Namesake { .. } | MirrorError::Dropped(_) => true,
-            MirrorError::Refused { passes, .. } => *passes,
+            MirrorError::Refused { passes, .. } | MirrorError::NearEnd { passes, .. } => *passes,
             MirrorError::Io { .. } | MirrorError::Listen { .. } => true,
             MirrorError::WrongPrincipal { .. } | MirrorError::Protocol { .. } => false,
         }

@@ -85,8 +85,11 @@ pub struct MirrorReport {
     pub name: String,
     /// `near` or `far`.
     pub end: String,
-    /// The site of the other end, once it is known.
+    /// The site of the other end, once it is known; none of a direct mirror.
     pub site: Option<String>,
+    /// Both ends are here: log comes straight from the principal.
+    #[serde(default)]
+    pub direct: bool,
     /// At the near end `streaming`, `waiting` for the far end, or `dropped`; at the far end
     /// `receiving`, `starting`, `retrying`, `out of room`, `promoted` or `stopped`.
     pub state: String,

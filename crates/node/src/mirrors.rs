@@ -1,12 +1,14 @@
 //! Mirrors: their ends that are here, kept running.
 
 mod bounds;
+mod near_side;
 mod note;
 mod noting;
 mod promote;
 mod reserve;
 
 pub(crate) use bounds::{resume_without_node, why_dropped};
+pub(crate) use near_side::NearSide;
 pub(crate) use promote::Takeover;
 
 use crate::agents::{self, AgentFailure, lock};
@@ -16,7 +18,7 @@ use crate::sites::protocol::Wanted;
 use crate::supervisor::{LINK_BACK_OFF_MAX, Notice, Outcome, supervise};
 use crate::switch::Switch;
 use bounds::{Bounds, Leeway, Seen};
-use farshore_link::{Dialer, Session};
+use farshore_link::Session;
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::{Far, Forgotten};
 use farshore_mirror::receive::{self, Near, NearStatus};
@@ -40,6 +42,8 @@ pub(crate) struct NearAgent {
     near: Near,
     /// Why the last session ended.
     failure: Mutex<Option<String>>,
+    /// Its far end is here too.
+    direct: bool,
     peer: Mutex<Option<String>>,
     bounds: Bounds,
     seen: Mutex<Seen>,
@@ -73,6 +77,7 @@ impl NearAgent {
                 status: Mutex::new(NearStatus::default()),
             },
             failure: Mutex::default(),
+            direct: mirror.direct,
             peer: Mutex::default(),
             bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
             seen: Mutex::new(seen),
@@ -83,8 +88,24 @@ impl NearAgent {
         }
     }
 
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.near.name
+    }
+
+    /// Gives its far end what a session was opened for.
+    pub async fn answer(&self, session: Session, wanted: Wanted) -> Result<(), MirrorError> {
+        match wanted {
+            Wanted::Mirror(request) => self.serve(session, request).await,
+            Wanted::Seed(request) => self.seed(session, &request).await,
+            Wanted::MirrorEnd(_) => self.near.tell_end(session).await,
+            // Not a mirror's.
+            Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
+        }
+    }
+
     /// Serves its far end until the session ends.
-    pub async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
+    async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         *lock(&self.peer) = Some(session.peer_site().to_owned());
         let connected = Connected(self);
         let mut end = self.end_session.subscribe();
@@ -104,7 +125,7 @@ impl NearAgent {
     }
 
     /// Gives its far end the principal's files.
-    pub async fn seed(&self, session: Session, request: &SeedRequest) -> Result<(), MirrorError> {
+    async fn seed(&self, session: Session, request: &SeedRequest) -> Result<(), MirrorError> {
         let (mirror, site) = (&self.near.name, session.peer_site().to_owned());
         if let Some(why) = self.why_dropped() {
             let dropped = MirrorError::Dropped(why);
@@ -115,11 +136,6 @@ impl NearAgent {
         seed::give(&self.near.principal, self.near.compression, session, request).await?;
         tracing::info!(%mirror, %site, "a standby was given all files");
         Ok(())
-    }
-
-    /// Tells its far end how much log there is.
-    pub async fn tell_end(&self, session: Session) -> Result<(), MirrorError> {
-        self.near.tell_end(session).await
     }
 
     fn why_dropped(&self) -> Option<String> {
@@ -138,7 +154,8 @@ impl NearAgent {
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
-            site: lock(&self.peer).clone(),
+            site: lock(&self.peer).clone().filter(|_| !self.direct),
+            direct: self.direct,
             state: state.to_owned(),
             error: seen.dropped.or(with_warning(failure, self.bounds.warning(seen.kept_bytes))),
             kept_bytes: seen.kept_bytes,
@@ -219,7 +236,7 @@ pub(crate) struct FarAgent {
     far: Far,
     /// Its spool could be opened, or there was none yet.
     is_usable: bool,
-    dialer: Dialer,
+    near_side: NearSide,
     /// Halts what takes log in.
     intake: Switch,
     apply_rate: Mutex<ApplyRate>,
@@ -231,7 +248,7 @@ pub(crate) struct FarAgent {
 impl FarAgent {
     /// Opens its spool, if there is one. A spool that cannot be used stops this mirror, and nothing
     /// else of the site. Blocks on the disk.
-    pub fn open(mirror: &FarMirror, data_dir: &Path, dialer: Dialer) -> FarAgent {
+    pub fn open(mirror: &FarMirror, data_dir: &Path, near_side: NearSide) -> FarAgent {
         let folder = data_dir.join("mirrors").join(&mirror.name);
         let failure = Mutex::default();
         let opened = Far::open(&mirror.name, folder.clone());
@@ -246,7 +263,7 @@ impl FarAgent {
             config: mirror.clone(),
             far,
             is_usable,
-            dialer,
+            near_side,
             intake: Switch::new(false),
             apply_rate: Mutex::default(),
             failure,
@@ -295,9 +312,14 @@ impl FarAgent {
 
     async fn session(&self) -> Result<(), MirrorError> {
         let request = self.far.request().await?;
-        let text = serde_json::to_vec(&Wanted::Mirror(request.clone())).unwrap_or_default();
-        let session = self.dialer.open(&text).await?;
-        self.far.keep(session, &request).await
+        let wanted = Wanted::Mirror(request.clone());
+        let kept = self.near_side.talk(wanted, |session| self.far.keep(session, &request)).await?;
+        kept.map_err(|error| match error {
+            MirrorError::Refused { why, passes, .. } if self.config.upstream.is_none() => {
+                MirrorError::NearEnd { why, passes }
+            }
+            error => error,
+        })
     }
 
     async fn serve(self: Arc<Self>, stop: watch::Receiver<bool>) {
@@ -379,7 +401,8 @@ impl FarAgent {
         let mut report = MirrorReport {
             name: self.config.name.clone(),
             end: "far".to_owned(),
-            site: Some(self.config.upstream.clone()),
+            site: self.config.upstream.clone(),
+            direct: self.config.upstream.is_none(),
             state: state.to_owned(),
             error,
             principal_end: status.principal_end.to_string(),
@@ -438,7 +461,7 @@ fn outcome(ended: Result<(), MirrorError>) -> Outcome {
 mod tests {
     use super::*;
     use farshore_link::certificates::Authority;
-    use farshore_link::{Identity, IdentityFiles, LinkOptions};
+    use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions};
 
     #[test]
     fn the_apply_rate_is_of_what_was_replayed_between_two_looks() {
@@ -469,7 +492,7 @@ mod tests {
         let open = |name: &str| {
             let mirror = FarMirror {
                 name: name.to_owned(),
-                upstream: "near".to_owned(),
+                upstream: Some("near".to_owned()),
                 listen: "127.0.0.1:0".to_owned(),
                 spool_bytes_max: 0,
                 warn_behind: 0,
@@ -478,7 +501,7 @@ mod tests {
             };
             let options = LinkOptions::default();
             let dialer = Dialer::new("127.0.0.1:1", "near", &identity, options).unwrap();
-            FarAgent::open(&mirror, folder.path(), dialer)
+            FarAgent::open(&mirror, folder.path(), NearSide::Link(dialer))
         };
         let damaged = folder.path().join("mirrors/damaged");
         std::fs::create_dir_all(&damaged).unwrap();

@@ -4,12 +4,14 @@
 use crate::config::SiteConfig;
 use crate::config::mirrors::FarMirror;
 use crate::control::{self, Asked, Request, ask};
+use crate::mirrors::{NearAgent, NearSide};
 use crate::sites::{self, protocol::Wanted};
 use farshore_link::Identity;
 use farshore_mirror::seed::{Progress, SeedRequest, Seeded, Take};
 use farshore_model::Lsn;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -92,14 +94,6 @@ async fn take(
     reserved: Reserved,
     progress: &watch::Sender<Progress>,
 ) -> Result<String, String> {
-    let identity = config.sites.identity.as_ref().map(Identity::load).transpose();
-    let identity = identity.map_err(|error| error.to_string())?;
-    let dialer = identity.as_ref().map(|own| sites::dialer(&config.sites, &mirror.upstream, own));
-    let dialer = dialer.transpose().map_err(|error| error.to_string())?.flatten();
-    let dialer = dialer.ok_or_else(|| config.sites.unknown_upstream(&mirror.upstream))?;
-    let request = SeedRequest { mirror: options.mirror.clone(), max_rate_kb: options.max_rate_kb };
-    let text = serde_json::to_vec(&Wanted::Seed(request)).unwrap_or_default();
-    let session = dialer.open(&text).await.map_err(|error| error.to_string())?;
     let (host, port) = mirror.listen.rsplit_once(':').unwrap_or((&mirror.listen, "5432"));
     let host = host.trim_matches(['[', ']']);
     let take = Take {
@@ -111,9 +105,25 @@ async fn take(
         conninfo: format!("host={host} port={port} user=standby application_name={slot}"),
         slot: slot.to_owned(),
     };
-    let seeded = take.run(session, progress).await.map_err(|error| error.to_string())?;
+    let request = SeedRequest { mirror: options.mirror.clone(), max_rate_kb: options.max_rate_kb };
+    let near_side = near_side(config, mirror)?;
+    let seeded = near_side.talk(Wanted::Seed(request), |session| take.run(session, progress)).await;
+    let seeded = seeded.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     let kept = still_kept(config, options, slot, seeded.start).await?;
     Ok(format!("{}{kept}", said(&seeded, options, slot)))
+}
+
+fn near_side(config: &SiteConfig, mirror: &FarMirror) -> Result<NearSide, String> {
+    let Some(upstream) = &mirror.upstream else {
+        let near = config.mirrors.near.iter().find(|near| near.name == mirror.name);
+        let near = near.ok_or_else(|| format!("mirror \"{}\" has no near end", mirror.name))?;
+        return Ok(NearSide::Direct(Arc::new(NearAgent::new(near, &config.data_dir))));
+    };
+    let identity = config.sites.identity.as_ref().map(Identity::load).transpose();
+    let identity = identity.map_err(|error| error.to_string())?;
+    let dialer = identity.as_ref().map(|own| sites::dialer(&config.sites, upstream, own));
+    let dialer = dialer.transpose().map_err(|error| error.to_string())?.flatten();
+    dialer.map(NearSide::Link).ok_or_else(|| config.sites.unknown_upstream(upstream))
 }
 
 /// A slot that kept too much while the files came is lost, and with it what the standby needs.

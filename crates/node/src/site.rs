@@ -10,7 +10,7 @@ use crate::check::gate::PublisherAsked;
 use crate::config::SiteConfig;
 use crate::control;
 use crate::legs::{self, Durability};
-use crate::mirrors::{FarAgent, NearAgent};
+use crate::mirrors::{FarAgent, NearAgent, NearSide};
 use crate::monitoring;
 use crate::operate;
 use crate::report::{DownstreamReport, SiteReport, TracerReport};
@@ -205,10 +205,16 @@ impl Site {
             .map(|mirror| (mirror.name.clone(), Arc::new(NearAgent::new(mirror, &config.data_dir))))
             .collect();
         let mut far_mirrors = Vec::new();
-        for (mirror, identity) in config.mirrors.far.iter().zip(identity.iter().cycle()) {
-            let dialer = sites::dialer(&config.sites, &mirror.upstream, identity)?;
-            let Some(dialer) = dialer else { continue };
-            far_mirrors.push(Arc::new(FarAgent::open(mirror, &config.data_dir, dialer)));
+        for mirror in &config.mirrors.far {
+            let near_side = match (&mirror.upstream, &identity) {
+                (Some(upstream), Some(identity)) => {
+                    sites::dialer(&config.sites, upstream, identity)?.map(NearSide::Link)
+                }
+                (Some(_), None) => None,
+                (None, _) => near_mirrors.get(&mirror.name).cloned().map(NearSide::Direct),
+            };
+            let Some(near_side) = near_side else { continue };
+            far_mirrors.push(Arc::new(FarAgent::open(mirror, &config.data_dir, near_side)));
         }
         let serving = config.sites.listen.as_ref().map(|_| {
             let publications = served(&publications, &received);

@@ -48,6 +48,8 @@ pub struct NearMirror {
     pub warn_behind: u64,
     /// Bytes of log that the principal keeps for it beyond which its slot is dropped.
     pub drop_behind: Option<u64>,
+    /// Its far end is here too.
+    pub direct: bool,
 }
 
 /// A mirror whose far end is here.
@@ -55,8 +57,8 @@ pub struct NearMirror {
 pub struct FarMirror {
     /// Its name, at both ends.
     pub name: String,
-    /// The site of its near end.
-    pub upstream: String,
+    /// The site of its near end. Without one the mirror is direct: its near end is here too.
+    pub upstream: Option<String>,
     /// Where its standbys connect.
     pub listen: String,
     /// Whole segments that no standby needs are removed beyond this size, in bytes.
@@ -88,10 +90,17 @@ pub(super) fn resolve(
             (Some(principal), None) => {
                 let near = resolve_near(site, name, principal, mirror).map_err(wrong)?;
                 refuse_twin(&mirrors, &near).map_err(wrong)?;
+                if near.direct {
+                    mirrors.far.push(resolve_far(name, None, mirror).map_err(wrong)?);
+                }
                 mirrors.near.push(near);
             }
             (None, Some(upstream)) => {
-                mirrors.far.push(resolve_far(site, name, upstream, mirror).map_err(wrong)?);
+                refuse_near_keys(mirror).map_err(wrong)?;
+                if site.sites.upstream(upstream).is_none() {
+                    return Err(wrong(site.sites.unknown_upstream(upstream)));
+                }
+                mirrors.far.push(resolve_far(name, Some(upstream), mirror).map_err(wrong)?);
             }
             (Some(_), Some(_)) => {
                 return Err(wrong(
@@ -103,7 +112,8 @@ pub(super) fn resolve(
             (None, None) => {
                 return Err(wrong(
                     "set principal = \"postgres://…\" if the server to be mirrored is near this \
-                     site, or upstream = \"SITE\" if its log is to be kept here"
+                     site, or upstream = \"SITE\" if its log is to be kept here; principal and \
+                     listen if both are so"
                         .to_owned(),
                 ));
             }
@@ -111,8 +121,16 @@ pub(super) fn resolve(
     }
     for downstream in &site.sites.downstreams {
         for name in &downstream.mirrors {
-            if mirrors.near.iter().any(|near| near.name == *name) {
-                continue;
+            match mirrors.near.iter().find(|near| near.name == *name) {
+                Some(near) if near.direct => {
+                    let what = format!(
+                        "mirrors: \"{name}\" has its far end here too, as listen says, and no other \
+                         site can have it"
+                    );
+                    return Err((format!("[downstream.{}]", downstream.site), what));
+                }
+                Some(_) => continue,
+                None => {}
             }
             let known = mirrors.near.iter().map(|near| near.name.as_str());
             let guess = nearest(name, known)
@@ -130,18 +148,32 @@ fn resolve_near(
     principal: &str,
     typed: &typed::Mirror,
 ) -> Result<NearMirror, String> {
-    for (is_set, key) in [
-        (typed.listen.is_some(), "listen"),
-        (typed.spool_size.is_some(), "spool_size"),
-        (typed.standby.is_some(), "standby"),
-    ] {
+    let direct = typed.listen.is_some();
+    let far_keys =
+        [(typed.spool_size.is_some(), "spool_size"), (typed.standby.is_some(), "standby")];
+    let packing_keys = [
+        (typed.compression.is_some(), "compression"),
+        (typed.compression_level.is_some(), "compression_level"),
+    ];
+    for (is_set, key) in if direct { packing_keys } else { far_keys } {
+        if is_set && direct {
+            return Err(format!(
+                "{key}: principal and listen make this mirror direct: its log crosses no link, and \
+                 is not packed"
+            ));
+        }
         if is_set {
-            return Err(format!("{key}: belongs to the far end, and this is the near end"));
+            return Err(format!(
+                "{key}: belongs to the far end, and this is the near end. (If it is both, set \
+                 listen.)"
+            ));
         }
     }
     let takers =
         site.sites.downstreams.iter().filter(|down| down.mirrors.iter().any(|m| m == name));
     match takers.count() {
+        // Those that name it are told by who looks at them.
+        _ if direct => {}
         0 => {
             return Err(format!(
                 "no site may have it. Name it in one: [downstream.SITE] mirrors = [\"{name}\"]"
@@ -173,7 +205,8 @@ fn resolve_near(
         return Err("application_name: use 1 to 63 printable ASCII characters, as PostgreSQL does"
             .to_owned());
     }
-    let compression = resolve_compression(typed)?;
+    let compression =
+        if direct { Compression::Fixed(Method::Off) } else { resolve_compression(typed)? };
     let (warn_behind, drop_behind) = resolve_behind(typed)?;
     if drop_behind.is_some_and(|bytes| bytes < DROP_BEHIND_BYTES_MIN) {
         return Err("drop_behind: must be at least 256MB".to_owned());
@@ -193,6 +226,7 @@ fn resolve_near(
         compression,
         warn_behind,
         drop_behind,
+        direct,
     })
 }
 
@@ -250,12 +284,8 @@ fn refuse_twin(mirrors: &MirrorsConfig, near: &NearMirror) -> Result<(), String>
     Ok(())
 }
 
-fn resolve_far(
-    site: &SiteConfig,
-    name: &str,
-    upstream: &str,
-    typed: &typed::Mirror,
-) -> Result<FarMirror, String> {
+/// At a far end that is no near end.
+fn refuse_near_keys(typed: &typed::Mirror) -> Result<(), String> {
     for (is_set, key) in [
         (typed.slot.is_some(), "slot"),
         (typed.application_name.is_some(), "application_name"),
@@ -267,9 +297,14 @@ fn resolve_far(
             return Err(format!("{key}: belongs to the near end, and this is the far end"));
         }
     }
-    if site.sites.upstream(upstream).is_none() {
-        return Err(site.sites.unknown_upstream(upstream));
-    }
+    Ok(())
+}
+
+fn resolve_far(
+    name: &str,
+    upstream: Option<&str>,
+    typed: &typed::Mirror,
+) -> Result<FarMirror, String> {
     let listen = typed.listen.clone().ok_or_else(|| {
         "standbys have nowhere to connect. Set listen, for instance \"127.0.0.1:5433\"".to_owned()
     })?;
@@ -289,7 +324,7 @@ fn resolve_far(
     }
     let standby = typed.standby.as_deref().map(farshore_pg::Config::parse).transpose();
     let standby = standby.map_err(|error| format!("standby: {error}"))?;
-    let upstream = upstream.to_owned();
+    let upstream = upstream.map(str::to_owned);
     let name = name.to_owned();
     Ok(FarMirror { name, upstream, listen, spool_bytes_max, warn_behind, drop_behind, standby })
 }
@@ -346,7 +381,7 @@ spool_size = "10GB"
         assert!(near.sites.identity.is_some());
         let far = parsed(FAR).unwrap();
         assert_eq!(far.mirrors.far[0].spool_bytes_max, 10 << 30);
-        assert_eq!(far.mirrors.far[0].upstream, "tukwila");
+        assert_eq!(far.mirrors.far[0].upstream.as_deref(), Some("tukwila"));
     }
 
     #[test]
@@ -392,7 +427,9 @@ spool_size = "10GB"
             ),
             (NEAR, "compression = 3", "compression = \"gzip\"", "compression"),
             (NEAR, "compression = 3", "slot = \"A\"", "cannot be a slot's name"),
-            (NEAR, "compression = 3", "listen = \"127.0.0.1:1\"", "belongs to the far end"),
+            (NEAR, "compression = 3", "listen = \"127.0.0.1:1\"", "no other site can have it"),
+            (NEAR, "compression = 3", "compression = 3\nlisten = \"127.0.0.1:1\"", "not packed"),
+            (NEAR, "compression = 3", "spool_size = \"1GB\"", "belongs to the far end"),
             (
                 NEAR,
                 "compression = 3",

@@ -298,7 +298,8 @@ pub enum OnConflict {
     Overwrite,
 }
 
-/// `[mirror.NAME]`: at the near end with `principal`, at the far end with `upstream`.
+/// `[mirror.NAME]`: at the near end with `principal`, at the far end with `upstream`, and with
+/// `principal` and `listen` where both are one.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mirror {

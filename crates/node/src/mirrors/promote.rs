@@ -114,13 +114,12 @@ impl FarAgent {
     async fn ask_the_near_end(&self, spool: &Spool) -> Told {
         let heard = self.far.status().principal_end;
         let request = EndRequest { mirror: self.config.name.clone() };
-        let text = serde_json::to_vec(&Wanted::MirrorEnd(request)).unwrap_or_default();
         let ask = || async {
-            let within = tokio::time::timeout(ANSWER_WITHIN, async {
-                hear_end(self.dialer.open(&text).await?).await
-            });
-            match within.await {
-                Ok(answer) => answer.map_err(|error| error.to_string()),
+            let wanted = Wanted::MirrorEnd(request.clone());
+            let asked = self.near_side.talk(wanted, hear_end);
+            match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+                Ok(Ok(answer)) => answer.map_err(|error| error.to_string()),
+                Ok(Err(error)) => Err(error.to_string()),
                 Err(_) => Err(format!("it does not answer within {ANSWER_WITHIN:?}")),
             }
         };

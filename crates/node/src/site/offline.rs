@@ -48,6 +48,6 @@ fn offline_mirrors(config: &config::SiteConfig) -> Vec<MirrorReport> {
     };
     let near = config.mirrors.near.iter().map(|mirror| report(&mirror.name, "near", None));
     let far = config.mirrors.far.iter();
-    let far = far.map(|mirror| report(&mirror.name, "far", Some(mirror.upstream.clone())));
+    let far = far.map(|mirror| report(&mirror.name, "far", mirror.upstream.clone()));
     near.chain(far).collect()
 }

@@ -300,20 +300,11 @@ impl Serving {
             _ => "mirror",
         };
         let mut newer = self.begin_session(&(site.clone(), format!("{kind}:{name}")));
-        let work = async {
-            match wanted {
-                Wanted::Mirror(request) => mirror.serve(session, request).await,
-                Wanted::Seed(request) => mirror.seed(session, &request).await,
-                Wanted::MirrorEnd(_) => mirror.tell_end(session).await,
-                // Served apart.
-                Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
-            }
-        };
         let ended = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return,
             // What the old one waits for is as dead as its peer.
             _ = newer.changed() => return,
-            ended = work => ended,
+            ended = mirror.answer(session, wanted) => ended,
         };
         match ended {
             Ok(()) => {}

@@ -1,0 +1,293 @@
+//! A direct mirror: one site at the far end streams from the principal itself. The same promises.
+
+use crate::bounds::write_segments;
+use crate::mirrored::{Client, LONG, SLOT, client, follower, position};
+use crate::promotion::check_rows;
+use anyhow::{Context, Result, bail, ensure};
+use farshore_testkit::port::ReservedPort;
+use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Link, Site, SmallDisk, Verb};
+use serde_json::Value;
+use std::sync::atomic::Ordering::SeqCst;
+
+const CLIENTS: i32 = 4;
+const PAGE_BYTES: i64 = 8_192;
+
+struct Direct {
+    clients: Vec<Client>,
+    site: Site,
+    standby: Cluster,
+    principal: Cluster,
+    /// Between the site and the principal.
+    line: Link,
+    _listen: ReservedPort,
+}
+
+impl Direct {
+    fn start(major: u32, mode: &str) -> Result<Direct> {
+        Direct::start_in(major, mode, Site::named("far")?)
+    }
+
+    fn start_in(major: u32, mode: &str, mut site: Site) -> Result<Direct> {
+        let mut principal = Cluster::builder(&Installation::find(major)?)
+            .setting("wal_level", "replica")
+            .setting("wal_keep_size", "512MB")
+            .start()?;
+        principal.execute_script("CREATE TABLE t (client int, n int, PRIMARY KEY (client, n))")?;
+        let listen = ReservedPort::new()?;
+        let line = Link::to(principal.port())?;
+        let there = format!(":{}/", principal.port());
+        let url = principal.url("postgres").replace(&there, &format!(":{}/", line.port()));
+        site.add(&format!(
+            "[mirror.m]\nprincipal = \"{url}\"\nlisten = \"127.0.0.1:{}\"\nmode = \"{mode}\"\n",
+            listen.number()
+        ))?;
+        let checked = site.verb("check", &[])?;
+        ensure!(checked.code == Some(0), "{checked:?}");
+        ensure!(checked.stdout.contains("can be streamed from"), "{checked:?}");
+        ensure!(checked.stdout.contains("MB are free"), "{checked:?}");
+        site.start()?;
+        far_end(&site, "the mirror to receive", |far| far["state"] == "receiving")?;
+        let standby = follower(&mut principal, listen.number(), "s1")?;
+        far_end(&site, "the standby to stream", |far| {
+            far["standbys"].as_array().is_some_and(|all| all.len() == 1)
+        })?;
+        principal.execute_script("ALTER SYSTEM SET synchronous_standby_names = 'farshore_m'")?;
+        principal.execute_script("SELECT pg_reload_conf()")?;
+        wait_until("the mirror to count", LONG, &[], || {
+            let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+            Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+        })?;
+        let clients = (0..CLIENTS).map(|number| client(&principal, number));
+        let clients = clients.collect::<Result<_>>()?;
+        Ok(Direct { clients, site, standby, principal, line, _listen: listen })
+    }
+
+    fn returned(&self) -> Vec<i32> {
+        self.clients.iter().map(|client| client.returned.load(SeqCst)).collect()
+    }
+
+    fn await_commits(&self, more: i32) -> Result<()> {
+        let before = self.returned();
+        wait_until("commits to return", LONG, &[&self.principal.log_path()], || {
+            for client in &self.clients {
+                ensure!(!client.thread.is_finished(), "a client died");
+            }
+            let now = self.returned();
+            Ok(now.iter().zip(&before).all(|(now, before)| now - before >= more).then_some(()))
+        })
+    }
+
+    fn await_silence(&self) -> Result<()> {
+        wait_until("the clients to wait", LONG, &[], || {
+            let sql = "SELECT count(*) FROM pg_stat_activity \
+                       WHERE wait_event = 'SyncRep' AND application_name = 'client'";
+            let waiting: i64 = self.principal.connect()?.query_one(sql, &[])?.get(0);
+            Ok((waiting == i64::from(CLIENTS)).then_some(()))
+        })
+    }
+
+    /// What the site has alone, with the principal out of reach, is all that returned.
+    fn check_alone(&mut self) -> Result<()> {
+        self.await_silence()?;
+        let returned = self.returned();
+        let sql = "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots \
+                   WHERE slot_name = $1";
+        let told: i64 = self.principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
+        self.site.env("FARSHORE_CRASH", "");
+        self.site.start()?;
+        let far = far_end(&self.site, "the far end", |far| far["durable"] != "")?;
+        let durable = far["durable"].as_str().unwrap_or_default().to_owned();
+        // A server may flush up to a page's end, within a record; that record is no commit yet.
+        let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
+        let there = position(&durable)?;
+        ensure!(there >= whole, "LOST: the principal was told {told}, the spool ends at {there}");
+        wait_until("the standby to replay", LONG, &[&self.standby.log_path()], || {
+            let sql = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
+            let has_all: bool = self.standby.connect()?.query_one(sql, &[&durable])?.get(0);
+            Ok(has_all.then_some(()))
+        })?;
+        check_rows(&self.standby, &returned)
+    }
+
+    fn finish(self) -> Result<()> {
+        for client in self.clients {
+            client.stop.store(true, SeqCst);
+            client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))??;
+        }
+        Ok(())
+    }
+}
+
+/// The far end as `status --json` shows it, once it is so.
+fn far_end(site: &Site, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
+    end(site, "far", what, is_so)
+}
+
+fn end(site: &Site, end: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
+    wait_until(what, LONG, &[], || {
+        let verb = site.verb("status", &["--json"])?;
+        let status: Value = serde_json::from_str(&verb.stdout).unwrap_or_default();
+        let mut mirrors = status["mirrors"].as_array().into_iter().flatten();
+        Ok(mirrors.find(|mirror| mirror["end"] == end).filter(|mirror| is_so(mirror)).cloned())
+    })
+    .with_context(|| site.log_tail())
+}
+
+fn crash_points(major: u32, mode: &str, points: &[&str]) -> Result<()> {
+    let mut direct = Direct::start(major, mode)?;
+    direct.await_commits(20)?;
+    for crash in points {
+        direct.site.stop()?;
+        direct.site.env("FARSHORE_CRASH", crash);
+        direct.site.start()?;
+        let code = direct.site.await_exit(LONG);
+        ensure!(code.is_err(), "not killed at {crash}: {code:?}");
+        direct.line.cut();
+        direct.check_alone().with_context(|| format!("after {crash}"))?;
+        direct.line.mend();
+        direct.await_commits(5).with_context(|| format!("after {crash}"))?;
+    }
+    direct.finish()
+}
+
+const POINTS: [&str; 10] = [
+    "spool.before-write:40",
+    "spool.before-write:41:cut",
+    "spool.before-fsync:40:cut",
+    "spool.after-fsync:40:cut",
+    "mirror.before-send:30:cut",
+    "mirror.before-reply:30:cut",
+    "mirror.after-reply:30:cut",
+    "mirror.before-acknowledge:20:cut",
+    "mirror.after-acknowledge:20:cut",
+    "mirror.before-serve:20:cut",
+];
+
+#[test]
+fn a_direct_mirror_loses_no_acknowledged_commit_at_any_crash_point_with_15() -> Result<()> {
+    crash_points(15, "far", &POINTS)
+}
+
+#[test]
+fn a_direct_mirror_loses_no_acknowledged_commit_at_any_crash_point_with_18() -> Result<()> {
+    crash_points(18, "far", &POINTS)
+}
+
+#[test]
+fn a_direct_mirror_tells_what_standbys_have_replayed() -> Result<()> {
+    crash_points(
+        15,
+        "far-applied",
+        &["spool.before-fsync:40:cut", "mirror.after-acknowledge:20:cut"],
+    )
+}
+
+/// A false promise must be seen through here, too.
+#[test]
+fn a_direct_mirror_that_acknowledges_before_fsync_is_caught() -> Result<()> {
+    let mut direct = Direct::start(15, "far")?;
+    direct.site.env("FARSHORE_DEFECT", "spool-durable-before-fsync");
+    for round in 0..8 {
+        direct.site.stop()?;
+        direct.site.env("FARSHORE_CRASH", &format!("spool.before-write:{}:cut", 30 + 7 * round));
+        direct.site.start()?;
+        ensure!(direct.site.await_exit(LONG).is_err(), "not killed");
+        direct.line.cut();
+        if let Err(error) = direct.check_alone() {
+            let text = format!("{error:#}");
+            ensure!(text.contains("LOST: "), "{text}");
+            println!("caught: {text}");
+            return Ok(());
+        }
+        direct.line.mend();
+        direct.await_commits(5)?;
+    }
+    bail!("it was not caught")
+}
+
+/// The line goes and comes back; the principal is restarted; the site too.
+#[test]
+fn a_direct_mirror_goes_on_after_interruptions() -> Result<()> {
+    let mut direct = Direct::start(15, "far")?;
+    direct.await_commits(20)?;
+    direct.line.cut();
+    direct.await_silence()?;
+    let far = far_end(&direct.site, "the far end to try again", |far| far["state"] == "retrying")?;
+    let why = far["error"].as_str().unwrap_or_default();
+    ensure!(why.contains("principal") && !why.contains("site"), "{far}");
+    direct.line.mend();
+    direct.await_commits(10)?;
+    direct.site.kill9()?;
+    direct.site.start()?;
+    direct.await_commits(10)?;
+    // Halted as a whole, and with what the two ends say to each other half-way.
+    direct.site.restart()?;
+    direct.await_commits(10)?;
+    let near = end(&direct.site, "near", "the near end", |near| near["state"] == "streaming")?;
+    ensure!(near["direct"] == true && near["mode"] == "far", "{near}");
+    let far = far_end(&direct.site, "the far end", |far| far["state"] == "receiving")?;
+    ensure!(far["direct"] == true && far["site"].is_null(), "{far}");
+    let shown = direct.site.verb("status", &[])?;
+    ensure!(shown.stdout.contains("mirror m ← its principal, direct: receiving"), "{shown:?}");
+    let returned = direct.returned();
+    wait_until("the standby to have all", LONG, &[], || {
+        Ok(check_rows(&direct.standby, &returned).is_ok().then_some(()))
+    })?;
+    direct.finish()
+}
+
+/// A standby is seeded through it, and another takes over when the principal is lost.
+#[test]
+fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
+    let mut direct = Direct::start(15, "far")?;
+    direct.await_commits(20)?;
+    let home = tempfile::Builder::new().prefix("farshore-seeded").tempdir()?;
+    let pgdata = home.path().join("pgdata").display().to_string();
+    let seeded = direct.site.verb("mirror seed", &["m", "--pgdata", &pgdata])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}");
+    ensure!(seeded.stdout.contains("is a standby of mirror \"m\""), "{seeded:?}");
+    ensure!(home.path().join("pgdata/standby.signal").exists(), "{seeded:?}");
+    direct.await_commits(20)?;
+    direct.principal.kill9()?;
+    let mut returned = Vec::new();
+    for client in direct.clients.drain(..) {
+        let ended = client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))?;
+        ensure!(ended.is_err(), "a client stopped before its server did");
+        returned.push(client.returned.load(SeqCst));
+    }
+    let url = direct.standby.url("postgres");
+    let promoted: Verb = direct.site.verb("mirror promote", &["m", "--standby", &url])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    ensure!(promoted.stdout.contains("is promoted"), "{promoted:?}");
+    check_rows(&direct.standby, &returned)?;
+    direct.standby.execute_script("INSERT INTO t VALUES (99, 1)")?;
+    far_end(&direct.site, "the mirror to be promoted", |far| far["state"] == "promoted")?;
+    Ok(())
+}
+
+/// What the principal keeps for a site that takes nothing in is bounded, as for any mirror.
+#[test]
+fn a_direct_mirror_that_is_too_far_behind_is_dropped_and_resumed() -> Result<()> {
+    let site = Site::named("far")?;
+    let data = site.directory().join("data");
+    let Some(disk) = SmallDisk::mount(&data, 256)? else { return Ok(()) };
+    let mut direct = Direct::start_in(15, "far", site)?;
+    let bounds = "mode = \"far\"\nspool_size = \"64MB\"\ndrop_behind = \"256MB\"\n";
+    direct.site.replace("mode = \"far\"\n", bounds)?;
+    direct.site.restart()?;
+    direct.await_commits(5)?;
+    disk.fill()?;
+    write_segments(&direct.principal, 20)?;
+    end(&direct.site, "near", "the mirror to be dropped", |near| near["state"] == "dropped")?;
+    disk.free()?;
+    far_end(&direct.site, "the far end to be refused", |far| {
+        far["error"].as_str().is_some_and(|error| error.contains("farshore mirror resume"))
+    })?;
+    let resumed = direct.site.verb("mirror resume", &["m"])?;
+    ensure!(resumed.code == Some(0) && resumed.stdout.contains("goes on"), "{resumed:?}");
+    direct.await_commits(5)?;
+    direct.finish()
+    // The disk goes after what works on it.
+}
