@@ -1,7 +1,7 @@
 //! A direct mirror: one site at the far end streams from the principal itself. The same promises.
 
 use crate::bounds::write_segments;
-use crate::mirrored::{Client, LONG, SLOT, client, follower, position};
+use crate::mirrored::{Client, LONG, Mirrored, SLOT, client, follower, position};
 use crate::promotion::check_rows;
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
@@ -236,6 +236,37 @@ fn a_direct_mirror_goes_on_after_interruptions() -> Result<()> {
         Ok(check_rows(&direct.standby, &returned).is_ok().then_some(()))
     })?;
     direct.finish()
+}
+
+/// Spool, slot and standby go on when a mirror's log takes the other way.
+#[test]
+fn a_mirror_becomes_direct_and_goes_back_to_its_link() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(20)?;
+    let linked = "upstream = \"near\"\n";
+    let direct = format!("principal = \"{}\"\n", mirrored.principal.url("postgres"));
+    for (from, to) in [(linked, direct.as_str()), (direct.as_str(), linked)] {
+        mirrored.near.stop()?;
+        mirrored.far.stop()?;
+        mirrored.await_silence()?;
+        let returned = mirrored.returned();
+        mirrored.far.replace(from, to)?;
+        mirrored.far.start()?;
+        if to == linked {
+            mirrored.near.start()?;
+        }
+        mirrored.await_commits(20)?;
+        wait_until("the standby to have all", LONG, &[], || {
+            Ok(check_rows(&mirrored.standby, &returned).is_ok().then_some(()))
+        })?;
+        if to == direct {
+            // It is there, and nobody comes.
+            mirrored.near.start()?;
+            end(&mirrored.near, "near", "the near end", |near| near["state"] == "waiting")?;
+            mirrored.await_commits(5)?;
+        }
+    }
+    mirrored.finish()
 }
 
 /// A standby is seeded through it, and another takes over when the principal is lost.
