@@ -13,12 +13,18 @@ const PIECE_BYTES: usize = 64 << 20;
 /// memory that nobody had used would pay for both: native replication writes to log segments that
 /// were there before.
 pub fn warm() -> u64 {
-    let wanted = available_bytes().unwrap_or(0) / 2;
+    let wanted = available_bytes().unwrap_or(0).min(allowed_bytes()) / 2;
     let mut pieces = Vec::new();
     while (pieces.len() as u64 + 1) * PIECE_BYTES as u64 <= wanted.min(WARMED_BYTES_MAX) {
         pieces.push(std::hint::black_box(vec![1_u8; PIECE_BYTES]));
     }
     pieces.len() as u64 * PIECE_BYTES as u64
+}
+
+/// What a control group allows, if one does.
+fn allowed_bytes() -> u64 {
+    let text = fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
+    text.trim().parse().unwrap_or(u64::MAX)
 }
 
 fn available_bytes() -> Option<u64> {

@@ -239,8 +239,7 @@ fn judged(out: &mut String, health: Health, reason: Option<&str>) {
 fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
     let site = m.site.as_deref().unwrap_or("its far end");
     let _ = match (m.end.as_str(), m.direct) {
-        ("near", true) => writeln!(out, "\nmirror {} → this site: {}", m.name, m.state),
-        ("near", false) => writeln!(out, "\nmirror {} → {site}: {}", m.name, m.state),
+        ("near", _) => writeln!(out, "\nmirror {} → {site}: {}", m.name, m.state),
         (_, true) => writeln!(out, "\nmirror {} ← its principal, direct: {}", m.name, m.state),
         (_, false) => writeln!(out, "\nmirror {} ← {site}: {}", m.name, m.state),
     };
@@ -258,13 +257,13 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
     );
     let ratio = m.ratio.map_or(String::new(), |ratio| format!(" ({ratio:.1}:1)"));
     let method = m.compression.as_ref().map_or(String::new(), |method| format!(", {method}"));
-    let _ = writeln!(
-        out,
-        "  log        {} as {} on the link{ratio}{method}; {} to be sent",
-        bytes(m.log_bytes),
-        bytes(m.link_bytes),
-        bytes(m.send_queue_bytes)
-    );
+    let (log, queue) = (bytes(m.log_bytes), bytes(m.send_queue_bytes));
+    let _ = if m.direct {
+        writeln!(out, "  log        {log} as it is; {queue} to come")
+    } else {
+        let link = bytes(m.link_bytes);
+        writeln!(out, "  log        {log} as {link} on the link{ratio}{method}; {queue} to be sent")
+    };
     if let Some(kept) = m.kept_bytes.filter(|_| m.end == "near") {
         let _ = writeln!(out, "  kept       {} at the principal", bytes(kept));
     }

@@ -149,6 +149,9 @@ pub enum LinkError {
         /// Its words.
         why: String,
     },
+    /// The other side, within this process, dropped a half of the session before its end.
+    #[error("the other end, which is in this process, has ended")]
+    OtherSideEnded,
     /// This side dropped a half of the session before its end.
     #[error("the session was given up on this side before its end")]
     GivenUp,
@@ -168,6 +171,7 @@ impl LinkError {
             | LinkError::Frame { .. }
             | LinkError::Protocol { .. }
             | LinkError::PeerFailed { .. }
+            | LinkError::OtherSideEnded
             | LinkError::GivenUp => true,
             LinkError::Options(_)
             | LinkError::Listen { .. }

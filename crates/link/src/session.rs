@@ -126,7 +126,7 @@ impl Sender {
     pub async fn finish(self) -> Result<(), LinkError> {
         match self.0 {
             SenderWay::Crossing(sender) => sender.finish().await,
-            SenderWay::Within(sender) => sender.finish(),
+            SenderWay::Within(sender) => sender.finish().await,
         }
     }
 

@@ -65,17 +65,17 @@ impl WithinSender {
             [only] => only.clone(),
             several => several.concat().into(),
         };
-        self.messages.send(message).await.map_err(|_| LinkError::GivenUp)?;
+        self.messages.send(message).await.map_err(|_| LinkError::OtherSideEnded)?;
         self.side.meter.messages_sent.fetch_add(1, Ordering::Relaxed);
         self.side.meter.message_bytes_sent.fetch_add(length, Ordering::Relaxed);
         Ok(())
     }
 
     /// [`crate::Sender::finish`].
-    pub fn finish(self) -> Result<(), LinkError> {
-        if self.messages.is_closed() {
-            return Err(LinkError::GivenUp);
-        }
+    pub async fn finish(self) -> Result<(), LinkError> {
+        // There is room for all again when all has been taken.
+        let all = self.messages.reserve_many(self.messages.max_capacity()).await;
+        all.map(drop).map_err(|_| LinkError::OtherSideEnded)?;
         // Seen by who finds the channel at its end, which comes after this.
         self.ended.store(true, Ordering::Release);
         Ok(())
@@ -108,7 +108,7 @@ impl WithinReceiver {
                 Ok(Some(message))
             }
             None if self.ended.load(Ordering::Acquire) => Ok(None),
-            None => Err(LinkError::GivenUp),
+            None => Err(LinkError::OtherSideEnded),
         }
     }
 
@@ -135,9 +135,13 @@ mod tests {
         to_far.send(Bytes::from_static(b"one")).await.unwrap();
         to_far.send_parts(&[Bytes::from_static(b"t"), Bytes::from_static(b"wo")]).await.unwrap();
         to_near.send(Bytes::from_static(b"back")).await.unwrap();
-        to_far.finish().await.unwrap();
-        assert_eq!(from_near.next().await.unwrap().unwrap(), "one");
-        assert_eq!(from_near.next().await.unwrap().unwrap(), "two");
+        let finishing = tokio::spawn(to_far.finish());
+        for expected in ["one", "two"] {
+            tokio::task::yield_now().await;
+            assert!(!finishing.is_finished(), "{expected} has not been taken");
+            assert_eq!(from_near.next().await.unwrap().unwrap(), expected);
+        }
+        finishing.await.unwrap().unwrap();
         assert!(from_near.next().await.unwrap().is_none());
         assert_eq!(from_far.next().await.unwrap().unwrap(), "back");
         assert_eq!(from_far.meter().traffic().messages_sent, 2);
@@ -150,8 +154,8 @@ mod tests {
         let (mut to_far, mut from_far) = near.split();
         to_far.send(Bytes::from_static(b"lost")).await.unwrap();
         drop(far);
-        assert!(matches!(from_far.next().await, Err(LinkError::GivenUp)));
-        assert!(matches!(to_far.send(Bytes::new()).await, Err(LinkError::GivenUp)));
-        assert!(matches!(to_far.finish().await, Err(LinkError::GivenUp)));
+        assert!(matches!(from_far.next().await, Err(LinkError::OtherSideEnded)));
+        assert!(matches!(to_far.send(Bytes::new()).await, Err(LinkError::OtherSideEnded)));
+        assert!(matches!(to_far.finish().await, Err(LinkError::OtherSideEnded)));
     }
 }

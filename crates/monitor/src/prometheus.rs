@@ -339,8 +339,8 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
         "farshore_mirror_dropped",
         GAUGE,
         "1 while it was dropped for being too far behind and nobody has resumed it; at the near \
-         end.",
-        &|m| if m.end == "near" { flag(m.state == "dropped") } else { None },
+         end, and of a direct mirror.",
+        &|m| if m.end == "near" || m.direct { flag(m.state == "dropped") } else { None },
     );
     family(
         "farshore_mirror_kept_bytes",

@@ -87,11 +87,12 @@ pub struct MirrorReport {
     pub end: String,
     /// The site of the other end, once it is known; none of a direct mirror.
     pub site: Option<String>,
-    /// Both ends are here: log comes straight from the principal.
+    /// Both ends are here, and this is of both: log comes straight from the principal.
     #[serde(default)]
     pub direct: bool,
     /// At the near end `streaming`, `waiting` for the far end, or `dropped`; at the far end
-    /// `receiving`, `starting`, `retrying`, `out of room`, `promoted` or `stopped`.
+    /// `receiving`, `starting`, `retrying`, `out of room`, `promoted` or `stopped`, and where it is
+    /// direct `dropped`.
     pub state: String,
     /// What is wrong.
     pub error: Option<String>,
@@ -101,7 +102,8 @@ pub struct MirrorReport {
     /// Why it is not good.
     #[serde(default)]
     pub reason: Option<String>,
-    /// What a flush promises: `far`, `far-sync`, `far-applied` or `async`; known at the near end.
+    /// What a flush promises: `far`, `far-sync`, `far-applied` or `async`; known at the near end, and
+    /// where the mirror is direct.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<String>,
     /// The timeline that flows.
@@ -138,7 +140,8 @@ pub struct MirrorReport {
     /// at the far end, the most that the spool keeps for a standby's slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_bytes: Option<u64>,
-    /// Bytes of log that the near end has and the far end has not written.
+    /// Bytes of log that the near end has and the far end has not written; where the mirror is
+    /// direct, that the principal has.
     pub send_queue_bytes: u64,
     /// Bytes of log that are durable at the far end and that its standbys have not replayed; none
     /// as long as there was no standby.

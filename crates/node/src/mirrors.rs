@@ -34,6 +34,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
+/// Data to the principal of a direct mirror stays unacknowledged no longer.
+const SILENT_MAX: Duration = Duration::from_secs(15);
+
 /// How often segments that nobody needs are looked for.
 const FORGET_EVERY: Duration = Duration::from_secs(2);
 
@@ -69,7 +72,7 @@ impl NearAgent {
         NearAgent {
             near: Near {
                 name: mirror.name.clone(),
-                principal: mirror.principal.clone(),
+                principal: reached_by(mirror),
                 slot: mirror.slot.clone(),
                 application_name: mirror.application_name.clone(),
                 promise: mirror.promise,
@@ -91,6 +94,11 @@ impl NearAgent {
     /// Its name.
     pub fn name(&self) -> &str {
         &self.near.name
+    }
+
+    /// Its far end is here too.
+    pub fn is_direct(&self) -> bool {
+        self.direct
     }
 
     /// Gives its far end what a session was opened for.
@@ -142,6 +150,28 @@ impl NearAgent {
         lock(&self.seen).dropped.clone()
     }
 
+    /// Adds what the near end knows to the report of a far end that is here too: a direct mirror has
+    /// one report.
+    fn add_to(&self, report: &mut MirrorReport) {
+        report.mode = Some(self.near.promise.as_str().to_owned());
+        // There is no link.
+        (report.link_bytes, report.ratio) = (0, None);
+        let principal_end: Lsn = report.principal_end.parse().unwrap_or_default();
+        let written: Lsn = report.written.parse().unwrap_or_default();
+        report.send_queue_bytes = principal_end.bytes_since(written);
+        if report.state == "promoted" {
+            return;
+        }
+        let seen = lock(&self.seen).clone();
+        match seen.dropped {
+            Some(why) => (report.state, report.error) = ("dropped".to_owned(), Some(why)),
+            None => {
+                let warning = self.bounds.warning(seen.kept_bytes);
+                report.error = with_warning(report.error.take(), warning);
+            }
+        }
+    }
+
     pub fn report(&self) -> MirrorReport {
         let status = *self.near.status();
         let seen = lock(&self.seen).clone();
@@ -154,8 +184,7 @@ impl NearAgent {
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
-            site: lock(&self.peer).clone().filter(|_| !self.direct),
-            direct: self.direct,
+            site: lock(&self.peer).clone(),
             state: state.to_owned(),
             error: seen.dropped.or(with_warning(failure, self.bounds.warning(seen.kept_bytes))),
             kept_bytes: seen.kept_bytes,
@@ -181,6 +210,17 @@ impl NearAgent {
             ..MirrorReport::default()
         }
     }
+}
+
+/// How the principal is reached. By a direct mirror over a network that a link would cross: a peer
+/// that answers nothing is found as soon as by a link, unless something else was said.
+fn reached_by(mirror: &NearMirror) -> farshore_pg::Config {
+    let mut principal = mirror.principal.clone();
+    let usual = farshore_pg::Keepalive::default().user_timeout;
+    if mirror.direct && principal.keepalive.user_timeout == usual {
+        principal.keepalive.user_timeout = SILENT_MAX;
+    }
+    principal
 }
 
 /// A session may end by being dropped too.
@@ -433,6 +473,9 @@ impl FarAgent {
             report.error = with_warning(report.error.take(), self.warning_of(&report.slots));
             let segments = spool.segments().map_or(0, |segments| segments.len() as u64);
             report.spool_bytes = segments * spool.identity().segment.get();
+        }
+        if let NearSide::Direct { near, .. } = &self.near_side {
+            near.add_to(&mut report);
         }
         report
     }

@@ -117,7 +117,8 @@ fn near_side(config: &SiteConfig, mirror: &FarMirror) -> Result<NearSide, String
     let Some(upstream) = &mirror.upstream else {
         let near = config.mirrors.near.iter().find(|near| near.name == mirror.name);
         let near = near.ok_or_else(|| format!("mirror \"{}\" has no near end", mirror.name))?;
-        return Ok(NearSide::Direct(Arc::new(NearAgent::new(near, &config.data_dir))));
+        let near = Arc::new(NearAgent::new(near, &config.data_dir));
+        return Ok(NearSide::Direct { near, site: config.name.clone() });
     };
     let identity = config.sites.identity.as_ref().map(Identity::load).transpose();
     let identity = identity.map_err(|error| error.to_string())?;

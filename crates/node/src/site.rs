@@ -211,7 +211,9 @@ impl Site {
                     sites::dialer(&config.sites, upstream, identity)?.map(NearSide::Link)
                 }
                 (Some(_), None) => None,
-                (None, _) => near_mirrors.get(&mirror.name).cloned().map(NearSide::Direct),
+                (None, _) => near_mirrors
+                    .get(&mirror.name)
+                    .map(|near| NearSide::Direct { near: near.clone(), site: config.name.clone() }),
             };
             let Some(near_side) = near_side else { continue };
             far_mirrors.push(Arc::new(FarAgent::open(mirror, &config.data_dir, near_side)));
@@ -470,6 +472,8 @@ impl Site {
             mirrors: self
                 .near_mirrors
                 .values()
+                // Of a direct one the far end tells.
+                .filter(|agent| !agent.is_direct())
                 .map(|agent| agent.report())
                 .chain(self.far_mirrors.iter().map(|agent| agent.report()))
                 .collect(),

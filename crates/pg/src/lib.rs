@@ -30,7 +30,7 @@ mod transport;
 
 pub use cancel::CancelToken;
 pub use catalog::partition_tree;
-pub use config::{Config, ConfigError};
+pub use config::{Config, ConfigError, Keepalive};
 pub use connection::{Connection, Mode};
 pub use copy::{CopyIn, CopyOut};
 pub use error::Error;

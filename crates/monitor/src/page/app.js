@@ -130,8 +130,8 @@ function picture() {
   for (const m of status.mirrors) {
     const rate = rates("mirrors", m.name);
     const id = `x:${m.name}`;
-    const other = m.site ? `site ${m.site}` : "its far end";
-    nodes.push({ id, column: 1, title: `mirror ${m.name}`, note: `${m.state}, ${m.end} end`, state: stateOf(m), href: href("mirror", m.name) });
+    const other = m.direct ? "principal" : m.site ? `site ${m.site}` : "its far end";
+    nodes.push({ id, column: 1, title: `mirror ${m.name}`, note: `${m.state}, ${m.direct ? "direct" : `${m.end} end`}`, state: stateOf(m), href: href("mirror", m.name) });
     const [left, right] = m.end === "near" ? ["principal", other] : [other, `${m.standbys.length} standbys`];
     nodes.push({ id: `xl:${m.name}`, column: 0, title: left, note: `log at ${m.principal_end}` });
     nodes.push({ id: `xr:${m.name}`, column: 2, title: right, note: `durable ${m.durable}` });
@@ -298,12 +298,12 @@ function mirror(m) {
   return [
     h("h1", {}, `Mirror ${m.name} `, stateBadge(m)),
     trouble(m),
-    h("p", { class: "quiet" }, `${m.end} end`, m.site ? `, with site ${m.site}` : "", m.mode ? `, mode ${m.mode}` : "", `, timeline ${m.timeline}`),
+    h("p", { class: "quiet" }, m.direct ? "direct: log comes straight from the principal" : `${m.end} end`, m.site ? `, with site ${m.site}` : "", m.mode ? `, mode ${m.mode}` : "", `, timeline ${m.timeline}`),
     figures([
       ["Log", perSecond(rate.log_bytes_per_second, bytes), `${bytes(m.log_bytes)} since the node started`],
-      ["On the link", perSecond(rate.link_bytes_per_second, bytes), `${bytes(m.link_bytes)} since the node started`],
-      ["Ratio", m.ratio ? `${m.ratio.toFixed(2)}:1` : "–", "log to bytes on the link"],
-      m.end === "near" && ["Send queue", bytes(m.send_queue_bytes), drain(rate.drain_seconds, m.send_queue_bytes)],
+      !m.direct && ["On the link", perSecond(rate.link_bytes_per_second, bytes), `${bytes(m.link_bytes)} since the node started`],
+      !m.direct && ["Ratio", m.ratio ? `${m.ratio.toFixed(2)}:1` : "–", "log to bytes on the link"],
+      (m.end === "near" || m.direct) && ["Send queue", bytes(m.send_queue_bytes), drain(rate.drain_seconds, m.send_queue_bytes)],
       m.end === "near" && m.kept_bytes !== undefined && ["Kept", bytes(m.kept_bytes), "at the principal"],
       m.redo_queue_bytes !== null && ["Redo queue", bytes(m.redo_queue_bytes), redo(m)],
       m.end === "far" && ["Harden", m.harden_ms === null ? "–" : milliseconds(m.harden_ms), `${count(m.syncs)} syncs`],
@@ -318,8 +318,8 @@ function mirror(m) {
     h("h2", {}, "The last minutes"),
     h("div", { class: "charts" },
       recentChart("Log", (status) => rateOf(status).log_bytes_per_second, (v) => perSecond(v, bytes)),
-      recentChart("On the link", (status) => rateOf(status).link_bytes_per_second, (v) => perSecond(v, bytes)),
-      m.end === "near" && recentChart("Send queue", (status) => of(status).send_queue_bytes, bytes)),
+      !m.direct && recentChart("On the link", (status) => rateOf(status).link_bytes_per_second, (v) => perSecond(v, bytes)),
+      (m.end === "near" || m.direct) && recentChart("Send queue", (status) => of(status).send_queue_bytes, bytes)),
     hours("mirror", m.name, [["Log", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["On the link", "mean_link_bytes_per_second", (v) => perSecond(v, bytes)], ["Send queue", "send_queue_bytes", bytes], ["Redo queue", "redo_queue_bytes", bytes], ["Harden", "harden_ms", milliseconds]]),
   ];
 }

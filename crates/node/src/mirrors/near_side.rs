@@ -14,7 +14,12 @@ pub(crate) enum NearSide {
     /// At another site.
     Link(Dialer),
     /// Here: log comes straight from the principal.
-    Direct(Arc<NearAgent>),
+    Direct {
+        /// The near end.
+        near: Arc<NearAgent>,
+        /// This site.
+        site: String,
+    },
 }
 
 impl NearSide {
@@ -33,10 +38,13 @@ impl NearSide {
                 let text = serde_json::to_vec(&wanted).unwrap_or_default();
                 Ok(far(dialer.open(&text).await?).await)
             }
-            NearSide::Direct(near) => {
-                let (here, there) = Session::within(near.name(), MESSAGES_MAX);
-                // The far end is told why the near end goes, and says it.
-                let (_, told) = tokio::join!(near.answer(there, wanted), far(here));
+            NearSide::Direct { near, site } => {
+                let (here, there) = Session::within(site, MESSAGES_MAX);
+                let (answered, told) = tokio::join!(near.answer(there, wanted), far(here));
+                // The far end is told why the near end goes, and says it, mostly.
+                if let Err(error) = answered {
+                    tracing::debug!(mirror = %near.name(), "the near end's session ended: {error}");
+                }
                 Ok(told)
             }
         }

@@ -46,8 +46,12 @@ fn offline_mirrors(config: &config::SiteConfig) -> Vec<MirrorReport> {
         state: "not running".to_owned(),
         ..MirrorReport::default()
     };
-    let near = config.mirrors.near.iter().map(|mirror| report(&mirror.name, "near", None));
+    let near = config.mirrors.near.iter().filter(|mirror| !mirror.direct);
+    let near = near.map(|mirror| report(&mirror.name, "near", None));
     let far = config.mirrors.far.iter();
-    let far = far.map(|mirror| report(&mirror.name, "far", mirror.upstream.clone()));
+    let far = far.map(|mirror| MirrorReport {
+        direct: mirror.upstream.is_none(),
+        ..report(&mirror.name, "far", mirror.upstream.clone())
+    });
     near.chain(far).collect()
 }

@@ -188,3 +188,25 @@ fn copy_data(out: &mut BytesMut, write: impl FnOnce(&mut BytesMut)) {
     let length = (out.len() - length_at) as u32;
     out[length_at..length_at + 4].copy_from_slice(&length.to_be_bytes());
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_wire::pgoutput::encode;
+
+    #[test]
+    fn a_prefix_is_of_the_key_in_its_order() {
+        let row = |values: &[Value<'_>]| Bytes::from(encode::tuple(values));
+        let numbered = |id: i64, name: &[u8]| {
+            row(&[Value::Binary(name), Value::Null, Value::Binary(&id.to_be_bytes())])
+        };
+        let [low, high] = [numbered(255, b"zz"), numbered(256, b"aa")];
+        assert!(key_prefix(&low, &[2]) < key_prefix(&high, &[2]));
+        assert!(key_prefix(&low, &[0, 2]) > key_prefix(&high, &[0, 2]));
+        // Longer than there is room for, and without a value.
+        let long = row(&[Value::Binary(&[7; 40])]);
+        assert_eq!(key_prefix(&long, &[0]), [7; 16]);
+        assert_eq!(key_prefix(&low, &[1]), [0; 16]);
+        assert_eq!(key_prefix(&Bytes::from_static(b"x"), &[0]), [0; 16]);
+    }
+}

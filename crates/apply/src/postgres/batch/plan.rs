@@ -18,8 +18,8 @@ pub struct BatchPlan {
     /// The target's table has writable columns that are not published.
     pub own_columns_on_target: bool,
     /// Rows that are updated or deleted are named in the order of their keys, which is how an index
-    /// has them, and not in the order in which they came. Not where values could be in each other's
-    /// way that the key does not tell of.
+    /// has them, and not in the order in which they came. Only where the key is the target's primary
+    /// key and nothing else is unique: values could be in each other's way.
     pub by_key: bool,
     columns: Vec<ColumnTypes>,
 }
@@ -51,8 +51,8 @@ pub enum Planned {
 pub struct TableFacts {
     /// Triggers or rules fire for what we do, or nothing is known of the table.
     fires: bool,
-    /// It, or a partition of it, has several unique or exclusion constraints.
-    several_unique: bool,
+    /// It, or a partition of it, has unique or exclusion constraints beside its primary key.
+    more_unique: bool,
     columns: Vec<ColumnFacts>,
 }
 
@@ -89,13 +89,13 @@ pub async fn look_at_tables(
                    WHERE r.ev_type <> '1') AS fires, \
                  EXISTS (SELECT FROM {partitions} p \
                    JOIN pg_catalog.pg_index i ON i.indrelid = p.relid \
-                   WHERE i.indisunique OR i.indisexclusion \
-                   GROUP BY p.relid HAVING pg_catalog.count(*) > 1) AS several_unique \
+                   WHERE (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary) \
+                 AS more_unique \
                FROM (SELECT number, pg_catalog.to_regclass(name)::pg_catalog.oid AS oid \
                  FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
              SELECT own.number - 1, own.fires, a.attname, \
                CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
-               a.attgenerated <> '', t.typreceive <> 0, own.several_unique \
+               a.attgenerated <> '', t.typreceive <> 0, own.more_unique \
              FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
@@ -110,7 +110,7 @@ pub async fn look_at_tables(
         let number: usize = row.parse(0).map_err(|error| session.error(error))?;
         let Some(facts) = facts.get_mut(number) else { continue };
         facts.fires |= row.get(1) != Some("f");
-        facts.several_unique |= row.get(6) != Some("f");
+        facts.more_unique |= row.get(6) != Some("f");
         facts.columns.push(ColumnFacts {
             name: row.get(2).unwrap_or_default().to_owned(),
             array: row.parse(3).unwrap_or(0),
@@ -157,12 +157,13 @@ pub fn plan(target: &TargetRelation, facts: &TableFacts) -> Planned {
     if !whole_old_rows && key.iter().any(|number| types[*number].array == 0) {
         key.clear();
     }
+    let by_key = !facts.more_unique && key == target.primary_key;
     let writable = facts.columns.iter().filter(|column| !column.generated).count();
     Planned::Batch(BatchPlan {
         key,
         whole_old_rows,
         own_columns_on_target: writable > target.columns.len(),
-        by_key: !facts.several_unique,
+        by_key,
         columns: types,
     })
 }
