@@ -264,7 +264,9 @@ fn mirror(out: &mut String, m: &MirrorReport, running: bool) {
         let link = bytes(m.link_bytes);
         writeln!(out, "  log        {log} as {link} on the link{ratio}{method}; {queue} to be sent")
     };
-    if let Some(kept) = m.kept_bytes.filter(|_| m.end == "near") {
+    let at_the_principal =
+        if m.direct { m.principal_kept_bytes } else { m.kept_bytes.filter(|_| m.end == "near") };
+    if let Some(kept) = at_the_principal {
         let _ = writeln!(out, "  kept       {} at the principal", bytes(kept));
     }
     if m.end == "near" {

@@ -285,10 +285,14 @@ impl Near {
         let (needs, feedback) = watch::channel(Feedback::default());
         let sent = AtomicU64::new(begun.start.0);
         let mut hearing = std::pin::pin!(hear(site, receiver, &sent, far, needs));
+        let mut is_heard_out = false;
         let ended = tokio::select! {
             ended = self.stream(begun, queue, positions, feedback) => ended,
             ended = send(&mut sender, messages, &sent) => ended,
-            ended = &mut hearing => ended,
+            ended = &mut hearing => {
+                is_heard_out = true;
+                ended
+            }
         };
         if let Err(error) = &ended
             && !matches!(error, MirrorError::Link(_))
@@ -303,7 +307,7 @@ impl Near {
             let _ = tokio::time::timeout(LAST_WORDS, async {
                 tokio::select! {
                     _ = parting => {}
-                    _ = &mut hearing => {}
+                    _ = &mut hearing, if !is_heard_out => {}
                 }
             })
             .await;

@@ -349,6 +349,12 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
          end, the most that the spool keeps for a standby's slot.",
         &|m| m.kept_bytes.map(|bytes| bytes as f64),
     );
+    family(
+        "farshore_mirror_principal_kept_bytes",
+        GAUGE,
+        "Of a direct mirror, bytes of log that the principal keeps for its slot.",
+        &|m| m.principal_kept_bytes.map(|bytes| bytes as f64),
+    );
     family("farshore_mirror_log_bytes_total", COUNTER, "Bytes of log carried.", &|m| {
         Some(m.log_bytes as f64)
     });
@@ -356,12 +362,13 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
         "farshore_mirror_link_bytes_total",
         COUNTER,
         "Bytes that they took on the link.",
-        &|m| Some(m.link_bytes as f64),
+        &|m| (!m.direct).then_some(m.link_bytes as f64),
     );
     family(
         "farshore_mirror_send_queue_bytes",
         GAUGE,
-        "Bytes of log that the near end has and the far end has not written.",
+        "Bytes of log that the near end, or the principal of a direct mirror, has and the far end \
+         has not written.",
         &|m| Some(m.send_queue_bytes as f64),
     );
     family(

@@ -140,6 +140,10 @@ pub struct MirrorReport {
     /// at the far end, the most that the spool keeps for a standby's slot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kept_bytes: Option<u64>,
+    /// Bytes of log that the principal keeps for the mirror's slot, as seen last, where the mirror is
+    /// direct.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub principal_kept_bytes: Option<u64>,
     /// Bytes of log that the near end has and the far end has not written; where the mirror is
     /// direct, that the principal has.
     pub send_queue_bytes: u64,

@@ -153,18 +153,28 @@ impl NearAgent {
     /// Adds what the near end knows to the report of a far end that is here too: a direct mirror has
     /// one report.
     fn add_to(&self, report: &mut MirrorReport) {
+        let (status, seen) = (*self.near.status(), lock(&self.seen).clone());
         report.mode = Some(self.near.promise.as_str().to_owned());
+        report.acknowledged = status.acknowledged.to_string();
+        report.principal_kept_bytes = seen.kept_bytes;
         // There is no link.
         (report.link_bytes, report.ratio) = (0, None);
-        let principal_end: Lsn = report.principal_end.parse().unwrap_or_default();
-        let written: Lsn = report.written.parse().unwrap_or_default();
-        report.send_queue_bytes = principal_end.bytes_since(written);
-        if report.state == "promoted" {
-            return;
+        if report.state != "promoted" {
+            let written: Lsn = report.written.parse().unwrap_or_default();
+            // While nothing is heard of it, the slot tells what the principal has.
+            let kept = seen.kept_bytes.filter(|_| !status.connected).unwrap_or(0);
+            report.principal_end = status.principal_end.to_string();
+            report.send_queue_bytes = status.principal_end.bytes_since(written).max(kept);
         }
-        let seen = lock(&self.seen).clone();
         match seen.dropped {
-            Some(why) => (report.state, report.error) = ("dropped".to_owned(), Some(why)),
+            // A far end that gets no log for that reason says so as well.
+            Some(why) if report.error.as_ref().is_none_or(|error| error.contains(&why)) => {
+                (report.state, report.error) = ("dropped".to_owned(), Some(why));
+            }
+            Some(why) => {
+                report.state = "dropped".to_owned();
+                report.error = with_warning(report.error.take(), Some(why));
+            }
             None => {
                 let warning = self.bounds.warning(seen.kept_bytes);
                 report.error = with_warning(report.error.take(), warning);

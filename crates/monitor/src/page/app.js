@@ -136,7 +136,7 @@ function picture() {
     nodes.push({ id: `xl:${m.name}`, column: 0, title: left, note: `log at ${m.principal_end}` });
     nodes.push({ id: `xr:${m.name}`, column: 2, title: right, note: `durable ${m.durable}` });
     edges.push({ from: `xl:${m.name}`, to: id, label: perSecond(rate.log_bytes_per_second, bytes), moving: rate.log_bytes_per_second > 0 });
-    edges.push({ from: id, to: `xr:${m.name}`, label: perSecond(rate.link_bytes_per_second, bytes), moving: rate.link_bytes_per_second > 0 });
+    edges.push({ from: id, to: `xr:${m.name}`, label: perSecond(m.direct ? rate.log_bytes_per_second : rate.link_bytes_per_second, bytes), moving: rate.log_bytes_per_second > 0 });
   }
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Topology" }, topology(nodes, edges));
 }
@@ -173,7 +173,7 @@ function overview() {
   if (status.mirrors.length) {
     parts.push(h("h2", {}, "Mirrors"), table("Mirrors",
       ["Mirror", "End", "State", "Log", "On the link", "Ratio", "Send queue", "Redo queue", "Harden"],
-      status.mirrors.map((m) => [link("mirror", m.name), m.end, stateBadge(m), bytes(m.log_bytes), bytes(m.link_bytes), m.ratio ? `${m.ratio.toFixed(1)}:1` : "–", bytes(m.send_queue_bytes), bytes(m.redo_queue_bytes), m.harden_ms === null ? "–" : milliseconds(m.harden_ms)])));
+      status.mirrors.map((m) => [link("mirror", m.name), m.direct ? "direct" : m.end, stateBadge(m), bytes(m.log_bytes), m.direct ? "–" : bytes(m.link_bytes), m.ratio ? `${m.ratio.toFixed(1)}:1` : "–", bytes(m.send_queue_bytes), bytes(m.redo_queue_bytes), m.harden_ms === null ? "–" : milliseconds(m.harden_ms)])));
   }
   return parts;
 }
@@ -305,6 +305,7 @@ function mirror(m) {
       !m.direct && ["Ratio", m.ratio ? `${m.ratio.toFixed(2)}:1` : "–", "log to bytes on the link"],
       (m.end === "near" || m.direct) && ["Send queue", bytes(m.send_queue_bytes), drain(rate.drain_seconds, m.send_queue_bytes)],
       m.end === "near" && m.kept_bytes !== undefined && ["Kept", bytes(m.kept_bytes), "at the principal"],
+      m.direct && m.principal_kept_bytes !== undefined && ["Kept", bytes(m.principal_kept_bytes), "at the principal"],
       m.redo_queue_bytes !== null && ["Redo queue", bytes(m.redo_queue_bytes), redo(m)],
       m.end === "far" && ["Harden", m.harden_ms === null ? "–" : milliseconds(m.harden_ms), `${count(m.syncs)} syncs`],
       m.end === "far" && ["Spool", bytes(m.spool_bytes)],
@@ -320,7 +321,7 @@ function mirror(m) {
       recentChart("Log", (status) => rateOf(status).log_bytes_per_second, (v) => perSecond(v, bytes)),
       !m.direct && recentChart("On the link", (status) => rateOf(status).link_bytes_per_second, (v) => perSecond(v, bytes)),
       (m.end === "near" || m.direct) && recentChart("Send queue", (status) => of(status).send_queue_bytes, bytes)),
-    hours("mirror", m.name, [["Log", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ["On the link", "mean_link_bytes_per_second", (v) => perSecond(v, bytes)], ["Send queue", "send_queue_bytes", bytes], ["Redo queue", "redo_queue_bytes", bytes], ["Harden", "harden_ms", milliseconds]]),
+    hours("mirror", m.name, [["Log", "mean_log_bytes_per_second", (v) => perSecond(v, bytes)], ...(m.direct ? [] : [["On the link", "mean_link_bytes_per_second", (v) => perSecond(v, bytes)]]), ["Send queue", "send_queue_bytes", bytes], ["Redo queue", "redo_queue_bytes", bytes], ["Harden", "harden_ms", milliseconds]]),
   ];
 }
 

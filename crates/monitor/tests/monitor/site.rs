@@ -75,6 +75,7 @@ impl Fake {
                 mode: text("far"),
                 compression: text("zstd 1"),
                 kept_bytes: Some(9),
+                principal_kept_bytes: Some(6),
                 redo_queue_bytes: Some(8),
                 apply_bytes_per_s: Some(7),
                 slots: vec![SlotReport { restart: text("0/3000000"), ..SlotReport::default() }],
