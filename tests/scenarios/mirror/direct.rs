@@ -1,7 +1,9 @@
 //! A direct mirror: one site at the far end streams from the principal itself. The same promises.
 
 use crate::bounds::write_segments;
-use crate::mirrored::{Client, LONG, Mirrored, SLOT, client, follower, position};
+use crate::mirrored::{
+    Client, LONG, Mirrored, SLOT, client, follower, let_commits_wait, position, report,
+};
 use crate::promotion::check_rows;
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
@@ -48,17 +50,12 @@ impl Direct {
         ensure!(checked.stdout.contains("can be streamed from"), "{checked:?}");
         ensure!(checked.stdout.contains("MB are free"), "{checked:?}");
         site.start()?;
-        far_end(&site, "the mirror to receive", |far| far["state"] == "receiving")?;
+        report(&site, "the mirror to receive", |far| far["state"] == "receiving")?;
         let standby = follower(&mut principal, listen.number(), "s1")?;
-        far_end(&site, "the standby to stream", |far| {
+        report(&site, "the standby to stream", |far| {
             far["standbys"].as_array().is_some_and(|all| all.len() == 1)
         })?;
-        principal.execute_script("ALTER SYSTEM SET synchronous_standby_names = 'farshore_m'")?;
-        principal.execute_script("SELECT pg_reload_conf()")?;
-        wait_until("the mirror to count", LONG, &[], || {
-            let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-            Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
-        })?;
+        let_commits_wait(&principal)?;
         let clients = (0..CLIENTS).map(|number| client(&principal, number));
         let clients = clients.collect::<Result<_>>()?;
         Ok(Direct { clients, site, standby, principal, line, _listen: listen })
@@ -97,7 +94,7 @@ impl Direct {
         let told: i64 = self.principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
         self.site.env("FARSHORE_CRASH", "");
         self.site.start()?;
-        let far = far_end(&self.site, "the far end", |far| far["durable"] != "")?;
+        let far = report(&self.site, "the far end", |far| far["durable"] != "")?;
         let durable = far["durable"].as_str().unwrap_or_default().to_owned();
         // A server may flush up to a page's end, within a record; that record is no commit yet.
         let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
@@ -118,21 +115,6 @@ impl Direct {
         }
         Ok(())
     }
-}
-
-/// The far end as `status --json` shows it, once it is so.
-fn far_end(site: &Site, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
-    end(site, "far", what, is_so)
-}
-
-fn end(site: &Site, end: &str, what: &str, is_so: impl Fn(&Value) -> bool) -> Result<Value> {
-    wait_until(what, LONG, &[], || {
-        let verb = site.verb("status", &["--json"])?;
-        let status: Value = serde_json::from_str(&verb.stdout).unwrap_or_default();
-        let mut mirrors = status["mirrors"].as_array().into_iter().flatten();
-        Ok(mirrors.find(|mirror| mirror["end"] == end).filter(|mirror| is_so(mirror)).cloned())
-    })
-    .with_context(|| site.log_tail())
 }
 
 fn crash_points(major: u32, mode: &str, points: &[&str]) -> Result<()> {
@@ -214,7 +196,7 @@ fn a_direct_mirror_goes_on_after_interruptions() -> Result<()> {
     direct.await_commits(20)?;
     direct.line.cut();
     direct.await_silence()?;
-    let far = far_end(&direct.site, "the far end to try again", |far| far["state"] == "retrying")?;
+    let far = report(&direct.site, "the far end to try again", |far| far["state"] == "retrying")?;
     let why = far["error"].as_str().unwrap_or_default();
     ensure!(why.contains("principal") && !why.contains("site"), "{far}");
     direct.line.mend();
@@ -225,7 +207,7 @@ fn a_direct_mirror_goes_on_after_interruptions() -> Result<()> {
     // Halted as a whole, and with what the two ends say to each other half-way.
     direct.site.restart()?;
     direct.await_commits(10)?;
-    let far = far_end(&direct.site, "the far end", |far| far["state"] == "receiving")?;
+    let far = report(&direct.site, "the far end", |far| far["state"] == "receiving")?;
     ensure!(far["direct"] == true && far["site"].is_null() && far["mode"] == "far", "{far}");
     let status: Value = serde_json::from_str(&direct.site.verb("status", &["--json"])?.stdout)?;
     ensure!(status["mirrors"].as_array().is_some_and(|all| all.len() == 1), "{status}");
@@ -262,7 +244,7 @@ fn a_mirror_becomes_direct_and_goes_back_to_its_link() -> Result<()> {
         if to == direct {
             // It is there, and nobody comes.
             mirrored.near.start()?;
-            end(&mirrored.near, "near", "the near end", |near| near["state"] == "waiting")?;
+            report(&mirrored.near, "the near end", |near| near["state"] == "waiting")?;
             mirrored.await_commits(5)?;
         }
     }
@@ -294,7 +276,7 @@ fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
     ensure!(promoted.stdout.contains("is promoted"), "{promoted:?}");
     check_rows(&direct.standby, &returned)?;
     direct.standby.execute_script("INSERT INTO t VALUES (99, 1)")?;
-    far_end(&direct.site, "the mirror to be promoted", |far| far["state"] == "promoted")?;
+    report(&direct.site, "the mirror to be promoted", |far| far["state"] == "promoted")?;
     Ok(())
 }
 
@@ -311,7 +293,7 @@ fn a_direct_mirror_that_is_too_far_behind_is_dropped_and_resumed() -> Result<()>
     direct.await_commits(5)?;
     disk.fill()?;
     write_segments(&direct.principal, 20)?;
-    far_end(&direct.site, "the mirror to be dropped", |far| {
+    report(&direct.site, "the mirror to be dropped", |far| {
         far["error"].as_str().is_some_and(|error| error.contains("farshore mirror resume"))
             && far["state"] == "dropped"
     })?;

@@ -3,7 +3,7 @@
 //! its standby is not promoted.
 
 use crate::bounds::write_segments;
-use crate::mirrored::{Client, LONG, client, position, report};
+use crate::mirrored::{Client, LONG, client, let_commits_wait, position, report};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
@@ -94,12 +94,7 @@ impl Chain {
     /// Commits wait for the node in between.
     fn begin_commits(&self) -> Result<Client> {
         let principal = &self.principal;
-        principal.execute_script("ALTER SYSTEM SET synchronous_standby_names = 'farshore_m'")?;
-        principal.execute_script("SELECT pg_reload_conf()")?;
-        wait_until("the mirror to count", LONG, &[], || {
-            let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-            Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
-        })?;
+        let_commits_wait(principal)?;
         let shown = report(&self.near, "the mode", |mirror| mirror["state"] == "streaming")?;
         ensure!(shown["mode"] == "far-sync", "{shown}");
         client(principal, 0)

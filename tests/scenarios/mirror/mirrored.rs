@@ -105,12 +105,7 @@ impl Mirrored {
         report(&far, "the standby to stream", |mirror| {
             mirror["standbys"].as_array().is_some_and(|all| all.len() == 1)
         })?;
-        principal.execute_script("ALTER SYSTEM SET synchronous_standby_names = 'farshore_m'")?;
-        principal.execute_script("SELECT pg_reload_conf()")?;
-        wait_until("the mirror to count", LONG, &[], || {
-            let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
-            Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
-        })?;
+        let_commits_wait(&principal)?;
         let (_certificates, _ports) = (certificates, ports);
         Ok(Mirrored {
             clients: Vec::new(),
@@ -243,6 +238,16 @@ impl Mirrored {
         }
         Ok(())
     }
+}
+
+/// Commits wait for the mirror from now on.
+pub fn let_commits_wait(principal: &Cluster) -> Result<()> {
+    principal.execute_script("ALTER SYSTEM SET synchronous_standby_names = 'farshore_m'")?;
+    principal.execute_script("SELECT pg_reload_conf()")?;
+    wait_until("the mirror to count", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })
 }
 
 /// A position as a number.
