@@ -1,16 +1,25 @@
 //! The far end's server: unmodified standbys and `pg_receivewal` connect to it with a plain
 //! `primary_conninfo`, as to a walsender, and get what is durable in the spool.
 //!
-//! There is no authentication yet, so it listens on loopback only.
+//! ```text
+//! access    who may connect, and how it shows that: TLS and a password
+//! scram     the server's side of SCRAM-SHA-256; pure
+//! session   one standby's session
+//! standbys  those that are connected, and how far they have come
+//! ```
 
+mod access;
+mod scram;
 mod session;
 mod standbys;
 
+pub use access::Access;
 pub use standbys::{Seen, StandbyReport, Standbys};
 
 use crate::error::MirrorError;
 use crate::spool::Spool;
-use std::net::{SocketAddr, ToSocketAddrs};
+use access::Door;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
@@ -36,27 +45,30 @@ struct Context {
     mirror: String,
     spool: watch::Receiver<Option<Arc<Spool>>>,
     standbys: Arc<Standbys>,
+    door: Arc<Door>,
 }
 
 impl Server {
-    /// Listens at `address`, `host:port` on loopback; port 0 takes any.
+    /// Listens at `address`, `host:port`; port 0 takes any. Reads the files that `access` names.
     ///
     /// # Errors
     /// [`MirrorError::Listen`].
     pub async fn bind(
         address: &str,
+        access: &Access,
         mirror: &str,
         spool: watch::Receiver<Option<Arc<Spool>>>,
         standbys: Arc<Standbys>,
     ) -> Result<Server, MirrorError> {
         let failed = |what: String| MirrorError::Listen { address: address.to_owned(), what };
         // Not the name again: it may lead elsewhere the next time.
-        let checked = loopback(address).map_err(failed)?;
+        let checked = access.addresses(address).map_err(failed)?;
+        let door = Arc::new(access.load().map_err(failed)?);
         let listener = TcpListener::bind(&checked[..]).await.map_err(|error| {
             failed(format!("{error}. Choose another address, or stop what uses it"))
         })?;
         let local = listener.local_addr().map_err(|error| failed(error.to_string()))?;
-        let context = Context { mirror: mirror.to_owned(), spool, standbys };
+        let context = Context { mirror: mirror.to_owned(), spool, standbys, door };
         Ok(Server { listener, local, context })
     }
 
@@ -89,47 +101,6 @@ impl Server {
                     tokio::time::sleep(ACCEPT_AGAIN).await;
                 }
             }
-        }
-    }
-}
-
-/// Whether an address is one that only this machine reaches.
-///
-/// # Errors
-/// What is wrong with it.
-pub fn check_loopback(address: &str) -> Result<(), String> {
-    loopback(address).map(|_| ())
-}
-
-fn loopback(address: &str) -> Result<Vec<SocketAddr>, String> {
-    let resolved: Vec<SocketAddr> = address
-        .to_socket_addrs()
-        .map_err(|error| format!("it is no host:port ({error})"))?
-        .collect();
-    for address in &resolved {
-        if !address.ip().is_loopback() {
-            return Err(format!(
-                "{} is reached from elsewhere, and standbys are not asked for a password yet. \
-                 Listen on 127.0.0.1 or [::1], and let a standby on another machine come through \
-                 a tunnel",
-                address.ip()
-            ));
-        }
-    }
-    Ok(resolved)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_loopback_will_do() {
-        for address in ["127.0.0.1:5433", "[::1]:5433", "127.8.0.1:0"] {
-            assert_eq!(check_loopback(address), Ok(()), "{address}");
-        }
-        for address in ["0.0.0.0:5433", "[::]:5433", "192.0.2.1:1", "127.0.0.1", ""] {
-            assert!(check_loopback(address).is_err(), "{address}");
         }
     }
 }

@@ -178,7 +178,7 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         site.subscriptions.push(resolved.map_err(|what| meaning(&section, what))?);
     }
     sites::check_grants(&site).map_err(|(section, what)| meaning(&section, what))?;
-    let mirrors = mirrors::resolve(&site, &typed.mirror);
+    let mirrors = mirrors::resolve(folder, &site, &typed.mirror);
     site.mirrors = mirrors.map_err(|(section, what)| meaning(&section, what))?;
     let limits = thresholds::resolve(&site, &thresholds);
     site.limits = limits.map_err(|(section, what)| meaning(&section, what))?;

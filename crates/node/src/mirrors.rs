@@ -375,8 +375,8 @@ impl FarAgent {
     async fn serve(self: Arc<Self>, stop: watch::Receiver<bool>) {
         let agent = || async {
             let spool = self.far.spool.subscribe();
-            let (address, name) = (&self.config.listen, &self.config.name);
-            match Server::bind(address, name, spool, self.far.standbys.clone()).await {
+            let FarMirror { name, listen, access, .. } = &self.config;
+            match Server::bind(listen, access, name, spool, self.far.standbys.clone()).await {
                 Ok(server) => {
                     let address = server.local_address();
                     tracing::info!(mirror = %name, %address, "standbys may connect");
@@ -547,6 +547,7 @@ mod tests {
                 name: name.to_owned(),
                 upstream: Some("near".to_owned()),
                 listen: "127.0.0.1:0".to_owned(),
+                access: farshore_mirror::serve::Access::default(),
                 spool_bytes_max: 0,
                 warn_behind: 0,
                 drop_behind: None,

@@ -61,6 +61,7 @@ pub async fn seed(
         format!("the site file has no far end of a mirror \"{name}\": run this at its far site")
     })?;
     // Before a slot is made, which keeps log from then on.
+    mirror.access.read_password()?;
     farshore_mirror::seed::look(&options.pgdata, options.overwrite).map_err(|e| e.to_string())?;
     let slot = options.slot.clone();
     let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));
@@ -94,15 +95,13 @@ async fn take(
     reserved: Reserved,
     progress: &watch::Sender<Progress>,
 ) -> Result<String, String> {
-    let (host, port) = mirror.listen.rsplit_once(':').unwrap_or((&mirror.listen, "5432"));
-    let host = host.trim_matches(['[', ']']);
     let take = Take {
         pgdata: options.pgdata.clone(),
         overwrite: options.overwrite,
         tablespaces: options.tablespaces.clone(),
         system_id: reserved.system_id,
         kept_from: Lsn(reserved.kept_from),
-        conninfo: format!("host={host} port={port} user=standby application_name={slot}"),
+        conninfo: conninfo(mirror, slot)?,
         slot: slot.to_owned(),
     };
     let request = SeedRequest { mirror: options.mirror.clone(), max_rate_kb: options.max_rate_kb };
@@ -111,6 +110,23 @@ async fn take(
     let seeded = seeded.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     let kept = still_kept(config, options, slot, seeded.start).await?;
     Ok(format!("{}{kept}", said(&seeded, options, slot)))
+}
+
+/// `primary_conninfo` of a standby on this machine. As `pg_basebackup -R` does, it writes the
+/// password down: the file is its owner's alone.
+fn conninfo(mirror: &FarMirror, slot: &str) -> Result<String, String> {
+    let (host, port) = mirror.listen.rsplit_once(':').unwrap_or((&mirror.listen, "5432"));
+    let host = match host.trim_matches(['[', ']']) {
+        "0.0.0.0" => "127.0.0.1",
+        "::" => "::1",
+        host => host,
+    };
+    let mut text = format!("host={host} port={port} user=standby application_name={slot}");
+    if let Some(password) = mirror.access.read_password()? {
+        let quoted = password.replace('\\', "\\\\").replace('\'', "\\'");
+        text.push_str(&format!(" password='{quoted}'"));
+    }
+    Ok(text)
 }
 
 fn near_side(config: &SiteConfig, mirror: &FarMirror) -> Result<NearSide, String> {

@@ -2,6 +2,8 @@
 
 mod end_point;
 
+pub use end_point::hash as end_point_hash;
+
 use crate::Error;
 use crate::config::{Address, Config, Host, SslMode};
 use rustls::client::WebPkiServerVerifier;

@@ -13,6 +13,10 @@ pub const STARTUP_BYTES_MAX: usize = 10_000;
 /// short.
 pub const CLIENT_MESSAGE_BYTES_MAX: usize = 64 << 10;
 
+/// Most bytes of what a client answers to a request for authentication: somebody whom nobody knows
+/// yet.
+const AUTHENTICATION_BYTES_MAX: usize = 4 << 10;
+
 const PROTOCOL_MAJOR: u32 = 3;
 const CANCEL_REQUEST_CODE: u32 = 80_877_102;
 const SSL_REQUEST_CODE: u32 = 80_877_103;
@@ -129,19 +133,9 @@ pub fn split_opening(buffer: &mut BytesMut) -> Result<Option<Opening>, ClientErr
 /// # Errors
 /// [`ClientError`] for whatever is not one.
 pub fn split_message(buffer: &mut BytesMut) -> Result<Option<FromFrontend>, ClientError> {
-    let Some(head) = buffer.first_chunk::<5>() else { return Ok(None) };
-    let tag = head[0];
-    let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
-    let max = CLIENT_MESSAGE_BYTES_MAX;
-    let bytes = usize::try_from(length)
-        .ok()
-        .filter(|bytes| (4..=max).contains(bytes))
-        .ok_or(ClientError::Length { length, max })?;
-    if buffer.len() < 1 + bytes {
+    let Some((tag, body)) = split_tagged(buffer, CLIENT_MESSAGE_BYTES_MAX)? else {
         return Ok(None);
-    }
-    let mut body = buffer.split_to(1 + bytes).freeze();
-    body.advance(5);
+    };
     let text = |mut body: Bytes, message| {
         let text = c_string(&mut body).filter(|_| body.is_empty());
         text.ok_or(ClientError::Malformed { message })
@@ -157,6 +151,50 @@ pub fn split_message(buffer: &mut BytesMut) -> Result<Option<FromFrontend>, Clie
         tag => return Err(ClientError::UnknownTag { tag }),
     };
     Ok(Some(message))
+}
+
+/// Cuts what a client answers to a request for authentication off `buffer`: its content, which the
+/// request says how to read. `None` if it is not here as a whole yet.
+///
+/// # Errors
+/// [`ClientError`] for whatever is not one.
+pub fn split_authentication(buffer: &mut BytesMut) -> Result<Option<Bytes>, ClientError> {
+    match split_tagged(buffer, AUTHENTICATION_BYTES_MAX)? {
+        Some((b'p', body)) => Ok(Some(body)),
+        Some((tag, _)) => Err(ClientError::UnknownTag { tag }),
+        None => Ok(None),
+    }
+}
+
+/// What a SASLInitialResponse holds: the mechanism that the client has chosen, and its first words.
+///
+/// # Errors
+/// [`ClientError::Malformed`].
+pub fn sasl_initial_response(mut body: Bytes) -> Result<(String, Bytes), ClientError> {
+    let malformed = ClientError::Malformed { message: "SASLInitialResponse" };
+    let Some(mechanism) = c_string(&mut body) else { return Err(malformed) };
+    let length = body.try_get_i32().ok().and_then(|length| usize::try_from(length).ok());
+    if length != Some(body.len()) {
+        return Err(malformed);
+    }
+    Ok((mechanism, body))
+}
+
+/// A message's tag and content; `None` if it is not here as a whole yet.
+fn split_tagged(buffer: &mut BytesMut, max: usize) -> Result<Option<(u8, Bytes)>, ClientError> {
+    let Some(head) = buffer.first_chunk::<5>() else { return Ok(None) };
+    let tag = head[0];
+    let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+    let bytes = usize::try_from(length)
+        .ok()
+        .filter(|bytes| (4..=max).contains(bytes))
+        .ok_or(ClientError::Length { length, max })?;
+    if buffer.len() < 1 + bytes {
+        return Ok(None);
+    }
+    let mut body = buffer.split_to(1 + bytes).freeze();
+    body.advance(5);
+    Ok(Some((tag, body)))
 }
 
 fn c_string(body: &mut Bytes) -> Option<String> {
@@ -185,6 +223,33 @@ fn put_text(out: &mut BytesMut, text: &str) {
 /// AuthenticationOk.
 pub fn authentication_ok(out: &mut BytesMut) {
     framed(out, b'R', |out| out.put_u32(0));
+}
+
+/// AuthenticationSASL: the mechanisms, the best one first.
+pub fn authentication_sasl(out: &mut BytesMut, mechanisms: &[&str]) {
+    framed(out, b'R', |out| {
+        out.put_u32(10);
+        for mechanism in mechanisms {
+            put_text(out, mechanism);
+        }
+        out.put_u8(0);
+    });
+}
+
+/// AuthenticationSASLContinue.
+pub fn authentication_sasl_continue(out: &mut BytesMut, data: &[u8]) {
+    framed(out, b'R', |out| {
+        out.put_u32(11);
+        out.put_slice(data);
+    });
+}
+
+/// AuthenticationSASLFinal.
+pub fn authentication_sasl_final(out: &mut BytesMut, data: &[u8]) {
+    framed(out, b'R', |out| {
+        out.put_u32(12);
+        out.put_slice(data);
+    });
 }
 
 /// NegotiateProtocolVersion: this server speaks 3.0 and knows no protocol options.
@@ -371,6 +436,25 @@ mod tests {
         let Message::ErrorResponse(error) = &said[9] else { panic!("{:?}", said[9]) };
         assert_eq!((error.code.as_str(), error.message.as_str()), ("58P01", "gone"));
         assert!(matches!(&said[5], Message::DataRow(row) if row.len() == 2));
+    }
+
+    #[test]
+    fn answers_to_a_request_for_authentication_are_read() {
+        let whole = b"p\0\0\0\x0dM\0\0\0\0\x03n,,";
+        for len in 0..whole.len() {
+            assert_eq!(split_authentication(&mut BytesMut::from(&whole[..len])), Ok(None));
+        }
+        let body = split_authentication(&mut BytesMut::from(&whole[..])).unwrap().unwrap();
+        let (mechanism, first) = sasl_initial_response(body.clone()).unwrap();
+        assert_eq!((mechanism.as_str(), &first[..]), ("M", &b"n,,"[..]));
+        for len in 0..body.len() {
+            assert!(sasl_initial_response(body.slice(..len)).is_err(), "{len}");
+        }
+        for bytes in [&b"Q\0\0\0\x04"[..], b"p\0\0\x10\x01", b"p\0\0\0\x03"] {
+            assert!(split_authentication(&mut BytesMut::from(bytes)).is_err(), "{bytes:?}");
+        }
+        // No first words at all, which SCRAM does not do.
+        assert!(sasl_initial_response(Bytes::from_static(b"M\0\xff\xff\xff\xff")).is_err());
     }
 
     #[test]

@@ -21,6 +21,11 @@ struct Pair {
 
 impl Pair {
     fn start(major: u32) -> Result<Pair> {
+        Pair::start_at(major, "127.0.0.1", "")
+    }
+
+    /// `host` is where standbys may connect, `keys` what else the far end's section says.
+    fn start_at(major: u32, host: &str, keys: &str) -> Result<Pair> {
         let principal = Cluster::builder(&Installation::find(major)?)
             .setting("wal_level", "replica")
             .setting("wal_keep_size", "512MB")
@@ -47,7 +52,7 @@ impl Pair {
         far.add_to_site(&certificate_lines(certificates.path(), "far"))?;
         far.add(&format!(
             "[upstream.near]\naddress = \"127.0.0.1:{link}\"\n\
-             [mirror.m]\nupstream = \"near\"\nlisten = \"127.0.0.1:{listen}\"\n"
+             [mirror.m]\nupstream = \"near\"\nlisten = \"{host}:{listen}\"\n{keys}"
         ))?;
         Ok(Pair { principal, near, far, _certificates: certificates, _ports: ports })
     }
@@ -142,6 +147,45 @@ fn three_commands(major: u32) -> Result<()> {
     standby.configure_again()?;
     standby.start()?;
     pair.compare(&standby)
+}
+
+/// A mirror whose standbys may be on other machines: the site shows its own certificate, and what
+/// seeds a standby writes down the password that it is asked for.
+#[test]
+fn a_standby_of_a_mirror_with_a_password_is_seeded_and_streams_by_tls() -> Result<()> {
+    let home = tempfile::Builder::new().prefix("farshore-password").tempdir()?;
+    let path = home.path().join("password");
+    let keys = format!("standby_password = {path:?}\n");
+    let mut pair = Pair::start_at(18, "0.0.0.0", &keys)?;
+    // Said before anything is made: by check, by seed, and by the node that cannot let anybody in.
+    let refused = pair.far.verb("check", &[])?;
+    ensure!(refused.code == Some(1) && refused.stdout.contains("standby_password"), "{refused:?}");
+    pair.near.start()?;
+    pair.far.start()?;
+    let said = |mirror: &serde_json::Value| mirror.to_string().contains("standby_password");
+    report(&pair.far, "the far end to say what it lacks", said)?;
+    std::fs::write(&path, "it's a \\ \"secret\"\n")?;
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let checked = pair.far.verb("check", &[])?;
+    ensure!(checked.stdout.contains("standbys are asked for a password"), "{checked:?}");
+    let home = pair.home()?;
+    let pgdata = home.path().join("data");
+    std::fs::create_dir(&pgdata)?;
+    own_as(&pgdata, home.path())?;
+    let seeded = pair.seed(&pgdata, &[])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}{}", pair.near.log_tail());
+    let mut standby = pair.principal.adopt(&pgdata)?;
+    standby.start()?;
+    pair.compare(&standby)?;
+    let sql = "SELECT conninfo FROM pg_stat_wal_receiver";
+    let conninfo: String = standby.connect()?.query_one(sql, &[])?.get(0);
+    ensure!(
+        conninfo.contains("host=127.0.0.1") && conninfo.contains("password=****"),
+        "{conninfo}"
+    );
+    ensure!(!conninfo.contains("secret"), "{conninfo}");
+    Ok(())
 }
 
 /// PostgreSQL's own tool agrees.

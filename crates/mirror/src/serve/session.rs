@@ -1,6 +1,7 @@
 //! One standby's session, from its first byte on.
 
 use super::Context;
+use super::access::{Guest, refuse};
 use super::standbys::Place;
 use crate::keep::blocking;
 use crate::relay::message::Feedback;
@@ -13,13 +14,12 @@ use farshore_wire::replication::{
     FromClient, FromServer, PrimaryKeepalive, ReplicationError, XLogData,
 };
 use farshore_wire::replication_command::{CommandError, ReplicationCommand};
-use farshore_wire::server::{self, ClientError, FromFrontend, Opening, type_oid};
+use farshore_wire::server::{self, ClientError, FromFrontend, type_oid};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -60,18 +60,18 @@ pub(super) enum SessionError {
 }
 
 /// An error that the client is told; the session goes on.
-struct Refusal {
-    sqlstate: &'static str,
-    message: String,
-    hint: Option<String>,
+pub(super) struct Refusal {
+    pub sqlstate: &'static str,
+    pub message: String,
+    pub hint: Option<String>,
 }
 
 impl Refusal {
-    fn new(sqlstate: &'static str, message: impl Into<String>) -> Refusal {
+    pub fn new(sqlstate: &'static str, message: impl Into<String>) -> Refusal {
         Refusal { sqlstate, message: message.into(), hint: None }
     }
 
-    fn hint(mut self, hint: &str) -> Refusal {
+    pub fn hint(mut self, hint: &str) -> Refusal {
         self.hint = Some(hint.to_owned());
         self
     }
@@ -85,55 +85,35 @@ enum Done {
 
 /// Serves one connection until its end.
 pub(super) async fn serve(
-    mut socket: TcpStream,
+    socket: TcpStream,
     peer: SocketAddr,
     context: Context,
 ) -> Result<(), SessionError> {
     socket.set_nodelay(true)?;
-    let mut buffer = BytesMut::with_capacity(8 << 10);
-    let opened = timeout(STARTUP_WITHIN, open(&mut socket, &mut buffer)).await;
-    let Some((minor, parameters)) = opened.map_err(|_| SessionError::Silent)?? else {
-        return Ok(());
-    };
+    let admitted = timeout(STARTUP_WITHIN, context.door.admit(socket, peer)).await;
+    let Some(guest) = admitted.map_err(|_| SessionError::Silent)?? else { return Ok(()) };
+    let Guest { reader, mut writer, buffer, parameters, mut out } = guest;
     let named = |name: &str| {
         let found = parameters.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_str())
     };
     let application_name = named("application_name").unwrap_or("standby").to_owned();
-    let mut out = BytesMut::new();
-    let spool = context.spool.borrow().clone();
     let wants_replication = named("replication")
         .is_some_and(|value| matches!(value, "true" | "on" | "yes" | "1" | "t"));
-    let refusal = if !wants_replication {
+    if !wants_replication {
         let message = format!("mirror \"{}\" serves physical replication only", context.mirror);
-        Some(Refusal::new("0A000", message).hint(
+        let refusal = Refusal::new("0A000", message).hint(
             "Connect as a standby or pg_receivewal does (replication=true); query the standby.",
-        ))
-    } else if spool.is_none() {
-        let message = format!("mirror \"{}\" has received no log yet", context.mirror);
-        Some(Refusal::new("57P03", message).hint("Try again once its near end is connected."))
-    } else {
-        None
-    };
-    let spool = match (refusal, spool) {
-        (None, Some(spool)) => spool,
-        (refusal, _) => {
-            let refusal = refusal.unwrap_or_else(|| Refusal::new("57P03", "it is starting"));
-            let hint = refusal.hint.as_deref();
-            server::error_response(&mut out, "FATAL", refusal.sqlstate, &refusal.message, hint);
-            write(&mut socket, &mut out).await?;
-            return Err(SessionError::TurnedAway(refusal.message));
-        }
-    };
-    let options: Vec<&str> = parameters
-        .iter()
-        .filter(|(name, _)| name.starts_with("_pq_."))
-        .map(|(name, _)| name.as_str())
-        .collect();
-    if minor > 0 || !options.is_empty() {
-        server::negotiate_protocol_version(&mut out, &options);
+        );
+        return Err(refuse(&mut writer, &mut out, refusal).await);
     }
-    server::authentication_ok(&mut out);
+    let spool = context.spool.borrow().clone();
+    let Some(spool) = spool else {
+        let message = format!("mirror \"{}\" has received no log yet", context.mirror);
+        let refusal =
+            Refusal::new("57P03", message).hint("Try again once its near end is connected.");
+        return Err(refuse(&mut writer, &mut out, refusal).await);
+    };
     let version = version_text(spool.identity().server_version);
     for (name, value) in [
         ("server_version", version.as_str()),
@@ -152,8 +132,7 @@ pub(super) async fn serve(
     }
     server::backend_key_data(&mut out, std::process::id() as i32, 0);
     server::ready_for_query(&mut out);
-    write(&mut socket, &mut out).await?;
-    let (reader, writer) = socket.into_split();
+    write(&mut writer, &mut out).await?;
     let mut session = Session {
         peer,
         application_name,
@@ -172,37 +151,17 @@ fn version_text(number: u32) -> String {
     format!("{}.{}", number / 10_000, number % 10_000)
 }
 
-/// The parameters of the session; `None` if it was about something else.
-async fn open(
-    socket: &mut TcpStream,
-    buffer: &mut BytesMut,
-) -> Result<Option<(u16, Vec<(String, String)>)>, SessionError> {
-    loop {
-        match server::split_opening(buffer)? {
-            Some(Opening::SslRequest | Opening::GssEncryptionRequest) => {
-                // Bytes behind the request would be taken for the session's: an injection.
-                if !buffer.is_empty() {
-                    return Err(SessionError::OutOfPlace("bytes behind a request for encryption"));
-                }
-                socket.write_all(b"N").await?;
-            }
-            Some(Opening::CancelRequest) => return Ok(None),
-            Some(Opening::Startup { minor, parameters }) => return Ok(Some((minor, parameters))),
-            None => {
-                if socket.read_buf(buffer).await? == 0 {
-                    return Ok(None);
-                }
-            }
-        }
-    }
-}
-
-async fn write(
-    to: &mut (impl AsyncWriteExt + Unpin),
+/// Writes all of `out`, and empties it.
+pub(super) async fn write(
+    to: &mut (impl AsyncWrite + Unpin),
     out: &mut BytesMut,
 ) -> Result<(), SessionError> {
-    let written = timeout(DEAD_AFTER, to.write_all(out)).await;
-    written.map_err(|_| SessionError::Silent)??;
+    let written = async {
+        to.write_all(out).await?;
+        // TLS may hold back what the socket did not take at once.
+        to.flush().await
+    };
+    timeout(DEAD_AFTER, written).await.map_err(|_| SessionError::Silent)??;
     out.clear();
     Ok(())
 }
@@ -214,7 +173,7 @@ struct Messages {
 }
 
 impl Messages {
-    fn begin(mut reader: OwnedReadHalf, mut buffer: BytesMut) -> Messages {
+    fn begin(mut reader: Box<dyn AsyncRead + Send + Unpin>, mut buffer: BytesMut) -> Messages {
         let (sender, received) = mpsc::channel(16);
         let reading = tokio::spawn(async move {
             loop {
@@ -258,7 +217,7 @@ struct Session {
     context: Context,
     spool: Arc<Spool>,
     messages: Messages,
-    writer: OwnedWriteHalf,
+    writer: Box<dyn AsyncWrite + Send + Unpin>,
     out: BytesMut,
     /// Dropped with the session, however it ends.
     temporary_slots: Vec<TemporarySlot>,

@@ -8,7 +8,7 @@ use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
 use farshore_mirror::receive::{Near, NearStatus, Promise};
 use farshore_mirror::relay::compression::{Compression, Method};
-use farshore_mirror::serve::Server;
+use farshore_mirror::serve::{Access, Server};
 use farshore_mirror::spool::{Positions, Spool};
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
@@ -86,8 +86,7 @@ impl Mirror {
             }
         });
         let far = Arc::new(Far::open(NAME, folder.path().join("spool"))?);
-        let bound = Server::bind("127.0.0.1:0", NAME, far.spool.subscribe(), far.standbys.clone());
-        let server = runtime.block_on(bound)?;
+        let server = runtime.block_on(bind(&far, &Access::default()))?;
         let port = server.local_address().port();
         let server_task = runtime.spawn(server.run());
         let mut mirror = Mirror {
@@ -104,6 +103,14 @@ impl Mirror {
         };
         mirror.connect_far();
         Ok(mirror)
+    }
+
+    /// Serves the same standbys at one more address, for as long as the mirror lives; its port.
+    pub fn serve_too(&self, access: &Access) -> Result<u16> {
+        let server = self.runtime.block_on(bind(&self.far, access))?;
+        let port = server.local_address().port();
+        self.runtime.spawn(server.run());
+        Ok(port)
     }
 
     pub fn connect_far(&mut self) {
@@ -179,6 +186,11 @@ impl Mirror {
             self.port
         )
     }
+}
+
+async fn bind(far: &Far, access: &Access) -> Result<Server, MirrorError> {
+    let (spool, standbys) = (far.spool.subscribe(), far.standbys.clone());
+    Server::bind("127.0.0.1:0", access, NAME, spool, standbys).await
 }
 
 impl Drop for Mirror {

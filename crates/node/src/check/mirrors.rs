@@ -152,6 +152,23 @@ fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
 }
 
 fn far(config: &SiteConfig, mirror: &FarMirror, findings: &mut Findings) {
+    match mirror.access.load() {
+        Err(what) => findings.error(
+            format!("standbys cannot be let in: {what}"),
+            "Until then nobody can connect; log is taken in all the same",
+        ),
+        Ok(_) if mirror.access.password.is_some() => {
+            findings.note("standbys are asked for a password");
+        }
+        Ok(_) => findings.warning(
+            format!(
+                "standbys are not asked for a password: every user of this machine can connect to \
+                 {} and read the log, which holds all the data of the cluster",
+                mirror.listen
+            ),
+            "Set standby_password = \"FILE\", unless nobody else logs in here",
+        ),
+    }
     let folder = config.data_dir.ancestors().find(|folder| folder.exists());
     let Some(disk) = folder.and_then(|folder| rustix::fs::statvfs(folder).ok()) else { return };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);

@@ -4,9 +4,10 @@ use super::typed;
 use super::{SiteConfig, check_name, parse_bytes};
 use farshore_mirror::receive::Promise;
 use farshore_mirror::relay::compression::{Compression, LEVEL_MAX, Method};
-use farshore_mirror::serve::check_loopback;
+use farshore_mirror::serve::Access;
 use farshore_mirror::spool::SlotName;
 use farshore_model::nearest;
+use std::path::{Path, PathBuf};
 
 /// Section and what is wrong in it.
 type Wrong = (String, String);
@@ -61,6 +62,8 @@ pub struct FarMirror {
     pub upstream: Option<String>,
     /// Where its standbys connect.
     pub listen: String,
+    /// What they are asked for there.
+    pub access: Access,
     /// Whole segments that no standby needs are removed beyond this size, in bytes.
     pub spool_bytes_max: u64,
     /// Bytes of log that a standby's slot keeps beyond which `status` warns.
@@ -78,6 +81,7 @@ fn derived(prefix: &str, name: &str) -> String {
 
 /// Resolves every mirror.
 pub(super) fn resolve(
+    folder: &Path,
     site: &SiteConfig,
     typed: &std::collections::BTreeMap<String, typed::Mirror>,
 ) -> Result<MirrorsConfig, Wrong> {
@@ -91,7 +95,9 @@ pub(super) fn resolve(
                 let near = resolve_near(site, name, principal, mirror).map_err(wrong)?;
                 refuse_twin(&mirrors, &near).map_err(wrong)?;
                 if near.direct {
-                    mirrors.far.push(resolve_far(name, None, mirror).map_err(wrong)?);
+                    mirrors
+                        .far
+                        .push(resolve_far((folder, site), name, None, mirror).map_err(wrong)?);
                 }
                 mirrors.near.push(near);
             }
@@ -100,7 +106,9 @@ pub(super) fn resolve(
                 if site.sites.upstream(upstream).is_none() {
                     return Err(wrong(site.sites.unknown_upstream(upstream)));
                 }
-                mirrors.far.push(resolve_far(name, Some(upstream), mirror).map_err(wrong)?);
+                let far =
+                    resolve_far((folder, site), name, Some(upstream), mirror).map_err(wrong)?;
+                mirrors.far.push(far);
             }
             (Some(_), Some(_)) => {
                 return Err(wrong(
@@ -149,20 +157,25 @@ fn resolve_near(
     typed: &typed::Mirror,
 ) -> Result<NearMirror, String> {
     let direct = typed.listen.is_some();
-    let far_keys =
-        [(typed.spool_size.is_some(), "spool_size"), (typed.standby.is_some(), "standby")];
+    let far_keys = [
+        (typed.spool_size.is_some(), "spool_size"),
+        (typed.standby.is_some(), "standby"),
+        (typed.standby_password.is_some(), "standby_password"),
+        (typed.standby_certificate.is_some(), "standby_certificate"),
+        (typed.standby_key.is_some(), "standby_key"),
+    ];
     let packing_keys = [
         (typed.compression.is_some(), "compression"),
         (typed.compression_level.is_some(), "compression_level"),
     ];
-    for (is_set, key) in if direct { packing_keys } else { far_keys } {
-        if is_set && direct {
+    for (is_set, key) in if direct { &packing_keys[..] } else { &far_keys[..] } {
+        if *is_set && direct {
             return Err(format!(
                 "{key}: principal and listen make this mirror direct: its log crosses no link, and \
                  is not packed"
             ));
         }
-        if is_set {
+        if *is_set {
             return Err(format!(
                 "{key}: belongs to the far end, and this is the near end. (If it is both, set \
                  listen.)"
@@ -301,6 +314,7 @@ fn refuse_near_keys(typed: &typed::Mirror) -> Result<(), String> {
 }
 
 fn resolve_far(
+    site: (&Path, &SiteConfig),
     name: &str,
     upstream: Option<&str>,
     typed: &typed::Mirror,
@@ -308,7 +322,7 @@ fn resolve_far(
     let listen = typed.listen.clone().ok_or_else(|| {
         "standbys have nowhere to connect. Set listen, for instance \"127.0.0.1:5433\"".to_owned()
     })?;
-    check_loopback(&listen).map_err(|what| format!("listen: \"{listen}\": {what}"))?;
+    let access = resolve_access(site, &listen, typed)?;
     let spool_bytes_max = match &typed.spool_size {
         None => SPOOL_BYTES,
         Some(text) => parse_bytes(text).map_err(|what| format!("spool_size: {what}"))?,
@@ -326,7 +340,43 @@ fn resolve_far(
     let standby = standby.map_err(|error| format!("standby: {error}"))?;
     let upstream = upstream.map(str::to_owned);
     let name = name.to_owned();
-    Ok(FarMirror { name, upstream, listen, spool_bytes_max, warn_behind, drop_behind, standby })
+    Ok(FarMirror {
+        name,
+        upstream,
+        listen,
+        access,
+        spool_bytes_max,
+        warn_behind,
+        drop_behind,
+        standby,
+    })
+}
+
+/// What standbys are asked for. Where others reach the address, a site that has a certificate for
+/// its links shows that one, unless another is named.
+fn resolve_access(
+    (folder, site): (&Path, &SiteConfig),
+    listen: &str,
+    typed: &typed::Mirror,
+) -> Result<Access, String> {
+    let beside = |path: &PathBuf| folder.join(path);
+    let tls = match (&typed.standby_certificate, &typed.standby_key) {
+        (Some(certificate), Some(key)) => Some((beside(certificate), beside(key))),
+        (None, None) => None,
+        (Some(_), None) => {
+            return Err("standby_certificate without standby_key: name it too".to_owned());
+        }
+        (None, Some(_)) => {
+            return Err("standby_key without standby_certificate: name it too".to_owned());
+        }
+    };
+    let mut access = Access { password: typed.standby_password.as_ref().map(beside), tls };
+    if access.tls.is_none() && access.addresses(listen).is_err() {
+        let own = site.sites.identity.as_ref();
+        access.tls = own.map(|own| (own.certificate.clone(), own.key.clone()));
+    }
+    access.addresses(listen).map_err(|what| format!("listen: \"{listen}\": {what}"))?;
+    Ok(access)
 }
 
 #[cfg(test)]
@@ -334,6 +384,7 @@ mod tests {
     use crate::config::{SiteConfig, parse};
     use farshore_mirror::receive::Promise;
     use farshore_mirror::relay::compression::{Compression, Method};
+    use farshore_mirror::serve::Access;
     use std::path::Path;
 
     const NEAR: &str = r#"
@@ -382,6 +433,22 @@ spool_size = "10GB"
         let far = parsed(FAR).unwrap();
         assert_eq!(far.mirrors.far[0].spool_bytes_max, 10 << 30);
         assert_eq!(far.mirrors.far[0].upstream.as_deref(), Some("tukwila"));
+        assert_eq!(far.mirrors.far[0].access, Access::default());
+    }
+
+    #[test]
+    fn a_site_that_others_reach_shows_its_own_certificate_unless_another_is_named() {
+        let open = FAR.replace("127.0.0.1:5433\"", "0.0.0.0:5433\"\nstandby_password = \"pw\"");
+        let access = |text: &str| parsed(text).unwrap().mirrors.far[0].access.clone();
+        let beside = |name: &str| Path::new("/etc/farshore").join(name);
+        let own = Some((beside("dublin.crt"), beside("dublin.key")));
+        assert_eq!(access(&open), Access { password: Some(beside("pw")), tls: own });
+        let named = "standby_certificate = \"s.crt\"\nstandby_key = \"/k/s.key\"\nspool_size";
+        let named = access(&open.replace("spool_size", named));
+        assert_eq!(named.tls, Some((beside("s.crt"), Path::new("/k/s.key").to_owned())));
+        // Between processes of one machine a password is enough.
+        let near = access(&open.replace("0.0.0.0", "127.0.0.1"));
+        assert_eq!(near, Access { password: Some(beside("pw")), tls: None });
     }
 
     #[test]
@@ -442,7 +509,11 @@ spool_size = "10GB"
             (FAR, "upstream = \"tukwila\"\n", "", "set principal"),
             (FAR, "upstream = \"tukwila\"", "upstream = \"tukwilla\"", "mean \"tukwila\"?"),
             (FAR, "listen = \"127.0.0.1:5433\"\n", "", "nowhere to connect"),
-            (FAR, "127.0.0.1:5433", "0.0.0.0:5433", "not asked for a password yet"),
+            (FAR, "127.0.0.1:5433", "0.0.0.0:5433", "Name standby_password too"),
+            (FAR, "\"10GB\"", "\"10GB\"\nstandby_key = \"k\"", "without standby_certificate"),
+            (FAR, "\"10GB\"", "\"10GB\"\nstandby_certificate = \"c\"", "without standby_key"),
+            (FAR, "spool_size", "standby_pasword", "mean `standby_password`"),
+            (NEAR, "compression = 3", "standby_password = \"p\"", "belongs to the far end"),
             (FAR, "\"10GB\"", "\"10 things\"", "spool_size: "),
             (FAR, "\"10GB\"", "\"1MB\"", "at least 64MB"),
             (FAR, "spool_size = \"10GB\"", "mode = \"far\"", "belongs to the near end"),

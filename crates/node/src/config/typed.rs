@@ -324,6 +324,12 @@ pub struct Mirror {
     pub upstream: Option<String>,
     /// Where standbys connect, `host:port`.
     pub listen: Option<String>,
+    /// File with the password that standbys are asked for.
+    pub standby_password: Option<PathBuf>,
+    /// Certificate chain that standbys are shown, PEM.
+    pub standby_certificate: Option<PathBuf>,
+    /// Its key, PEM.
+    pub standby_key: Option<PathBuf>,
     /// Whole segments that no standby needs are removed beyond this size.
     pub spool_size: Option<String>,
     /// The standby that would take over.

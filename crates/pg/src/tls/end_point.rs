@@ -5,7 +5,7 @@ use ring::digest::{Algorithm, SHA256, SHA384, SHA512, digest};
 
 /// The certificate's hash; `None` where RFC 5929 defines none (Ed25519), or for RSASSA-PSS, whose
 /// hash is a parameter that servers before PostgreSQL 16 do not look at either.
-pub(super) fn hash(certificate: &[u8]) -> Option<Vec<u8>> {
+pub fn hash(certificate: &[u8]) -> Option<Vec<u8>> {
     let algorithm = match signature_algorithm(certificate)? {
         // PKCS #1 v1.5: MD5 and SHA-1 are replaced by SHA-256.
         [0x2A, 0x86, 0x48, 0x86, 0xF7, 0x0D, 0x01, 0x01, last] => match last {

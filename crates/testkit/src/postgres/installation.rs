@@ -97,6 +97,8 @@ impl Installation {
         let mut command = Command::new(self.bin.join(program));
         if let Some(user) = self.run_as {
             command.uid(user.uid).gid(user.gid);
+            // libpq looks there for certificates, and stops at a folder that is closed to it.
+            command.env("HOME", "/");
         }
         // The caller's directory may be closed to that user.
         command.current_dir("/");
