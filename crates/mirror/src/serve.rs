@@ -19,6 +19,7 @@ pub use standbys::{Seen, StandbyReport, Standbys};
 use crate::error::MirrorError;
 use crate::spool::Spool;
 use access::Door;
+use session::SessionError;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,8 +27,11 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
 
-/// Sessions at a time; more wait in the kernel's queue.
+/// Sessions at a time; more are turned away.
 const SESSIONS_MAX: usize = 64;
+/// Connections at a time that were not let in yet; more wait in the kernel's queue. Strangers take
+/// no session's place.
+const KNOCKING_MAX: usize = 256;
 /// After the system refused a connection (no file descriptors left, for instance).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
@@ -46,6 +50,7 @@ struct Context {
     spool: watch::Receiver<Option<Arc<Spool>>>,
     standbys: Arc<Standbys>,
     door: Arc<Door>,
+    sessions: Arc<Semaphore>,
 }
 
 impl Server {
@@ -64,11 +69,12 @@ impl Server {
         // Not the name again: it may lead elsewhere the next time.
         let checked = access.addresses(address).map_err(failed)?;
         let door = Arc::new(access.load().map_err(failed)?);
+        let sessions = Arc::new(Semaphore::new(SESSIONS_MAX));
         let listener = TcpListener::bind(&checked[..]).await.map_err(|error| {
             failed(format!("{error}. Choose another address, or stop what uses it"))
         })?;
         let local = listener.local_addr().map_err(|error| failed(error.to_string()))?;
-        let context = Context { mirror: mirror.to_owned(), spool, standbys, door };
+        let context = Context { mirror: mirror.to_owned(), spool, standbys, door, sessions };
         Ok(Server { listener, local, context })
     }
 
@@ -79,21 +85,27 @@ impl Server {
 
     /// Takes connections until it is dropped.
     pub async fn run(self) {
-        let permits = Arc::new(Semaphore::new(SESSIONS_MAX));
+        let knocking = Arc::new(Semaphore::new(KNOCKING_MAX));
         // Ends the sessions with this task.
         let mut sessions = JoinSet::new();
         loop {
             // Never closed.
-            let Ok(permit) = permits.clone().acquire_owned().await else { return };
+            let Ok(permit) = knocking.clone().acquire_owned().await else { return };
             while sessions.try_join_next().is_some() {}
             match self.listener.accept().await {
                 Ok((socket, peer)) => {
                     let context = self.context.clone();
                     sessions.spawn(async move {
-                        if let Err(error) = session::serve(socket, peer, context).await {
-                            tracing::info!(%peer, "a standby's session ended: {error}");
+                        let mirror = context.mirror.clone();
+                        match session::serve(socket, peer, context, permit).await {
+                            Ok(()) => {}
+                            Err(error @ SessionError::Denied(_)) => {
+                                tracing::warn!(%mirror, %peer, "not let in: {error}");
+                            }
+                            Err(error) => {
+                                tracing::info!(%mirror, %peer, "a standby's session ended: {error}");
+                            }
                         }
-                        drop(permit);
                     });
                 }
                 Err(error) => {

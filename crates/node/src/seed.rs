@@ -113,7 +113,7 @@ async fn take(
 }
 
 /// `primary_conninfo` of a standby on this machine. As `pg_basebackup -R` does, it writes the
-/// password down: the file is its owner's alone.
+/// password down, into a file that others than its owner read only where they read the data.
 fn conninfo(mirror: &FarMirror, slot: &str) -> Result<String, String> {
     let (host, port) = mirror.listen.rsplit_once(':').unwrap_or((&mirror.listen, "5432"));
     let host = match host.trim_matches(['[', ']']) {
@@ -122,6 +122,10 @@ fn conninfo(mirror: &FarMirror, slot: &str) -> Result<String, String> {
         host => host,
     };
     let mut text = format!("host={host} port={port} user=standby application_name={slot}");
+    if mirror.access.check()? {
+        // Nobody who takes this address while the node is down is told the password.
+        text.push_str(" sslmode=require channel_binding=require");
+    }
     if let Some(password) = mirror.access.read_password()? {
         let quoted = password.replace('\\', "\\\\").replace('\'', "\\'");
         text.push_str(&format!(" password='{quoted}'"));

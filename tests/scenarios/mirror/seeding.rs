@@ -168,7 +168,7 @@ fn a_standby_of_a_mirror_with_a_password_is_seeded_and_streams_by_tls() -> Resul
     use std::os::unix::fs::PermissionsExt;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
     let checked = pair.far.verb("check", &[])?;
-    ensure!(checked.stdout.contains("standbys are asked for a password"), "{checked:?}");
+    ensure!(checked.stdout.contains("can bind it to TLS"), "{checked:?}");
     let home = pair.home()?;
     let pgdata = home.path().join("data");
     std::fs::create_dir(&pgdata)?;
@@ -185,6 +185,7 @@ fn a_standby_of_a_mirror_with_a_password_is_seeded_and_streams_by_tls() -> Resul
         "{conninfo}"
     );
     ensure!(!conninfo.contains("secret"), "{conninfo}");
+    ensure!(conninfo.contains("channel_binding=require"), "{conninfo}");
     Ok(())
 }
 

@@ -104,7 +104,7 @@ pub struct Seeded {
 }
 
 /// What is to be seeded.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Take {
     /// The data directory to be.
     pub pgdata: PathBuf,
@@ -116,7 +116,7 @@ pub struct Take {
     pub system_id: String,
     /// The spool keeps the log from here on.
     pub kept_from: Lsn,
-    /// `primary_conninfo` of the standby.
+    /// `primary_conninfo` of the standby; it may hold a password.
     pub conninfo: String,
     /// `primary_slot_name` of the standby.
     pub slot: String,

@@ -338,5 +338,6 @@ impl Complete {
 
 /// A value of postgresql.conf.
 fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
+    // A configuration file knows both ways of writing a quote.
+    format!("'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }

@@ -16,17 +16,21 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
-/// Longest password, in bytes.
-const PASSWORD_BYTES_MAX: usize = 1_000;
+/// Longest password, in bytes: a walreceiver's whole `primary_conninfo` has room for 1,023.
+const PASSWORD_BYTES_MAX: usize = 256;
+
+/// Whoever was wrong about the password waits so long for the answer: guessing takes time.
+const DENIED_AFTER: Duration = Duration::from_secs(1);
 
 /// What is asked of those who connect, as the site file has it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// File with the password, readable by its owner alone.
+    /// File with the password; nobody but its owner may read it, or root and a group.
     pub password: Option<PathBuf>,
     /// Certificate chain and key, PEM.
     pub tls: Option<(PathBuf, PathBuf)>,
@@ -79,11 +83,16 @@ impl Access {
         Ok(Some(password.to_owned()))
     }
 
-    /// Reads the files.
+    /// Reads the files, and says whether clients can bind their password to the certificate (SCRAM's
+    /// channel binding): there is one, and its signature has a hash that both ends know.
     ///
     /// # Errors
     /// What is wrong with one of them, for a person.
-    pub fn load(&self) -> Result<Door, String> {
+    pub fn check(&self) -> Result<bool, String> {
+        self.load().map(|door| door.verifier.is_some() && door.end_point.is_some())
+    }
+
+    pub(super) fn load(&self) -> Result<Door, String> {
         let mut salt = scram::Salt::default();
         random(&mut salt)?;
         let verifier =
@@ -128,7 +137,7 @@ fn random(bytes: &mut [u8]) -> Result<(), String> {
 }
 
 /// What a connection has to pass.
-pub struct Door {
+pub(super) struct Door {
     verifier: Option<Verifier>,
     tls: Option<TlsAcceptor>,
     /// For SCRAM's channel binding; `None` where the certificate's signature defines no hash.
@@ -201,7 +210,8 @@ impl Door {
             return Ok(());
         }
         let message = format!("{} has to connect by TLS", peer.ip());
-        Err(Refusal::new("28000", message).hint("Set sslmode=require in primary_conninfo."))
+        Err(Refusal::new("28000", message)
+            .hint("Set sslmode=require and channel_binding=require in primary_conninfo."))
     }
 
     async fn admit_by_tls(
@@ -315,7 +325,11 @@ async fn deny(
             Refusal::new("28000", format!("authentication failed: {denied}"))
         }
     };
-    refuse(stream, out, refusal).await
+    tokio::time::sleep(DENIED_AFTER).await;
+    match refuse(stream, out, refusal).await {
+        SessionError::TurnedAway(_) => denied.into(),
+        error => error,
+    }
 }
 
 /// Tells the client, and gives what ends its session.
@@ -326,7 +340,10 @@ pub(super) async fn refuse(
 ) -> SessionError {
     let hint = refusal.hint.as_deref();
     server::error_response(out, "FATAL", refusal.sqlstate, &refusal.message, hint);
-    match write(stream, out).await {
+    let written = write(stream, out).await;
+    // TLS says that it ends; a client that is gone needs no goodbye.
+    let _ = stream.shutdown().await;
+    match written {
         Ok(()) => SessionError::TurnedAway(refusal.message),
         Err(error) => error,
     }

@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::access::{Guest, refuse};
+use super::scram::Denied;
 use super::standbys::Place;
 use crate::keep::blocking;
 use crate::relay::message::Feedback;
@@ -15,19 +16,25 @@ use farshore_wire::replication::{
 };
 use farshore_wire::replication_command::{CommandError, ReplicationCommand};
 use farshore_wire::server::{self, ClientError, FromFrontend, type_oid};
+use socket2::{SockRef, TcpKeepalive};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// A client has so long to say who it is.
-const STARTUP_WITHIN: Duration = Duration::from_secs(60);
+/// A client has so long to say who it is, and to show it.
+const STARTUP_WITHIN: Duration = Duration::from_secs(20);
+/// A peer that is silent for so long is asked by TCP whether it is there, and then so often. A
+/// client between two commands may be silent for as long as it likes.
+const KEEPALIVE: (Duration, Duration, u32) = (DEAD_AFTER, KEEPALIVE_EVERY, 3);
 /// A standby that takes nothing, or says nothing, for so long is gone.
 const DEAD_AFTER: Duration = Duration::from_secs(60);
+/// Saying goodbye takes no longer.
+const SHUTDOWN_WITHIN: Duration = Duration::from_secs(1);
 /// It is asked for a sign of life so often.
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 /// Most log in one XLogData, as a walsender has it (`MAX_SEND_SIZE`).
@@ -53,6 +60,8 @@ pub(super) enum SessionError {
     Spool(#[from] SpoolError),
     #[error("it was turned away: {0}")]
     TurnedAway(String),
+    #[error("{0}")]
+    Denied(#[from] Denied),
     #[error("nothing was heard from it for {DEAD_AFTER:?}")]
     Silent,
     #[error("it sent {0} where that has no place")]
@@ -88,11 +97,20 @@ pub(super) async fn serve(
     socket: TcpStream,
     peer: SocketAddr,
     context: Context,
+    knocking: OwnedSemaphorePermit,
 ) -> Result<(), SessionError> {
     socket.set_nodelay(true)?;
+    let (time, interval, retries) = KEEPALIVE;
+    let keepalive = TcpKeepalive::new().with_time(time).with_interval(interval);
+    SockRef::from(&socket).set_tcp_keepalive(&keepalive.with_retries(retries))?;
     let admitted = timeout(STARTUP_WITHIN, context.door.admit(socket, peer)).await;
     let Some(guest) = admitted.map_err(|_| SessionError::Silent)?? else { return Ok(()) };
+    drop(knocking);
     let Guest { reader, mut writer, buffer, parameters, mut out } = guest;
+    let Ok(_permit) = context.sessions.clone().try_acquire_owned() else {
+        let message = format!("mirror \"{}\" has as many sessions as it serves", context.mirror);
+        return Err(refuse(&mut writer, &mut out, Refusal::new("53300", message)).await);
+    };
     let named = |name: &str| {
         let found = parameters.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_str())
@@ -143,7 +161,10 @@ pub(super) async fn serve(
         out,
         temporary_slots: Vec::new(),
     };
-    session.run().await
+    let ended = session.run().await;
+    // TLS says that it ends. Whoever does not take it is not waited for.
+    let _ = timeout(SHUTDOWN_WITHIN, session.writer.shutdown()).await;
+    ended
 }
 
 /// `15.18` for 150018, as `server_version` is shown.

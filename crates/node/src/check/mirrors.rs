@@ -152,22 +152,22 @@ fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
 }
 
 fn far(config: &SiteConfig, mirror: &FarMirror, findings: &mut Findings) {
-    match mirror.access.load() {
+    match mirror.access.check() {
         Err(what) => findings.error(
             format!("standbys cannot be let in: {what}"),
             "Until then nobody can connect; log is taken in all the same",
         ),
-        Ok(_) if mirror.access.password.is_some() => {
-            findings.note("standbys are asked for a password");
-        }
-        Ok(_) => findings.warning(
-            format!(
-                "standbys are not asked for a password: every user of this machine can connect to \
-                 {} and read the log, which holds all the data of the cluster",
-                mirror.listen
-            ),
-            "Set standby_password = \"FILE\", unless nobody else logs in here",
+        Ok(true) => findings.note("standbys are asked for a password, and can bind it to TLS"),
+        Ok(false) if mirror.access.password.is_some() => findings.note(
+            "standbys are asked for a password; there is no channel binding for it (no \
+             certificate, or one whose signature defines no hash)",
         ),
+        // As it has always been, and right on a machine of one's own.
+        Ok(false) => findings.note(format!(
+            "standbys are not asked for a password: every user of this machine can connect to {} \
+             and read the log (standby_password = \"FILE\" asks them)",
+            mirror.listen
+        )),
     }
     let folder = config.data_dir.ancestors().find(|folder| folder.exists());
     let Some(disk) = folder.and_then(|folder| rustix::fs::statvfs(folder).ok()) else { return };

@@ -370,6 +370,11 @@ fn resolve_access(
             return Err("standby_key without standby_certificate: name it too".to_owned());
         }
     };
+    if tls.is_some() && typed.standby_password.is_none() {
+        return Err("standby_certificate without standby_password: TLS by itself asks nobody who \
+                    he is. Name it too"
+            .to_owned());
+    }
     let mut access = Access { password: typed.standby_password.as_ref().map(beside), tls };
     if access.tls.is_none() && access.addresses(listen).is_err() {
         let own = site.sites.identity.as_ref();
@@ -512,6 +517,12 @@ spool_size = "10GB"
             (FAR, "127.0.0.1:5433", "0.0.0.0:5433", "Name standby_password too"),
             (FAR, "\"10GB\"", "\"10GB\"\nstandby_key = \"k\"", "without standby_certificate"),
             (FAR, "\"10GB\"", "\"10GB\"\nstandby_certificate = \"c\"", "without standby_key"),
+            (
+                FAR,
+                "\"10GB\"",
+                "\"10GB\"\nstandby_certificate = \"c\"\nstandby_key = \"k\"",
+                "without standby_password",
+            ),
             (FAR, "spool_size", "standby_pasword", "mean `standby_password`"),
             (NEAR, "compression = 3", "standby_password = \"p\"", "belongs to the far end"),
             (FAR, "\"10GB\"", "\"10 things\"", "spool_size: "),
