@@ -70,7 +70,7 @@ stress: setup
 FUZZ_SECONDS ?= 20
 ## Every decoder against arbitrary bytes (needs a nightly toolchain and cargo-fuzz).
 fuzz:
-	cd fuzz && for target in pgoutput pgoutput_stored replication copy_binary backend link_frame mirror; do \
+	cd fuzz && for target in pgoutput pgoutput_stored replication copy_binary backend link_frame mirror server; do \
 	  $(CARGO) +nightly fuzz run $$target -- -max_total_time=$(FUZZ_SECONDS) || exit 1; done
 
 ## Comparisons with PostgreSQL's own replication. SCENARIO=name prints JSON lines alone.
