@@ -80,7 +80,8 @@ const OUTSIDERS: &[(&str, &[&str])] = &[
     // The only crate that knows HTTP.
     ("axum", &["farshore-monitor"]),
     ("hyper", &["farshore-monitor"]),
-    ("rustls", &["farshore-pg", "farshore-link", "farshore-monitor"]),
+    // Of mirrors the server that standbys connect to.
+    ("rustls", &["farshore-pg", "farshore-link", "farshore-mirror", "farshore-monitor"]),
     ("rcgen", &["farshore-link"]),
     // Another client than ours: it belongs to what checks ours.
     ("postgres", &["farshore-testkit", "farshore-tests", "farshore-bench", "farshore-cli"]),
