@@ -61,7 +61,7 @@ pub async fn seed(
         format!("the site file has no far end of a mirror \"{name}\": run this at its far site")
     })?;
     // Before a slot is made, which keeps log from then on.
-    mirror.access.read_password()?;
+    mirror.access.check()?;
     farshore_mirror::seed::look(&options.pgdata, options.overwrite).map_err(|e| e.to_string())?;
     let slot = options.slot.clone();
     let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));

@@ -5,7 +5,7 @@
 //! the log holds all data of the cluster.
 
 use super::scram::{self, Challenged, Denied, Verifier};
-use super::session::{Refusal, SessionError, write};
+use super::session::{Refusal, SessionError, say_goodbye, write};
 use bytes::{Bytes, BytesMut};
 use farshore_wire::server::{self, Opening};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -341,8 +341,7 @@ pub(super) async fn refuse(
     let hint = refusal.hint.as_deref();
     server::error_response(out, "FATAL", refusal.sqlstate, &refusal.message, hint);
     let written = write(stream, out).await;
-    // TLS says that it ends; a client that is gone needs no goodbye.
-    let _ = stream.shutdown().await;
+    say_goodbye(stream).await;
     match written {
         Ok(()) => SessionError::TurnedAway(refusal.message),
         Err(error) => error,

@@ -162,9 +162,13 @@ pub(super) async fn serve(
         temporary_slots: Vec::new(),
     };
     let ended = session.run().await;
-    // TLS says that it ends. Whoever does not take it is not waited for.
-    let _ = timeout(SHUTDOWN_WITHIN, session.writer.shutdown()).await;
+    say_goodbye(&mut session.writer).await;
     ended
+}
+
+/// TLS says that it ends. Whoever does not take that is not waited for.
+pub(super) async fn say_goodbye(to: &mut (impl AsyncWrite + Unpin)) {
+    let _ = timeout(SHUTDOWN_WITHIN, to.shutdown()).await;
 }
 
 /// `15.18` for 150018, as `server_version` is shown.
