@@ -16,6 +16,8 @@ mod early;
 mod identities;
 #[path = "end_to_end/lanes.rs"]
 mod lanes;
+#[path = "end_to_end/lanes_and_foreign_keys.rs"]
+mod lanes_and_foreign_keys;
 #[path = "end_to_end/operation.rs"]
 mod operation;
 #[path = "end_to_end/publications.rs"]

@@ -58,7 +58,10 @@ const APPLY: [Apply; 6] = [
         settings: "batches = \"auto\"\nstreams = 4\ngroup_transactions = 20",
         role: "postgres",
     },
-    Apply { settings: "batches = \"always\"\nstreams = 1", role: PLAIN_ROLE },
+    Apply {
+        settings: "batches = \"always\"\nstreams = 4\ngroup_transactions = 4",
+        role: PLAIN_ROLE,
+    },
     Apply { settings: "batches = \"always\"\nstreams = 1", role: "postgres" },
     Apply { settings: "batches = \"auto\"\nstreams = 1", role: "postgres" },
 ];

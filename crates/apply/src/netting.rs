@@ -60,7 +60,8 @@ pub struct Net {
     pub identity: Bytes,
     /// What became of it.
     pub effect: Effect,
-    hash: u64,
+    /// Of its key, as in [`Netting::hashes`]; 0 without a key.
+    pub hash: u64,
 }
 
 /// What became of a change that was offered.
@@ -141,16 +142,24 @@ impl Netting {
         keyed.iter().map(|net| net.hash)
     }
 
-    /// Puts the effects on these keys, by their hashes, aside until [`Netting::take_back`]. Effects
-    /// on different keys may be applied in any order. True when there are any; nothing may be
-    /// taken in before they are back.
-    pub fn hold_back(&mut self, is_wanted: impl Fn(u64) -> bool) -> bool {
-        if self.table.key.is_empty() || !self.nets.iter().any(|net| is_wanted(net.hash)) {
+    /// Puts these effects aside until [`Netting::take_back`], beside what was put aside before.
+    /// Effects on different keys may be applied in any order. True when there are any; nothing may
+    /// be taken in before they are back.
+    pub fn hold_back(&mut self, is_wanted: impl FnMut(&Net) -> bool) -> bool {
+        let wanted: Vec<bool> = self.nets.iter().map(is_wanted).collect();
+        if !wanted.contains(&true) {
             return false;
         }
         let nets = std::mem::take(&mut self.nets);
-        (self.held_back, self.nets) = nets.into_iter().partition(|net| is_wanted(net.hash));
+        for (net, is_wanted) in nets.into_iter().zip(wanted) {
+            if is_wanted { self.held_back.push(net) } else { self.nets.push(net) }
+        }
         true
+    }
+
+    /// What is put aside.
+    pub fn held_back(&self) -> &[Net] {
+        &self.held_back
     }
 
     /// What was held back is all that there is now.
@@ -377,8 +386,7 @@ impl Netting {
     fn find(&self, hash: u64, identity: Tuple<'_>) -> Option<usize> {
         let same = |at: &u32| {
             let net = &self.nets[*at as usize];
-            net.hash == hash
-                && Tuple::parse(&net.identity).is_ok_and(|known| self.same_key(known, identity))
+            net.hash == hash && self.same_key(Tuple::walked(&net.identity), identity)
         };
         self.index.find(hash, same).map(|at| *at as usize)
     }

@@ -95,7 +95,7 @@ impl<'a> Streaming<'a> {
         early: EarlySettings,
     ) -> Streaming<'a> {
         let usual = agent.spec.limits;
-        let may_be_early = usual.batches != Batches::Never && writer.has_lanes();
+        let may_be_early = usual.batches != Batches::Never && writer.may_be_early();
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
         Streaming {

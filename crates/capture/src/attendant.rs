@@ -12,6 +12,8 @@ use tokio::sync::{mpsc, watch};
 
 /// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
 const NUDGE_BYTES: u64 = 8 << 20;
+/// WAL bytes after which the attendant is told how far capture has come.
+const TOLD_BYTES: u64 = NUDGE_BYTES / 8;
 /// How often publication and slot are looked at; in tests with fault injection so often that the
 /// gear is changed in the middle of everything.
 const LOOK_EVERY: Duration =
@@ -20,6 +22,8 @@ const LOOK_EVERY: Duration =
 /// Ends with the session.
 pub(crate) struct Attendant {
     reached: Follower,
+    /// The last position that was worth telling.
+    told: Lsn,
     found: mpsc::Receiver<CaptureError>,
     places: watch::Receiver<Option<Place>>,
     task: tokio::task::JoinHandle<()>,
@@ -41,12 +45,15 @@ impl Attendant {
             complained: false,
         };
         let task = tokio::spawn(work.run(watched, report));
-        Attendant { reached: Follower(reached), found, places, task }
+        Attendant { reached: Follower(reached), told: start, found, places, task }
     }
 
     /// The stream has come to `position`.
-    pub fn reached(&self, position: Lsn) {
-        self.reached.reached(position);
+    pub fn reached(&mut self, position: Lsn) {
+        if position.bytes_since(self.told) >= TOLD_BYTES {
+            self.told = position;
+            self.reached.reached(position);
+        }
     }
 
     /// Tells the attendant how far capture has come, from elsewhere.
@@ -77,7 +84,7 @@ impl Follower {
     /// Capture has come to `position`.
     pub fn reached(&self, position: Lsn) {
         self.0.send_if_modified(|at| {
-            let far = position.bytes_since(*at) >= NUDGE_BYTES / 8;
+            let far = position.bytes_since(*at) >= TOLD_BYTES;
             if far {
                 *at = position;
             }

@@ -214,6 +214,8 @@ impl Capture {
     async fn watch_tables(&self, mut signature: String) -> Infallible {
         let (mut sql, mut complained) = (None, String::new());
         loop {
+            // The first look was taken when the connection was made.
+            tokio::time::sleep(TABLES_EVERY).await;
             match self.look_at_tables(&mut sql).await {
                 Ok(now) => {
                     if signature != now {
@@ -238,7 +240,6 @@ impl Capture {
                     }
                 }
             }
-            tokio::time::sleep(TABLES_EVERY).await;
         }
     }
 

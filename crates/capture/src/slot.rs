@@ -303,20 +303,33 @@ pub(crate) struct Place {
     pub end: Lsn,
     /// Some session has the slot.
     pub in_use: bool,
+    /// It gives nothing that the standbys in `synchronized_standby_slots` do not have yet.
+    pub waits_for_standbys: bool,
 }
 
-/// Asks where the slot and the publisher's log stand; `None` if the slot is gone or lost.
+/// Asks where our slot and the publisher's log stand; `None` if the slot is gone or lost.
 pub(crate) async fn place(
     spec: &PublicationSpec,
     sql: &mut Connection,
 ) -> Result<Option<Place>, CaptureError> {
-    let slot = spec.slot_name();
+    place_of(spec, sql, &spec.slot_name()).await
+}
+
+/// The same of any logical slot.
+async fn place_of(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    slot: &str,
+) -> Result<Option<Place>, CaptureError> {
+    // As JSON: before version 17 there is no column of that name.
     let rows = sql
         .query(
-            "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn(), active_pid \
-             FROM pg_replication_slots WHERE slot_name = $1 AND confirmed_flush_lsn IS NOT NULL \
-             AND restart_lsn IS NOT NULL",
-            &[Some(&slot)],
+            "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn(), active_pid, \
+               current_setting('synchronized_standby_slots', true) <> '' \
+                 AND (to_jsonb(s)->>'failover')::boolean \
+             FROM pg_replication_slots AS s WHERE slot_name = $1 \
+             AND confirmed_flush_lsn IS NOT NULL AND restart_lsn IS NOT NULL",
+            &[Some(slot)],
         )
         .await
         .map_err(|error| spec.publisher_error(error))?;
@@ -327,7 +340,64 @@ pub(crate) async fn place(
         confirmed: row.parse(1).map_err(parse)?,
         end: row.parse(2).map_err(parse)?,
         in_use: row.get(3).is_some(),
+        waits_for_standbys: row.get(4) == Some("t"),
     }))
+}
+
+/// A temporary copy of our slot, which goes with the session that made it: what is taken from it is
+/// not taken from our slot, which stays at what is durable here.
+pub(crate) struct SlotCopy {
+    name: String,
+}
+
+impl SlotCopy {
+    /// Makes a copy that stands at `from`, where the store ends. The publisher refuses that where
+    /// no slot is free.
+    pub async fn make(
+        spec: &PublicationSpec,
+        sql: &mut Connection,
+        from: Lsn,
+    ) -> Result<SlotCopy, CaptureError> {
+        let (slot, copy) = (
+            spec.slot_name(),
+            SlotCopy { name: format!("farshore_batches_{}", sql.backend_pid()) },
+        );
+        let make = "SELECT pg_copy_logical_replication_slot($1, $2, true)";
+        let made = sql.query(make, &[Some(&slot), Some(copy.name())]).await;
+        made.map_err(|error| spec.publisher_error(error))?;
+        let Some(place) = place_of(spec, sql, copy.name()).await? else { return Ok(copy) };
+        check_not_ahead(spec, place.confirmed, from)?;
+        if place.confirmed < from {
+            let advanced = advance(sql, copy.name(), from).await;
+            advanced.map_err(|error| spec.publisher_error(error))?;
+        }
+        Ok(copy)
+    }
+
+    /// What the publisher calls it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where decoding begins, which moves on with what is taken; `None` if the copy is gone or lost.
+    pub async fn restart(
+        &self,
+        spec: &PublicationSpec,
+        sql: &mut Connection,
+    ) -> Result<Option<Lsn>, CaptureError> {
+        Ok(place_of(spec, sql, self.name()).await?.map(|place| place.restart))
+    }
+}
+
+/// Moves a slot to `position`: what was committed before is not asked of it again.
+pub(crate) async fn advance(
+    sql: &mut Connection,
+    slot: &str,
+    position: Lsn,
+) -> Result<(), farshore_pg::Error> {
+    let position = position.to_string();
+    let advance = "SELECT pg_replication_slot_advance($1, $2)";
+    sql.query(advance, &[Some(slot), Some(&position)]).await.map(drop)
 }
 
 /// Ends the publisher's process `walsender`, of a stream of ours, if it has our slot still.

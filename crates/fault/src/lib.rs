@@ -87,6 +87,7 @@ pub const DEFECTS: &[&str] = &[
     "snapshot-row-also-streamed",
     "lost-unchanged-value",
     "missed-conflict",
+    "missed-parent",
     "unordered-commits",
     "early-keeps-rolled-back",
     "spool-durable-before-fsync",

@@ -16,9 +16,11 @@
 mod encode;
 mod pending;
 mod plan;
+mod references;
 
 pub use pending::{Batches, Offered};
 pub use plan::{BatchPlan, Planned, TableFacts, look_at_tables, plan};
+pub use references::{References, TableReferences, Ties};
 
 use crate::netting::{Effect, NetTable, Netting};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError, Statement};
@@ -27,7 +29,7 @@ use crate::postgres::writer::write_values;
 use bytes::Bytes;
 use farshore_model::DictionaryId;
 use farshore_wire::frontend::Format;
-use farshore_wire::pgoutput::Value;
+use farshore_wire::pgoutput::{Tuple, Value};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
@@ -43,6 +45,8 @@ pub struct Batch {
     plan: BatchPlan,
     /// What the changes come to so far.
     pub netting: Netting,
+    /// Of the foreign keys that fire.
+    pub references: TableReferences,
     copy: Option<CopyStatements>,
     /// Of many rows, and of one.
     deletes: [Option<Statement>; 2],
@@ -101,6 +105,7 @@ impl Batch {
         target: &TargetRelation,
         plan: BatchPlan,
         is_parent: bool,
+        references: &References,
     ) -> Batch {
         let table = NetTable {
             columns: target.relation.columns.len(),
@@ -110,6 +115,7 @@ impl Batch {
         };
         Batch {
             relation,
+            references: references.of(target, &table.key),
             plan,
             netting: Netting::new(table),
             copy: None,
@@ -197,7 +203,7 @@ impl Batch {
             });
         }
         for row in deleted {
-            let old = Some(encode::parse(row)?);
+            let old = Some(Tuple::walked(row));
             let expect = Expect::Counted { relation, rows: 1 };
             pipeline.run(&delete.name, identity.len(), expect, |bind| {
                 write_values(bind, &identity, old)
@@ -214,11 +220,11 @@ impl Batch {
     ) -> Result<(), PipelineError> {
         let identity = self.plan.identity();
         let identity_has_arrays = self.plan.have_arrays(&identity);
-        let mut rows_by_set: HashMap<Vec<usize>, Vec<(&Bytes, &Bytes)>> = HashMap::new();
+        let mut rows_by_set: HashMap<Vec<u64>, Vec<(&Bytes, &Bytes)>> = HashMap::new();
         let mut set = Vec::new();
         for net in self.netting.nets() {
             let Effect::Update(row) = &net.effect else { continue };
-            columns_set(row, &self.plan.key, &mut set)?;
+            columns_set(row, &self.plan.key, &mut set);
             match rows_by_set.get_mut(&set) {
                 Some(rows) => rows.push((&net.identity, row)),
                 None => {
@@ -227,6 +233,8 @@ impl Batch {
             }
         }
         for (set, mut rows) in rows_by_set {
+            let is_set = |column: &usize| set[column / 64] & 1 << (column % 64) != 0;
+            let set: Vec<usize> = (0..64 * set.len()).filter(is_set).collect();
             let in_bulk = rows.len() >= ROWS_IN_BULK_MIN
                 && identity_has_arrays
                 && self.plan.have_arrays(&set);
@@ -252,7 +260,7 @@ impl Batch {
                 continue;
             }
             for (old, new) in rows {
-                let (old, new) = (Some(encode::parse(old)?), Some(encode::parse(new)?));
+                let (old, new) = (Some(Tuple::walked(old)), Some(Tuple::walked(new)));
                 let expect = Expect::Counted { relation, rows: 1 };
                 pipeline.run(name, parameters, expect, |bind| {
                     write_values(bind, set, new)?;
@@ -304,18 +312,19 @@ impl Batch {
     }
 }
 
-/// Columns outside the key that have values in `row`, ascending.
-fn columns_set(row: &Bytes, key: &[usize], set: &mut Vec<usize>) -> Result<(), PipelineError> {
+/// Columns outside the key that have values in `row`, a bit each.
+fn columns_set(row: &Bytes, key: &[usize], set: &mut Vec<u64>) {
+    let tuple = Tuple::walked(row);
     set.clear();
-    let tuple = encode::parse(row)?;
-    set.extend(
-        tuple
-            .values()
-            .enumerate()
-            .filter(|(column, value)| *value != Value::Unchanged && !key.contains(column))
-            .map(|(column, _)| column),
-    );
-    Ok(())
+    set.resize(tuple.len().div_ceil(64), 0);
+    for (column, value) in tuple.values().enumerate() {
+        set[column / 64] |= u64::from(value != Value::Unchanged) << (column % 64);
+    }
+    for column in key {
+        if let Some(word) = set.get_mut(column / 64) {
+            *word &= !(1 << (column % 64));
+        }
+    }
 }
 
 fn prepare_update(

@@ -18,8 +18,12 @@ pub struct ForeignKey {
     pub child: TableName,
     /// The table that is referred to.
     pub parent: TableName,
-    /// Referring columns.
+    /// Referring columns, in the key's order.
     pub columns: Vec<String>,
+    /// What they refer to, likewise.
+    pub parent_columns: Vec<String>,
+    /// Each has the type of what it refers to.
+    pub same_types: bool,
     /// It can be checked at the end of the transaction.
     pub deferrable: bool,
     /// `pg_constraint.confdeltype`: `a` no action, `r` restrict, `c` cascade, `n` set null, `d` set
@@ -35,6 +39,11 @@ impl ForeignKey {
     /// The SQL that lets it be checked at the end of the transaction.
     pub fn make_deferrable(&self) -> String {
         format!("ALTER TABLE {} ALTER CONSTRAINT {} DEFERRABLE", self.child, self.quoted_name())
+    }
+
+    /// The table that is referred to, or the one at the top of its partition tree, by OID.
+    pub fn parent_root(&self) -> u32 {
+        self.parent_root
     }
 
     /// The constraint and its table, for messages.
@@ -138,13 +147,22 @@ impl ForeignKeys {
                    k.confdeltype, k.confupdtype, \
                    coalesce(pg_catalog.pg_partition_root(c.oid)::oid, c.oid), \
                    coalesce(pg_catalog.pg_partition_root(p.oid)::oid, p.oid), \
-                   (SELECT string_agg(a.attname, chr(1)) FROM pg_catalog.pg_attribute a \
-                     WHERE a.attrelid = c.oid AND a.attnum = ANY (k.conkey)) \
+                   at.columns, at.parent_columns, at.same_types \
                  FROM pg_catalog.pg_constraint k \
                  JOIN pg_catalog.pg_class c ON c.oid = k.conrelid \
                  JOIN pg_catalog.pg_namespace cn ON cn.oid = c.relnamespace \
                  JOIN pg_catalog.pg_class p ON p.oid = k.confrelid \
                  JOIN pg_catalog.pg_namespace pn ON pn.oid = p.relnamespace \
+                 CROSS JOIN LATERAL ( \
+                   SELECT string_agg(ca.attname, chr(1) ORDER BY n) AS columns, \
+                     string_agg(pa.attname, chr(1) ORDER BY n) AS parent_columns, \
+                     bool_and(ca.atttypid = pa.atttypid) AS same_types \
+                   FROM ROWS FROM (unnest(k.conkey), unnest(k.confkey)) \
+                     WITH ORDINALITY AS u (child, parent, n) \
+                   JOIN pg_catalog.pg_attribute ca \
+                     ON ca.attrelid = k.conrelid AND ca.attnum = u.child \
+                   JOIN pg_catalog.pg_attribute pa \
+                     ON pa.attrelid = k.confrelid AND pa.attnum = u.parent) AS at \
                  WHERE k.contype = 'f' AND k.conparentid = 0 AND cn.nspname <> 'farshore' \
                  AND coalesce((pg_catalog.to_jsonb(k) ->> 'conenforced')::bool, true) \
                  ORDER BY 1, 2, 5",
@@ -154,12 +172,16 @@ impl ForeignKeys {
         let letter = |row: &Row, i: usize| row.get(i).and_then(|t| t.chars().next()).unwrap_or('a');
         let mut keys = Vec::new();
         for row in &rows {
-            let columns = row.get(10).unwrap_or_default();
+            let columns = |i: usize| {
+                row.get(i).unwrap_or_default().split('\u{1}').map(str::to_owned).collect()
+            };
             keys.push(ForeignKey {
                 name: row.get(4).unwrap_or_default().to_owned(),
                 child: table_name(row, 0),
                 parent: table_name(row, 2),
-                columns: columns.split('\u{1}').map(str::to_owned).collect(),
+                columns: columns(10),
+                parent_columns: columns(11),
+                same_types: row.parse_bool(12)?,
                 deferrable: row.parse_bool(5)?,
                 on_delete: letter(row, 6),
                 on_update: letter(row, 7),
@@ -206,6 +228,12 @@ impl ForeignKeys {
     pub fn of_child<'a>(&'a self, table: &TableName) -> impl Iterator<Item = &'a ForeignKey> {
         let root = self.root(table);
         self.keys.iter().filter(move |key| Some(key.child_root) == root)
+    }
+
+    /// Keys that refer to `table`, or to the table of which it is a partition.
+    pub fn of_parent<'a>(&'a self, table: &TableName) -> impl Iterator<Item = &'a ForeignKey> {
+        let root = self.root(table);
+        self.keys.iter().filter(move |key| Some(key.parent_root) == root)
     }
 
     /// For every table: the tables it refers to, with the key's number. A partitioned table stands
@@ -360,6 +388,8 @@ mod tests {
                 child: table(child),
                 parent: table(parent),
                 columns: vec!["c".into()],
+                parent_columns: vec!["id".into()],
+                same_types: true,
                 deferrable: text.ends_with('*'),
                 on_delete: 'a',
                 on_update: 'a',

@@ -25,6 +25,8 @@ mod circle;
 mod connect;
 mod touched;
 
+use crate::netting::Net;
+use crate::postgres::batch::{TableReferences, Ties};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
 use circle::HeldUp;
 pub(crate) use connect::join;
@@ -113,6 +115,8 @@ struct Open {
     /// It has changes that do not stand in batches.
     exclusive: bool,
     touched: Touched,
+    /// Of the foreign keys that fire.
+    ties: Ties,
     /// Its first position: it names the group.
     first: Lsn,
     /// The statement that takes its fence was sent.
@@ -186,8 +190,6 @@ impl Lanes {
             Err(error) => (Err(error), Vec::new(), false),
         };
         let streams = match settings.streams {
-            // In another connection a parent that is not committed is no parent.
-            _ if foreign_keys_fire => 1,
             Streams { far, .. } if is_far => far.max(1),
             Streams { near, .. } => near.max(1),
         };
@@ -371,6 +373,26 @@ impl Lanes {
     pub fn is_touched(&self, table: u32, key: u64) -> bool {
         self.closing.iter().any(|closing| closing.group.touched.has(table, key))
             && !fault::defect("missed-conflict")
+    }
+
+    /// Whether groups on other connections are not committed yet.
+    pub fn are_some_closing(&self) -> bool {
+        self.streams > 1 && !self.closing.is_empty()
+    }
+
+    /// Notes what a net change in the table of `references` does to rows that foreign keys tie
+    /// together.
+    pub fn tie(&mut self, references: &TableReferences, net: &Net) {
+        if self.streams > 1 {
+            references.add(net, &mut self.open.ties);
+        }
+    }
+
+    /// Whether foreign keys let the net change come only after a group before the open one, which
+    /// is not committed yet: then it is not to be sent before [`Lanes::finish`].
+    pub fn is_tied(&self, references: &TableReferences, net: &Net) -> bool {
+        self.closing.iter().any(|closing| references.needs(net, &closing.group.ties))
+            && !fault::defect("missed-parent")
     }
 
     /// Waits for all before the open group, and lets none after it run beside it.

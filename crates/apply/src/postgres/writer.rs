@@ -132,7 +132,7 @@ impl Writer {
             }
             Ok(_) | Err(_) => None,
         };
-        let places = cascades.as_ref().map(ForeignKeys::places).unwrap_or_default();
+        let foreign_keys = cascades.clone().unwrap_or_default();
         let subscription = lanes.subscription.clone();
         let foreign_keys_fire = cascades.is_some();
         let lanes = Lanes::new(lanes, pipeline, foreign_keys_fire).await;
@@ -160,7 +160,7 @@ impl Writer {
             unpolled: 0,
             newest: Lsn::ZERO,
             first_of_group: Lsn::MAX,
-            batches: Batches::new(row_by_row, places),
+            batches: Batches::new(row_by_row, foreign_keys),
             cascades,
             early: false,
         };
@@ -181,9 +181,10 @@ impl Writer {
         self.newest = self.newest.max(position);
     }
 
-    /// Whether groups may run beside each other, and transactions be applied early.
-    pub fn has_lanes(&self) -> bool {
-        self.lanes.are_many()
+    /// Whether transactions may be applied before their commit comes. Where foreign keys fire, what
+    /// they refer to may come at any time before that.
+    pub fn may_be_early(&self) -> bool {
+        self.lanes.are_many() && self.cascades.is_none()
     }
 
     /// Hands what has been taken in to the target.

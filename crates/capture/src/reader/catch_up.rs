@@ -1,23 +1,26 @@
 //! The far gear: far behind, the log is read by SQL function in large batches.
 //!
 //! A walsender makes a system call for every message, and a transaction of one row is three
-//! messages; `pg_logical_slot_peek_binary_changes` through a binary COPY gives the same messages
+//! messages; `pg_logical_slot_get_binary_changes` through a binary COPY gives the same messages
 //! for a fraction of the work. But each call decodes from the slot's restart point again, and a
 //! call's messages are gathered on the publisher before the first is sent. So `gears` says how much
 //! log a batch has, and when the stream is as good; the stream also takes over for transactions
 //! that are streamed before their commit, and whenever the publisher refuses.
 //!
-//! The guarantee is the stream's: a batch is durable in the store before the slot is moved over it.
-//! (PostgreSQL docs: "Replication Management Functions".)
+//! The guarantee is the stream's: batches are taken from a temporary copy of the slot, and the slot
+//! itself is moved over them only when they are durable in the store. It is moved when that frees
+//! log, while the next batch is decoded, and otherwise by the stream in the end: moving it reads the
+//! log once more. (PostgreSQL docs: "Replication Management Functions".)
 
+use super::Capture;
 use super::gears::{self, Distance, Traffic};
 use super::intake::{BATCH_BYTES, Counted, Intake};
 use crate::CaptureError;
 use crate::attendant::{Attendant, Follower};
 use crate::publication::PublicationSpec;
-use crate::slot::{self, Place};
+use crate::slot::{self, Place, SlotCopy};
 use farshore_fault as fault;
-use farshore_model::{Lsn, PgTime};
+use farshore_model::{Durable, Lsn, PgTime};
 use farshore_pg::{Connection, Mode, quote_literal};
 use farshore_wire::copy_binary::{CopyError, RowReader};
 use std::sync::atomic::Ordering;
@@ -38,6 +41,9 @@ const SLOT_FREE_MAX: Duration = Duration::from_secs(10);
 
 /// After this long, that stream is ended.
 const SLOT_FREE_SOON: Duration = Duration::from_secs(1);
+
+/// The slot is moved after this long even if that frees no log, so that it is seen to move.
+const MOVE_SLOT_EVERY: Duration = Duration::from_secs(10);
 
 /// How often it is looked whether it is free: the publisher tells nobody when it is.
 const LOOK_AT_SLOT_EVERY: Duration = Duration::from_millis(10);
@@ -62,7 +68,9 @@ pub(super) fn is_worth_a_shift(intake: &Intake<'_>, place: &Place, from: Lsn) ->
 
 fn distance(intake: &Intake<'_>, place: &Place, from: Lsn) -> Option<Distance> {
     let capture = intake.capture;
+    // A copy of the slot would not wait for the standbys.
     let may = !capture.stream_only.load(Ordering::Relaxed)
+        && !place.waits_for_standbys
         && capture.store.status().waiting_for_room.is_none();
     may.then(|| Distance {
         again: from.bytes_since(place.restart),
@@ -79,7 +87,7 @@ pub(super) async fn run(
     left: Option<i32>,
 ) -> Result<(), CaptureError> {
     let spec = &intake.capture.spec;
-    let (sql, witness) = match (connect(spec).await, spec.connect(Mode::Sql).await) {
+    let (sql, witness) = match tokio::join!(connect(spec), connect(spec)) {
         (Ok(sql), Ok(witness)) => (sql, witness),
         // The stream takes fewer connections.
         (Err(error), _) | (_, Err(error)) => {
@@ -89,7 +97,7 @@ pub(super) async fn run(
         }
     };
     // What the publisher is at must not keep the slot when nobody waits for it any more.
-    let cancel = sql.cancel_token();
+    let cancels = [sql.cancel_token(), witness.cancel_token()];
     let (mut stop, mut batches) = (intake.stop.clone(), Batches { sql, witness, left });
     let nudge = attendant.follower();
     let ended = tokio::select! {
@@ -99,10 +107,11 @@ pub(super) async fn run(
     };
     match ended {
         Ended::Near => {
-            batches.sql.close().await;
+            tokio::join!(batches.sql.close(), batches.witness.close());
             Ok(())
         }
         Ended::Refused(error) => {
+            batches.witness.close().await;
             // What was complete is kept. What is wrong shows in the stream too, where it is told
             // from what is to be waited for.
             intake.assembler.begin_again();
@@ -117,8 +126,10 @@ pub(super) async fn run(
             Ok(())
         }
         Ended::Cut(why) => {
-            if let Err(error) = cancel.cancel().await {
-                tracing::debug!(%error, "not cancelled");
+            for cancel in cancels {
+                if let Err(error) = cancel.cancel().await {
+                    tracing::debug!(%error, "not cancelled");
+                }
             }
             why
         }
@@ -137,6 +148,10 @@ async fn connect(spec: &PublicationSpec) -> Result<Connection, CaptureError> {
     set.map_err(|error| spec.publisher_error(error))?;
     // Not everywhere: a server that cannot look for a lost client finds out when it answers.
     let _ = sql.simple_query("SET client_connection_check_interval = '2s'").await;
+    // One whose client's machine is gone would keep the slot's copy for two hours.
+    let keepalive = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; \
+                     SET tcp_keepalives_count = 4; SET tcp_user_timeout = '30s'";
+    let _ = sql.simple_query(keepalive).await;
     Ok(sql)
 }
 
@@ -157,8 +172,9 @@ impl From<CaptureError> for Ended {
 }
 
 struct Batches {
+    /// Has the copy of the slot.
     sql: Connection,
-    /// For questions while `sql` is at work.
+    /// For questions, and for the slot itself, while `sql` is at work.
     witness: Connection,
     /// The publisher's process of the stream before.
     left: Option<i32>,
@@ -174,7 +190,7 @@ impl Batches {
 
     async fn take_all(&mut self, intake: &mut Intake<'_>, nudge: Follower) -> Result<(), Ended> {
         let spec = &intake.capture.spec;
-        let mut before = None;
+        let (mut copy, mut before, mut moved_at) = (None, None, Instant::now());
         loop {
             let from = intake.assembler.last_position();
             let Some(place) = self.free_slot(spec).await? else { return Ok(()) };
@@ -183,11 +199,42 @@ impl Batches {
                 status.publisher_end = place.end;
                 status.heard_at = Some(PgTime::now());
             });
-            let Some(log) = next_batch(intake, &place, from, before) else { return Ok(()) };
+            let copy = match &copy {
+                Some(copy) => copy,
+                None => {
+                    let made = in_time(spec, SlotCopy::make(spec, &mut self.sql, from)).await?;
+                    copy.insert(made.map_err(refused)?)
+                }
+            };
+            let Some(restart) = copy.restart(spec, &mut self.witness).await? else {
+                return Ok(());
+            };
+            let frees = restart > place.restart || cfg!(feature = "faults");
+            let is_due = frees || moved_at.elapsed() >= MOVE_SLOT_EVERY;
+            let ahead = Place { restart, ..place };
+            let Some(log) = next_batch(intake, &ahead, from, before) else {
+                // A stream passes over the log as well, and takes longer for it.
+                if frees {
+                    intake.until_durable().await?;
+                    let durable = *intake.durable.borrow_and_update();
+                    move_slot(&mut self.witness, intake.capture, durable).await?;
+                }
+                return Ok(());
+            };
             let upto = place.end.min(Lsn(from.0 + log));
             nudge.reached(upto);
             let counted = intake.counted;
-            let streamed = self.take(intake, upto).await?;
+            let durable = *intake.durable.borrow_and_update();
+            let capture = intake.capture;
+            let (taken, moved) = tokio::join!(take(&mut self.sql, copy, intake, upto), async {
+                if is_due && durable.0 > place.confirmed {
+                    move_slot(&mut self.witness, capture, durable).await?;
+                    moved_at = Instant::now();
+                }
+                Ok::<(), Ended>(())
+            });
+            let streamed = taken?;
+            moved?;
             let Counted { messages, bytes } = intake.counted.since(counted);
             tracing::info!(
                 publication = %spec.name, %from, %upto, messages, bytes,
@@ -203,48 +250,6 @@ impl Batches {
             }
             before = Some(log);
         }
-    }
-
-    /// Takes what was committed up to `upto` and is not in the store yet, waits until it is durable
-    /// there, and moves the slot. Returns whether a transaction was streamed before its commit.
-    async fn take(&mut self, intake: &mut Intake<'_>, upto: Lsn) -> Result<bool, Ended> {
-        let spec = &intake.capture.spec;
-        let from = intake.assembler.last_position();
-        let refused = |error: farshore_pg::Error| match error.server_error() {
-            Some(_) => Ended::Refused(error),
-            None => Ended::Cut(Err(spec.publisher_error(error))),
-        };
-        intake.assembler.begin_again();
-        let mut copy =
-            in_time(spec, self.sql.copy_out(&peek(intake, upto))).await?.map_err(refused)?;
-        let mut reader = RowReader::new();
-        let broken = |error: CopyError| Ended::from(CaptureError::Protocol(error.to_string()));
-        let mut checked = false;
-        while let Some(chunk) = in_time(spec, copy.next()).await?.map_err(refused)? {
-            if !std::mem::replace(&mut checked, true) {
-                // The messages are all decoded now. The slot only moves forwards, so if it is not
-                // ahead of the store yet, they began where the store ends, or before.
-                if let Some(place) = slot::place(spec, &mut self.witness).await? {
-                    slot::check_not_ahead(spec, place.confirmed, from)?;
-                }
-            }
-            let mut rows = reader.feed(&chunk);
-            while let Some(row) = rows.next_row().map_err(broken)? {
-                let message = row.fields().next().flatten().unwrap_or_default();
-                intake.message(message, from).await?;
-                if intake.assembler.bytes_waiting() >= BATCH_BYTES {
-                    hand_over_soon(intake).await?;
-                }
-            }
-        }
-        reader.finish().map_err(broken)?;
-        let streamed = intake.assembler.is_streaming();
-        // Everything that was committed up to there has come.
-        intake.assembler.watermark(upto);
-        hand_over_soon(intake).await?;
-        intake.until_durable().await?;
-        self.move_slot(intake).await?;
-        Ok(streamed)
     }
 
     /// Where the slot stands, once nothing has it in use: a stream that was left just now may be
@@ -264,23 +269,61 @@ impl Batches {
             tokio::time::sleep(LOOK_AT_SLOT_EVERY).await;
         }
     }
+}
 
-    /// Tells the slot what is durable in the store, and nothing beyond.
-    async fn move_slot(&mut self, intake: &mut Intake<'_>) -> Result<(), Ended> {
-        let spec = &intake.capture.spec;
-        let durable = *intake.durable.borrow_and_update();
-        fault::point("capture.before-acknowledge");
-        let (slot, position) = (spec.slot_name(), durable.0.to_string());
-        let advance = "SELECT pg_replication_slot_advance($1, $2)";
-        let parameters = [Some(slot.as_str()), Some(position.as_str())];
-        match in_time(spec, self.sql.query(advance, &parameters)).await? {
-            Ok(_) => {}
-            Err(error) if error.server_error().is_some() => return Err(Ended::Refused(error)),
-            Err(error) => return Err(spec.publisher_error(error).into()),
+/// Takes from `copy` what was committed up to `upto`, and hands it to the store. Returns whether a
+/// transaction was streamed before its commit.
+async fn take(
+    sql: &mut Connection,
+    copy: &SlotCopy,
+    intake: &mut Intake<'_>,
+    upto: Lsn,
+) -> Result<bool, Ended> {
+    let spec = &intake.capture.spec;
+    let from = intake.assembler.last_position();
+    let refused = |error| refused(spec.publisher_error(error));
+    intake.assembler.begin_again();
+    let get = get(intake, copy, upto);
+    let mut messages = in_time(spec, sql.copy_out(&get)).await?.map_err(refused)?;
+    let mut reader = RowReader::new();
+    let broken = |error: CopyError| Ended::from(CaptureError::Protocol(error.to_string()));
+    while let Some(chunk) = in_time(spec, messages.next()).await?.map_err(refused)? {
+        let mut rows = reader.feed(&chunk);
+        while let Some(row) = rows.next_row().map_err(broken)? {
+            let message = row.fields().next().flatten().unwrap_or_default();
+            intake.message(message, from).await?;
+            if intake.assembler.bytes_waiting() >= BATCH_BYTES {
+                hand_over_soon(intake).await?;
+            }
         }
-        fault::point("capture.after-acknowledge");
-        intake.capture.set_status(|status| status.acknowledged = durable);
-        Ok(())
+    }
+    reader.finish().map_err(broken)?;
+    let streamed = intake.assembler.is_streaming();
+    // Everything that was committed up to there has come. It need not be durable before the next
+    // batch is asked for: that moves the copy alone.
+    intake.assembler.watermark(upto);
+    hand_over_soon(intake).await?;
+    Ok(streamed)
+}
+
+/// Tells the slot what is durable in the store, and nothing beyond.
+async fn move_slot(sql: &mut Connection, capture: &Capture, durable: Durable) -> Result<(), Ended> {
+    let spec = &capture.spec;
+    fault::point("capture.before-acknowledge");
+    let moved = in_time(spec, slot::advance(sql, &spec.slot_name(), durable.0)).await?;
+    moved.map_err(|error| refused(spec.publisher_error(error)))?;
+    fault::point("capture.after-acknowledge");
+    capture.set_status(|status| status.acknowledged = durable);
+    Ok(())
+}
+
+/// What the publisher answered no to ends the batches; what is wrong otherwise, this connection.
+fn refused(error: CaptureError) -> Ended {
+    match error {
+        CaptureError::Publisher { error, .. } if error.server_error().is_some() => {
+            Ended::Refused(error)
+        }
+        error => Ended::Cut(Err(error)),
     }
 }
 
@@ -307,17 +350,16 @@ async fn hand_over_soon(intake: &mut Intake<'_>) -> Result<(), CaptureError> {
     }
 }
 
-/// The query for all that was committed up to `upto`.
-fn peek(intake: &Intake<'_>, upto: Lsn) -> String {
-    let spec = &intake.capture.spec;
+/// The query for all that was committed up to `upto`, which takes it from the copy.
+fn get(intake: &Intake<'_>, copy: &SlotCopy, upto: Lsn) -> String {
     let options: String = intake
         .options()
         .iter()
         .map(|(key, value)| format!(", {}, {}", quote_literal(key), quote_literal(value)))
         .collect();
     format!(
-        "COPY (SELECT data FROM pg_logical_slot_peek_binary_changes({}, '{upto}', NULL{options})) \
+        "COPY (SELECT data FROM pg_logical_slot_get_binary_changes({}, '{upto}', NULL{options})) \
          TO STDOUT (FORMAT binary)",
-        quote_literal(&spec.slot_name())
+        quote_literal(copy.name())
     )
 }

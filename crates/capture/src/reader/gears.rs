@@ -10,8 +10,12 @@
 /// Small workloads of tests with fault injection meet several batches too.
 const UNIT: u64 = if cfg!(feature = "faults") { 16 << 10 } else { 4 << 20 };
 
-/// Log in the first batch, in bytes: less than a tenth of a second of decoding.
-const LOG_FIRST: u64 = 2 * UNIT;
+/// Log in the first batch, in bytes: a few hundredths of a second of decoding. It tells what the log
+/// is made of.
+const LOG_FIRST: u64 = UNIT;
+
+/// With less log left, in bytes, no batches are begun: they take two connections and a slot.
+const LEFT_MIN: u64 = 2 * UNIT;
 
 /// Most log in a batch, in bytes.
 const LOG_MAX: u64 = 64 * UNIT;
@@ -24,12 +28,12 @@ const MESSAGE_BYTES_MAX: f64 = (128 << 20) as f64;
 /// denser than what came last.
 const DENSITY_MIN: f64 = 0.5;
 
-/// Decoding a byte of log once more, and moving the slot over it, in seconds. What was committed
-/// before the slot's position is read and passed over.
-const AGAIN_BYTE: f64 = 0.75e-9;
+/// Decoding a byte of log once more, in seconds: what was committed before the slot's position is
+/// read and passed over.
+const AGAIN_BYTE: f64 = 0.45e-9;
 
 /// The same for each message that the log came to.
-const AGAIN_MESSAGE: f64 = 0.2e-6;
+const AGAIN_MESSAGE: f64 = 0.11e-6;
 
 /// Decoding and giving a message for the first time.
 const DECODE_MESSAGE: f64 = 1e-6;
@@ -46,8 +50,8 @@ const SEND_MESSAGE_CLOSE: f64 = 1.0e-6;
 /// What each byte of it costs more in a call's answer, which is gathered before it is sent.
 const GATHER_BYTE: f64 = 1.5e-9;
 
-/// What a call costs besides: questions, snapshots, the store's disk, moving the slot.
-const CALL: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.02 };
+/// What a call costs besides: questions, snapshots.
+const CALL: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.005 };
 
 /// What it costs to leave the stream for batches, and to come back to it.
 const SHIFT: f64 = if cfg!(feature = "faults") { 0.0 } else { 0.5 };
@@ -127,6 +131,9 @@ pub(super) fn is_worth_a_shift(traffic: Traffic, mut distance: Distance) -> bool
 /// The next batch's log, and the seconds that it saves beyond what it costs; `None` if it would not.
 fn plan(traffic: Traffic, distance: Distance, before: Option<u64>) -> Option<(u64, f64)> {
     let Distance { again, left, is_close } = distance;
+    if before.is_none() && left < LEFT_MIN {
+        return None;
+    }
     let saves = traffic.saves(is_close);
     let costs = again as f64 * traffic.again() + CALL;
     // The first answer must not take long. Then batches grow: half of what is decoded is new, or
@@ -176,12 +183,13 @@ mod tests {
     #[test]
     fn far_from_the_restart_point_or_near_the_end_the_stream_is_better() {
         let next = |again, left| next_batch(Traffic::ASSUMED, close(again, left), None);
-        assert_eq!(next(0, 1), None);
+        assert_eq!(next(0, 7), None);
+        assert!(next_batch(Traffic::ASSUMED, close(0, 7), Some(MB)).is_some());
         assert!(next(0, 40).is_some());
         assert_eq!(next(1_000, 40), None);
         assert!(next(200, 2_000).is_some());
-        assert_eq!(next(1_000, 2_000), None);
-        let away = Distance { is_close: false, ..close(1_000, 2_000) };
+        assert_eq!(next(1_500, 2_000), None);
+        let away = Distance { is_close: false, ..close(1_500, 2_000) };
         assert!(next_batch(Traffic::ASSUMED, away, None).is_some());
         assert_eq!(next(100_000, 100_000), None, "a call would take minutes");
     }

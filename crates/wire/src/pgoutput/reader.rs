@@ -156,7 +156,24 @@ impl<'a> Reader<'a> {
     pub(super) fn tuple(&mut self) -> Result<Tuple<'a>, DecodeError> {
         let start = self.rest();
         let start_at = self.at;
-        for _ in 0..self.count16("the number of columns, at least 0")? {
+        let mut left = self.count16("the number of columns, at least 0")?;
+        // Values that are as they should be, at one look each.
+        let mut rest = self.rest();
+        while left > 0 {
+            rest = match rest {
+                [b'b' | b't', a, b, c, d, after @ ..] => {
+                    match after.get(u32::from_be_bytes([*a, *b, *c, *d]) as usize..) {
+                        Some(after) => after,
+                        None => break,
+                    }
+                }
+                [b'n' | b'u', after @ ..] => after,
+                _ => break,
+            };
+            left -= 1;
+        }
+        self.at = self.data.len() - rest.len();
+        for _ in 0..left {
             match self.u8("a column value")? {
                 b't' | b'b' => {
                     let len = self.count32("the length of a column value, at least 0")?;

@@ -53,8 +53,9 @@ impl<'a> Tuple<'a> {
         Ok(tuple)
     }
 
-    /// Wraps bytes that [`Reader::tuple`] has walked over.
-    pub(super) fn walked(bytes: &'a [u8]) -> Tuple<'a> {
+    /// Takes up what [`Tuple::as_bytes`] has returned, without walking over it again. Of other bytes
+    /// there are as many values as can be read.
+    pub fn walked(bytes: &'a [u8]) -> Tuple<'a> {
         Tuple { bytes }
     }
 

@@ -15,19 +15,13 @@ const COPY_DATA_BYTES: usize = 64 << 10;
 /// Bytes that an empty array keeps memory for.
 const KEPT_BYTES_MAX: usize = 1 << 10;
 
-/// A tuple that was walked over when it was read.
-pub fn parse(row: &Bytes) -> Result<Tuple<'_>, PipelineError> {
-    Tuple::parse(row).map_err(|error| PipelineError::Stored(error.to_string()))
-}
-
 /// The first bytes of a row's key, zeros behind them: in this order rows are mostly where an index
 /// on the key has them side by side.
 pub fn key_prefix(row: &Bytes, key: &[usize]) -> [u8; 16] {
     let mut prefix = [0; 16];
     let mut room = &mut prefix[..];
-    let Ok(tuple) = parse(row) else { return prefix };
     let mut key = key.iter().copied().peekable();
-    for (column, value) in tuple.values().enumerate() {
+    for (column, value) in Tuple::walked(row).values().enumerate() {
         if key.peek().is_none() || room.is_empty() {
             break;
         }
@@ -71,7 +65,7 @@ impl Arrays {
         for row in rows {
             self.rows += 1;
             let mut columns = wanted.iter().zip(&mut self.columns).peekable();
-            for (column, value) in parse(row)?.values().enumerate() {
+            for (column, value) in Tuple::walked(row).values().enumerate() {
                 let Some((_, array)) = columns.next_if(|(wanted, _)| **wanted == column) else {
                     if columns.peek().is_none() {
                         break;
@@ -160,7 +154,7 @@ pub fn copy_rows(out: &mut BytesMut, nets: &mut &[Net]) -> Result<u64, PipelineE
 }
 
 fn copy_row(out: &mut BytesMut, row: &Bytes) -> Result<(), PipelineError> {
-    let tuple = parse(row)?;
+    let tuple = Tuple::walked(row);
     // What is added to the bytes of the values is less than what the tuple adds.
     out.reserve(row.len());
     out.put_u16(tuple.len() as u16);

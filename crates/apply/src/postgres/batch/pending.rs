@@ -1,8 +1,8 @@
 //! The batches of all tables, between two times that they are sent.
 
-use super::{Batch, Planned};
+use super::{Batch, Planned, References};
 use crate::netting::Taken;
-use crate::postgres::foreign_keys::{Place, Places};
+use crate::postgres::foreign_keys::{ForeignKeys, Place, Places};
 use crate::postgres::statements::TargetRelation;
 use crate::row_by_row::RowByRow;
 use crate::scheduler::batch_factor;
@@ -45,6 +45,7 @@ pub struct Batches {
     tables: HashMap<TableName, u32>,
     /// Of the foreign keys that fire.
     places: Places,
+    references: References,
     /// Relations with changes, in the order of their first.
     pending: Vec<(u32, DictionaryId)>,
     bytes: usize,
@@ -64,12 +65,14 @@ struct Known {
 
 impl Batches {
     /// Nothing is known.
-    pub fn new(row_by_row: RowByRow, places: Places) -> Batches {
+    pub fn new(row_by_row: RowByRow, foreign_keys: ForeignKeys) -> Batches {
+        let (places, references) = (foreign_keys.places(), References::new(foreign_keys));
         Batches {
             row_by_row,
             relations: HashMap::new(),
             tables: HashMap::new(),
             places,
+            references,
             pending: Vec::new(),
             bytes: 0,
             held: 0,
@@ -94,7 +97,7 @@ impl Batches {
             place,
             batch: match planned {
                 Planned::Batch(plan) if place != Place::InCircle => {
-                    Some(Batch::new(id, target, plan, is_parent))
+                    Some(Batch::new(id, target, plan, is_parent, &self.references))
                 }
                 Planned::Batch(_) | Planned::Alone | Planned::InOrder => None,
             },

@@ -3,7 +3,8 @@
 use super::{InTransaction, Writer};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::batch::{self, Batch, Offered, StatementNames};
+use crate::netting::{Effect, Net};
+use crate::postgres::batch::{self, Batch, Offered, StatementNames, Ties};
 use crate::postgres::pipeline::{Pipeline, PipelineError};
 use crate::postgres::statements::TargetRelation;
 use bytes::Bytes;
@@ -87,14 +88,19 @@ impl Writer {
     /// Sends what groups before this one have nothing to do with at once, and the rest when those
     /// are committed.
     async fn try_to_send(&mut self, relations: &[DictionaryId]) -> Result<(), PipelineError> {
-        if self.cascades.is_some() {
-            return self.send_in_order(relations).await;
-        }
         let mut held_back = Vec::new();
+        let foreign_keys_fire = self.cascades.is_some();
         for relation in relations {
-            if self.send_what_is_free(*relation).await? {
+            if self.hold_back(*relation).await? {
                 held_back.push(*relation);
             }
+            if !foreign_keys_fire {
+                self.hand_over(*relation, Batch::send).await?;
+            }
+        }
+        if foreign_keys_fire {
+            held_back = self.hold_back_what_is_tied(relations);
+            self.send_in_order(relations).await?;
         }
         if held_back.is_empty() {
             return Ok(());
@@ -102,35 +108,23 @@ impl Writer {
         // Worked on meanwhile.
         self.lanes.write().await?;
         self.lanes.finish().await?;
-        for relation in held_back {
-            if let Some((_, batch)) = self.batches.get_mut(relation) {
+        for relation in &held_back {
+            if let Some((_, batch)) = self.batches.get_mut(*relation) {
                 batch.netting.take_back();
             }
+        }
+        if foreign_keys_fire {
+            return self.send_in_order(&held_back).await;
+        }
+        for relation in held_back {
             self.hand_over(relation, Batch::send).await?;
         }
         Ok(())
     }
 
-    /// Sends children's deletes before those of their parents, and then what is left of parents
-    /// before that of their children. There is one connection then.
-    async fn send_in_order(&mut self, relations: &[DictionaryId]) -> Result<(), PipelineError> {
-        for relation in relations {
-            self.lanes.begin(self.first_of_group).await?;
-            if let Some((table, batch)) = self.batches.get_mut(*relation) {
-                self.lanes.touch(table, *relation, batch.netting.hashes()).await?;
-            }
-        }
-        for relation in relations.iter().rev() {
-            self.hand_over(*relation, Batch::send_deletes).await?;
-        }
-        for relation in relations {
-            self.hand_over(*relation, Batch::send_rest).await?;
-        }
-        Ok(())
-    }
-
-    /// True when something is held back.
-    async fn send_what_is_free(&mut self, relation: DictionaryId) -> Result<bool, PipelineError> {
+    /// Puts rows aside that groups before this one, not yet committed, have changed too. True when
+    /// there are any.
+    async fn hold_back(&mut self, relation: DictionaryId) -> Result<bool, PipelineError> {
         self.lanes.begin(self.first_of_group).await?;
         let Some((table, batch)) = self.batches.get_mut(relation) else { return Ok(false) };
         if batch.has_own_columns_on_target() {
@@ -143,9 +137,64 @@ impl Writer {
         }
         self.lanes.touch(table, relation, batch.netting.hashes()).await?;
         let lanes = &self.lanes;
-        let held_back = batch.netting.hold_back(|key| lanes.is_touched(table, key));
-        self.hand_over(relation, Batch::send).await?;
-        Ok(held_back)
+        Ok(batch.netting.hold_back(|net| lanes.is_touched(table, net.hash)))
+    }
+
+    /// Where foreign keys fire, puts aside, beside that, what they let come only after groups before
+    /// this one or after what is put aside. Returns which of `relations`, parents before their
+    /// children, have rows put aside.
+    fn hold_back_what_is_tied(&mut self, relations: &[DictionaryId]) -> Vec<DictionaryId> {
+        let lanes = &mut self.lanes;
+        let (are_some_closing, mut waiting) = (lanes.are_some_closing(), Ties::default());
+        let mut all = false;
+        // Rows behind their parents, and then parents' deletes behind those of their children.
+        let twice = relations.iter().chain(relations.iter().rev()).enumerate();
+        for (number, relation) in twice {
+            let Some((_, Batch { netting, references, .. })) = self.batches.get_mut(*relation)
+            else {
+                continue;
+            };
+            if number < relations.len() {
+                netting.nets().iter().chain(netting.held_back()).for_each(|net| {
+                    lanes.tie(references, net);
+                });
+            }
+            if are_some_closing {
+                let is_tied =
+                    |net: &Net| lanes.is_tied(references, net) || references.needs(net, &waiting);
+                netting.hold_back(is_tied);
+            }
+            for net in netting.held_back() {
+                references.add(net, &mut waiting);
+                // What refers to it may be before it in the same table, or stay where it is.
+                let replaced = references.is_parent() && matches!(net.effect, Effect::Replace(_));
+                all |= replaced || references.refers_to_itself();
+            }
+        }
+        let mut held_back = Vec::new();
+        for relation in relations {
+            let Some((_, Batch { netting, references, .. })) = self.batches.get_mut(*relation)
+            else {
+                continue;
+            };
+            netting.hold_back(|_| all && references.are_some());
+            if !netting.held_back().is_empty() {
+                held_back.push(*relation);
+            }
+        }
+        held_back
+    }
+
+    /// Sends children's deletes before those of their parents, and then what is left of parents
+    /// before that of their children.
+    async fn send_in_order(&mut self, relations: &[DictionaryId]) -> Result<(), PipelineError> {
+        for relation in relations.iter().rev() {
+            self.hand_over(*relation, Batch::send_deletes).await?;
+        }
+        for relation in relations {
+            self.hand_over(*relation, Batch::send_rest).await?;
+        }
+        Ok(())
     }
 
     async fn hand_over(
