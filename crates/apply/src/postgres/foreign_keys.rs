@@ -22,7 +22,7 @@ pub struct ForeignKey {
     pub columns: Vec<String>,
     /// What they refer to, likewise.
     pub parent_columns: Vec<String>,
-    /// Each has the type of what it refers to.
+    /// Each has the type of what it refers to, and equals it (a period does not).
     pub same_types: bool,
     /// It can be checked at the end of the transaction.
     pub deferrable: bool,
@@ -156,7 +156,8 @@ impl ForeignKeys {
                  CROSS JOIN LATERAL ( \
                    SELECT string_agg(ca.attname, chr(1) ORDER BY n) AS columns, \
                      string_agg(pa.attname, chr(1) ORDER BY n) AS parent_columns, \
-                     bool_and(ca.atttypid = pa.atttypid) AS same_types \
+                     bool_and(ca.atttypid = pa.atttypid) \
+                       AND NOT coalesce((to_jsonb(k) ->> 'conperiod')::bool, false) AS same_types \
                    FROM ROWS FROM (unnest(k.conkey), unnest(k.confkey)) \
                      WITH ORDINALITY AS u (child, parent, n) \
                    JOIN pg_catalog.pg_attribute ca \

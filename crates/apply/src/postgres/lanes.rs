@@ -375,11 +375,6 @@ impl Lanes {
             && !fault::defect("missed-conflict")
     }
 
-    /// Whether groups on other connections are not committed yet.
-    pub fn are_some_closing(&self) -> bool {
-        self.streams > 1 && !self.closing.is_empty()
-    }
-
     /// Notes what a net change in the table of `references` does to rows that foreign keys tie
     /// together.
     pub fn tie(&mut self, references: &TableReferences, net: &Net) {
@@ -391,7 +386,9 @@ impl Lanes {
     /// Whether foreign keys let the net change come only after a group before the open one, which
     /// is not committed yet: then it is not to be sent before [`Lanes::finish`].
     pub fn is_tied(&self, references: &TableReferences, net: &Net) -> bool {
-        self.closing.iter().any(|closing| references.needs(net, &closing.group.ties))
+        let acts = references.acts(net);
+        self.streams > 1
+            && self.closing.iter().any(|before| acts || references.needs(net, &before.group.ties))
             && !fault::defect("missed-parent")
     }
 

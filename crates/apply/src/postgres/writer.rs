@@ -38,7 +38,7 @@ use std::sync::Arc;
 /// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
 const SHAPES_MAX: usize = 64;
 
-/// Applies transactions of one subscription through one connection.
+/// Applies transactions of one subscription, in groups that take turns on its connections.
 pub struct Writer {
     pub(super) lanes: Lanes,
     pub(super) subscription: String,

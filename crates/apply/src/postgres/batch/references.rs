@@ -1,12 +1,16 @@
-//! Which rows refer to which, where foreign keys fire. In another session a parent that is not
-//! committed is no parent, and a child whose delete is not committed is a child still: so a row waits
-//! for a group before its own that has its parent, and a parent's delete for groups that have deletes
-//! or updates of children.
+//! Which rows refer to which, where foreign keys fire.
+//!
+//! In another session a parent that is not committed is no parent: a row waits for a group before
+//! its own that has its parent. The other way round a parent's delete would be refused, or wait for
+//! a lock, while children's deletes before it are not committed: it waits for groups that have
+//! deletes or updates of children. And what the target does of its own accord with a parent's
+//! delete (`ON DELETE CASCADE`, and the triggers behind it) is to find the rows of all groups
+//! before. Keys that can be deferred are checked at the commit, when all that is there.
 //!
 //! Parents are known by hashes of the values that a foreign key compares. What hashes cannot tell
-//! (columns that are not published, or of different types on the two sides) counts as referring to
-//! every row that is new; what they tell wrongly (`1.0` refers to `1.00`) the target refuses, and the
-//! groups are applied one after the other.
+//! (columns that are not published, or of different types on the two sides, periods) counts as
+//! referring to every row that is new; what they tell wrongly (`1.0` refers to `1.00`) the target
+//! refuses, and the groups are applied one after the other.
 
 use crate::netting::{Effect, Net};
 use crate::postgres::foreign_keys::{ForeignKey, ForeignKeys};
@@ -31,6 +35,10 @@ pub struct References {
 pub struct TableReferences {
     refers_to: Vec<Side>,
     referred_to: Vec<Side>,
+    /// The target changes children when rows go.
+    acts_on_delete: bool,
+    /// Or when they get other values outside what they are known by.
+    acts_on_update: bool,
     hasher: RandomState,
 }
 
@@ -75,11 +83,19 @@ impl References {
             Side { target, columns: places.filter(|_| key.same_types), in_identity }
         };
         let checked_at_once = |key: &&ForeignKey| !key.deferrable;
-        let child = self.keys.of_child(&relation.table).filter(checked_at_once);
-        let parent = self.keys.of_parent(&relation.table).filter(checked_at_once);
+        let child = || self.keys.of_child(&relation.table);
+        let parent = || self.keys.of_parent(&relation.table);
+        // What a key does with children is never deferred.
+        let acts_on_update =
+            |key: &ForeignKey| key.acts_on_update() && !side(key, &key.parent_columns).in_identity;
         TableReferences {
-            refers_to: child.map(|key| side(key, &key.columns)).collect(),
-            referred_to: parent.map(|key| side(key, &key.parent_columns)).collect(),
+            refers_to: child().filter(checked_at_once).map(|key| side(key, &key.columns)).collect(),
+            referred_to: parent()
+                .filter(checked_at_once)
+                .map(|key| side(key, &key.parent_columns))
+                .collect(),
+            acts_on_delete: parent().any(ForeignKey::acts_on_delete),
+            acts_on_update: parent().any(acts_on_update),
             hasher: self.hasher.clone(),
         }
     }
@@ -101,10 +117,23 @@ impl TableReferences {
         self.refers_to.iter().any(|to| self.referred_to.iter().any(|by| by.target == to.target))
     }
 
+    /// Whether the target may do more with a net change than it says.
+    pub fn acts(&self, net: &Net) -> bool {
+        match net.effect {
+            Effect::Delete | Effect::Replace(_) => self.acts_on_delete,
+            Effect::Update(_) => self.acts_on_update,
+            Effect::Nothing | Effect::Insert(_) => false,
+        }
+    }
+
     /// Whether a net change must come after those of `ties`.
     pub fn needs(&self, net: &Net, ties: &Ties) -> bool {
-        let gone = matches!(net.effect, Effect::Delete | Effect::Replace(_));
-        (gone && self.referred_to.iter().any(|side| ties.let_go.contains(&side.target)))
+        let goes = |side: &Side| match net.effect {
+            Effect::Delete | Effect::Replace(_) => true,
+            Effect::Update(_) => !side.in_identity,
+            Effect::Nothing | Effect::Insert(_) => false,
+        };
+        self.referred_to.iter().any(|side| goes(side) && ties.let_go.contains(&side.target))
             || left(net).is_some_and(|row| self.may_refer_to_new(row, ties))
     }
 
@@ -147,16 +176,24 @@ impl TableReferences {
         let Some(columns) = &side.columns else { return Hash::Unknown };
         let mut hasher = self.hasher.build_hasher();
         hasher.write_u64(side.target);
+        let mut unchanged = 0;
         for column in columns {
             match Tuple::walked(row).values().nth(*column) {
                 Some(Value::Binary(bytes)) => {
                     hasher.write_usize(bytes.len());
                     hasher.write(bytes);
                 }
-                // Rows with NULL refer to nothing, and one that has not changed did so before.
-                Some(Value::Null | Value::Unchanged) => return Hash::Nothing,
+                // Rows with NULL refer to nothing.
+                Some(Value::Null) => return Hash::Nothing,
+                Some(Value::Unchanged) => unchanged += 1,
                 Some(Value::Text(_)) | None => return Hash::Unknown,
             }
+        }
+        // What has not changed was there before.
+        match unchanged {
+            0 => {}
+            _ if unchanged == columns.len() => return Hash::Nothing,
+            _ => return Hash::Unknown,
         }
         Hash::Of(hasher.finish())
     }

@@ -3,7 +3,7 @@
 use super::{InTransaction, Writer};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::netting::{Effect, Net};
+use crate::netting::Effect;
 use crate::postgres::batch::{self, Batch, Offered, StatementNames, Ties};
 use crate::postgres::pipeline::{Pipeline, PipelineError};
 use crate::postgres::statements::TargetRelation;
@@ -145,8 +145,7 @@ impl Writer {
     /// children, have rows put aside.
     fn hold_back_what_is_tied(&mut self, relations: &[DictionaryId]) -> Vec<DictionaryId> {
         let lanes = &mut self.lanes;
-        let (are_some_closing, mut waiting) = (lanes.are_some_closing(), Ties::default());
-        let mut all = false;
+        let (mut waiting, mut all) = (Ties::default(), false);
         // Rows behind their parents, and then parents' deletes behind those of their children.
         let twice = relations.iter().chain(relations.iter().rev()).enumerate();
         for (number, relation) in twice {
@@ -159,11 +158,8 @@ impl Writer {
                     lanes.tie(references, net);
                 });
             }
-            if are_some_closing {
-                let is_tied =
-                    |net: &Net| lanes.is_tied(references, net) || references.needs(net, &waiting);
-                netting.hold_back(is_tied);
-            }
+            netting
+                .hold_back(|net| lanes.is_tied(references, net) || references.needs(net, &waiting));
             for net in netting.held_back() {
                 references.add(net, &mut waiting);
                 // What refers to it may be before it in the same table, or stay where it is.
