@@ -1,12 +1,14 @@
 //! `farshore mirror promote`: the standby of a far end takes over.
 
 use super::FarAgent;
+use crate::config::mirrors::FarMirror;
 use crate::sites::protocol::Wanted;
 use farshore_mirror::promote::{Inherited, Plan, Promoted, promote};
 use farshore_mirror::relay::end::{EndAnswer, EndRequest, PrincipalsLog, hear_end};
 use farshore_mirror::spool::Spool;
 use farshore_model::Lsn;
 use farshore_pg::Config;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -66,7 +68,7 @@ impl FarAgent {
         }
         let plan = Plan {
             standby,
-            listen: self.config.listen.clone(),
+            listen: self.where_standbys_connect(),
             allow_data_loss: wanted.allow_data_loss,
             patience: Duration::from_secs(wanted.wait_seconds),
         };
@@ -78,6 +80,21 @@ impl FarAgent {
             spool_end = %promoted.spool_end, lost_bytes = promoted.lost_bytes(), "promoted"
         );
         Ok(said(name, &promoted, was_connected, (durable, &told)))
+    }
+
+    /// Where, and with what, for messages.
+    fn where_standbys_connect(&self) -> String {
+        let FarMirror { listen, access, .. } = &self.config;
+        let place = match listen.parse::<SocketAddr>() {
+            Ok(every) if every.ip().is_unspecified() => {
+                format!("port {} of this machine", every.port())
+            }
+            Ok(_) | Err(_) => listen.clone(),
+        };
+        match &access.password {
+            Some(file) => format!("{place}, with the password in {}", file.display()),
+            None => place,
+        }
     }
 
     /// Lets come what the near end has by now: where it streams from a node that keeps log alone,
