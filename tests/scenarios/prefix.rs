@@ -531,5 +531,7 @@ fn mutant_unordered_commits() -> Result<()> {
 #[test]
 fn mutant_lost_unchanged_value() -> Result<()> {
     // A value is lost where a row is changed twice within a group: groups must be large.
-    assert_caught_with(APPLY[4], "lost-unchanged-value", vec![Victim::Farshore, Victim::Subscriber])
+    // Which are, depends on how far behind it happens to be.
+    let victims = [Victim::Farshore, Victim::Subscriber];
+    assert_caught_within(3, APPLY[4], "lost-unchanged-value", &victims)
 }
