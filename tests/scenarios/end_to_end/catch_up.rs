@@ -116,7 +116,8 @@ fn a_stream_that_falls_behind_is_left_for_batches() -> Result<()> {
         pair.assert_equal(&["public"])?;
         let (log, taken) = (pair.site.log(), batches(&pair));
         ensure!(taken > 0, "it never turned to batches");
-        ensure!(log.matches("capture streaming").count() == 2, "{log}");
+        // And back, once or, on a busy machine, more often.
+        ensure!(log.matches("capture streaming").count() >= 2, "{log}");
         pair.publish("CALL commit_each(20001, 20100)")?;
         pair.assert_equal(&["public"])
     })
@@ -151,6 +152,30 @@ fn a_slot_that_something_else_moves_meanwhile_is_noticed() -> Result<()> {
         }
         let (state, error) = pair.site.await_trouble("p", "something else moved the slot")?;
         ensure!(state == "stopped", "{state}: {error}");
+        Ok(())
+    })
+}
+
+/// Batches are taken from a copy of the slot. Where the publisher has no room for one, the stream
+/// reads all of it.
+#[test]
+fn without_a_free_slot_the_stream_reads_on() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish("CALL commit_each(1, 3000)")?;
+        pair.publish(
+            "SELECT pg_create_physical_replication_slot('taken_' || i) FROM generate_series(1, \
+             current_setting('max_replication_slots')::int \
+             - (SELECT count(*)::int FROM pg_replication_slots)) AS i",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        let log = pair.site.log();
+        ensure!(log.contains("no more batches by function: streaming"), "{log}");
+        ensure!(batches(&pair) == 0, "{log}");
         Ok(())
     })
 }
