@@ -142,6 +142,18 @@ impl Pair {
         ))
     }
 
+    /// Has the subscription apply small groups, in batches, on four connections. The site must not
+    /// have been started.
+    ///
+    /// # Errors
+    /// When the file cannot be written, or says something else already.
+    pub fn apply_side_by_side(&mut self) -> Result<()> {
+        self.site.replace(
+            "batches = \"auto\"",
+            "batches = \"always\"\ngroup_transactions = 10\nstreams = 4",
+        )
+    }
+
     /// Runs SQL on the publisher.
     ///
     /// # Errors

@@ -173,7 +173,6 @@ impl Capture {
                 if stopping {
                     return Ok(());
                 }
-                self.check_slot_again(intake.assembler.last_position()).await?;
             }
             // Of what is in progress the stream gives everything anew.
             intake.assembler.begin_again();
@@ -185,20 +184,12 @@ impl Capture {
             left = Some(session.walsender());
             match session.run().await? {
                 Left::ToStop => return Ok(()),
-                Left::FarBehind => is_far = true,
+                Left::FarBehind => {
+                    tracing::info!(publication = %self.spec.name, "far behind: the stream is left");
+                    is_far = true;
+                }
             }
         }
-    }
-
-    /// Between the batches nobody had the slot: a stream would pass over what something else has
-    /// moved it past, and not say so.
-    async fn check_slot_again(&self, known: Lsn) -> Result<(), CaptureError> {
-        let mut sql = self.spec.connect(Mode::Sql).await?;
-        if let Some(place) = slot::place(&self.spec, &mut sql).await? {
-            slot::check_not_ahead(&self.spec, place.confirmed, known)?;
-        }
-        sql.close().await;
-        Ok(())
     }
 
     /// Snapshots may begin.
@@ -214,7 +205,7 @@ impl Capture {
     async fn watch_tables(&self, mut signature: String) -> Infallible {
         let (mut sql, mut complained) = (None, String::new());
         loop {
-            // The first look was taken when the connection was made.
+            // The connection began with a look: `ensure_publication`.
             tokio::time::sleep(TABLES_EVERY).await;
             match self.look_at_tables(&mut sql).await {
                 Ok(now) => {
@@ -261,6 +252,7 @@ impl Capture {
         self.spec.membership_signature(connection).await
     }
 
+    /// Starts a stream at `start`, where the store ends.
     async fn start_stream(
         &self,
         start: Lsn,
@@ -268,11 +260,20 @@ impl Capture {
     ) -> Result<ReplicationStream, CaptureError> {
         let options: Vec<(&str, &str)> =
             options.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        let connection = self.spec.connect(Mode::LogicalReplication).await?;
-        connection
+        let (connection, sql) =
+            tokio::join!(self.spec.connect(Mode::LogicalReplication), self.spec.connect(Mode::Sql));
+        let (connection, mut sql) = (connection?, sql?);
+        let stream = connection
             .start_replication(&self.spec.slot_name(), start, &options)
             .await
-            .map_err(|error| self.spec.publisher_error(error))
+            .map_err(|error| self.spec.publisher_error(error))?;
+        // Until now nobody had the slot: a stream passes over what something else has moved it
+        // past, and does not say so. From now on nothing can.
+        if let Some(place) = slot::place(&self.spec, &mut sql).await? {
+            slot::check_not_ahead(&self.spec, place.confirmed, start)?;
+        }
+        sql.close().await;
+        Ok(stream)
     }
 
     fn set_status(&self, change: impl FnOnce(&mut CaptureStatus)) {

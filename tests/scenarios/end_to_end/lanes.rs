@@ -22,10 +22,7 @@ const SCHEMA: &str = "
 /// A pair whose subscription applies small groups, in batches, on four connections.
 fn pair(direction: Direction) -> Result<Pair> {
     let mut pair = Pair::new(direction, &["public.*"], SCHEMA)?;
-    pair.site.replace(
-        "batches = \"auto\"",
-        "batches = \"always\"\ngroup_transactions = 10\nstreams = 4",
-    )?;
+    pair.apply_side_by_side()?;
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
     Ok(pair)

@@ -87,10 +87,7 @@ fn pair(direction: Direction, patterns: &[&str]) -> Result<Pair> {
     )?;
     let target = pair.subscriber.url(DATABASE);
     pair.site.replace(&target, &target.replace("postgres@", "plain@"))?;
-    pair.site.replace(
-        "batches = \"auto\"",
-        "batches = \"always\"\ngroup_transactions = 10\nstreams = 4",
-    )?;
+    pair.apply_side_by_side()?;
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
     Ok(pair)

@@ -217,6 +217,10 @@ impl Batches {
                 if frees {
                     intake.until_durable().await?;
                     let durable = *intake.durable.borrow_and_update();
+                    tracing::info!(
+                        publication = %spec.name, from = %place.confirmed, to = %durable.0,
+                        "moving the slot over what was taken"
+                    );
                     move_slot(&mut self.witness, intake.capture, durable).await?;
                 }
                 return Ok(());

@@ -152,6 +152,8 @@ async fn check_settings(
             "ALTER SYSTEM SET max_replication_slots to more and restart that server, or drop \
              slots that nothing uses (SELECT slot_name FROM pg_replication_slots WHERE NOT active)",
         );
+    } else if free == slots {
+        findings.note("no replication slot is left over: far behind, it catches up more slowly");
     }
     let senders = i64::from(!row.parse_bool(7)?) + for_copies;
     let free: i64 = row.parse(2)?;

@@ -322,9 +322,12 @@ impl Writer {
                     "UPDATE prefix.document SET id = $2, revision = revision + 1 WHERE id = $1";
                 tx.execute(update, &[&id, &self.fresh_id()])
             }
+            // It is new, and then left as it is by the same transaction.
             7..=8 => {
                 let body = self.body();
-                tx.execute("UPDATE prefix.document SET body = $2 WHERE id = $1", &[&id, &body])
+                tx.execute("UPDATE prefix.document SET body = $2 WHERE id = $1", &[&id, &body])?;
+                let update = "UPDATE prefix.document SET revision = revision + 1 WHERE id = $1";
+                tx.execute(update, &[&id])
             }
             _ => {
                 tx.execute("DELETE FROM prefix.document WHERE id = $1", &[&id])?;
