@@ -6,87 +6,31 @@
 //!     ◄─ written, flushed, applied ─ by the mode ◄─ how far it is there
 //! ```
 
+mod flow;
+mod promise;
+
+pub use promise::Promise;
+
 use crate::descent;
 use crate::error::MirrorError;
 use crate::relay::compression::{Compression, Method, Packer};
-use crate::relay::message::{
-    Answer, FarPositions, Feedback, FromFar, FromNear, Have, MirrorRequest,
-};
+use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest};
 use crate::wal::{SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
-use farshore_model::{Lsn, PgTime};
-use farshore_pg::replication::{IdentifySystem, ReplicationStream, StreamMessage};
+use farshore_model::Lsn;
+use farshore_pg::replication::IdentifySystem;
 use farshore_pg::{Config, Connection, Mode};
-use farshore_wire::replication::HotStandbyFeedback;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use flow::{Flow, hear, send};
+use promise::Reply;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
-/// Most log in one message: what has arrived is sent without waiting, but no more than this at a
-/// time.
-const BATCH_BYTES_MAX: usize = 256 << 10;
 /// Messages that wait for the link. More wait in the principal.
 const QUEUE_MESSAGES_MAX: usize = 4;
-/// The principal is told how far we are at least so often; a third of the least sensible
-/// `wal_sender_timeout`.
-const STATUS_EVERY: Duration = Duration::from_secs(3);
-/// How often, where nobody waits for it.
-const STATUS_EVERY_ASYNC: Duration = Duration::from_secs(1);
-
-/// What a *flush* that the principal is told promises.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Promise {
-    /// fdatasynced in the far end's spool.
-    #[default]
-    Far,
-    /// The same, where the far end is a node near the principal that keeps log alone: a mirror of
-    /// its spool carries the log on.
-    FarSync,
-    /// Replayed by the standbys at the far end.
-    FarApplied,
-    /// Nothing that anybody should wait for: told lazily, of what is durable at the far end.
-    Async,
-}
-
-impl Promise {
-    /// As in a site file.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Promise::Far => "far",
-            Promise::FarSync => "far-sync",
-            Promise::FarApplied => "far-applied",
-            Promise::Async => "async",
-        }
-    }
-
-    /// What the principal is told. `received` is what has arrived at the near end, of which
-    /// nothing is promised: it is lost with this process. `told` is what it was told before as
-    /// flushed.
-    fn reply(self, received: Lsn, far: FarPositions, told: Lsn) -> Reply {
-        if fault::defect("mirror-near-claims-far") {
-            return Reply { written: received, flushed: received, applied: far.applied };
-        }
-        let flushed = match self {
-            Promise::Far | Promise::FarSync | Promise::Async => far.durable,
-            // A standby that is further behind than the ones before it does not take back what was
-            // told: the slot would go back to log that the principal may have dropped. Whatever
-            // comes next waits for it.
-            Promise::FarApplied => far.durable.min(far.applied.max(told)),
-        };
-        Reply { written: far.written, flushed, applied: far.applied }
-    }
-}
-
-/// A standby status update.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Reply {
-    written: Lsn,
-    flushed: Lsn,
-    applied: Lsn,
-}
 
 /// How a mirror's near end goes.
 #[derive(Clone, Copy, Debug, Default)]
@@ -469,277 +413,9 @@ async fn hand_on(queue: &mpsc::Sender<FromNear>, message: FromNear) {
     }
 }
 
-async fn send(
-    sender: &mut Sender,
-    mut messages: mpsc::Receiver<FromNear>,
-    sent: &AtomicU64,
-) -> Result<(), MirrorError> {
-    while let Some(message) = messages.recv().await {
-        if let FromNear::Log { start, bytes, .. } = &message {
-            // Before the far end can have it.
-            sent.store(start.0 + u64::from(*bytes), Relaxed);
-        }
-        fault::point("mirror.before-send");
-        sender.send_parts(&message.encode()).await?;
-        fault::point("mirror.after-send");
-    }
-    // The streaming task has ended, and says why.
-    std::future::pending().await
-}
-
-/// What can be so after `before`, when log up to `sent` was handed to the link. What comes of it is
-/// told to the principal, which lets commits return and drops log: the far end is not believed more
-/// than it can have.
-fn credible(positions: FarPositions, before: FarPositions, sent: Lsn) -> Option<FarPositions> {
-    let FarPositions { written, durable, applied } = positions;
-    let can_be = before.durable <= durable && durable <= written && written <= sent;
-    // Standbys get only what is durable.
-    can_be.then_some(FarPositions { applied: applied.min(durable), ..positions })
-}
-
-async fn hear(
-    site: &str,
-    mut receiver: Receiver,
-    sent: &AtomicU64,
-    far: watch::Sender<FarPositions>,
-    needs: watch::Sender<Feedback>,
-) -> Result<(), MirrorError> {
-    let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
-    while let Some(message) = receiver.next().await? {
-        match FromFar::decode(message).map_err(|what| protocol(what.to_string()))? {
-            FromFar::Positions(positions) => {
-                let before = *far.borrow();
-                let sent = Lsn(sent.load(Relaxed));
-                let positions = credible(positions, before, sent).ok_or_else(|| {
-                    protocol(format!(
-                        "positions that cannot be, after log up to {sent}: {positions:?}"
-                    ))
-                })?;
-                far.send_replace(positions);
-            }
-            FromFar::Feedback(feedback) => {
-                needs.send_replace(feedback);
-            }
-        }
-    }
-    Err(protocol("no more, without a reason".to_owned()))
-}
-
-/// One timeline's log on its way.
-struct Flow<'a> {
-    near: &'a Near,
-    timeline: Timeline,
-    received: Lsn,
-    packer: &'a mut Packer,
-    queue: &'a mpsc::Sender<FromNear>,
-    told: Reply,
-}
-
-impl Flow<'_> {
-    /// Until the stream ends; where.
-    async fn run(
-        &mut self,
-        stream: &mut ReplicationStream,
-        positions: &mut watch::Receiver<FarPositions>,
-        feedback: &mut watch::Receiver<Feedback>,
-    ) -> Result<Lsn, MirrorError> {
-        let is_async = self.near.promise == Promise::Async;
-        let every = if is_async { STATUS_EVERY_ASYNC } else { STATUS_EVERY };
-        let mut tick = tokio::time::interval(every);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut pending: Option<FromNear> = None;
-        let mut waiting_since = Instant::now();
-        let queue = self.queue;
-        loop {
-            tokio::select! {
-                // What the principal waits for comes first.
-                biased;
-                // It is due once in a while only, and must not wait for a pause in the log.
-                _ = tick.tick() => {
-                    let far = *positions.borrow();
-                    self.reply(stream, far, true).await?;
-                }
-                changed = positions.changed(), if !is_async => {
-                    if changed.is_err() {
-                        std::future::pending::<()>().await;
-                    }
-                    let far = *positions.borrow_and_update();
-                    self.reply(stream, far, false).await?;
-                }
-                changed = feedback.changed() => {
-                    if changed.is_err() {
-                        std::future::pending::<()>().await;
-                    }
-                    let needs = *feedback.borrow_and_update();
-                    stream.send_feedback(HotStandbyFeedback {
-                        client_time: PgTime::now(),
-                        xmin: needs.xmin,
-                        xmin_epoch: needs.xmin_epoch,
-                        catalog_xmin: needs.catalog_xmin,
-                        catalog_xmin_epoch: needs.catalog_xmin_epoch,
-                    }).await?;
-                }
-                permit = queue.reserve(), if pending.is_some() => {
-                    if let (Ok(permit), Some(message)) = (permit, pending.take()) {
-                        permit.send(message);
-                        let waited = waiting_since.elapsed();
-                        self.packer.waited_for_link(waited);
-                        self.near.status().flow_control += waited;
-                    } else {
-                        std::future::pending::<()>().await;
-                    }
-                }
-                message = stream.next(), if pending.is_none() => {
-                    let Some(first) = message? else { return Ok(self.received) };
-                    let (batch, asked) = self.take(first, stream)?;
-                    pending = batch;
-                    waiting_since = Instant::now();
-                    if asked || fault::defect("mirror-near-claims-far") {
-                        let far = *positions.borrow();
-                        self.reply(stream, far, true).await?;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Everything that has arrived, as one message; and whether the principal asks for a reply.
-    fn take(
-        &mut self,
-        first: StreamMessage,
-        stream: &mut ReplicationStream,
-    ) -> Result<(Option<FromNear>, bool), MirrorError> {
-        let start = self.received;
-        let (mut pieces, mut bytes, mut asked) = (Vec::new(), 0, false);
-        let mut principal_end = Lsn::ZERO;
-        let mut next = Some(first);
-        while let Some(message) = next {
-            match message {
-                StreamMessage::XLogData { wal_start, wal_end, data, .. } => {
-                    if wal_start != self.received {
-                        let what = format!(
-                            "log came for {wal_start}, and what came before ends at {}",
-                            self.received
-                        );
-                        let server = stream.server().to_owned();
-                        return Err(MirrorError::WrongPrincipal { server, what });
-                    }
-                    self.received = Lsn(wal_start.0 + data.len() as u64);
-                    principal_end = principal_end.max(wal_end);
-                    bytes += data.len();
-                    pieces.push(data);
-                }
-                StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
-                    principal_end = principal_end.max(wal_end);
-                    asked |= reply_requested;
-                }
-            }
-            // A walsender's message has at most 128 KiB: with one more it is still a piece.
-            next = if bytes < BATCH_BYTES_MAX { stream.try_next()? } else { None };
-        }
-        let message = if pieces.is_empty() {
-            FromNear::Alive { principal_end }
-        } else {
-            let packed_before = self.packer.packing();
-            let (packing, packed) = self
-                .packer
-                .pack(&pieces)
-                .map_err(|error| MirrorError::Io { action: "compress log", error })?;
-            let mut status = self.near.status();
-            status.log_bytes += bytes as u64;
-            status.packed_bytes += packed.len() as u64;
-            status.method = Some(self.packer.method());
-            status.packing += self.packer.packing() - packed_before;
-            let bytes = bytes as u32;
-            let timeline = self.timeline;
-            FromNear::Log { timeline, start, principal_end, bytes, packing, packed }
-        };
-        let mut status = self.near.status();
-        status.received = self.received;
-        status.principal_end = status.principal_end.max(principal_end);
-        Ok((Some(message), asked))
-    }
-
-    /// Tells the principal how far the log is, if that is new or `anyway`.
-    async fn reply(
-        &mut self,
-        stream: &mut ReplicationStream,
-        far: FarPositions,
-        anyway: bool,
-    ) -> Result<(), MirrorError> {
-        self.near.status().far = far;
-        let told = self.near.status().acknowledged;
-        let reply = self.near.promise.reply(self.received, far, told);
-        if reply == self.told && !anyway {
-            return Ok(());
-        }
-        fault::point("mirror.before-acknowledge");
-        stream.send_status(reply.written, reply.flushed, reply.applied, false).await?;
-        fault::point("mirror.after-acknowledge");
-        self.told = reply;
-        self.near.status().acknowledged = reply.flushed;
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_reply_promises_what_the_mode_says() {
-        let far = FarPositions { written: Lsn(30), durable: Lsn(20), applied: Lsn(10) };
-        let received = Lsn(40);
-        for (promise, flushed) in [
-            (Promise::Far, 20),
-            (Promise::FarSync, 20),
-            (Promise::FarApplied, 10),
-            (Promise::Async, 20),
-        ] {
-            let reply = promise.reply(received, far, Lsn::ZERO);
-            let expected = Reply { written: Lsn(30), flushed: Lsn(flushed), applied: Lsn(10) };
-            assert_eq!(reply, expected, "{promise:?}");
-        }
-        let nobody = FarPositions { applied: Lsn::ZERO, ..far };
-        assert_eq!(Promise::FarApplied.reply(received, nobody, Lsn::ZERO).flushed, Lsn::ZERO);
-    }
-
-    #[test]
-    fn a_standby_that_is_further_behind_takes_nothing_back() {
-        let mut told = Lsn::ZERO;
-        let mut tell = |durable, applied| {
-            let far = FarPositions { written: Lsn(100), durable: Lsn(durable), applied };
-            told = Promise::FarApplied.reply(Lsn(100), far, told).flushed;
-            told.0
-        };
-        assert_eq!(tell(30, Lsn(20)), 20);
-        // An older one connects: commits wait until it has come as far.
-        assert_eq!(tell(40, Lsn(5)), 20);
-        assert_eq!(tell(50, Lsn(19)), 20);
-        assert_eq!(tell(50, Lsn(31)), 31);
-        // Another session, and nothing was heard of standbys yet.
-        assert_eq!(tell(50, Lsn::ZERO), 31);
-        // What is not durable is told by nobody.
-        assert_eq!(tell(25, Lsn(60)), 25);
-    }
-
-    #[test]
-    fn a_far_end_is_believed_no_more_than_it_can_have() {
-        let far = |written, durable, applied| FarPositions {
-            written: Lsn(written),
-            durable: Lsn(durable),
-            applied: Lsn(applied),
-        };
-        let (before, sent) = (far(30, 20, 10), Lsn(40));
-        for possible in [far(30, 20, 10), far(40, 40, 40), far(40, 20, 0), far(20, 20, 5)] {
-            assert_eq!(credible(possible, before, sent), Some(possible));
-        }
-        for impossible in [far(41, 20, 10), far(41, 41, 10), far(30, 31, 10), far(30, 19, 10)] {
-            assert_eq!(credible(impossible, before, sent), None, "{impossible:?}");
-        }
-        // Whatever a standby says that it has replayed.
-        assert_eq!(credible(far(40, 30, 99), before, sent), Some(far(40, 30, 30)));
-    }
 
     #[test]
     fn segment_sizes_are_read_as_servers_show_them() {

@@ -1,0 +1,308 @@
+//! Log on its way to a standby, and what the standby says of it.
+
+use super::{
+    DEAD_AFTER, Done, KEEPALIVE_EVERY, Refusal, Session, SessionError, for_log, in_use, no_slot,
+    write,
+};
+use crate::keep::blocking;
+use crate::relay::message::Feedback;
+use crate::serve::standbys::Place;
+use crate::spool::{SlotName, SpoolError, SpoolReader};
+use crate::wal::{PAGE_BYTES, Segment, Timeline};
+use farshore_fault as fault;
+use farshore_model::{Lsn, PgTime};
+use farshore_wire::replication::{FromClient, FromServer, PrimaryKeepalive, XLogData};
+use farshore_wire::server::{self, FromFrontend, type_oid};
+use std::time::Duration;
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Most log in one XLogData, as a walsender has it (`MAX_SEND_SIZE`).
+const SEND_BYTES_MAX: usize = 128 << 10;
+
+/// Log that came right after some was sent waits so long for more to go with it, where no commit
+/// waits for standbys: each piece costs the standby a flush of its own, on a disk that it often
+/// shares with the spool that commits do wait for.
+const GATHERING: Duration = Duration::from_millis(5);
+
+impl Session {
+    pub(super) async fn stream(
+        &mut self,
+        slot: Option<String>,
+        start: Lsn,
+        timeline: Timeline,
+    ) -> Result<Done, SessionError> {
+        let positions = *self.spool.positions().borrow();
+        let slot = match slot {
+            None => None,
+            Some(name) => match SlotName::new(&name).filter(|slot| self.spool.slot(slot).is_some())
+            {
+                Some(slot) => Some(slot),
+                None => return Ok(no_slot(&name)),
+            },
+        };
+        if let Some(name) = slot.as_ref().filter(|slot| self.spool.is_slot_lost(slot)) {
+            let message = format!("can no longer get log by replication slot \"{name}\"");
+            return Ok(Done::Refused(Refusal::new("55000", message).hint(
+                "It kept more than drop_behind of the mirror. Seed the standby anew, which makes \
+                 the slot anew.",
+            )));
+        }
+        let spool = self.spool.clone();
+        let history = blocking(move || spool.history(positions.timeline)).await?;
+        let left = history.left(positions.timeline, timeline);
+        if timeline != positions.timeline {
+            let Some((left_at, _)) = left.filter(|(left_at, _)| start <= *left_at) else {
+                let message = format!(
+                    "requested starting point {start} on timeline {timeline} is not in this \
+                     server's history"
+                );
+                return Ok(Done::Refused(Refusal::new("XX000", message)));
+            };
+            if start == left_at {
+                self.end_of_timeline(left);
+                server::command_complete(&mut self.out, "START_REPLICATION");
+                return Ok(Done::Answered);
+            }
+        } else if start > positions.durable {
+            let message = format!(
+                "requested starting point {start} is ahead of the WAL flush position of this \
+                 server {}",
+                positions.durable
+            );
+            return Ok(Done::Refused(Refusal::new("XX000", message).hint(
+                "The standby has more log than the mirror: it comes from another copy, or the \
+                 mirror is behind. It tries again by itself.",
+            )));
+        }
+        let name = self.application_name.clone();
+        let entered = self.context.standbys.enter(&name, self.peer, slot.clone(), start);
+        let Some(place) = entered else {
+            return Ok(in_use(slot.as_ref().map_or("", SlotName::as_str)));
+        };
+        if let Some(slot) = slot.clone() {
+            let spool = self.spool.clone();
+            blocking(move || spool.advance_slot(&slot, start)).await?;
+        }
+        tracing::info!(mirror = %self.context.mirror, standby = %for_log(&name), %start, %timeline, "streams");
+        server::copy_both_response(&mut self.out);
+        write(&mut self.writer, &mut self.out).await?;
+        let reader_spool = self.spool.clone();
+        let reader = blocking(move || SpoolReader::new(reader_spool, timeline)).await?;
+        let kept_from = self.spool.identity().segment.floor(start);
+        let reader = Some(reader);
+        let stream = Stream { place, slot, kept_from, timeline, sent: start, reader };
+        self.flow(stream).await
+    }
+
+    /// The row that ends a timeline's stream.
+    fn end_of_timeline(&mut self, left: Option<(Lsn, Timeline)>) {
+        let Some((left_at, next)) = left else { return };
+        let columns = [("next_tli", type_oid::INT8), ("next_tli_startpos", type_oid::TEXT)];
+        let (next, left_at) = (next.to_string(), left_at.to_string());
+        self.row(&columns, &[Some(&next), Some(&left_at)], "START_STREAMING");
+    }
+
+    async fn flow(&mut self, mut stream: Stream) -> Result<Done, SessionError> {
+        let mut positions = self.spool.positions();
+        let mut tick = tokio::time::interval(KEEPALIVE_EVERY);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut heard = Instant::now();
+        let mut gathers_until = heard;
+        loop {
+            let now = *positions.borrow_and_update();
+            // Where this timeline ends, once there is another.
+            let mut left = None;
+            let mut until = now.durable;
+            if now.timeline != stream.timeline {
+                let spool = self.spool.clone();
+                let history = blocking(move || spool.history(now.timeline)).await?;
+                left = history.left(now.timeline, stream.timeline);
+                let Some((left_at, _)) = left else {
+                    let message =
+                        format!("timeline {} is not in this server's history", stream.timeline);
+                    return Ok(Done::Refused(Refusal::new("XX000", message)));
+                };
+                until = left_at;
+            }
+            let gathers = left.is_none()
+                && until.bytes_since(stream.sent) < SEND_BYTES_MAX as u64
+                && !self.context.standbys.are_waited_for()
+                && Instant::now() < gathers_until;
+            while stream.sent < until && !gathers {
+                gathers_until = Instant::now() + GATHERING;
+                match self.send(&mut stream, until, now.durable).await? {
+                    Done::Answered => {}
+                    refused @ Done::Refused(_) => return Ok(refused),
+                }
+                while let Some(message) = self.messages.here()? {
+                    heard = Instant::now();
+                    if self.hear(&mut stream, message).await? {
+                        return Ok(self.finish(None));
+                    }
+                }
+            }
+            if left.is_some() {
+                server::copy_done(&mut self.out);
+                write(&mut self.writer, &mut self.out).await?;
+                loop {
+                    let next = timeout(DEAD_AFTER, self.messages.next()).await;
+                    let Some(message) = next.map_err(|_| SessionError::Silent)?? else {
+                        return Err(SessionError::OutOfPlace("the end of its connection"));
+                    };
+                    if self.hear(&mut stream, message).await? {
+                        self.end_of_timeline(left);
+                        server::command_complete(&mut self.out, "START_REPLICATION");
+                        return Ok(Done::Answered);
+                    }
+                }
+            }
+            tokio::select! {
+                // Its sender is in the spool, which this session holds.
+                _ = positions.changed() => {}
+                () = sleep_until(gathers_until), if gathers && stream.sent < until => {}
+                message = self.messages.next() => {
+                    let Some(message) = message? else {
+                        return Err(SessionError::OutOfPlace("the end of its connection"));
+                    };
+                    heard = Instant::now();
+                    if self.hear(&mut stream, message).await? {
+                        return Ok(self.finish(None));
+                    }
+                }
+                _ = tick.tick() => {
+                    if heard.elapsed() > DEAD_AFTER {
+                        return Err(SessionError::Silent);
+                    }
+                    self.keepalive(stream.sent, true).await?;
+                }
+            }
+        }
+    }
+
+    /// The client has ended the stream.
+    fn finish(&mut self, left: Option<(Lsn, Timeline)>) -> Done {
+        server::copy_done(&mut self.out);
+        if left.is_some() {
+            self.end_of_timeline(left);
+        } else {
+            server::command_complete(&mut self.out, "START_STREAMING");
+        }
+        server::command_complete(&mut self.out, "START_REPLICATION");
+        Done::Answered
+    }
+
+    async fn keepalive(&mut self, wal_end: Lsn, reply_requested: bool) -> Result<(), SessionError> {
+        let mut data = Vec::with_capacity(18);
+        FromServer::PrimaryKeepalive(PrimaryKeepalive {
+            wal_end,
+            send_time: PgTime::now(),
+            reply_requested,
+        })
+        .encode(&mut data);
+        server::copy_data(&mut self.out, &data)?;
+        write(&mut self.writer, &mut self.out).await
+    }
+
+    /// Sends one XLogData, up to `until` at most.
+    async fn send(
+        &mut self,
+        stream: &mut Stream,
+        until: Lsn,
+        wal_end: Lsn,
+    ) -> Result<Done, SessionError> {
+        let from = stream.sent;
+        let mut end = until.min(Lsn(from.0 + SEND_BYTES_MAX as u64));
+        if end < until {
+            // A record may be split only where a page is.
+            end = Lsn(end.0 - end.0 % PAGE_BYTES);
+        }
+        let bytes = end.bytes_since(from) as usize;
+        let Some(mut reader) = stream.reader.take() else { return Err(SpoolError::Closing.into()) };
+        // What was written a moment ago is in memory: no thread is to be asked for it. Who is
+        // further behind may need the disk, and leaves the others of this thread their turn.
+        let newest = (end == until).then(|| reader.read_if_cached(from, end, bytes)).flatten();
+        let read = match newest {
+            Some(log) => Ok(Some(log)),
+            None => {
+                let read;
+                (reader, read) = blocking(move || {
+                    let read = reader.read(from, end, bytes);
+                    Ok((reader, read))
+                })
+                .await?;
+                read
+            }
+        };
+        stream.reader = Some(reader);
+        let Some(log) = read? else {
+            let size = self.spool.identity().segment;
+            let segment = Segment { timeline: stream.timeline, number: size.number(from) };
+            let message = format!(
+                "requested WAL segment {} has already been removed",
+                segment.file_name(size)
+            );
+            return Ok(Done::Refused(
+                Refusal::new("58P01", message)
+                    .hint("Make the standby anew, or let it restore the segment from an archive."),
+            ));
+        };
+        let mut data = Vec::with_capacity(25 + log.len());
+        let piece = XLogData { wal_start: from, wal_end, send_time: PgTime::now(), data: &log };
+        FromServer::XLogData(piece).encode(&mut data);
+        server::copy_data(&mut self.out, &data)?;
+        fault::point("mirror.before-serve");
+        write(&mut self.writer, &mut self.out).await?;
+        stream.sent = Lsn(from.0 + log.len() as u64);
+        stream.place.sent(stream.sent);
+        Ok(Done::Answered)
+    }
+
+    /// Whether the client ends the stream.
+    async fn hear(
+        &mut self,
+        stream: &mut Stream,
+        message: FromFrontend,
+    ) -> Result<bool, SessionError> {
+        let data = match message {
+            FromFrontend::CopyData(data) => data,
+            FromFrontend::CopyDone => return Ok(true),
+            FromFrontend::CopyFail(_) => return Err(SessionError::OutOfPlace("CopyFail")),
+            FromFrontend::Query(_) => return Err(SessionError::OutOfPlace("a query")),
+            FromFrontend::Terminate => return Err(SessionError::OutOfPlace("its goodbye")),
+        };
+        match FromClient::decode(&data)? {
+            FromClient::StandbyStatusUpdate(status) => {
+                stream.place.replied(status.written, status.flushed, status.applied);
+                let kept_from = self.spool.identity().segment.floor(status.flushed);
+                if let Some(slot) = stream.slot.clone().filter(|_| kept_from > stream.kept_from) {
+                    let spool = self.spool.clone();
+                    blocking(move || spool.advance_slot(&slot, kept_from)).await?;
+                    stream.kept_from = kept_from;
+                }
+                if status.reply_requested {
+                    self.keepalive(stream.sent, false).await?;
+                }
+            }
+            FromClient::HotStandbyFeedback(feedback) => stream.place.needs(Feedback {
+                xmin: feedback.xmin,
+                xmin_epoch: feedback.xmin_epoch,
+                catalog_xmin: feedback.catalog_xmin,
+                catalog_xmin_epoch: feedback.catalog_xmin_epoch,
+            }),
+        }
+        Ok(false)
+    }
+}
+
+struct Stream {
+    place: Place,
+    slot: Option<SlotName>,
+    /// Where the segment begins that the slot was told to keep last: replies come several times
+    /// per commit, and most change nothing.
+    kept_from: Lsn,
+    timeline: Timeline,
+    /// Everything before this was sent.
+    sent: Lsn,
+    /// Absent while it reads.
+    reader: Option<SpoolReader>,
+}

@@ -1,0 +1,287 @@
+//! A publication's log to a downstream site, and how far it is there.
+
+use super::{Following, Served, ServedSource, Serving, cursor_of};
+use crate::agents::lock;
+use crate::config::sites::Downstream;
+use crate::sites::crossing::Blocks;
+use crate::sites::packing::Packing;
+use crate::sites::protocol::{Answer, FromDownstream, FromUpstream, Have};
+use bytes::Bytes;
+use farshore_capture::slot;
+use farshore_link::{LinkError, Receiver, Sender, Session};
+use farshore_model::{Applied, Lsn, PgTime};
+use farshore_store::segmented::SegmentedStore;
+use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredReader};
+use std::time::Instant;
+use tokio::sync::watch;
+
+/// Why a site does not get a log.
+struct Refusal {
+    why: String,
+    passes: bool,
+}
+
+impl Refusal {
+    fn passing(why: impl Into<String>) -> Refusal {
+        Refusal { why: why.into(), passes: true }
+    }
+
+    fn lasting(why: impl Into<String>) -> Refusal {
+        Refusal { why: why.into(), passes: false }
+    }
+}
+
+impl Serving {
+    pub(super) async fn serve_log(
+        &self,
+        key: &(String, String),
+        downstream: &Downstream,
+        served: &Served,
+        session: Session,
+        have: Option<Have>,
+        packs: bool,
+    ) -> Result<(), LinkError> {
+        let (mut sender, mut receiver) = session.split();
+        let cursor = cursor_of(&downstream.site);
+        // What changed before the answer is seen by who looks when it has come.
+        let mut ready = served.ready.clone();
+        ready.mark_unchanged();
+        let received = matches!(served.source, ServedSource::Upstream(..));
+        let begun = begin(&served.store, received, &cursor, have);
+        let (answer, after) = match begun {
+            Ok((after, publisher)) => {
+                (Answer::Follows { log_id: served.store.log_id(), after, publisher }, Some(after))
+            }
+            Err(Refusal { why, passes }) => {
+                tracing::warn!(site = %key.0, publication = %key.1, "refused: {why}");
+                (Answer::Refused { why, passes }, None)
+            }
+        };
+        let answer = serde_json::to_vec(&answer).unwrap_or_default();
+        sender.send(Bytes::from(answer)).await?;
+        let Some(after) = after else { return sender.finish().await };
+        tracing::info!(site = %key.0, publication = %key.1, %after, "downstream site connected");
+        {
+            let mut all = self.lock_following();
+            let arrivals = all.get(key).map(|before| before.arrivals.clone()).unwrap_or_default();
+            let begun =
+                Following { connected: true, durable: after, arrivals, ..Default::default() };
+            all.insert(key.clone(), begun);
+        }
+        let packing = Packing::new(downstream.compression, packs, Instant::now());
+        tokio::select! {
+            ended = self.send_log(key, &mut sender, served, ready, after, packing) => ended,
+            ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
+        }
+    }
+
+    async fn take_positions(
+        &self,
+        key: &(String, String),
+        receiver: &mut Receiver,
+        store: &SegmentedStore,
+        cursor: &str,
+    ) -> Result<(), LinkError> {
+        while let Some(message) = receiver.next().await? {
+            match FromDownstream::decode(message) {
+                Ok(FromDownstream::Durable(position)) => {
+                    // It holds nothing that it has not got from here.
+                    if position > store.durable().borrow().0 {
+                        tracing::warn!(site = %key.0, %position, "it holds more than there is");
+                        return Ok(());
+                    }
+                    if let Err(error) = store.move_cursor(cursor, Applied(position)) {
+                        tracing::warn!(site = %key.0, publication = %key.1, "{error}");
+                        return Ok(());
+                    }
+                    if let Some(following) = self.lock_following().get_mut(key) {
+                        following.durable = position;
+                        lock(&following.arrivals).note(position, PgTime::now(), 0);
+                    }
+                }
+                Err(what) => {
+                    tracing::warn!(site = %key.0, publication = %key.1, "it sent {what}");
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn send_log(
+        &self,
+        key: &(String, String),
+        sender: &mut Sender,
+        served: &Served,
+        mut ready: watch::Receiver<u64>,
+        after: Lsn,
+        mut packing: Packing,
+    ) -> Result<(), LinkError> {
+        let failed = |error: StoreError| {
+            tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
+        };
+        let mut durable = served.store.durable();
+        let reader = match served.store.read_stored(after) {
+            Ok(reader) => reader,
+            Err(error) => {
+                return {
+                    failed(error);
+                    Ok(())
+                };
+            }
+        };
+        let mut blocks = Blocks::new(reader);
+        loop {
+            durable.mark_unchanged();
+            if ready.has_changed().unwrap_or(false) {
+                ready.mark_unchanged();
+                sender.send_parts(&FromUpstream::Ready.encode()).await?;
+            }
+            match blocks.next(&packing).await {
+                Ok(Some(crossing)) => {
+                    for spill in crossing.spilled() {
+                        match served.store.read_stored_spill(*spill) {
+                            Ok(reader) => {
+                                let sent = send_spill(sender, *spill, reader, &mut packing);
+                                if let Err(error) = sent.await? {
+                                    return {
+                                        failed(error);
+                                        Ok(())
+                                    };
+                                }
+                            }
+                            Err(error) => {
+                                return {
+                                    failed(error);
+                                    Ok(())
+                                };
+                            }
+                        }
+                    }
+                    let raw_bytes = crossing.raw_bytes();
+                    let message = crossing.message(FromUpstream::Block, FromUpstream::Packed);
+                    send_measured(sender, &message, raw_bytes, &mut packing).await?;
+                    if let Some(following) = self.lock_following().get_mut(key) {
+                        following.sent_bytes = sender.traffic().wire_bytes_sent;
+                        following.packed_bytes = packing.packed_bytes;
+                    }
+                }
+                Ok(None) => {
+                    tokio::select! {
+                        changed = durable.changed() => if changed.is_err() {
+                            // The store is closed, and the node with it, or it has failed.
+                            return Ok(());
+                        },
+                        changed = ready.changed() => if changed.is_err() {
+                            return Ok(());
+                        } else {
+                            sender.send_parts(&FromUpstream::Ready.encode()).await?;
+                        },
+                    }
+                }
+                Err(error) => {
+                    return {
+                        failed(error);
+                        Ok(())
+                    };
+                }
+            }
+        }
+    }
+}
+
+/// Where a log begins for a site that has this much of it; and the publisher's identity.
+fn begin(
+    store: &SegmentedStore,
+    received: bool,
+    cursor: &str,
+    have: Option<Have>,
+) -> Result<(Lsn, String), Refusal> {
+    let (Some(begins), Some(publisher)) =
+        (slot::log_begins(store), slot::publisher_identity(store))
+    else {
+        return Err(Refusal::passing("its capture has not begun yet"));
+    };
+    let failed = |error: StoreError| Refusal::passing(format!("its store refuses: {error}"));
+    let known = store.register_cursor(cursor).map_err(failed)?;
+    let durable = store.durable().borrow().0;
+    let after = match have {
+        Some(have) if have.log_id != store.log_id() => {
+            return Err(Refusal::lasting(
+                "the log here is another one than the site has: the store was replaced. Remove \
+                 the site's store of it, empty the targets' tables, DROP SCHEMA farshore CASCADE \
+                 there, and start it",
+            ));
+        }
+        // A replica that was set back is filled again from its own upstream site.
+        Some(have) if have.durable > durable && received => {
+            return Err(Refusal::passing(format!(
+                "the site has the log up to {}, and here it ends at {durable} as yet",
+                have.durable
+            )));
+        }
+        Some(have) if have.durable > durable => {
+            return Err(Refusal::lasting(format!(
+                "the site has the log up to {}, and here it ends at {durable}: the store was set \
+                 back",
+                have.durable
+            )));
+        }
+        Some(have) => have.durable,
+        // What an earlier attempt was promised is still there.
+        None if known.expired.is_none() => known.applied.0.max(begins),
+        None => durable.max(begins),
+    };
+    if durable < after {
+        return Err(Refusal::passing("its log does not reach its own beginning yet"));
+    }
+    match store.move_cursor(cursor, Applied(after)) {
+        Ok(()) => Ok((after, publisher)),
+        Err(StoreError::Dropped { start, .. }) => Err(Refusal::lasting(format!(
+            "the log no longer has what follows {after}; it begins at {start} now (retention \
+             limits dropped it, or the site was not granted it for a while). Remove the site's store of it, empty the targets' tables, DROP \
+             SCHEMA farshore CASCADE there, and start it"
+        ))),
+        Err(error) => Err(failed(error)),
+    }
+}
+
+/// Sends what holds `raw_bytes` of payload, and notes how long the line had it wait.
+async fn send_measured(
+    sender: &mut Sender,
+    message: &FromUpstream,
+    raw_bytes: u64,
+    packing: &mut Packing,
+) -> Result<(), LinkError> {
+    let asked = Instant::now();
+    sender.send_parts(&message.encode()).await?;
+    if matches!(message, FromUpstream::Packed(_) | FromUpstream::SpillPacked(_)) {
+        packing.packed_bytes += raw_bytes;
+    }
+    let now = Instant::now();
+    packing.sent(raw_bytes, now.duration_since(asked), now);
+    Ok(())
+}
+
+async fn send_spill(
+    sender: &mut Sender,
+    spill: SpillId,
+    reader: Box<dyn StoredReader>,
+    packing: &mut Packing,
+) -> Result<Result<(), StoreError>, LinkError> {
+    sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
+    let mut blocks = Blocks::new(reader);
+    loop {
+        match blocks.next(packing).await {
+            Ok(Some(crossing)) => {
+                let raw_bytes = crossing.raw_bytes();
+                let message = crossing.message(FromUpstream::SpillBlock, FromUpstream::SpillPacked);
+                send_measured(sender, &message, raw_bytes, packing).await?;
+            }
+            Ok(None) => break,
+            Err(error) => return Ok(Err(error)),
+        }
+    }
+    sender.send_parts(&FromUpstream::SpillEnds.encode()).await?;
+    Ok(Ok(()))
+}
