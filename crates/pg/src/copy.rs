@@ -10,6 +10,9 @@ const COPY_BUFFER_BYTES: usize = 256 << 10;
 /// Most bytes of data in one CopyData message: also the most by which the buffer overshoots.
 const COPY_MESSAGE_BYTES: usize = 64 << 10;
 
+/// The type byte of CopyData.
+const COPY_DATA: u8 = b'd';
+
 /// A running COPY TO STDOUT.
 ///
 /// Dropped early, the next operation on the connection takes in the rest of the data first.
@@ -127,6 +130,22 @@ impl CopyOut<'_> {
                     return Err(self.connection.misplaced(what).await);
                 }
             }
+        }
+    }
+
+    /// The next piece, if it has been read already: no system call. `None` says nothing of the end.
+    ///
+    /// # Errors
+    /// The server does not speak the protocol.
+    pub fn next_buffered(&mut self) -> Result<Option<Bytes>, Error> {
+        // Whatever else comes takes more than one step to deal with.
+        if self.connection.transport.buffered_kind() != Some(COPY_DATA) {
+            return Ok(None);
+        }
+        match self.connection.try_receive()? {
+            Some(Message::CopyData(data)) => Ok(Some(data)),
+            Some(other) => Err(Error::Protocol(format!("{other:?} in COPY TO STDOUT"))),
+            None => Ok(None),
         }
     }
 

@@ -84,6 +84,11 @@ impl Transport {
         })
     }
 
+    /// The type byte of the next message, if that is wholly here.
+    pub(crate) fn buffered_kind(&self) -> Option<u8> {
+        self.input.visit_frames(|kind, _| ControlFlow::Break(kind))
+    }
+
     /// Reads once, at least one byte, or says how the connection was lost.
     fn poll_read_some(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Error>> {
         match std::task::ready!(self.poll_read(cx)) {

@@ -12,6 +12,9 @@
 //! log, while the next batch is decoded, and otherwise by the stream in the end: moving it reads the
 //! log once more. (PostgreSQL docs: "Replication Management Functions".)
 
+mod ahead;
+
+use self::ahead::Ahead;
 use super::Capture;
 use super::gears::{self, Distance, Traffic};
 use super::intake::{BATCH_BYTES, Counted, Intake};
@@ -98,16 +101,17 @@ pub(super) async fn run(
     };
     // What the publisher is at must not keep the slot when nobody waits for it any more.
     let cancels = [sql.cancel_token(), witness.cancel_token()];
-    let (mut stop, mut batches) = (intake.stop.clone(), Batches { sql, witness, left });
+    let mut stop = intake.stop.clone();
+    let mut batches = Batches { witness, left };
     let nudge = attendant.follower();
     let ended = tokio::select! {
         _ = stop.wait_for(|stop| *stop) => Ended::Cut(Ok(())),
         found = attendant.finds() => Ended::Cut(Err(found)),
-        ended = batches.run(intake, nudge) => ended,
+        ended = batches.take_all(sql, intake, nudge) => ended.err().unwrap_or(Ended::Near),
     };
     match ended {
         Ended::Near => {
-            tokio::join!(batches.sql.close(), batches.witness.close());
+            batches.witness.close().await;
             Ok(())
         }
         Ended::Refused(error) => {
@@ -172,66 +176,102 @@ impl From<CaptureError> for Ended {
 }
 
 struct Batches {
-    /// Has the copy of the slot.
-    sql: Connection,
-    /// For questions, and for the slot itself, while `sql` is at work.
+    /// For questions, and for the slot itself, while batches come on another connection.
     witness: Connection,
     /// The publisher's process of the stream before.
     left: Option<i32>,
 }
 
-impl Batches {
-    async fn run(&mut self, intake: &mut Intake<'_>, nudge: Follower) -> Ended {
-        match self.take_all(intake, nudge).await {
-            Ok(()) => Ended::Near,
-            Err(ended) => ended,
-        }
+/// Where things stand on the publisher.
+struct Look {
+    place: Place,
+    /// Where the copy decodes from.
+    restart: Lsn,
+}
+
+/// A batch that was asked for.
+#[derive(Clone, Copy)]
+struct Asked {
+    from: Lsn,
+    upto: Lsn,
+}
+
+impl Asked {
+    fn log_bytes(&self) -> u64 {
+        self.upto.bytes_since(self.from)
+    }
+}
+
+impl Look {
+    /// The batch from `from` on, after one of `before`; `None` if the stream is as good.
+    fn plan(&self, intake: &Intake<'_>, from: Lsn, before: Option<u64>) -> Option<Asked> {
+        let ahead = Place { restart: self.restart, ..self.place };
+        let log = next_batch(intake, &ahead, from, before)?;
+        Some(Asked { from, upto: self.place.end.min(Lsn(from.0 + log)) })
     }
 
-    async fn take_all(&mut self, intake: &mut Intake<'_>, nudge: Follower) -> Result<(), Ended> {
+    /// Whether moving the slot lets the publisher remove log. With fault injection it is moved each
+    /// time, so that it is moved in the middle of everything.
+    fn move_frees_log(&self) -> bool {
+        self.restart > self.place.restart || cfg!(feature = "faults")
+    }
+}
+
+impl Batches {
+    /// Takes batches until the stream is as good.
+    async fn take_all(
+        &mut self,
+        mut sql: Connection,
+        intake: &mut Intake<'_>,
+        nudge: Follower,
+    ) -> Result<(), Ended> {
+        let (spec, from) = (&intake.capture.spec, intake.assembler.last_position());
+        let made = in_time(spec, SlotCopy::make(spec, &mut sql, from)).await?;
+        let copy = made.map_err(refused)?;
+        let mut ahead = Ahead::start(spec.clone(), sql);
+        self.take_each(&copy, &mut ahead, intake, nudge).await?;
+        if ahead.is_at_work() {
+            // On what is not wanted any more.
+            return Err(Ended::Cut(Ok(())));
+        }
+        ahead.close().await;
+        Ok(())
+    }
+
+    async fn take_each(
+        &mut self,
+        copy: &SlotCopy,
+        ahead: &mut Ahead,
+        intake: &mut Intake<'_>,
+        nudge: Follower,
+    ) -> Result<(), Ended> {
         let spec = &intake.capture.spec;
-        let (mut copy, mut before, mut moved_at) = (None, None, Instant::now());
+        let (mut before, mut next) = (None, None);
+        let mut moved_at = Instant::now();
         loop {
-            let from = intake.assembler.last_position();
-            let Some(place) = self.free_slot(spec).await? else { return Ok(()) };
-            slot::check_not_ahead(spec, place.confirmed, from)?;
-            intake.capture.set_status(|status| {
-                status.publisher_end = place.end;
-                status.heard_at = Some(PgTime::now());
-            });
-            let copy = match &copy {
-                Some(copy) => copy,
-                None => {
-                    let made = in_time(spec, SlotCopy::make(spec, &mut self.sql, from)).await?;
-                    copy.insert(made.map_err(refused)?)
-                }
+            let (capture, from) = (intake.capture, intake.assembler.last_position());
+            let Some(look) = self.look(copy, capture, from).await? else { return Ok(()) };
+            let asked = match next.take().or_else(|| look.plan(intake, from, before)) {
+                Some(asked) => asked,
+                None => return self.end(&look, intake).await,
             };
-            let Some(restart) = copy.restart(spec, &mut self.witness).await? else {
-                return Ok(());
-            };
-            let frees = restart > place.restart || cfg!(feature = "faults");
-            let is_due = frees || moved_at.elapsed() >= MOVE_SLOT_EVERY;
-            let ahead = Place { restart, ..place };
-            let Some(log) = next_batch(intake, &ahead, from, before) else {
-                // A stream passes over the log as well, and takes longer for it.
-                if frees {
-                    intake.until_durable().await?;
-                    let durable = *intake.durable.borrow_and_update();
-                    tracing::info!(
-                        publication = %spec.name, from = %place.confirmed, to = %durable.0,
-                        "moving the slot over what was taken"
-                    );
-                    move_slot(&mut self.witness, intake.capture, durable).await?;
-                }
-                return Ok(());
-            };
-            let upto = place.end.min(Lsn(from.0 + log));
-            nudge.reached(upto);
+            if !ahead.is_at_work() {
+                ahead.ask(get(intake, copy, asked.upto)).await;
+            }
+            // The publisher is at the next one while this one is handled. The first tells what the
+            // log is made of.
+            if before.is_some() {
+                next = look.plan(intake, asked.upto, Some(asked.log_bytes()));
+            }
+            if let Some(next) = &next {
+                ahead.ask(get(intake, copy, next.upto)).await;
+            }
+            nudge.reached(asked.upto);
             let counted = intake.counted;
             let durable = *intake.durable.borrow_and_update();
-            let capture = intake.capture;
-            let (taken, moved) = tokio::join!(take(&mut self.sql, copy, intake, upto), async {
-                if is_due && durable.0 > place.confirmed {
+            let is_due = look.move_frees_log() || moved_at.elapsed() >= MOVE_SLOT_EVERY;
+            let (taken, moved) = tokio::join!(take(ahead, intake, asked.upto), async {
+                if is_due && durable.0 > look.place.confirmed {
                     move_slot(&mut self.witness, capture, durable).await?;
                     moved_at = Instant::now();
                 }
@@ -241,7 +281,7 @@ impl Batches {
             moved?;
             let Counted { messages, bytes } = intake.counted.since(counted);
             tracing::info!(
-                publication = %spec.name, %from, %upto, messages, bytes,
+                publication = %spec.name, from = %asked.from, upto = %asked.upto, messages, bytes,
                 "far behind: taken by function"
             );
             if streamed {
@@ -249,11 +289,45 @@ impl Batches {
                 intake.keep_streaming();
                 return Ok(());
             }
-            if let Some(traffic) = Traffic::of(upto.bytes_since(from), messages, bytes) {
+            if let Some(traffic) = Traffic::of(asked.log_bytes(), messages, bytes) {
                 intake.traffic = traffic;
             }
-            before = Some(log);
+            before = Some(asked.log_bytes());
         }
+    }
+
+    /// Looks where the slot and its copy stand; `None` if one of them is gone or lost. `from` is
+    /// where the store ends.
+    async fn look(
+        &mut self,
+        copy: &SlotCopy,
+        capture: &Capture,
+        from: Lsn,
+    ) -> Result<Option<Look>, CaptureError> {
+        let spec = &capture.spec;
+        let Some(place) = self.free_slot(spec).await? else { return Ok(None) };
+        slot::check_not_ahead(spec, place.confirmed, from)?;
+        capture.set_status(|status| {
+            status.publisher_end = place.end;
+            status.heard_at = Some(PgTime::now());
+        });
+        let restart = copy.restart(spec, &mut self.witness).await?;
+        Ok(restart.map(|restart| Look { place, restart }))
+    }
+
+    /// There are no more batches. A stream passes over what the slot stands before as well, and
+    /// takes longer for it.
+    async fn end(&mut self, look: &Look, intake: &mut Intake<'_>) -> Result<(), Ended> {
+        if look.move_frees_log() {
+            intake.until_durable().await?;
+            let durable = *intake.durable.borrow_and_update();
+            tracing::info!(
+                publication = %intake.capture.spec.name, from = %look.place.confirmed,
+                to = %durable.0, "moving the slot over what was taken"
+            );
+            move_slot(&mut self.witness, intake.capture, durable).await?;
+        }
+        Ok(())
     }
 
     /// Where the slot stands, once nothing has it in use: a stream that was left just now may be
@@ -275,29 +349,22 @@ impl Batches {
     }
 }
 
-/// Takes from `copy` what was committed up to `upto`, and hands it to the store. Returns whether a
-/// transaction was streamed before its commit.
-async fn take(
-    sql: &mut Connection,
-    copy: &SlotCopy,
-    intake: &mut Intake<'_>,
-    upto: Lsn,
-) -> Result<bool, Ended> {
-    let spec = &intake.capture.spec;
+/// Takes in the first batch that was asked for and has not come, which ends at `upto`, and hands it
+/// to the store. Returns whether a transaction was streamed before its commit.
+async fn take(ahead: &mut Ahead, intake: &mut Intake<'_>, upto: Lsn) -> Result<bool, Ended> {
     let from = intake.assembler.last_position();
-    let refused = |error| refused(spec.publisher_error(error));
     intake.assembler.begin_again();
-    let get = get(intake, copy, upto);
-    let mut messages = in_time(spec, sql.copy_out(&get)).await?.map_err(refused)?;
     let mut reader = RowReader::new();
     let broken = |error: CopyError| Ended::from(CaptureError::Protocol(error.to_string()));
-    while let Some(chunk) = in_time(spec, messages.next()).await?.map_err(refused)? {
-        let mut rows = reader.feed(&chunk);
-        while let Some(row) = rows.next_row().map_err(broken)? {
-            let message = row.fields().next().flatten().unwrap_or_default();
-            intake.message(message, from).await?;
-            if intake.assembler.bytes_waiting() >= BATCH_BYTES {
-                hand_over_soon(intake).await?;
+    while let Some(piece) = ahead.next().await? {
+        for bytes in &piece.rows {
+            let mut rows = reader.feed(bytes);
+            while let Some(row) = rows.next_row().map_err(broken)? {
+                let message = row.fields().next().flatten().unwrap_or_default();
+                intake.message(message, from).await?;
+                if intake.assembler.bytes_waiting() >= BATCH_BYTES {
+                    hand_over_soon(intake).await?;
+                }
             }
         }
     }

@@ -141,6 +141,10 @@ fn find_tail(file: &File, scan: &Scan, len: u64, container: Container) -> std::i
     let mut nonzero_end = scan.end;
     let mut proof = None;
     each_window(file, scan.end, len, |at, window| {
+        // Most of what was reserved: looked for in no time, byte by byte it takes 2 ms per MB.
+        if is_zero(window) {
+            return true;
+        }
         if let Some(last) = window.iter().rposition(|byte| *byte != 0) {
             nonzero_end = nonzero_end.max(at + last as u64 + 1);
         }
@@ -212,6 +216,10 @@ fn next_data(file: &File, at: u64) -> std::io::Result<Option<u64>> {
         Some(libc::EINVAL) => Ok(Some(at)),
         _ => Err(error),
     }
+}
+
+fn is_zero(window: &[u8]) -> bool {
+    window.chunks(4 << 10).all(|piece| piece.iter().fold(0, |any, byte| any | byte) == 0)
 }
 
 fn find_magic(window: &[u8]) -> impl Iterator<Item = usize> {
