@@ -93,6 +93,30 @@ fn a_stop_in_the_middle_of_a_backlog_loses_nothing() -> Result<()> {
     })
 }
 
+/// With the publisher go its connections and the copy of the slot, and what was asked for ahead.
+#[test]
+fn a_publisher_that_crashes_in_the_middle_of_a_backlog_loses_nothing() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::new(direction, &["public.t", "public.other"], SCHEMA)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish("CALL commit_each(1, 10000)")?;
+        pair.site.start()?;
+        for crash in 1..=2 {
+            wait_until("more batches", SOON, &[], || {
+                Ok((batches(&pair) >= 5 * crash).then_some(()))
+            })?;
+            pair.publisher.kill9()?;
+            pair.publisher.start()?;
+        }
+        pair.assert_equal(&["public"])?;
+        let copies = "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE '%batches%'";
+        ensure!(pair.publisher_says(copies)? == "0", "a copy of the slot was left behind");
+        Ok(())
+    })
+}
+
 /// Under a load that lasts, the stream may fall behind: then batches take over from it, and it goes
 /// on where they end.
 #[test]

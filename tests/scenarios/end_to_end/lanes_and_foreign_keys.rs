@@ -78,8 +78,8 @@ const SCHEMA: &str = "
 
 /// A pair whose subscription applies small groups, in batches, on four connections, as a role for
 /// which foreign keys fire.
-fn pair(direction: Direction, patterns: &[&str]) -> Result<Pair> {
-    let mut pair = Pair::new(direction, patterns, SCHEMA)?;
+fn pair(direction: Direction, schema: &str) -> Result<Pair> {
+    let mut pair = Pair::new(direction, &["public.*"], schema)?;
     pair.subscriber.execute_script(
         "CREATE ROLE plain LOGIN; GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES \
          IN SCHEMA public, farshore_marks TO plain; GRANT USAGE ON SCHEMA farshore_marks TO plain; \
@@ -110,10 +110,64 @@ fn drain(pair: &mut Pair) -> Result<()> {
     })
 }
 
+/// Parents and children in partitions; things change theirs, and come as a delete and an insert.
+const PARTITIONED: &str = "
+    CREATE TABLE owner (id integer PRIMARY KEY, note text) PARTITION BY HASH (id);
+    CREATE TABLE owner_0 PARTITION OF owner FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+    CREATE TABLE owner_1 PARTITION OF owner FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+    CREATE TABLE thing (id bigint, kind integer, owner integer NOT NULL REFERENCES owner,
+      PRIMARY KEY (id, kind)) PARTITION BY LIST (kind);
+    CREATE TABLE thing_0 PARTITION OF thing FOR VALUES IN (0);
+    CREATE TABLE thing_1 PARTITION OF thing FOR VALUES IN (1, 2);
+    CREATE TABLE tag (thing bigint, kind integer, label text, PRIMARY KEY (thing, kind),
+      FOREIGN KEY (thing, kind) REFERENCES thing (id, kind));
+    CREATE PROCEDURE trade(seed float, first integer, last integer) LANGUAGE plpgsql AS $$
+    BEGIN
+      PERFORM setseed(seed);
+      FOR step IN first..last LOOP
+        INSERT INTO owner VALUES (step, 'new');
+        COMMIT;
+        INSERT INTO thing SELECT step * 10 + i, i % 3, o.id FROM generate_series(1, 4) AS i,
+          LATERAL (SELECT id FROM owner WHERE i > 0 ORDER BY random() LIMIT 1) AS o;
+        COMMIT;
+        INSERT INTO tag SELECT id, kind, 'first' FROM thing WHERE id / 10 = step AND random() < 0.5;
+        COMMIT;
+        UPDATE thing SET kind = (kind + 1) % 3 WHERE id > (step - 5) * 10 AND random() < 0.2
+          AND NOT EXISTS (SELECT FROM tag t WHERE (t.thing, t.kind) = (thing.id, thing.kind));
+        UPDATE owner SET note = 'seen ' || step WHERE id = step - 3;
+        COMMIT;
+        DELETE FROM tag WHERE thing / 10 = step - 7;
+        COMMIT;
+        DELETE FROM thing WHERE id / 10 = step - 7;
+        COMMIT;
+        DELETE FROM owner WHERE id < step - 7
+          AND NOT EXISTS (SELECT FROM thing WHERE thing.owner = owner.id);
+        COMMIT;
+      END LOOP;
+    END $$;";
+
+#[test]
+fn rows_in_partitions_wait_for_their_parents() -> Result<()> {
+    let seed: f64 = rand::random();
+    println!("seed {seed}");
+    both_ways(|direction| {
+        let mut pair = pair(direction, PARTITIONED)?;
+        for (first, last) in [(1, 150), (151, 300)] {
+            pair.site.stop()?;
+            pair.publish(&format!("CALL trade({seed}, {first}, {last})"))?;
+            pair.site.start()?;
+            pair.assert_equal(&["public"])?;
+        }
+        let met = pair.site.log().matches(MET).count();
+        ensure!(met == 0, "groups were in each other's way {met} times");
+        Ok(())
+    })
+}
+
 #[test]
 fn rows_wait_for_their_parents() -> Result<()> {
     both_ways(|direction| {
-        let mut pair = pair(direction, &["public.*"])?;
+        let mut pair = pair(direction, SCHEMA)?;
         let seed: f64 = rand::random();
         println!("seed {seed}");
         for round in 0..3 {
@@ -135,7 +189,7 @@ fn rows_wait_for_their_parents() -> Result<()> {
 /// aside for its sake, or before it, keeps its place among what it refers to.
 #[test]
 fn a_table_with_a_column_of_its_own_stands_among_them() -> Result<()> {
-    let mut pair = pair(Direction::DOWN, &["public.*"])?;
+    let mut pair = pair(Direction::DOWN, SCHEMA)?;
     pair.subscriber
         .execute_script("ALTER TABLE visit ADD COLUMN seen timestamptz DEFAULT now()")?;
     pair.site.stop()?;
@@ -151,7 +205,7 @@ fn a_table_with_a_column_of_its_own_stands_among_them() -> Result<()> {
 /// before: a trigger behind `ON DELETE CASCADE` notes how many there are.
 #[test]
 fn what_a_delete_sets_off_finds_what_was_committed_before() -> Result<()> {
-    let mut pair = pair(Direction::UP, &["public.*"])?;
+    let mut pair = pair(Direction::UP, SCHEMA)?;
     pair.on_both(
         "CREATE TABLE parent (id integer PRIMARY KEY);
          CREATE TABLE child (id integer PRIMARY KEY,
@@ -200,7 +254,7 @@ fn what_a_delete_sets_off_finds_what_was_committed_before() -> Result<()> {
 /// repetition, and nothing else.
 #[test]
 fn a_missed_parent_does_no_harm() -> Result<()> {
-    let mut pair = pair(Direction::UP, &["public.*"])?;
+    let mut pair = pair(Direction::UP, SCHEMA)?;
     pair.site.stop()?;
     pair.site.env("FARSHORE_DEFECT", "missed-parent");
     pair.publish("CALL trade(0.5, 600)")?;
