@@ -7,8 +7,9 @@ use crate::slot::Place;
 use crate::{CaptureError, slot};
 use farshore_model::Lsn;
 use farshore_pg::{Connection, Mode};
+use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Mutex, mpsc, watch};
 
 /// WAL bytes after which the publisher is asked to write a record that `restart_lsn` can move to.
 const NUDGE_BYTES: u64 = 8 << 20;
@@ -21,6 +22,8 @@ const LOOK_EVERY: Duration =
 
 /// Ends with the session.
 pub(crate) struct Attendant {
+    spec: PublicationSpec,
+    sql: Arc<Mutex<Connection>>,
     reached: Follower,
     /// The last position that was worth telling.
     told: Lsn,
@@ -35,9 +38,10 @@ impl Attendant {
         let (reached, watched) = watch::channel(start);
         let (report, found) = mpsc::channel(1);
         let (place, places) = watch::channel(None);
+        let sql = Arc::new(Mutex::new(sql));
         let work = Work {
-            spec,
-            sql,
+            spec: spec.clone(),
+            sql: sql.clone(),
             watch,
             place,
             nudged_at: start,
@@ -45,7 +49,7 @@ impl Attendant {
             complained: false,
         };
         let task = tokio::spawn(work.run(watched, report));
-        Attendant { reached: Follower(reached), told: start, found, places, task }
+        Attendant { spec, sql, reached: Follower(reached), told: start, found, places, task }
     }
 
     /// The stream has come to `position`.
@@ -64,6 +68,11 @@ impl Attendant {
     /// Where the slot and the publisher's log stood at each look.
     pub fn places(&self) -> watch::Receiver<Option<Place>> {
         self.places.clone()
+    }
+
+    /// Asks where the slot and the publisher's log stand now; `None` if the slot is gone or lost.
+    pub async fn place(&self) -> Result<Option<Place>, CaptureError> {
+        slot::place(&self.spec, &mut *self.sql.lock().await).await
     }
 
     /// Waits for something that capture must not go on with. Cancel-safe.
@@ -101,7 +110,7 @@ impl Drop for Attendant {
 
 struct Work {
     spec: PublicationSpec,
-    sql: Connection,
+    sql: Arc<Mutex<Connection>>,
     watch: Watch,
     place: watch::Sender<Option<Place>>,
     nudged_at: Lsn,
@@ -138,7 +147,7 @@ impl Work {
             match done {
                 Ok(()) | Err(farshore_pg::Error::Server(_)) => {}
                 Err(_connection_lost) => match self.spec.connect(Mode::Sql).await {
-                    Ok(fresh) => self.sql = fresh,
+                    Ok(fresh) => *self.sql.lock().await = fresh,
                     // The next look tries again.
                     Err(error) => {
                         tracing::debug!(publication = %self.spec.name, %error, "attendant")
@@ -149,14 +158,17 @@ impl Work {
     }
 
     async fn look(&mut self) -> Result<(), CaptureError> {
-        self.watch.look(&self.spec, &mut self.sql).await?;
-        let place = slot::place(&self.spec, &mut self.sql).await?;
+        let mut sql = self.sql.lock().await;
+        self.watch.look(&self.spec, &mut sql).await?;
+        let place = slot::place(&self.spec, &mut sql).await?;
         self.place.send_replace(place);
         Ok(())
     }
 
     async fn nudge(&mut self) -> Result<(), farshore_pg::Error> {
-        let nudged = slot::nudge(&self.spec, &mut self.sql, self.written_at, NUDGE_BYTES).await;
+        let mut sql = self.sql.lock().await;
+        let nudged = slot::nudge(&self.spec, &mut sql, self.written_at, NUDGE_BYTES).await;
+        drop(sql);
         match nudged {
             Ok(written) => {
                 self.written_at = written.unwrap_or(self.written_at);

@@ -177,7 +177,7 @@ impl Capture {
             // Of what is in progress the stream gives everything anew.
             intake.assembler.begin_again();
             let (start, binary) = (intake.assembler.last_position(), intake.binary);
-            let stream = self.start_stream(start, &intake.options()).await?;
+            let stream = self.start_stream(attendant, start, &intake.options()).await?;
             self.announce_once(&mut announced);
             tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
             let session = Session::new(&mut intake, stream, attendant, silence_max);
@@ -255,24 +255,22 @@ impl Capture {
     /// Starts a stream at `start`, where the store ends.
     async fn start_stream(
         &self,
+        attendant: &Attendant,
         start: Lsn,
         options: &[(&'static str, String)],
     ) -> Result<ReplicationStream, CaptureError> {
         let options: Vec<(&str, &str)> =
             options.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        let (connection, sql) =
-            tokio::join!(self.spec.connect(Mode::LogicalReplication), self.spec.connect(Mode::Sql));
-        let (connection, mut sql) = (connection?, sql?);
+        let connection = self.spec.connect(Mode::LogicalReplication).await?;
         let stream = connection
             .start_replication(&self.spec.slot_name(), start, &options)
             .await
             .map_err(|error| self.spec.publisher_error(error))?;
         // Until now nobody had the slot: a stream passes over what something else has moved it
         // past, and does not say so. From now on nothing can.
-        if let Some(place) = slot::place(&self.spec, &mut sql).await? {
+        if let Some(place) = catch_up::in_time(&self.spec, attendant.place()).await?? {
             slot::check_not_ahead(&self.spec, place.confirmed, start)?;
         }
-        sql.close().await;
         Ok(stream)
     }
 

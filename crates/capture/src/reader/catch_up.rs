@@ -109,6 +109,13 @@ pub(super) async fn run(
         found = attendant.finds() => Ended::Cut(Err(found)),
         ended = batches.take_all(sql, intake, nudge) => ended.err().unwrap_or(Ended::Near),
     };
+    if matches!(ended, Ended::Refused(_) | Ended::Cut(_)) {
+        for cancel in cancels {
+            if let Err(error) = cancel.cancel().await {
+                tracing::debug!(%error, "not cancelled");
+            }
+        }
+    }
     match ended {
         Ended::Near => {
             batches.witness.close().await;
@@ -129,14 +136,7 @@ pub(super) async fn run(
             tracing::info!(%publication, %error, "no more batches by function: streaming");
             Ok(())
         }
-        Ended::Cut(why) => {
-            for cancel in cancels {
-                if let Err(error) = cancel.cancel().await {
-                    tracing::debug!(%error, "not cancelled");
-                }
-            }
-            why
-        }
+        Ended::Cut(why) => why,
     }
 }
 
@@ -226,12 +226,17 @@ impl Batches {
         nudge: Follower,
     ) -> Result<(), Ended> {
         let (spec, from) = (&intake.capture.spec, intake.assembler.last_position());
+        if self.free_slot(spec).await?.is_none() {
+            return Ok(());
+        }
         let made = in_time(spec, SlotCopy::make(spec, &mut sql, from)).await?;
         let copy = made.map_err(refused)?;
         let mut ahead = Ahead::start(spec.clone(), sql);
         self.take_each(&copy, &mut ahead, intake, nudge).await?;
         if ahead.is_at_work() {
-            // On what is not wanted any more.
+            tracing::info!(
+                publication = %spec.name, "the batch that was asked for ahead is not wanted any more"
+            );
             return Err(Ended::Cut(Ok(())));
         }
         ahead.close().await;
@@ -251,7 +256,9 @@ impl Batches {
         loop {
             let (capture, from) = (intake.capture, intake.assembler.last_position());
             let Some(look) = self.look(copy, capture, from).await? else { return Ok(()) };
-            let asked = match next.take().or_else(|| look.plan(intake, from, before)) {
+            // Things may have changed since that was asked for.
+            let next_now = next.take().filter(|_| distance(intake, &look.place, from).is_some());
+            let asked = match next_now.or_else(|| look.plan(intake, from, before)) {
                 Some(asked) => asked,
                 None => return self.end(&look, intake).await,
             };
@@ -399,7 +406,7 @@ fn refused(error: CaptureError) -> Ended {
 }
 
 /// A publisher that says nothing for longer than it may work is gone.
-async fn in_time<T>(
+pub(super) async fn in_time<T>(
     spec: &PublicationSpec,
     work: impl Future<Output = T>,
 ) -> Result<T, CaptureError> {

@@ -42,9 +42,7 @@ async fn look(
     findings: &mut Findings,
 ) -> Result<Option<Published>, Error> {
     let spec = &publication.spec;
-    let (server, replication) =
-        tokio::join!(Server::ask(sql), spec.connect(Mode::LogicalReplication));
-    let server = server?;
+    let server = Server::ask(sql).await?;
     findings.note(format!(
         "{} answers, version {}",
         spec.source.redacted(),
@@ -53,7 +51,7 @@ async fn look(
     server.check("publisher", "source", findings);
     server.check_connections("publisher", 4, findings);
     check_settings(spec, started, sql, findings).await?;
-    check_replication(replication, &server, findings).await;
+    check_replication(spec, &server, findings).await;
     if findings.has_errors() && server.in_recovery {
         return Ok(None);
     }
@@ -191,14 +189,10 @@ async fn check_settings(
     Ok(())
 }
 
-/// Whether the role may read the log: only what was `tried` tells, since services have ways of
-/// their own beside the attribute REPLICATION.
-async fn check_replication(
-    tried: Result<Connection, CaptureError>,
-    server: &Server,
-    findings: &mut Findings,
-) {
-    let error = match tried {
+/// Whether the role may read the log: only a try tells, since services have ways of their own
+/// beside the attribute REPLICATION.
+async fn check_replication(spec: &PublicationSpec, server: &Server, findings: &mut Findings) {
+    let error = match spec.connect(Mode::LogicalReplication).await {
         Ok(connection) => return connection.close().await,
         Err(error) => error,
     };

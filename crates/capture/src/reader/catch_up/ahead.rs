@@ -138,6 +138,10 @@ async fn fetch(
                 // Nobody waits for it any more.
                 return Err(Ended::Cut(Ok(())));
             }
+            if wanted as usize == AHEAD_BYTES {
+                // The next row may be as large, and is in memory before its size is known.
+                drop(room.acquire_many(wanted).await);
+            }
         }
         if is_end {
             let _ = report.send(Fetched::End).await;
