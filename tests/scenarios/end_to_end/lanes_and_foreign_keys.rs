@@ -110,6 +110,15 @@ fn drain(pair: &mut Pair) -> Result<()> {
     })
 }
 
+/// There were several connections, and nothing had to be repeated.
+fn assert_side_by_side(pair: &Pair) -> Result<()> {
+    let connections = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'farshore s'";
+    ensure!(pair.subscriber_says(connections)? != "1", "there was only one connection");
+    let met = pair.site.log().matches(MET).count();
+    ensure!(met == 0, "groups were in each other's way {met} times");
+    Ok(())
+}
+
 /// Parents and children in partitions; things change theirs, and come as a delete and an insert.
 const PARTITIONED: &str = "
     CREATE TABLE owner (id integer PRIMARY KEY, note text) PARTITION BY HASH (id);
@@ -158,9 +167,7 @@ fn rows_in_partitions_wait_for_their_parents() -> Result<()> {
             pair.site.start()?;
             pair.assert_equal(&["public"])?;
         }
-        let met = pair.site.log().matches(MET).count();
-        ensure!(met == 0, "groups were in each other's way {met} times");
-        Ok(())
+        assert_side_by_side(&pair)
     })
 }
 
@@ -176,12 +183,7 @@ fn rows_wait_for_their_parents() -> Result<()> {
             drain(&mut pair)?;
             pair.assert_equal(&["public"])?;
         }
-        let connections =
-            "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'farshore s'";
-        ensure!(pair.subscriber_says(connections)? != "1", "there was only one connection");
-        let met = pair.site.log().matches(MET).count();
-        ensure!(met == 0, "groups were in each other's way {met} times");
-        Ok(())
+        assert_side_by_side(&pair)
     })
 }
 

@@ -205,8 +205,8 @@ impl Asked {
 impl Look {
     /// The batch from `from` on, after one of `before`; `None` if the stream is as good.
     fn plan(&self, intake: &Intake<'_>, from: Lsn, before: Option<u64>) -> Option<Asked> {
-        let ahead = Place { restart: self.restart, ..self.place };
-        let log = next_batch(intake, &ahead, from, before)?;
+        let of_copy = Place { restart: self.restart, ..self.place };
+        let log = next_batch(intake, &of_copy, from, before)?;
         Some(Asked { from, upto: self.place.end.min(Lsn(from.0 + log)) })
     }
 
