@@ -1,6 +1,7 @@
 //! The side that opens sessions.
 
 use crate::handshake::{Answer, Hello, REQUEST_BYTES_MAX, SessionId, VERSION_MAX, VERSION_MIN};
+use crate::session::LAST_WORDS;
 use crate::site_name::check_site_name;
 use crate::trust::{tls_error, why_rejected, why_untrusted};
 use crate::wire::{Broken, Wire, hear_answer, say_hello, socket, wire};
@@ -53,8 +54,8 @@ impl Dialer {
     }
 
     /// Opens a session: connects, says `request` (at most 64 KiB) and waits for the peer to accept
-    /// it. [`LinkError::Refused`] carries the peer's words. Each step takes at most
-    /// `connect_timeout`. Dropping the future closes what was opened.
+    /// it, which takes three round trips. [`LinkError::Refused`] carries the peer's words. Each step
+    /// takes at most `connect_timeout`. Dropping the future closes what was opened.
     pub async fn open(&self, request: &[u8]) -> Result<Session, LinkError> {
         if request.len() > REQUEST_BYTES_MAX {
             return Err(LinkError::Options(format!(
@@ -66,7 +67,7 @@ impl Dialer {
         SystemRandom::new()
             .fill(&mut session)
             .map_err(|_| LinkError::Options("the system gives no random numbers".to_owned()))?;
-        let mut hello = Hello {
+        let hello = Hello {
             version_min: VERSION_MIN,
             version_max: VERSION_MAX,
             stripe: 0,
@@ -76,11 +77,7 @@ impl Dialer {
             request: request.to_vec(),
         };
 
-        // Whether the peer trusts us shows on the first connection, before the others are tried.
-        let (peer, first) = self.within("answer", self.first(&hello)).await?;
-        hello.request.clear();
-        let mut wires = self.within("take all connections", self.further(peer, hello)).await?;
-        wires.insert(0, first);
+        let (peer, mut wires) = self.within("answer", self.connect(hello)).await?;
         let window_bytes = self.within("answer the request", self.acceptance(&mut wires)).await?;
         Ok(Session::start(wires, self.site.clone(), peer, window_bytes, &self.options))
     }
@@ -90,43 +87,72 @@ impl Dialer {
         &self.site
     }
 
-    async fn first(&self, hello: &Hello) -> Result<(SocketAddr, Wire), LinkError> {
+    /// Makes all connections side by side, and says hello on each.
+    async fn connect(&self, hello: Hello) -> Result<(SocketAddr, Vec<Wire>), LinkError> {
+        let further = Hello { request: Vec::new(), ..hello.clone() };
+        // A name may stand for several machines: then all go to the one that takes the first.
+        let only = self.only_address().await?;
+        let mut joining = only.map(|peer| self.join(peer, &further));
         let tcp = TcpStream::connect(&self.address).await.map_err(|e| self.not_connected(e))?;
         let peer = tcp.peer_addr().map_err(|e| self.not_connected(e))?;
-        let mut wire = self.tls(tcp).await?;
-        // Where the peer turned us away, it is not the writing that tells why.
-        let said = say_hello(&mut wire, hello).await;
-        if hello.stripes > 1 || said.is_err() {
-            match self.answer(&mut wire).await? {
-                Answer::Opened => said.map_err(|e| self.not_connected(e))?,
-                Answer::Accepted { .. } => return Err(self.odd("it accepted too early")),
-                Answer::Refused { why } => return Err(self.refused(why)),
+        let joining = joining.get_or_insert_with(|| self.join(peer, &further));
+        let mut first = match self.greet(tcp, &hello).await {
+            Ok(first) => first,
+            Err(error) => {
+                // They fail alike, each in order: the peer's log shall not wonder why they ended.
+                let ended = async { while joining.join_next().await.is_some() {} };
+                let _ = tokio::time::timeout(LAST_WORDS, ended).await;
+                return Err(error);
+            }
+        };
+        let mut wires = Vec::new();
+        while let Some(joined) = joining.join_next().await {
+            // A task of ours that panicked or was cancelled has no wire to give.
+            match joined.unwrap_or_else(|e| Err(self.not_connected(io::Error::other(e)))) {
+                Ok(wire) => wires.push(wire),
+                Err(error) => return Err(self.reason(&mut first, error).await),
             }
         }
-        Ok((peer, wire))
+        wires.sort_unstable_by_key(|(stripe, _)| *stripe);
+        let further = wires.into_iter().map(|(_, wire)| wire);
+        Ok((peer, std::iter::once(first).chain(further).collect()))
     }
 
-    /// To the same address: a name may stand for several machines.
-    async fn further(&self, peer: SocketAddr, hello: Hello) -> Result<Vec<Wire>, LinkError> {
+    /// The address, if it is known to be one alone.
+    async fn only_address(&self) -> Result<Option<SocketAddr>, LinkError> {
+        let found = tokio::net::lookup_host(&self.address).await;
+        let mut found = found.map_err(|error| self.not_connected(error))?;
+        Ok(found.next().filter(|_| found.next().is_none()))
+    }
+
+    /// Makes the further connections.
+    fn join(&self, peer: SocketAddr, hello: &Hello) -> JoinSet<Result<(u8, Wire), LinkError>> {
         let mut joining = JoinSet::new();
         for stripe in 1..hello.stripes {
             let (dialer, hello) = (self.clone(), Hello { stripe, ..hello.clone() });
             joining.spawn(async move {
-                let tcp =
-                    TcpStream::connect(peer).await.map_err(|error| dialer.not_connected(error))?;
-                let mut wire = dialer.tls(tcp).await?;
-                // If this fails, so does the reading that follows.
-                let _ = say_hello(&mut wire, &hello).await;
-                Ok((stripe, wire))
+                let tcp = TcpStream::connect(peer).await;
+                let tcp = tcp.map_err(|error| dialer.not_connected(error))?;
+                Ok((stripe, dialer.greet(tcp, &hello).await?))
             });
         }
-        let mut wires = Vec::new();
-        while let Some(joined) = joining.join_next().await {
-            // A task of ours that panicked or was cancelled has no wire to give.
-            wires.push(joined.map_err(|e| self.not_connected(io::Error::other(e)))??);
+        joining
+    }
+
+    async fn greet(&self, tcp: TcpStream, hello: &Hello) -> Result<Wire, LinkError> {
+        let mut wire = self.tls(tcp).await?;
+        // Where the peer turned us away, it is not the writing that tells why, but its answer.
+        let _ = say_hello(&mut wire, hello).await;
+        Ok(wire)
+    }
+
+    /// Why a further connection failed with `error`: the peer may say so on the first.
+    async fn reason(&self, first: &mut Wire, error: LinkError) -> LinkError {
+        match tokio::time::timeout(LAST_WORDS, self.answer(first)).await {
+            Ok(Ok(Answer::Refused { why })) => self.refused(why),
+            Ok(Err(told)) => told,
+            Ok(Ok(Answer::Accepted { .. })) | Err(_) => error,
         }
-        wires.sort_unstable_by_key(|(stripe, _)| *stripe);
-        Ok(wires.into_iter().map(|(_, wire)| wire).collect())
     }
 
     async fn acceptance(&self, wires: &mut [Wire]) -> Result<u64, LinkError> {
@@ -141,7 +167,6 @@ impl Dialer {
                 Answer::Accepted { .. } => {
                     return Err(self.odd("its connections grant different credit"));
                 }
-                Answer::Opened => return Err(self.odd("it opened the session twice")),
                 Answer::Refused { why } => return Err(self.refused(why)),
             }
         }

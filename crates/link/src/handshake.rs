@@ -5,10 +5,10 @@
 pub const MAGIC: [u8; 8] = *b"FARSHLNK";
 
 /// Lowest protocol version that this build speaks.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 
 /// Highest protocol version that this build speaks.
-pub const VERSION_MAX: u16 = 1;
+pub const VERSION_MAX: u16 = 2;
 
 /// Bytes of a hello before the request.
 pub const HELLO_BYTES: usize = 48;
@@ -56,8 +56,6 @@ pub struct Hello {
 /// What the listener says to a hello.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// To connection 0 of several: the session is known, the others may come.
-    Opened,
     /// To each connection: frames follow.
     Accepted {
         /// The version spoken from here on.
@@ -200,7 +198,6 @@ impl Answer {
     /// The bytes. Words are cut to [`WORDS_BYTES_MAX`].
     pub fn encode(&self) -> Vec<u8> {
         let (version, status, window_bytes, words) = match self {
-            Answer::Opened => (0, 0, 0, ""),
             Answer::Accepted { version, window_bytes } => (*version, 1, *window_bytes, ""),
             Answer::Refused { why } => (0, 2, 0, cut(why, WORDS_BYTES_MAX)),
         };
@@ -222,7 +219,7 @@ impl AnswerHead {
     pub fn decode(bytes: &[u8; ANSWER_BYTES]) -> Result<AnswerHead, HandshakeError> {
         check_magic(bytes)?;
         let (version, status) = (u16_at(bytes, 8), bytes[10]);
-        if status > 2 || bytes[11] != 0 {
+        if !(1..=2).contains(&status) || bytes[11] != 0 {
             return Err(HandshakeError::Malformed("an unknown answer"));
         }
         let words_bytes = u32_at(bytes, 12) as usize;
@@ -247,7 +244,6 @@ impl AnswerHead {
     pub fn complete(self, words: &[u8]) -> Result<Answer, HandshakeError> {
         check_sum(self.checksum, crc32c::crc32c_append(self.checksum_so_far, words))?;
         Ok(match self.status {
-            0 => Answer::Opened,
             1 => Answer::Accepted { version: self.version, window_bytes: self.window_bytes },
             _ => Answer::Refused { why: String::from_utf8_lossy(words).into_owned() },
         })

@@ -1,18 +1,19 @@
 //! The side that waits for sessions.
 
 use crate::handshake::{Answer, HandshakeError, Hello, VERSION_MAX};
-use crate::opening::{Opening, Openings};
+use crate::opening::Openings;
 use crate::site_name::site_of;
 use crate::trust::{tls_error, why_rejected, why_untrusted};
 use crate::wire::{Broken, Socket, Wire, hear_hello, part, refuse, say_answer, socket, wire};
 use crate::{Identity, LinkError, LinkOptions, Session};
 use bytes::Bytes;
+use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, Semaphore, mpsc};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -20,8 +21,17 @@ use tokio_rustls::TlsAcceptor;
 /// Connections whose handshake is not done; more wait in the kernel's queue.
 const HANDSHAKES_MAX: usize = 256;
 
+/// Connections of known sites that wait for the others of their session; more are turned away.
+const GATHERING_MAX: usize = 4_096;
+
 /// Sessions that have opened and that nobody has asked for.
 const INCOMING_MAX: usize = 16;
+
+/// What fails on all connections of a session alike is logged once within so long.
+const ALIKE: Duration = Duration::from_secs(1);
+
+/// So much is remembered of what was logged lately.
+const ALIKE_MAX: usize = 64;
 
 /// After the system refused a connection (no file descriptors left, for instance).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -67,6 +77,8 @@ impl Listener {
             options,
             openings: Openings::default(),
             incoming: sender,
+            gathering: Semaphore::new(GATHERING_MAX),
+            told: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(tcp, door)).abort_handle();
         Ok(Listener { local, incoming: Mutex::new(incoming), identity, accepting })
@@ -150,6 +162,9 @@ struct Door {
     options: LinkOptions,
     openings: Openings,
     incoming: mpsc::Sender<Incoming>,
+    gathering: Semaphore,
+    /// What was logged lately of connections turned away, if more of the kind may come.
+    told: Mutex<VecDeque<(Instant, IpAddr, String)>>,
 }
 
 /// Why a connection is turned away, for the log, and what is still to be done about it.
@@ -157,6 +172,8 @@ struct Turned {
     site: Option<String>,
     why: String,
     farewell: Farewell,
+    /// The others of its session, which come at the same time, are turned away for the same reason.
+    alike: bool,
 }
 
 enum Farewell {
@@ -188,13 +205,10 @@ async fn accept(tcp: TcpListener, door: Arc<Door>) {
             Ok((tcp, peer)) => {
                 let door = door.clone();
                 handshakes.spawn(async move {
-                    if let Err(turned) = door.greet(tcp, peer).await {
-                        let (site, why) = (turned.site, turned.why);
-                        let site = site.as_deref().unwrap_or("unknown");
-                        tracing::warn!(%peer, site, "link: turned a connection away: {why}");
+                    if let Err(turned) = door.greet(tcp, peer, permit).await {
+                        door.log(peer, &turned).await;
                         turned.farewell.say().await;
                     }
-                    drop(permit);
                 });
             }
             Err(error) => {
@@ -206,30 +220,61 @@ async fn accept(tcp: TcpListener, door: Arc<Door>) {
 }
 
 impl Door {
-    /// Brings a connection to where it is part of a session.
-    async fn greet(&self, tcp: TcpStream, peer: SocketAddr) -> Result<(), Turned> {
+    async fn log(&self, peer: SocketAddr, turned: &Turned) {
+        let site = turned.site.as_deref().unwrap_or("unknown");
+        let why = &turned.why;
+        if turned.alike {
+            let mut told = self.told.lock().await;
+            told.retain(|(at, ..)| at.elapsed() < ALIKE);
+            if told.iter().any(|(_, ip, before)| (*ip, before) == (peer.ip(), why)) {
+                tracing::debug!(%peer, site, "link: turned a connection away too: {why}");
+                return;
+            }
+            if told.len() == ALIKE_MAX {
+                told.pop_front();
+            }
+            told.push_back((Instant::now(), peer.ip(), why.clone()));
+        }
+        tracing::warn!(%peer, site, "link: turned a connection away: {why}");
+    }
+
+    /// Brings a connection to where it is part of a session. Needs `permit` until its peer is known:
+    /// who waits for connections of its session must not keep those out.
+    async fn greet(
+        &self,
+        tcp: TcpStream,
+        peer: SocketAddr,
+        permit: OwnedSemaphorePermit,
+    ) -> Result<(), Turned> {
         let within = self.options.connect_timeout;
         let slow = |site, what: &str| Turned {
             site,
             why: format!("{what} within {within:?}"),
             farewell: Farewell::None,
+            alike: false,
         };
         let (wire, site, hello) = timeout(within, self.authenticate(tcp))
             .await
             .unwrap_or_else(|_| Err(slow(None, "it did not finish the handshake")))?;
-        let turned = |why, farewell| Turned { site: Some(site.clone()), why, farewell };
+        drop(permit);
+        let turned =
+            |why, farewell| Turned { site: Some(site.clone()), why, farewell, alike: false };
         let told = |wire, why: String| {
             let farewell = Farewell::Words(wire, words(&why));
             turned(why, farewell)
         };
+        let Ok(_place) = self.gathering.try_acquire() else {
+            return Err(told(wire, format!("{GATHERING_MAX} connections wait here already")));
+        };
         if hello.stripe > 0 {
-            return self.openings.join(&site, &hello, wire).map_err(|(wire, why)| told(wire, why));
+            let joined = self.openings.join(&site, &hello, wire, within).await;
+            return joined.map_err(|(wire, why)| told(wire, why.to_owned()));
         }
         let mut opening = match self.openings.begin(&site, &hello) {
             Ok(opening) => opening,
             Err(why) => return Err(told(wire, why)),
         };
-        let wires = match timeout(within, gather(&mut opening, wire)).await {
+        let wires = match timeout(within, opening.complete(wire)).await {
             Ok(gathered) => gathered.map_err(|why| turned(why, Farewell::None))?,
             Err(_) => {
                 let what = format!(
@@ -259,14 +304,15 @@ impl Door {
     }
 
     async fn authenticate(&self, tcp: TcpStream) -> Result<(Wire, String, Hello), Turned> {
-        let unknown = |why, farewell| Turned { site: None, why, farewell };
+        let unknown = |why, farewell| Turned { site: None, why, farewell, alike: false };
         let identity = self.identity.read().unwrap_or_else(PoisonError::into_inner).clone();
         let socket = socket(tcp).map_err(|error| unknown(error.to_string(), Farewell::None))?;
         let tls = TlsAcceptor::from(identity.server()).accept(socket).into_fallible().await;
         let mut wire = match tls {
             Ok(tls) => wire(tls),
             Err((error, socket)) => {
-                return Err(unknown(why_no_tls(&error), Farewell::Alert(Box::new(socket))));
+                let turned = unknown(why_no_tls(&error), Farewell::Alert(Box::new(socket)));
+                return Err(Turned { alike: is_of_certificates(&error), ..turned });
             }
         };
         let certificates = wire.get_ref().1.peer_certificates().unwrap_or_default();
@@ -279,20 +325,22 @@ impl Door {
             Err(what) => {
                 let words = format!("this site's certificate does not do: {what}");
                 let why = format!("its certificate does not do: {what}");
-                return Err(unknown(why, Farewell::Words(wire, words)));
+                let turned = unknown(why, Farewell::Words(wire, words));
+                return Err(Turned { alike: true, ..turned });
             }
         };
-        let turned = |why, farewell| Turned { site: Some(site.clone()), why, farewell };
+        let turned =
+            |why, farewell, alike| Turned { site: Some(site.clone()), why, farewell, alike };
         match hear_hello(&mut wire).await {
             Ok(hello) => Ok((wire, site, hello)),
-            Err(Broken::Io(error)) => Err(turned(why_no_hello(&error), Farewell::None)),
+            Err(Broken::Io(error)) => Err(turned(why_no_hello(&error), Farewell::None, false)),
             Err(Broken::Handshake(error)) => {
                 let why = error.to_string();
                 let farewell = match error {
                     HandshakeError::Magic(_) => Farewell::None,
                     _ => Farewell::Words(wire, words(&why)),
                 };
-                Err(turned(why, farewell))
+                Err(turned(why, farewell, true))
             }
         }
     }
@@ -301,15 +349,6 @@ impl Door {
 /// What stands in our log of a peer, as told to that peer.
 fn words(why: &str) -> String {
     format!("its log says of this site: {why}")
-}
-
-/// Tells the first connection that the others may come, and waits for them.
-async fn gather(opening: &mut Opening, mut first: Wire) -> Result<Vec<Wire>, String> {
-    if opening.missing() > 0 {
-        let told = say_answer(&mut first, &Answer::Opened).await;
-        told.map_err(|error| why_no_hello(&error))?;
-    }
-    opening.complete(first).await
 }
 
 /// Why TLS did not come about, for the log.
@@ -331,6 +370,15 @@ fn why_no_tls(error: &io::Error) -> String {
         rustls::Error::InvalidMessage(_) => format!("it does not speak TLS ({tls})"),
         _ => format!("TLS failed: {tls}"),
     }
+}
+
+/// Whether one side's certificate did not do for the other.
+fn is_of_certificates(error: &io::Error) -> bool {
+    tls_error(error).is_some_and(|tls| {
+        let is_rejected =
+            matches!(tls, rustls::Error::AlertReceived(alert) if why_rejected(*alert).is_some());
+        why_untrusted(tls).is_some() || is_rejected
+    })
 }
 
 /// Why nothing came after TLS, for the log.

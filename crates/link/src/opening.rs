@@ -5,14 +5,27 @@ use crate::wire::Wire;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::sync::mpsc;
+use std::time::Duration;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, timeout_at};
 
 /// A session is known by its site too, so that no site can join another's.
 type Key = (String, SessionId);
 
 /// By session, what its first connection said and where the others are awaited.
 #[derive(Clone, Default)]
-pub(crate) struct Openings(Arc<Mutex<HashMap<Key, Expected>>>);
+pub(crate) struct Openings {
+    expected: Arc<Mutex<HashMap<Key, Expected>>>,
+    /// Changes with every session that is begun.
+    begun: watch::Sender<()>,
+}
+
+/// Why a connection cannot join.
+enum Refusal {
+    /// Its session's first connection is not here.
+    NotBegun,
+    Told(&'static str),
+}
 
 struct Expected {
     stripes: u8,
@@ -33,32 +46,55 @@ impl Openings {
     pub(crate) fn begin(&self, site: &str, hello: &Hello) -> Result<Opening, String> {
         let key = (site.to_owned(), hello.session);
         let (joined, joining) = mpsc::channel(CONNECTIONS_MAX);
-        let mut openings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut openings = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let Entry::Vacant(vacant) = openings.entry(key.clone()) else {
             return Err("a session of this number is being opened already".to_owned());
         };
         let (stripes, window_bytes) = (hello.stripes, hello.window_bytes);
         vacant.insert(Expected { stripes, window_bytes, joined });
         drop(openings);
+        self.begun.send_replace(());
         let missing = stripes - 1;
         Ok(Opening { openings: self.clone(), key, joining, missing })
     }
 
-    /// A further connection is here. The error gives it back, and is for the peer and the log.
-    pub(crate) fn join(&self, site: &str, hello: &Hello, wire: Wire) -> Result<(), (Wire, String)> {
-        let openings = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+    /// A further connection is here, before its session's first one perhaps: that is waited for so
+    /// long. The error gives it back, and is for the peer and the log.
+    pub(crate) async fn join(
+        &self,
+        site: &str,
+        hello: &Hello,
+        mut wire: Wire,
+        within: Duration,
+    ) -> Result<(), (Wire, &'static str)> {
+        let until = Instant::now() + within;
+        let mut begun = self.begun.subscribe();
+        loop {
+            begun.borrow_and_update();
+            wire = match self.try_join(site, hello, wire) {
+                Ok(()) => return Ok(()),
+                Err((wire, Refusal::Told(why))) => return Err((wire, why)),
+                Err((wire, Refusal::NotBegun)) => wire,
+            };
+            if !matches!(timeout_at(until, begun.changed()).await, Ok(Ok(()))) {
+                return Err((wire, "it joins a session that is not being opened here"));
+            }
+        }
+    }
+
+    fn try_join(&self, site: &str, hello: &Hello, wire: Wire) -> Result<(), (Wire, Refusal)> {
+        let openings = self.expected.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(expected) = openings.get(&(site.to_owned(), hello.session)) else {
-            let what = "it joins a session that is not being opened here";
-            return Err((wire, what.to_owned()));
+            return Err((wire, Refusal::NotBegun));
         };
         if (expected.stripes, expected.window_bytes) != (hello.stripes, hello.window_bytes) {
             let what = "it does not agree with the first connection of its session";
-            return Err((wire, what.to_owned()));
+            return Err((wire, Refusal::Told(what)));
         }
         let (stripe, joined) = (hello.stripe, &expected.joined);
         joined.try_send((stripe, wire)).map_err(|error| {
             let (_, wire) = error.into_inner();
-            (wire, "its session has all its connections".to_owned())
+            (wire, Refusal::Told("its session has all its connections"))
         })
     }
 }
@@ -90,7 +126,7 @@ impl Opening {
 
 impl Drop for Opening {
     fn drop(&mut self) {
-        let mut openings = self.openings.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut openings = self.openings.expected.lock().unwrap_or_else(PoisonError::into_inner);
         openings.remove(&self.key);
     }
 }

@@ -19,8 +19,8 @@ pub struct LinkOptions {
     pub keepalive: Duration,
     /// The session ends when a connection brings no byte for so long; at least twice `keepalive`.
     pub dead_after: Duration,
-    /// Each step of opening a session takes no longer: connecting with TLS and the first answer,
-    /// joining the further connections, and the peer's acceptance.
+    /// Each step of opening a session takes no longer: connecting with TLS, the connections coming
+    /// together, and the peer's acceptance.
     pub connect_timeout: Duration,
     /// Cap on what this side sends, shared by the sessions of one link.
     pub pacer: Option<Arc<Pacer>>,

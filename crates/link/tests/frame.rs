@@ -144,8 +144,7 @@ proptest! {
     #[test]
     fn an_answer_comes_back_and_is_cut_to_its_bounds(why in ".{0,3000}", window in WINDOW_BYTES_MIN..=WINDOW_BYTES_MAX) {
         for answer in [
-            Answer::Opened,
-            Answer::Accepted { version: 1, window_bytes: window },
+            Answer::Accepted { version: 2, window_bytes: window },
             Answer::Refused { why: why.clone() },
         ] {
             let bytes = answer.encode();
@@ -205,8 +204,8 @@ fn headers_that_announce_what_no_frame_may_have() {
 #[test]
 fn hellos_that_cannot_be_met() {
     let good = Hello {
-        version_min: 1,
-        version_max: 1,
+        version_min: 2,
+        version_max: 2,
         stripe: 0,
         stripes: 4,
         session: [7; 16],
@@ -217,9 +216,9 @@ fn hellos_that_cannot_be_met() {
     stranger[..8].copy_from_slice(b"GET / HT");
     assert_eq!(decode_hello(&stranger), Some(Err(HandshakeError::Magic(*b"GET / HT"))));
     for (bad, expected) in [
-        (Hello { version_min: 2, version_max: 9, ..good.clone() }, "versions 2 to 9"),
-        (Hello { version_min: 0, version_max: 0, ..good.clone() }, "versions 0 to 0"),
-        (Hello { version_min: 2, ..good.clone() }, "above its highest"),
+        (Hello { version_min: 3, version_max: 9, ..good.clone() }, "versions 3 to 9"),
+        (Hello { version_min: 1, version_max: 1, ..good.clone() }, "versions 1 to 1"),
+        (Hello { version_min: 3, ..good.clone() }, "above its highest"),
         (Hello { stripe: 4, ..good.clone() }, "out of bounds"),
         (Hello { stripes: 17, ..good.clone() }, "out of bounds"),
         (Hello { window_bytes: WINDOW_BYTES_MIN - 1, ..good.clone() }, "credit out of bounds"),
@@ -232,7 +231,7 @@ fn hellos_that_cannot_be_met() {
     }
 }
 
-/// The bytes of version 1, so that they do not change by accident.
+/// The bytes of version 2, so that they do not change by accident.
 #[test]
 fn bytes_on_the_wire() {
     let header = Header { kind: Kind::First { message_bytes: 5 }, number: 258, payload_bytes: 5 };
@@ -242,8 +241,8 @@ fn bytes_on_the_wire() {
     assert_eq!(header.encode([&b"hello"[..]]), expected[..]);
 
     let bytes = Hello {
-        version_min: 1,
-        version_max: 1,
+        version_min: 2,
+        version_max: 2,
         stripe: 2,
         stripes: 4,
         session: *b"0123456789abcdef",
@@ -251,6 +250,6 @@ fn bytes_on_the_wire() {
         request: Vec::new(),
     }
     .encode();
-    let expected = b"FARSHLNK\x01\0\x01\0\x02\x04\0\x000123456789abcdef\0\0\x10\0\0\0\0\0\0\0\0\0";
+    let expected = b"FARSHLNK\x02\0\x02\0\x02\x04\0\x000123456789abcdef\0\0\x10\0\0\0\0\0\0\0\0\0";
     assert_eq!(bytes[..44], expected[..]);
 }

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use farshore_link::certificates::Authority;
 use farshore_link::frame::{self, Header, Kind, PAYLOAD_BYTES_MAX};
-use farshore_link::handshake::{Answer, Hello};
+use farshore_link::handshake::{Answer, Hello, VERSION_MAX};
 use farshore_link::{
     Dialer, Identity, IdentityFiles, LinkError, LinkOptions, Listener, Receiver, Sender,
 };
@@ -76,6 +76,11 @@ impl Ground {
             Err(error) => Ok(error),
         }
     }
+}
+
+/// Who is waited for is waited for so long.
+fn patient_for(seconds: u64) -> LinkOptions {
+    LinkOptions { connect_timeout: Duration::from_secs(seconds), ..LinkOptions::default() }
 }
 
 fn days_ago(days: i64) -> OffsetDateTime {
@@ -229,7 +234,7 @@ async fn peers_without_a_site() -> Result<()> {
 
 #[tokio::test]
 async fn handshakes_that_break_the_rules() -> Result<()> {
-    let mut ground = Ground::new().await?;
+    let mut ground = Ground::with(Sites::new()?, patient_for(1)).await?;
     let files = ground.sites.files("odd")?;
     let mut changed = hello().encode();
     *changed.last_mut().context("bytes")? ^= 1;
@@ -274,7 +279,7 @@ async fn handshakes_that_break_the_rules() -> Result<()> {
 
 #[tokio::test]
 async fn a_connection_can_join_only_its_own_site_and_place() -> Result<()> {
-    let mut ground = Ground::new().await?;
+    let mut ground = Ground::with(Sites::new()?, patient_for(5)).await?;
     let (odd, thief) = (ground.sites.files("odd")?, ground.sites.files("thief")?);
     let first = Hello { stripes: 3, ..hello() };
     let further = |stripe| Hello { stripe, request: vec![], ..first.clone() };
@@ -283,11 +288,15 @@ async fn a_connection_can_join_only_its_own_site_and_place() -> Result<()> {
         answer => bail!("{answer:?}"),
     };
 
+    // It comes before the first one, which it may, and is another site's, which it may not be.
+    let mut stolen = Raw::connect(ground.address(), Some(&thief)).await?;
+    stolen.say(&further(1).encode()).await?;
+    // This one comes before the first too.
+    let mut early = Raw::connect(ground.address(), Some(&odd)).await?;
+    early.say(&further(2).encode()).await?;
     let mut opening = Raw::connect(ground.address(), Some(&odd)).await?;
     opening.say(&first.encode()).await?;
-    assert_eq!(soon("an answer", opening.answer()).await??, Answer::Opened);
     for (files, hello, words) in [
-        (&thief, further(1), "not being opened here"),
         (&odd, first.clone(), "is being opened already"),
         (&odd, Hello { stripes: 4, ..further(1) }, "does not agree with the first"),
     ] {
@@ -298,26 +307,25 @@ async fn a_connection_can_join_only_its_own_site_and_place() -> Result<()> {
         ground.log.line_with(&[words]).await?;
     }
     // None of it hurt the session that is being opened.
-    let mut joined = Vec::new();
-    for stripe in [2, 1] {
-        let mut raw = Raw::connect(ground.address(), Some(&odd)).await?;
-        raw.say(&further(stripe).encode()).await?;
-        joined.push(raw);
-    }
+    let mut last = Raw::connect(ground.address(), Some(&odd)).await?;
+    last.say(&further(1).encode()).await?;
     let incoming = soon("the session", ground.listener.next()).await?;
     assert_eq!((&incoming.site[..], &incoming.request[..]), ("odd", &b"please"[..]));
     let session = incoming.accept(LinkOptions::default()).await?;
-    for raw in joined.iter_mut().chain([&mut opening]) {
+    for raw in [&mut early, &mut last, &mut opening] {
         let answer = soon("an answer", raw.answer()).await??;
-        assert!(matches!(answer, Answer::Accepted { version: 1, .. }), "{answer:?}");
+        assert!(matches!(answer, Answer::Accepted { version: VERSION_MAX, .. }), "{answer:?}");
     }
     drop(session);
+    let words = "not being opened here";
+    let why = refused(soon("an answer", stolen.answer()).await??)?;
+    assert!(why.contains(words), "{why}");
+    ground.log.line_with(&["site=\"thief\"", words]).await?;
 
     // The same place twice ends the opening.
     let first = Hello { session: [2; 16], ..first.clone() };
     let mut opening = Raw::connect(ground.address(), Some(&odd)).await?;
     opening.say(&first.encode()).await?;
-    assert_eq!(soon("an answer", opening.answer()).await??, Answer::Opened);
     let mut twice = Vec::new();
     for _ in 0..2 {
         let mut raw = Raw::connect(ground.address(), Some(&odd)).await?;

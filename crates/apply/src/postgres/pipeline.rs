@@ -171,6 +171,8 @@ pub struct Pipeline {
     session: Session,
     in_flight: VecDeque<(Expect, u32)>,
     bytes_in_flight: usize,
+    /// Something is in flight that the target was not asked to answer at once.
+    unasked: bool,
     committed: Option<Lsn>,
     /// Names of statements that are prepared here.
     prepared: HashSet<String>,
@@ -187,6 +189,7 @@ impl Pipeline {
             session,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
+            unasked: false,
             committed: None,
             prepared: HashSet::new(),
             stale: Vec::new(),
@@ -216,7 +219,7 @@ impl Pipeline {
         change: Option<ChangeRef>,
     ) -> Result<(), PipelineError> {
         frontend::parse(self.session.connection.out(), name, sql, types)?;
-        self.in_flight.push_back((Expect::Parsed(change), 0));
+        self.expect(Expect::Parsed(change), 0);
         Ok(())
     }
 
@@ -236,7 +239,7 @@ impl Pipeline {
         frontend::execute(out, "", 0)?;
         let bytes = u32::try_from(out.len() - before).unwrap_or(u32::MAX);
         self.bytes_in_flight += bytes as usize;
-        self.in_flight.push_back((expect, bytes));
+        self.expect(expect, bytes);
         Ok(())
     }
 
@@ -249,7 +252,7 @@ impl Pipeline {
         if !self.prepared.contains(&statement.name) {
             let Statement { name, sql, types } = statement;
             frontend::parse(self.session.connection.out(), name, sql, types)?;
-            self.in_flight.push_back((expect(), 0));
+            self.expect(expect(), 0);
             self.prepared.insert(name.clone());
         }
         Ok(())
@@ -264,9 +267,9 @@ impl Pipeline {
 
     /// Closes the statements that are used no more.
     pub fn forget_stale(&mut self) -> Result<(), PipelineError> {
-        for name in self.stale.drain(..) {
+        for name in std::mem::take(&mut self.stale) {
             frontend::close(self.session.connection.out(), frontend::Target::Statement(&name))?;
-            self.in_flight.push_back((Expect::Closed, 0));
+            self.expect(Expect::Closed, 0);
         }
         Ok(())
     }
@@ -284,7 +287,7 @@ impl Pipeline {
     /// Ends the data of a COPY.
     pub fn end_copy(&mut self, expect: Expect) {
         frontend::copy_done(self.session.connection.out());
-        self.in_flight.push_back((expect, 0));
+        self.expect(expect, 0);
     }
 
     /// Messages that are not yet written.
@@ -351,7 +354,8 @@ impl Pipeline {
     /// Ends an implicit group: the target may do its end-of-command work (statistics).
     pub fn sync(&mut self) {
         frontend::sync(self.session.connection.out());
-        self.in_flight.push_back((Expect::Ready, 0));
+        self.expect(Expect::Ready, 0);
+        self.unasked = false;
     }
 
     /// Writes and reads as needed to keep what is in flight within bounds.
@@ -372,9 +376,16 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Asks the target to answer what was sent, once this is written.
+    fn expect(&mut self, expect: Expect, bytes: u32) {
+        self.in_flight.push_back((expect, bytes));
+        self.unasked = true;
+    }
+
+    /// Asks the target to answer what was sent, once this is written, if it was not asked yet.
     pub fn ask_for_answers(&mut self) {
-        frontend::flush(self.session.connection.out());
+        if std::mem::take(&mut self.unasked) {
+            frontend::flush(self.session.connection.out());
+        }
     }
 
     /// Ends the connection.
@@ -384,7 +395,7 @@ impl Pipeline {
 
     /// Writes everything and asks the target to answer now.
     pub async fn request_answers(&mut self) -> Result<(), PipelineError> {
-        frontend::flush(self.session.connection.out());
+        self.ask_for_answers();
         self.session.connection.flush().await?;
         Ok(())
     }
@@ -416,6 +427,7 @@ impl Pipeline {
         let lost = self.in_flight.iter().any(|(expect, _)| matches!(expect, Expect::Parsed(_)));
         self.in_flight.clear();
         self.bytes_in_flight = 0;
+        self.unasked = false;
         Ok(lost)
     }
 

@@ -3,7 +3,9 @@
 use anyhow::{Result, ensure};
 use farshore_link::IdentityFiles;
 use farshore_link::frame::{self, Header};
-use farshore_link::handshake::{ANSWER_BYTES, Answer, AnswerHead, Hello, WINDOW_BYTES_MIN};
+use farshore_link::handshake::{
+    ANSWER_BYTES, Answer, AnswerHead, Hello, VERSION_MAX, VERSION_MIN, WINDOW_BYTES_MIN,
+};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::ring::default_provider;
 use rustls::pki_types::pem::PemObject;
@@ -117,8 +119,8 @@ impl Raw {
 /// A hello that any listener would accept.
 pub fn hello() -> Hello {
     Hello {
-        version_min: 1,
-        version_max: 1,
+        version_min: VERSION_MIN,
+        version_max: VERSION_MAX,
         stripe: 0,
         stripes: 1,
         session: [1; 16],

@@ -81,7 +81,10 @@ pub(crate) struct Cursors {
     pub state: Mutex<CursorState>,
     /// Held while the file is written, so that an older state never replaces a newer one.
     writing: Mutex<()>,
+    /// There is something to save, and nobody who is about to.
     changed: Condvar,
+    /// The end has come, while a save is waited for: moves meanwhile wake nobody.
+    stopped: Condvar,
 }
 
 impl Cursors {
@@ -94,6 +97,7 @@ impl Cursors {
             state: Mutex::new(state),
             writing: Mutex::new(()),
             changed: Condvar::new(),
+            stopped: Condvar::new(),
         }
     }
 
@@ -142,7 +146,7 @@ impl Cursors {
                 if left.is_zero() {
                     break;
                 }
-                let waited = self.changed.wait_timeout(state, left);
+                let waited = self.stopped.wait_timeout(state, left);
                 state = waited.unwrap_or_else(|e| e.into_inner()).0;
             }
             let stopping = state.stopping;
@@ -161,6 +165,7 @@ impl Cursors {
     pub fn stop(&self) {
         lock(&self.state).stopping = true;
         self.changed.notify_all();
+        self.stopped.notify_all();
     }
 }
 
