@@ -35,6 +35,9 @@ const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// Connections that a backlog needed are closed after this long without one.
 const SPARES_KEPT_FOR: Duration = Duration::from_secs(30);
 
+/// A log that is so many bytes ahead is worth more than one connection from the start.
+const MUCH_BYTES: u64 = 4 << 20;
+
 /// A publisher that did not answer is asked again after this, and after up to [`ASK_AGAIN_MAX`].
 const ASK_AGAIN_MIN: Duration = Duration::from_secs(2);
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(300);
@@ -90,10 +93,16 @@ impl<'a> Streaming<'a> {
     pub fn new(
         agent: &'a Subscription,
         feed: LogFeed,
-        writer: Writer,
+        mut writer: Writer,
         start: Start,
         early: EarlySettings,
     ) -> Streaming<'a> {
+        let durable = agent.store.durable().borrow().0;
+        if start.applied >= early.lanes.alone_until
+            && durable.bytes_since(start.applied) >= MUCH_BYTES
+        {
+            writer.expect_much();
+        }
         let usual = agent.spec.limits;
         let may_be_early = usual.batches != Batches::Never && writer.may_be_early();
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));

@@ -136,6 +136,12 @@ impl Connection {
         self.session.process_id
     }
 
+    /// The shortest round trip to the other end of the connection that the kernel has seen; `None`
+    /// where it does not say. Behind a pooler or a proxy the server may be farther.
+    pub fn round_trip(&self) -> Option<Duration> {
+        self.transport.socket().round_trip()
+    }
+
     /// Whether the server is so close (half a millisecond there and back, by TCP) that a flood of a
     /// stream's messages gathers there: [`crate::replication::ReplicationStream::gather`].
     pub fn is_close(&self) -> bool {

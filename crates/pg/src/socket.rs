@@ -5,10 +5,13 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
+
+/// A peer that takes so long to connect to is far, or the machine is busy.
+const FAR: Duration = Duration::from_millis(5);
 
 /// One way to one host, names resolved.
 #[derive(Debug, Clone)]
@@ -76,9 +79,14 @@ pub(crate) async fn connect_tcp(
             tracing::debug!(%address, %error, "asking for a smaller MSS");
         }
     }
+    let began = Instant::now();
     let stream = socket.connect(address).await?;
     stream.set_nodelay(true)?;
     let options = socket2::SockRef::from(&stream);
+    if began.elapsed() >= FAR {
+        // Where a kernel does not have it, what is sent over lossy or long lines is slower.
+        let _ = options.set_tcp_congestion(b"bbr");
+    }
     if keepalive.enabled {
         options.set_tcp_keepalive(
             &socket2::TcpKeepalive::new()
@@ -169,6 +177,11 @@ impl Socket {
         let socket = socket2::SockRef::from(tcp);
         socket.set_recv_buffer_size(bytes).is_ok()
             && socket.recv_buffer_size().is_ok_and(|kept| kept >= bytes)
+    }
+
+    /// The shortest round trip that was seen.
+    pub(crate) fn round_trip(&self) -> Option<Duration> {
+        self.arrived().map(|arrived| arrived.round_trip)
     }
 
     /// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before

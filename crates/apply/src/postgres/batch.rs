@@ -20,6 +20,7 @@ mod references;
 
 pub use pending::{Batches, Offered};
 pub use plan::{BatchPlan, Planned, TableFacts, look_at_tables, plan};
+pub(super) use plan::{facts_answer, facts_question};
 pub use references::{References, TableReferences, Ties};
 
 use crate::netting::{Effect, NetTable, Netting};

@@ -26,7 +26,7 @@ use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
 use farshore_capture::source::{AddedColumn, DroppedColumns, OldValue, Source};
 use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
-use farshore_pg::{quote_literal, text_array};
+use farshore_pg::{Row, quote_literal, text_array};
 use farshore_wire::pgoutput::stored;
 use std::collections::HashMap;
 
@@ -444,22 +444,30 @@ pub async fn load_definitions(
     subscription: &str,
     tables: &[TableName],
 ) -> Result<HashMap<TableName, Relation>, ApplyError> {
+    let [schemas, names] = schemas_and_names(tables);
+    let parameters = [Some(subscription), Some(&schemas[..]), Some(&names[..])];
+    Ok(definitions_of(&session.query(DEFINITIONS, &parameters).await?))
+}
+
+/// Schemas and names of tables, each as an array.
+pub(super) fn schemas_and_names(tables: &[TableName]) -> [String; 2] {
     let schemas = text_array(tables.iter().map(|table| table.schema.as_str()));
-    let names = text_array(tables.iter().map(|table| table.name.as_str()));
-    let rows = session
-        .query(
-            "SELECT c.schema_name, c.table_name, c.definition \
-             FROM unnest($2::text::text[], $3::text::text[]) AS w (schema_name, table_name) \
-             JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
-               AND c.table_name = w.table_name WHERE c.definition IS NOT NULL",
-            &[Some(subscription), Some(&schemas), Some(&names)],
-        )
-        .await?;
+    [schemas, text_array(tables.iter().map(|table| table.name.as_str()))]
+}
+
+/// What [`load_definitions`] asks; its parameters are the subscription and [`schemas_and_names`].
+pub(super) const DEFINITIONS: &str = "SELECT c.schema_name, c.table_name, c.definition \
+     FROM unnest($2::text::text[], $3::text::text[]) AS w (schema_name, table_name) \
+     JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
+       AND c.table_name = w.table_name WHERE c.definition IS NOT NULL";
+
+/// The answer to [`DEFINITIONS`].
+pub(super) fn definitions_of(rows: &[Row]) -> HashMap<TableName, Relation> {
     let definitions = rows.iter().filter_map(|row| {
         let table = TableName { schema: row.get(0)?.to_owned(), name: row.get(1)?.to_owned() };
         Some((table, stored::decode_definition(&from_hex(row.get(2)?)?).ok()?))
     });
-    Ok(definitions.collect())
+    definitions.collect()
 }
 
 /// Keeps the definition that a copied table follows from now on.

@@ -223,6 +223,14 @@ impl Lanes {
         self.is_far
     }
 
+    /// There is much to come: to a target that is far the other connections are made now, while what
+    /// is needed for the first group is still asked for.
+    pub fn expect_much(&mut self) {
+        if self.is_far {
+            self.connect_more();
+        }
+    }
+
     /// Whether groups may run side by side.
     pub fn are_many(&self) -> bool {
         self.streams > 1

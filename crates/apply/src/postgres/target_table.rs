@@ -6,7 +6,7 @@ use crate::postgres::value_plan::{ColumnType, ValuePlan, value_plan};
 use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
-use farshore_pg::text_array;
+use farshore_pg::{Row, text_array};
 
 /// A table on the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -59,10 +59,18 @@ pub async fn target_tables(
     session: &mut Session,
     tables: &[TableName],
 ) -> Result<Vec<Option<TargetTable>>, ApplyError> {
+    let rows = session.query(LOOK_UP, &[Some(&names(tables))]).await?;
+    looked_up(session, tables.len(), &rows).await
+}
+
+/// SQL names of tables, as the parameter of questions about them.
+pub(super) fn names(tables: &[TableName]) -> String {
     let names: Vec<String> = tables.iter().map(TableName::to_string).collect();
-    let rows = session
-        .query(
-            "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
+    text_array(names.iter().map(String::as_str))
+}
+
+/// What [`target_tables`] asks; its parameter are the tables' [`names`].
+pub(super) const LOOK_UP: &str = "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
                a.attidentity = 'a', \
                coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
                c.relkind = 'p', \
@@ -81,12 +89,17 @@ pub async fn target_tables(
                  WHERE chain.typtype = 'd') SELECT oid FROM chain WHERE typtype <> 'd') \
              LEFT JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace \
              LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
-             ORDER BY w.number, a.attnum",
-            &[Some(&text_array(names.iter().map(String::as_str)))],
-        )
-        .await?;
-    let mut found: Vec<Option<TargetTable>> = vec![None; tables.len()];
-    for row in &rows {
+             ORDER BY w.number, a.attnum";
+
+/// The answer to [`LOOK_UP`], of so many tables. Asks what the columns' types are made of, where
+/// those are not PostgreSQL's own.
+pub(super) async fn looked_up(
+    session: &mut Session,
+    tables: usize,
+    rows: &[Row],
+) -> Result<Vec<Option<TargetTable>>, ApplyError> {
+    let mut found: Vec<Option<TargetTable>> = vec![None; tables];
+    for row in rows {
         let number: usize = row.parse(10).map_err(|error| session.error(error))?;
         let Some(slot) = found.get_mut(number) else { continue };
         let partitioned = row.get(6) == Some("t");

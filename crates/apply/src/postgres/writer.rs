@@ -437,6 +437,11 @@ impl Writer {
         self.lanes.is_far()
     }
 
+    /// There is a backlog.
+    pub fn expect_much(&mut self) {
+        self.lanes.expect_much();
+    }
+
     /// Whether there are connections that only a backlog needs.
     pub fn has_spares(&self) -> bool {
         self.lanes.has_spares()

@@ -3,9 +3,10 @@
 use crate::ApplyError;
 use crate::postgres::session::Session;
 use crate::postgres::statements::TargetRelation;
+use crate::postgres::target_table::names;
 use farshore_capture::publication::TableName;
 use farshore_model::{ReplicaIdentity, quote_identifier};
-use farshore_pg::{partition_tree, text_array};
+use farshore_pg::{Row, partition_tree, text_array};
 
 /// A relation version whose changes may be written in bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,11 +72,14 @@ pub async fn look_at_tables(
     session: &mut Session,
     tables: &[TableName],
 ) -> Result<Vec<TableFacts>, ApplyError> {
-    let names: Vec<String> = tables.iter().map(TableName::to_string).collect();
-    let rows = session
-        .query(
-            &format!(
-                "WITH own AS MATERIALIZED (SELECT w.number, w.oid, \
+    let rows = session.query(&facts_question(), &[Some(&names(tables))]).await?;
+    facts_answer(session, tables.len(), &rows)
+}
+
+/// What [`look_at_tables`] asks; its parameter are the tables' names.
+pub(in crate::postgres) fn facts_question() -> String {
+    format!(
+        "WITH own AS MATERIALIZED (SELECT w.number, w.oid, \
                  EXISTS (SELECT FROM {partitions} p \
                    JOIN pg_catalog.pg_trigger g ON g.tgrelid = p.relid \
                    JOIN pg_catalog.pg_proc f ON f.oid = g.tgfoid \
@@ -100,13 +104,18 @@ pub async fn look_at_tables(
                AND NOT a.attisdropped \
              JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
              LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype",
-                partitions = partition_tree("w.oid")
-            ),
-            &[Some(&text_array(names.iter().map(String::as_str)))],
-        )
-        .await?;
-    let mut facts = vec![TableFacts::default(); tables.len()];
-    for row in &rows {
+        partitions = partition_tree("w.oid")
+    )
+}
+
+/// The answer to [`facts_question`], of so many tables.
+pub(in crate::postgres) fn facts_answer(
+    session: &Session,
+    tables: usize,
+    rows: &[Row],
+) -> Result<Vec<TableFacts>, ApplyError> {
+    let mut facts = vec![TableFacts::default(); tables];
+    for row in rows {
         let number: usize = row.parse(0).map_err(|error| session.error(error))?;
         let Some(facts) = facts.get_mut(number) else { continue };
         facts.fires |= row.get(1) != Some("f");

@@ -2,8 +2,8 @@
 //!
 //! To learn what a table is on the target, everything before its first change has to be written and
 //! answered, and then three questions asked. Behind, with many tables, that would be most of the
-//! work. So when a table is met that nothing is known of, all others are looked at together with it
-//! whose changes are in what was read of the log so far.
+//! work. So when a table is met that nothing is known of, it is looked at together with all others
+//! whose changes are in what was read of the log so far, in one round trip.
 //!
 //! What was seen is good for the first version of a table that comes by, if that is the one that
 //! the target follows already, and only for a few seconds: from then on it is as if the table had
@@ -11,12 +11,13 @@
 
 use crate::ApplyError;
 use crate::postgres::batch::{self, TableFacts};
-use crate::postgres::follow_ddl::load_definitions;
+use crate::postgres::follow_ddl::{DEFINITIONS, definitions_of, schemas_and_names};
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{TargetTable, target_tables};
+use crate::postgres::target_table::{self, LOOK_UP, TargetTable, looked_up};
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
 use farshore_model::Relation;
+use farshore_pg::Question;
 use std::collections::HashMap;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -63,9 +64,21 @@ impl Ahead {
     ) -> Result<(), ApplyError> {
         let tables: Vec<TableName> = published.iter().map(|table| names.table(table)).collect();
         let at = Instant::now();
-        let on_target = target_tables(session, &tables).await?;
-        let facts = batch::look_at_tables(session, &tables).await?;
-        let mut definitions = load_definitions(session, subscription, published).await?;
+        let (look, names) = (batch::facts_question(), target_table::names(&tables));
+        let [schemas, own_names] = schemas_and_names(published);
+        let [on_target, facts, definitions] = session
+            .ask([
+                Question::Extended(LOOK_UP, &[Some(&names)]),
+                Question::Extended(&look, &[Some(&names)]),
+                Question::Extended(
+                    DEFINITIONS,
+                    &[Some(subscription), Some(&schemas), Some(&own_names)],
+                ),
+            ])
+            .await?;
+        let on_target = looked_up(session, tables.len(), &on_target?).await?;
+        let facts = batch::facts_answer(session, tables.len(), &facts?)?;
+        let mut definitions = definitions_of(&definitions?);
         self.seen.retain(|_, seen| seen.at.elapsed() < FRESH);
         for ((published, on_target), facts) in published.iter().zip(on_target).zip(facts) {
             self.seen.remove(published);

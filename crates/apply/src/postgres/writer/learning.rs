@@ -88,17 +88,23 @@ impl Writer {
         }
         let published = table;
         let table = self.target_names.table(&published);
-        if !self.versions.contains_key(&published)
-            && self.learn_as_seen(&published, id, &relation, copied_at)
-        {
+        let is_first = !self.versions.contains_key(&published);
+        if is_first && self.learn_as_seen(&published, id, &relation, copied_at) {
             self.supersede(published, id);
             return Ok(());
         }
-        // In the open transaction, behind what came before.
+        // Behind what came before.
         self.send_batches().await?;
         self.finish_closing().await?;
+        if is_first && self.batching {
+            self.look_ahead(&published, definitions).await?;
+            if self.learn_as_seen(&published, id, &relation, copied_at) {
+                self.supersede(published, id);
+                return Ok(());
+            }
+        }
+        // In the open transaction.
         self.ensure_begun().await?;
-        self.look_ahead(&published, definitions).await?;
         let mut on_target = self.look_up(&table).await?;
         let mut put_off = false;
         if let Some(there) = &on_target {
@@ -200,20 +206,17 @@ impl Writer {
         true
     }
 
-    /// Looks at tables that have not been met yet, and whose changes are in what was read.
+    /// Looks at a table, and at others that have not been met yet and whose changes are in what was
+    /// read.
     async fn look_ahead(
         &mut self,
         published: &TableName,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
-        if !self.batching {
-            return Ok(());
-        }
-        let mut tables = BTreeSet::new();
+        let mut tables = BTreeSet::from([published.clone()]);
         for (_, relation) in definitions.iter().filter(|(id, _)| !self.relations.contains_key(id)) {
             let table = TableName { schema: relation.schema.clone(), name: relation.name.clone() };
-            if table != *published
-                && self.copied.contains_key(&table)
+            if self.copied.contains_key(&table)
                 && !self.versions.contains_key(&table)
                 && !self.ahead.has(&table)
             {
@@ -222,9 +225,6 @@ impl Writer {
             if tables.len() == TABLES_MAX {
                 break;
             }
-        }
-        if tables.is_empty() {
-            return Ok(());
         }
         let tables: Vec<TableName> = tables.into_iter().collect();
         let (subscription, names) = (self.subscription.clone(), self.target_names.clone());
