@@ -35,7 +35,8 @@ const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 /// Connections that a backlog needed are closed after this long without one.
 const SPARES_KEPT_FOR: Duration = Duration::from_secs(30);
 
-/// A log that is so many bytes ahead is worth more than one connection from the start.
+/// A store that is so many bytes of the publisher's log ahead is worth more than one connection from
+/// the start, if only its positions are: what they are of is not known yet.
 const MUCH_BYTES: u64 = 4 << 20;
 
 /// A publisher that did not answer is asked again after this, and after up to [`ASK_AGAIN_MAX`].

@@ -54,8 +54,8 @@ impl Dialer {
     }
 
     /// Opens a session: connects, says `request` (at most 64 KiB) and waits for the peer to accept
-    /// it, which takes three round trips. [`LinkError::Refused`] carries the peer's words. Each step
-    /// takes at most `connect_timeout`. Dropping the future closes what was opened.
+    /// it, which takes three round trips (four where the name has several addresses).
+    /// [`LinkError::Refused`] carries the peer's words. Each step takes at most `connect_timeout`. Dropping the future closes what was opened.
     pub async fn open(&self, request: &[u8]) -> Result<Session, LinkError> {
         if request.len() > REQUEST_BYTES_MAX {
             return Err(LinkError::Options(format!(
@@ -77,8 +77,9 @@ impl Dialer {
             request: request.to_vec(),
         };
 
-        let (peer, mut wires) = self.within("answer", self.connect(hello)).await?;
-        let window_bytes = self.within("answer the request", self.acceptance(&mut wires)).await?;
+        let (peer, wires) = self.within("answer", self.connect(hello)).await?;
+        let accepted = self.within("answer the request", self.acceptance(wires));
+        let (wires, window_bytes) = accepted.await?;
         Ok(Session::start(wires, self.site.clone(), peer, window_bytes, &self.options))
     }
 
@@ -93,7 +94,11 @@ impl Dialer {
         // A name may stand for several machines: then all go to the one that takes the first.
         let only = self.only_address().await?;
         let mut joining = only.map(|peer| self.join(peer, &further));
-        let tcp = TcpStream::connect(&self.address).await.map_err(|e| self.not_connected(e))?;
+        let tcp = match only {
+            Some(peer) => TcpStream::connect(peer).await,
+            None => TcpStream::connect(&self.address).await,
+        };
+        let tcp = tcp.map_err(|e| self.not_connected(e))?;
         let peer = tcp.peer_addr().map_err(|e| self.not_connected(e))?;
         let joining = joining.get_or_insert_with(|| self.join(peer, &further));
         let mut first = match self.greet(tcp, &hello).await {
@@ -155,14 +160,23 @@ impl Dialer {
         }
     }
 
-    async fn acceptance(&self, wires: &mut [Wire]) -> Result<u64, LinkError> {
-        let mut granted = None;
-        for wire in wires {
-            match self.answer(wire).await? {
+    /// The peer's answers, which may come on any connection first; and what credit it gives.
+    async fn acceptance(&self, wires: Vec<Wire>) -> Result<(Vec<Wire>, u64), LinkError> {
+        let mut answers = JoinSet::new();
+        for (stripe, mut wire) in wires.into_iter().enumerate() {
+            let dialer = self.clone();
+            answers.spawn(async move { (stripe, dialer.answer(&mut wire).await, wire) });
+        }
+        let (mut accepted, mut granted) = (Vec::new(), None);
+        while let Some(answer) = answers.join_next().await {
+            let (stripe, answer, wire) =
+                answer.map_err(|e| self.not_connected(io::Error::other(e)))?;
+            match answer? {
                 Answer::Accepted { window_bytes, .. }
                     if granted.is_none_or(|before| before == window_bytes) =>
                 {
                     granted = Some(window_bytes);
+                    accepted.push((stripe, wire));
                 }
                 Answer::Accepted { .. } => {
                     return Err(self.odd("its connections grant different credit"));
@@ -170,7 +184,9 @@ impl Dialer {
                 Answer::Refused { why } => return Err(self.refused(why)),
             }
         }
-        granted.ok_or_else(|| self.odd("there is no connection"))
+        accepted.sort_unstable_by_key(|(stripe, _)| *stripe);
+        let granted = granted.ok_or_else(|| self.odd("there is no connection"))?;
+        Ok((accepted.into_iter().map(|(_, wire)| wire).collect(), granted))
     }
 
     async fn tls(&self, tcp: TcpStream) -> Result<Wire, LinkError> {

@@ -204,8 +204,9 @@ async fn accept(tcp: TcpListener, door: Arc<Door>) {
         match tcp.accept().await {
             Ok((tcp, peer)) => {
                 let door = door.clone();
+                let mut permit = Some(permit);
                 handshakes.spawn(async move {
-                    if let Err(turned) = door.greet(tcp, peer, permit).await {
+                    if let Err(turned) = door.greet(tcp, peer, &mut permit).await {
                         door.log(peer, &turned).await;
                         turned.farewell.say().await;
                     }
@@ -226,25 +227,26 @@ impl Door {
         if turned.alike {
             let mut told = self.told.lock().await;
             told.retain(|(at, ..)| at.elapsed() < ALIKE);
-            if told.iter().any(|(_, ip, before)| (*ip, before) == (peer.ip(), why)) {
+            let line = format!("{site}: {why}");
+            if told.iter().any(|(_, ip, before)| (*ip, before) == (peer.ip(), &line)) {
                 tracing::debug!(%peer, site, "link: turned a connection away too: {why}");
                 return;
             }
             if told.len() == ALIKE_MAX {
                 told.pop_front();
             }
-            told.push_back((Instant::now(), peer.ip(), why.clone()));
+            told.push_back((Instant::now(), peer.ip(), line));
         }
         tracing::warn!(%peer, site, "link: turned a connection away: {why}");
     }
 
-    /// Brings a connection to where it is part of a session. Needs `permit` until its peer is known:
-    /// who waits for connections of its session must not keep those out.
+    /// Brings a connection to where it is part of a session. Gives `permit` back once its peer is
+    /// known: who waits for connections of its session must not keep those out.
     async fn greet(
         &self,
         tcp: TcpStream,
         peer: SocketAddr,
-        permit: OwnedSemaphorePermit,
+        permit: &mut Option<OwnedSemaphorePermit>,
     ) -> Result<(), Turned> {
         let within = self.options.connect_timeout;
         let slow = |site, what: &str| Turned {
@@ -256,7 +258,7 @@ impl Door {
         let (wire, site, hello) = timeout(within, self.authenticate(tcp))
             .await
             .unwrap_or_else(|_| Err(slow(None, "it did not finish the handshake")))?;
-        drop(permit);
+        *permit = None;
         let turned =
             |why, farewell| Turned { site: Some(site.clone()), why, farewell, alike: false };
         let told = |wire, why: String| {
@@ -268,7 +270,7 @@ impl Door {
         };
         if hello.stripe > 0 {
             let joined = self.openings.join(&site, &hello, wire, within).await;
-            return joined.map_err(|(wire, why)| told(wire, why.to_owned()));
+            return joined.map_err(|(wire, why)| Turned { alike: true, ..told(wire, why) });
         }
         let mut opening = match self.openings.begin(&site, &hello) {
             Ok(opening) => opening,

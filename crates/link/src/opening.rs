@@ -66,18 +66,22 @@ impl Openings {
         hello: &Hello,
         mut wire: Wire,
         within: Duration,
-    ) -> Result<(), (Wire, &'static str)> {
+    ) -> Result<(), (Wire, String)> {
         let until = Instant::now() + within;
         let mut begun = self.begun.subscribe();
         loop {
             begun.borrow_and_update();
             wire = match self.try_join(site, hello, wire) {
                 Ok(()) => return Ok(()),
-                Err((wire, Refusal::Told(why))) => return Err((wire, why)),
+                Err((wire, Refusal::Told(why))) => return Err((wire, why.to_owned())),
                 Err((wire, Refusal::NotBegun)) => wire,
             };
             if !matches!(timeout_at(until, begun.changed()).await, Ok(Ok(()))) {
-                return Err((wire, "it joins a session that is not being opened here"));
+                let why = format!(
+                    "it joins a session that is not being opened here (whose first connection did \
+                     not come within {within:?})"
+                );
+                return Err((wire, why));
             }
         }
     }

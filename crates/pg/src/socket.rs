@@ -5,12 +5,12 @@ use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-/// A peer that takes so long to connect to is far, or the machine is busy.
+/// From this round trip on a peer is far.
 const FAR: Duration = Duration::from_millis(5);
 
 /// One way to one host, names resolved.
@@ -62,6 +62,15 @@ pub(crate) struct Arrived {
     pub segment_max: u32,
 }
 
+/// What the kernel says while it has not seen any round trip.
+const ROUND_TRIP_UNKNOWN: Duration = Duration::from_micros(u32::MAX as u64);
+
+impl Arrived {
+    fn is_far(&self) -> bool {
+        (FAR..ROUND_TRIP_UNKNOWN).contains(&self.round_trip)
+    }
+}
+
 /// Connects by TCP, ready for a protocol that is about latency and notices a dead peer; with an MSS
 /// of at most so many bytes, where the kernel lets that be asked for.
 pub(crate) async fn connect_tcp(
@@ -79,11 +88,10 @@ pub(crate) async fn connect_tcp(
             tracing::debug!(%address, %error, "asking for a smaller MSS");
         }
     }
-    let began = Instant::now();
     let stream = socket.connect(address).await?;
     stream.set_nodelay(true)?;
     let options = socket2::SockRef::from(&stream);
-    if began.elapsed() >= FAR {
+    if arrived(&stream).is_some_and(|arrived| arrived.is_far()) {
         // Where a kernel does not have it, what is sent over lossy or long lines is slower.
         let _ = options.set_tcp_congestion(b"bbr");
     }
@@ -179,55 +187,59 @@ impl Socket {
             && socket.recv_buffer_size().is_ok_and(|kept| kept >= bytes)
     }
 
-    /// The shortest round trip that was seen.
+    /// The shortest round trip that was seen, if one was.
     pub(crate) fn round_trip(&self) -> Option<Duration> {
-        self.arrived().map(|arrived| arrived.round_trip)
+        let round_trip = self.arrived()?.round_trip;
+        (round_trip < ROUND_TRIP_UNKNOWN).then_some(round_trip)
     }
 
-    /// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before
-    /// 4.6), and on a socket that is not TCP.
-    #[cfg(target_os = "linux")]
+    /// What has come so far; `None` as with [`arrived`], and on a socket that is not TCP.
     pub(crate) fn arrived(&self) -> Option<Arrived> {
-        // Where things are in linux/tcp.h's `struct tcp_info`, counted in words: the `libc` crate's
-        // ends before them.
-        const ADVMSS: usize = 84 / size_of::<u32>();
-        const BYTES_RECEIVED: usize = 128 / size_of::<u32>();
-        const MIN_RTT: usize = 148 / size_of::<u32>();
-        const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
-        let tcp = self.tcp()?;
-        let mut info = [0_u32; DATA_SEGS_IN + 1];
-        let mut length = size_of_val(&info) as libc::socklen_t;
-        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel writes at most
-        // `length` bytes where it is told to, before the call returns.
-        let asked = unsafe {
-            libc::getsockopt(
-                tcp.as_raw_fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                info.as_mut_ptr().cast(),
-                &raw mut length,
-            )
-        };
-        if asked != 0 || (length as usize) < size_of_val(&info) {
-            return None;
-        }
-        let mut bytes = [0; size_of::<u64>()];
-        for (half, word) in bytes.chunks_exact_mut(size_of::<u32>()).zip(&info[BYTES_RECEIVED..]) {
-            half.copy_from_slice(&word.to_ne_bytes());
-        }
-        Some(Arrived {
-            bytes: u64::from_ne_bytes(bytes),
-            segments: info[DATA_SEGS_IN],
-            // All ones, more than an hour, while nothing has been measured.
-            round_trip: Duration::from_micros(info[MIN_RTT].into()),
-            segment_max: info[ADVMSS],
-        })
+        arrived(self.tcp()?)
     }
+}
 
-    #[cfg(not(target_os = "linux"))]
-    pub(crate) fn arrived(&self) -> Option<Arrived> {
-        None
+/// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before 4.6).
+#[cfg(target_os = "linux")]
+fn arrived(tcp: &TcpStream) -> Option<Arrived> {
+    // Where things are in linux/tcp.h's `struct tcp_info`, counted in words: the `libc` crate's ends
+    // before them.
+    const ADVMSS: usize = 84 / size_of::<u32>();
+    const BYTES_RECEIVED: usize = 128 / size_of::<u32>();
+    const MIN_RTT: usize = 148 / size_of::<u32>();
+    const DATA_SEGS_IN: usize = 152 / size_of::<u32>();
+    let mut info = [0_u32; DATA_SEGS_IN + 1];
+    let mut length = size_of_val(&info) as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as `tcp` is borrowed, and the kernel writes at most
+    // `length` bytes where it is told to, before the call returns.
+    let asked = unsafe {
+        libc::getsockopt(
+            tcp.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &raw mut length,
+        )
+    };
+    if asked != 0 || (length as usize) < size_of_val(&info) {
+        return None;
     }
+    let mut bytes = [0; size_of::<u64>()];
+    for (half, word) in bytes.chunks_exact_mut(size_of::<u32>()).zip(&info[BYTES_RECEIVED..]) {
+        half.copy_from_slice(&word.to_ne_bytes());
+    }
+    Some(Arrived {
+        bytes: u64::from_ne_bytes(bytes),
+        segments: info[DATA_SEGS_IN],
+        // All ones, more than an hour, while nothing has been measured.
+        round_trip: Duration::from_micros(info[MIN_RTT].into()),
+        segment_max: info[ADVMSS],
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn arrived(_tcp: &TcpStream) -> Option<Arrived> {
+    None
 }
 
 macro_rules! on_stream {

@@ -323,8 +323,15 @@ impl Lanes {
     /// Closes the connections beside the first. Nothing is open or closing.
     pub async fn close_spares(&mut self) {
         self.current = 0;
-        self.connecting.abort_all();
-        self.connecting = JoinSet::new();
+        let mut connecting = std::mem::take(&mut self.connecting);
+        // Made, and never needed.
+        while let Some(made) = connecting.try_join_next() {
+            if let Ok(Ok(Lane { pipeline, pid })) = made {
+                self.pipelines.push(pipeline);
+                self.pids.push(pid);
+            }
+        }
+        drop(connecting);
         self.pids.truncate(1);
         for mut spare in self.pipelines.drain(1..) {
             withdraw(&self.settings.cancel, &spare.session().connection.cancel_token());
