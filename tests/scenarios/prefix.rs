@@ -17,6 +17,7 @@ use farshore_testkit::prefix::{
 use farshore_testkit::process::{Farshore, FarshoreBuilder, fault_points, faults_binary};
 use farshore_testkit::wait::{log_tail, wait_until};
 use farshore_testkit::{checksum, seed};
+use farshore_tests::Link;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard};
@@ -44,26 +45,31 @@ struct Apply {
     settings: &'static str,
     /// The role on the target.
     role: &'static str,
+    /// The target is far: [`FAR`] there, and as long back.
+    is_far: bool,
+}
+
+/// Twice this is what a subscription takes for far.
+const FAR: Duration = Duration::from_millis(3);
+
+const fn near(settings: &'static str, role: &'static str) -> Apply {
+    Apply { settings, role, is_far: false }
 }
 
 /// Round by round: change by change or in batches, one group after the other or several side by
 /// side. Groups are small, so that there are many.
-const APPLY: [Apply; 6] = [
-    Apply { settings: "batches = \"auto\"\nstreams = 1", role: PLAIN_ROLE },
+const APPLY: [Apply; 7] = [
+    near("batches = \"auto\"\nstreams = 1", PLAIN_ROLE),
+    near("batches = \"always\"\nstreams = 4\ngroup_transactions = 4", "postgres"),
+    near("batches = \"auto\"\nstreams = 4\ngroup_transactions = 20", "postgres"),
+    near("batches = \"always\"\nstreams = 4\ngroup_transactions = 4", PLAIN_ROLE),
+    near("batches = \"always\"\nstreams = 1", "postgres"),
+    near("batches = \"auto\"\nstreams = 1", "postgres"),
     Apply {
-        settings: "batches = \"always\"\nstreams = 4\ngroup_transactions = 4",
+        settings: "batches = \"always\"\nstreams = 3\ngroup_transactions = 4",
         role: "postgres",
+        is_far: true,
     },
-    Apply {
-        settings: "batches = \"auto\"\nstreams = 4\ngroup_transactions = 20",
-        role: "postgres",
-    },
-    Apply {
-        settings: "batches = \"always\"\nstreams = 4\ngroup_transactions = 4",
-        role: PLAIN_ROLE,
-    },
-    Apply { settings: "batches = \"always\"\nstreams = 1", role: "postgres" },
-    Apply { settings: "batches = \"auto\"\nstreams = 1", role: "postgres" },
 ];
 
 /// Foreign keys fire for what this role writes.
@@ -119,11 +125,10 @@ fn cluster(major: u32) -> Result<Cluster> {
 fn write_site(
     dir: &Path,
     publisher: &Cluster,
-    subscriber: &Cluster,
-    apply: Apply,
+    target: &str,
+    Apply { settings, role, .. }: Apply,
 ) -> Result<std::path::PathBuf> {
-    let Apply { settings, role } = apply;
-    let target = subscriber.url(DATABASE).replace("postgres@", &format!("{role}@"));
+    let target = target.replace("postgres@", &format!("{role}@"));
     let site = dir.join("site.toml");
     let text = format!(
         "[site]\nname = \"t1\"\ndata_dir = \"{}\"\n\n\
@@ -258,7 +263,13 @@ fn run(plan: &Plan) -> Result<Outcome> {
 
     let mut site_dir = tempfile::Builder::new().prefix("farshore-site").tempdir()?;
     site_dir.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
-    let site = write_site(site_dir.path(), &publisher, &subscriber, plan.apply)?;
+    let line = plan.apply.is_far.then(|| Link::far(subscriber.port(), FAR)).transpose()?;
+    let mut target = subscriber.url(DATABASE);
+    if let Some(line) = &line {
+        let port = |port: u16| format!(":{port}/");
+        target = target.replace(&port(subscriber.port()), &port(line.port()));
+    }
+    let site = write_site(site_dir.path(), &publisher, &target, plan.apply)?;
     let mut builder = Farshore::builder(&binary, &site);
     if let Some(defect) = plan.defect {
         builder = builder.env("FARSHORE_DEFECT", defect);

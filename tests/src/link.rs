@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 #[derive(Debug, Default)]
 struct State {
@@ -20,6 +21,8 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// What each piece takes on its way.
+    delay: Duration,
 }
 
 impl Shared {
@@ -28,8 +31,9 @@ impl Shared {
         self.changed.notify_all();
     }
 
-    /// Waits while the link is stalled; false when it is cut.
+    /// Lets the time of the way pass, and waits while the link is stalled; false when it is cut.
     fn pass(&self) -> bool {
+        std::thread::sleep(self.delay);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_while(state, |state| state.stalled && !state.cut);
         !waited.unwrap_or_else(PoisonError::into_inner).cut
@@ -49,9 +53,18 @@ impl Link {
     /// # Errors
     /// When there is no free port.
     pub fn to(to: u16) -> Result<Link> {
+        Link::far(to, Duration::ZERO)
+    }
+
+    /// As [`Link::to`], where every piece takes so long on its way, there and back. Nothing is sent
+    /// meanwhile on the same connection, so it is narrow too.
+    ///
+    /// # Errors
+    /// When there is no free port.
+    pub fn far(to: u16, delay: Duration) -> Result<Link> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("listen")?;
         let port = listener.local_addr()?.port();
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(Shared { delay, ..Shared::default() });
         shared.change(|state| state.to = to);
         let ours = shared.clone();
         // Ends with the test's process: a listener has no other way to be woken.

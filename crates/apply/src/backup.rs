@@ -93,8 +93,8 @@ pub async fn initialise(
             "retention dropped what it would need; the log starts at {start} now. Take a new backup"
         )));
     }
-    let mut session = Session::connect(&spec.target, &format!("farshore {name}")).await?;
-    let (progress, _) = session.open_subscription(name, LOCK_WAIT).await?;
+    let mut session = Session::connect(&spec.target, &spec.application_name()).await?;
+    let progress = session.open_subscription(name, LOCK_WAIT).await?.progress;
     if let Some(progress) = progress {
         return Err(refused(format!(
             "the target has a subscription of that name already (state {}, applied {})",

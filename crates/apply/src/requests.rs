@@ -147,7 +147,7 @@ pub async fn recorded_conflicts(
     spec: &SubscriptionSpec,
     limit: u64,
 ) -> Result<Vec<String>, ApplyError> {
-    let mut session = Session::connect(&spec.target, &format!("farshore {}", spec.name)).await?;
+    let mut session = Session::connect(&spec.target, &spec.application_name()).await?;
     session.simple(LIST_TIMEOUT).await?;
     let made = session.query("SELECT to_regclass('farshore.conflicts')", &[]).await?;
     let is_made = made.first().is_some_and(|row| row.get(0).is_some());
@@ -204,7 +204,7 @@ async fn bound_by(
 /// A session that holds the subscription's lock, and what is applied.
 async fn open(spec: &SubscriptionSpec) -> Result<(Session, Progress), ApplyError> {
     let name = spec.name.as_str();
-    let mut session = Session::connect(&spec.target, &format!("farshore {name}")).await?;
+    let mut session = Session::connect(&spec.target, &spec.application_name()).await?;
     session.ensure_schema().await?;
     session.lock_subscription(name, LOCK_WAIT).await?;
     let progress = session.load_progress(name).await?.ok_or_else(|| {

@@ -10,10 +10,10 @@ use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::lanes::{CancelTokens, LaneSettings, Streams};
 use crate::postgres::pipeline::Pipeline;
-use crate::postgres::progress::{Progress, TableProgress, state};
+use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::schema::{SchemaSettings, create_missing};
 use crate::postgres::sequences::Sequences;
-use crate::postgres::session::Session;
+use crate::postgres::session::{Session, application_name};
 use crate::postgres::writer::{Following, Writer};
 use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
@@ -134,6 +134,13 @@ pub(crate) struct Attempt {
     cancel: CancelTokens,
 }
 
+impl SubscriptionSpec {
+    /// What its connections are called on the target.
+    pub fn application_name(&self) -> String {
+        application_name(&self.name)
+    }
+}
+
 /// How far groups do not run side by side, because some were in each other's way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Alone {
@@ -154,9 +161,14 @@ impl Alone {
 }
 
 impl Subscription {
-    /// Runs until `stop` turns true or something fails. A stop commits the open group, unless that
-    /// takes long: then it is left to be done again.
-    pub async fn run(&self, stop: watch::Receiver<bool>) -> Result<(), ApplyError> {
+    /// Runs until `stop` turns true or something fails, at first on `session` if there is one
+    /// already. A stop commits the open group, unless that takes long: then it is left to be done
+    /// again.
+    pub async fn run(
+        &self,
+        session: Option<Session>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<(), ApplyError> {
         let cancel = CancelTokens::default();
         let mut stopping = stop.clone();
         let grace_over = async {
@@ -168,7 +180,7 @@ impl Subscription {
             }
         };
         tokio::select! {
-            result = self.work(stop, &cancel) => return result,
+            result = self.work(session, stop, &cancel) => return result,
             () = grace_over => {}
         }
         // A statement that waits on the target would keep the connection, and with it the lock.
@@ -189,6 +201,7 @@ impl Subscription {
 
     async fn work(
         &self,
+        mut session: Option<Session>,
         mut stop: watch::Receiver<bool>,
         cancel: &CancelTokens,
     ) -> Result<(), ApplyError> {
@@ -200,10 +213,11 @@ impl Subscription {
         let mut cut_off = 0;
         loop {
             let mut stop_early = stop.clone();
+            let needed = std::mem::take(&mut needs_partitions);
             let started = tokio::select! {
                 biased;
                 _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-                started = self.start(copied_beside, std::mem::take(&mut needs_partitions)) => started,
+                started = self.start(session.take(), copied_beside, needed) => started,
             };
             let (session, start) = match started {
                 Err(ApplyError::GaveWay(why)) => {
@@ -276,20 +290,24 @@ impl Subscription {
         }
     }
 
-    /// Connects and says where streaming starts. A first copy is done here; tables that joined the
+    /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done here; tables that joined the
     /// publication since, or are copied anew, are left to be copied beside the stream, unless that
     /// was done: then their copy ends here. `needs_partitions` tells that a row found no partition:
     /// then a publisher that cannot be asked is an error.
     async fn start(
         &self,
+        session: Option<Session>,
         copied_beside: bool,
         needs_partitions: bool,
     ) -> Result<(Session, Start), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Starting);
-        let application = format!("farshore {name}");
-        let mut session = Session::connect(&self.spec.target, &application).await?;
-        let (mut progress, mut tables) = session.open_subscription(name, LOCK_WAIT).await?;
+        let mut session = match session {
+            Some(session) => session,
+            None => Session::connect(&self.spec.target, &self.spec.application_name()).await?,
+        };
+        let Opened { mut progress, mut tables, mut requests } =
+            session.open_subscription(name, LOCK_WAIT).await?;
         if let Some(progress) = &progress {
             self.check_origin(progress)?;
         }
@@ -342,7 +360,7 @@ impl Subscription {
             progress = session.load_progress(name).await?;
         }
         if asked > 0 && self.spec.schema.create_tables {
-            self.create_partitions(&mut session, &tables, needs_partitions).await?;
+            is_known &= !self.create_partitions(&mut session, &tables, needs_partitions).await?;
         }
         let progress = progress.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
@@ -389,7 +407,10 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
             Err(error) => return Err(error.into()),
         }
-        let (skips, foreign_keys_wait) = session.load_requests(name).await?;
+        if !is_known {
+            requests = session.load_requests(name).await?;
+        }
+        let Requests { skips, foreign_keys_wait } = requests;
         let consistent = applied >= consistent_at;
         if consistent && foreign_keys_wait {
             session.add_foreign_keys(name).await?;
@@ -469,19 +490,20 @@ impl Subscription {
     /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
     /// be asked now, streaming goes on: a row without a partition would bring us back here. If it
     /// has, to go on would end at that row for good, or leave it out: it is asked again instead.
+    /// Returns whether the target was looked at.
     async fn create_partitions(
         &self,
         session: &mut Session,
         tables: &[TableProgress],
         needed: bool,
-    ) -> Result<(), ApplyError> {
+    ) -> Result<bool, ApplyError> {
         let (published, definitions) = match self.source.partitions().await {
             Ok(Some(answer)) => answer,
-            Ok(None) => return Ok(()),
+            Ok(None) => return Ok(false),
             Err(error) if needed && error.is_transient() => return Err(error.into()),
             Err(error) => {
                 tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
-                return Ok(());
+                return Ok(false);
             }
         };
         let copied: HashSet<TableName> = tables.iter().map(|t| t.table.clone()).collect();
@@ -492,7 +514,8 @@ impl Subscription {
             }
         }
         create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
-        session.finish_tables(name).await
+        session.finish_tables(name).await?;
+        Ok(true)
     }
 
     /// Copies what is not copied, or only what was begun, while nothing streams.

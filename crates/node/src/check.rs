@@ -152,6 +152,9 @@ fn some_of(names: &[String]) -> String {
     }
 }
 
+/// What our connections to targets are called there.
+const NAME: &str = "farshore check";
+
 /// Looks at everything the site file names. Changes nothing anywhere.
 pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     let mut all = Vec::new();
@@ -168,7 +171,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
                 continue;
             }
             let mut findings = Findings::subscription(&subscription.spec.name);
-            target::check(config, subscription, published.as_ref(), &mut findings).await;
+            target::check(config, subscription, published.as_ref(), NAME, &mut findings).await;
             all.append(&mut findings.all);
         }
     }
@@ -179,7 +182,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
             continue;
         }
         let mut findings = Findings::subscription(&subscription.spec.name);
-        target::check(config, subscription, None, &mut findings).await;
+        target::check(config, subscription, None, NAME, &mut findings).await;
         all.append(&mut findings.all);
     }
     let mut findings = Findings::about(format!("site \"{}\"", config.name));

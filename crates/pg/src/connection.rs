@@ -136,10 +136,10 @@ impl Connection {
         self.session.process_id
     }
 
-    /// The shortest round trip to the other end of the connection that the kernel has seen; `None`
-    /// where it does not say. Behind a pooler or a proxy the server may be farther.
-    pub fn round_trip(&self) -> Option<Duration> {
-        self.transport.socket().round_trip()
+    /// Whether the other end of the connection is [`FAR`](crate::FAR), by the shortest round trip
+    /// that TCP has seen. Behind a pooler or a proxy the server may be farther.
+    pub fn is_far(&self) -> bool {
+        self.transport.socket().arrived().is_some_and(|arrived| arrived.is_far())
     }
 
     /// Whether the server is so close (half a millisecond there and back, by TCP) that a flood of a

@@ -10,8 +10,8 @@ use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
-/// From this round trip on a peer is far.
-const FAR: Duration = Duration::from_millis(5);
+/// From this round trip on a peer is far: what bounds a connection is then the line.
+pub const FAR: Duration = Duration::from_millis(5);
 
 /// One way to one host, names resolved.
 #[derive(Debug, Clone)]
@@ -66,7 +66,7 @@ pub(crate) struct Arrived {
 const ROUND_TRIP_UNKNOWN: Duration = Duration::from_micros(u32::MAX as u64);
 
 impl Arrived {
-    fn is_far(&self) -> bool {
+    pub(crate) fn is_far(&self) -> bool {
         (FAR..ROUND_TRIP_UNKNOWN).contains(&self.round_trip)
     }
 }
@@ -185,12 +185,6 @@ impl Socket {
         let socket = socket2::SockRef::from(tcp);
         socket.set_recv_buffer_size(bytes).is_ok()
             && socket.recv_buffer_size().is_ok_and(|kept| kept >= bytes)
-    }
-
-    /// The shortest round trip that was seen, if one was.
-    pub(crate) fn round_trip(&self) -> Option<Duration> {
-        let round_trip = self.arrived()?.round_trip;
-        (round_trip < ROUND_TRIP_UNKNOWN).then_some(round_trip)
     }
 
     /// What has come so far; `None` as with [`arrived`], and on a socket that is not TCP.

@@ -1,7 +1,7 @@
 //! Groups of transactions that run side by side on several connections.
 
 use anyhow::{Result, ensure};
-use farshore_tests::{Direction, Pair, both_ways};
+use farshore_tests::{Direction, Link, Pair, both_ways};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -28,6 +28,18 @@ fn pair(direction: Direction) -> Result<Pair> {
     Ok(pair)
 }
 
+/// As [`pair`], with a target 6 ms away.
+fn far_pair(direction: Direction) -> Result<(Pair, Link)> {
+    let mut pair = Pair::new(direction, &["public.*"], SCHEMA)?;
+    pair.apply_side_by_side()?;
+    let line = Link::far(pair.subscriber.port(), Duration::from_millis(3))?;
+    let port = |port: u16| format!(":{port}/");
+    pair.site.replace(&port(pair.subscriber.port()), &port(line.port()))?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    Ok((pair, line))
+}
+
 fn commit_each(pair: &Pair, first: u32, last: u32, statement: &str) -> Result<()> {
     pair.publish(&format!("CALL commit_each({first}, {last}, $s${statement}$s$)"))
 }
@@ -41,27 +53,58 @@ fn connections(pair: &Pair) -> Result<String> {
 
 #[test]
 fn a_backlog_of_every_kind_of_change() -> Result<()> {
+    both_ways(|direction| of_every_kind_of_change(pair(direction)?))
+}
+
+/// Connections to a target that is far take the next group behind the COMMIT of the one before.
+#[test]
+fn a_backlog_for_a_target_that_is_far() -> Result<()> {
     both_ways(|direction| {
-        let mut pair = pair(direction)?;
-        pair.site.stop()?;
-        commit_each(&pair, 1, 2000, "INSERT INTO t VALUES ($1, $1, 'new')")?;
-        // The same rows again and again, from group to group.
-        commit_each(&pair, 1, 500, "UPDATE t SET v = v || $1 WHERE id = $1 % 7 + 1")?;
-        commit_each(&pair, 1, 500, "UPDATE t SET v = 'at ' || $1 WHERE id = $1")?;
-        commit_each(&pair, 1, 300, "INSERT INTO whole VALUES ($1 % 20, 'w')")?;
-        commit_each(&pair, 1, 40, "DELETE FROM whole WHERE id = $1")?;
-        commit_each(&pair, 1, 300, "INSERT INTO log VALUES ('line ' || $1 % 3)")?;
-        pair.publish("TRUNCATE log")?;
-        commit_each(&pair, 1, 300, "INSERT INTO log VALUES ('again ' || $1 % 3)")?;
-        commit_each(&pair, 1, 900, "DELETE FROM t WHERE id = $1")?;
-        pair.publish("ALTER TABLE t ADD COLUMN w integer DEFAULT 3")?;
-        commit_each(&pair, 1, 900, "INSERT INTO t VALUES ($1, $1, 'back', $1)")?;
-        commit_each(&pair, 1, 900, "UPDATE t SET id = -id WHERE id = $1")?;
-        pair.site.start()?;
-        pair.assert_equal(&["public"])?;
-        ensure!(connections(&pair)? != "1", "there was only one connection");
-        Ok(())
+        let (pair, _line) = far_pair(direction)?;
+        of_every_kind_of_change(pair)
     })
+}
+
+/// A group is refused while others are on their way behind it, on its connection too.
+#[test]
+fn groups_behind_a_refused_one_are_not_committed() -> Result<()> {
+    let (mut pair, _line) = far_pair(Direction::UP)?;
+    pair.site.stop()?;
+    pair.subscriber
+        .execute_script("ALTER TABLE t ADD CONSTRAINT odd CHECK (v <> 'refused') NOT VALID")?;
+    commit_each(&pair, 1, 400, "INSERT INTO t VALUES ($1, $1, 'new')")?;
+    commit_each(&pair, 401, 401, "INSERT INTO t VALUES ($1, $1, 'refused')")?;
+    commit_each(&pair, 402, 900, "INSERT INTO t VALUES ($1, $1, 'new')")?;
+    pair.site.start()?;
+    let (_, error) = pair.site.await_trouble("s", "odd")?;
+    ensure!(error.contains("public.t"), "{error}");
+    let there = pair.subscriber_says("SELECT count(*) || ' ' || max(id) FROM t")?;
+    ensure!(there == "400 400", "what is there is no prefix: {there}");
+    pair.subscriber.execute_script("ALTER TABLE t DROP CONSTRAINT odd")?;
+    pair.site.stop()?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])
+}
+
+fn of_every_kind_of_change(mut pair: Pair) -> Result<()> {
+    pair.site.stop()?;
+    commit_each(&pair, 1, 2000, "INSERT INTO t VALUES ($1, $1, 'new')")?;
+    // The same rows again and again, from group to group.
+    commit_each(&pair, 1, 500, "UPDATE t SET v = v || $1 WHERE id = $1 % 7 + 1")?;
+    commit_each(&pair, 1, 500, "UPDATE t SET v = 'at ' || $1 WHERE id = $1")?;
+    commit_each(&pair, 1, 300, "INSERT INTO whole VALUES ($1 % 20, 'w')")?;
+    commit_each(&pair, 1, 40, "DELETE FROM whole WHERE id = $1")?;
+    commit_each(&pair, 1, 300, "INSERT INTO log VALUES ('line ' || $1 % 3)")?;
+    pair.publish("TRUNCATE log")?;
+    commit_each(&pair, 1, 300, "INSERT INTO log VALUES ('again ' || $1 % 3)")?;
+    commit_each(&pair, 1, 900, "DELETE FROM t WHERE id = $1")?;
+    pair.publish("ALTER TABLE t ADD COLUMN w integer DEFAULT 3")?;
+    commit_each(&pair, 1, 900, "INSERT INTO t VALUES ($1, $1, 'back', $1)")?;
+    commit_each(&pair, 1, 900, "UPDATE t SET id = -id WHERE id = $1")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    ensure!(connections(&pair)? != "1", "there was only one connection");
+    Ok(())
 }
 
 #[test]

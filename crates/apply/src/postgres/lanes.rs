@@ -46,13 +46,9 @@ use touched::Touched;
 /// While an earlier group is waited for, it is looked this often whether it waits for a later one.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A target whose answers take this long is far: what bounds a connection is then the line, not the
-/// target, so there are more of them.
-const FAR: Duration = Duration::from_millis(5);
-
 /// Bytes that may wait to be written, for each connection, to a target that is far: what keeps them
 /// all busy while the next group is made. (One that is near takes them at once.)
-const UNWRITTEN_FAR_EACH: usize = 6 << 20;
+const UNWRITTEN_FAR_EACH: usize = 8 << 20;
 
 const BEGIN: &str = "farshore_begin";
 /// Where foreign keys fire: those that can wait are checked at the commit, where the target is as
@@ -160,6 +156,7 @@ pub struct Lanes {
     settings: LaneSettings,
     /// Connections at most.
     streams: usize,
+    /// What bounds a connection is the line, not the target, so there are more of them.
     is_far: bool,
     pipelines: Vec<Pipeline>,
     /// The target's processes at their other ends.
@@ -186,7 +183,7 @@ impl Lanes {
         foreign_keys_fire: bool,
     ) -> Result<Lanes, (Lanes, PipelineError)> {
         let (prepared, pids, is_far) = match prepare(&mut first).await {
-            Ok((pid, round_trip)) => (Ok(()), vec![pid], round_trip >= FAR),
+            Ok((pid, is_far)) => (Ok(()), vec![pid], is_far),
             Err(error) => (Err(error), Vec::new(), false),
         };
         let streams = match settings.streams {
@@ -263,14 +260,17 @@ impl Lanes {
         Ok(())
     }
 
-    /// Makes a connection that no closed group is on the current one.
+    /// Makes a connection the current one that no closed group is on; or, to a target that is far,
+    /// one on which only the answers to what ends its groups are to come: what is sent behind that
+    /// does not wait for them.
     async fn take_lane(&mut self, position: Lsn) -> Result<(), PipelineError> {
         if position <= self.settings.alone_until {
             self.finish().await?;
         }
         while self.closing.iter().any(|closing| closing.lane == self.current) {
             let is_free = |lane: &usize| self.closing.iter().all(|c| c.lane != *lane);
-            if let Some(free) = (0..self.pipelines.len()).find(is_free) {
+            let free = (0..self.pipelines.len()).find(is_free);
+            if let Some(free) = free.or_else(|| self.lane_that_ends()) {
                 self.current = free;
                 break;
             }
@@ -291,6 +291,15 @@ impl Lanes {
             self.poll().await?;
         }
         self.current().forget_stale()
+    }
+
+    /// The lane that was told longest ago to commit what is on it, if the target is far.
+    fn lane_that_ends(&self) -> Option<usize> {
+        let ends = |lane: &usize| {
+            let mut on_it = self.closing.iter().filter(|closing| closing.lane == *lane);
+            on_it.all(|closing| closing.stage == Stage::Ends)
+        };
+        self.closing.iter().map(|closing| closing.lane).filter(|_| self.is_far).find(ends)
     }
 
     /// Begins to make connections: to a target that is far all of them, since each takes as long
@@ -484,10 +493,15 @@ impl Lanes {
     pub async fn poll(&mut self) -> Result<(), PipelineError> {
         let mut index = 0;
         while let Some(closing) = self.closing.get(index) {
-            let (lane, stage) = (closing.lane, closing.stage);
+            let (lane, stage, to) = (closing.lane, closing.stage, closing.to);
             // What ends behind another is of no interest before that has ended.
-            let is_answered = (index == 0 || stage == Stage::Waits)
-                && self.pipelines[lane].poll().map_err(|error| self.blame(lane, error))?;
+            let is_answered = (index == 0 || stage == Stage::Waits) && {
+                let pipeline = &mut self.pipelines[lane];
+                let answered = pipeline.poll();
+                // Behind a COMMIT may be the next group.
+                let is_committed = stage == Stage::Ends && pipeline.confirmed() >= to;
+                answered.map_err(|error| self.blame(lane, error))? || is_committed
+            };
             match self.step(index, is_answered).await? {
                 Step::Waits if fault::defect("unordered-commits") => index += 1,
                 Step::Waits => break,

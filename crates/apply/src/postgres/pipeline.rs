@@ -174,6 +174,7 @@ pub struct Pipeline {
     /// Something is in flight that the target was not asked to answer at once.
     unasked: bool,
     committed: Option<Lsn>,
+    confirmed: Lsn,
     /// Names of statements that are prepared here.
     prepared: HashSet<String>,
     /// Of those, the ones that are used no more.
@@ -191,6 +192,7 @@ impl Pipeline {
             bytes_in_flight: 0,
             unasked: false,
             committed: None,
+            confirmed: Lsn::ZERO,
             prepared: HashSet::new(),
             stale: Vec::new(),
         }
@@ -453,6 +455,11 @@ impl Pipeline {
         self.committed.take()
     }
 
+    /// The newest commit that was answered on this connection.
+    pub fn confirmed(&self) -> Lsn {
+        self.confirmed
+    }
+
     fn answer(&mut self, message: Message) -> Result<(), PipelineError> {
         let unexpected = |message: &Message| {
             PipelineError::Connection(farshore_pg::Error::Protocol(format!(
@@ -500,6 +507,7 @@ impl Pipeline {
                     ))));
                 }
                 self.committed = Some(*position);
+                self.confirmed = *position;
             }
             (
                 Message::ErrorResponse(error),

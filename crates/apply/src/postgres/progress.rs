@@ -122,6 +122,8 @@ const LOAD_PROGRESS: &str =
 const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership \
     FROM farshore.table_copy WHERE subscription = $1 ORDER BY 1, 2";
 
+const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
+
 /// Moves progress on from where the last group left it. If it is not there (another writer was
 /// here), that is an error of [`ADVANCE_FAILED`], and with it the transaction cannot be committed.
 pub const ADVANCE: &str = "WITH moved AS (UPDATE farshore.subscription SET applied = $3, \
@@ -172,6 +174,26 @@ pub struct Progress {
     pub publication: String,
 }
 
+/// What the target has of a subscription.
+#[derive(Debug)]
+pub struct Opened {
+    /// Its row, if there is one.
+    pub progress: Option<Progress>,
+    /// Copies that were begun or finished.
+    pub tables: Vec<TableProgress>,
+    /// What was asked for.
+    pub requests: Requests,
+}
+
+/// What a subscription is still to do.
+#[derive(Debug)]
+pub struct Requests {
+    /// Positions of transactions that are to be left out.
+    pub skips: BTreeSet<Lsn>,
+    /// Foreign keys are still to be added.
+    pub foreign_keys_wait: bool,
+}
+
 /// A table's copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableProgress {
@@ -219,26 +241,42 @@ impl Session {
     }
 
     /// Takes the subscription's lock ([`Session::lock_subscription`]), makes the `farshore` schema
-    /// where it is missing, and reads what it has of the subscription: its row if there is one,
-    /// and the copies that were begun or finished.
+    /// where it is missing, and reads what it has of the subscription.
     pub async fn open_subscription(
         &mut self,
         name: &str,
         wait: Duration,
-    ) -> Result<(Option<Progress>, Vec<TableProgress>), ApplyError> {
-        let lock = lock_sql(name, wait);
-        let which = [Some(name)];
-        let [locked, present] =
-            self.ask([Question::Simple(&lock), Question::Simple(LATEST)]).await?;
+    ) -> Result<Opened, ApplyError> {
+        let (lock, which) = (lock_sql(name, wait), [Some(name)]);
+        let waiting = foreign_keys_waiting_sql();
+        let read = [LOAD_PROGRESS, LOAD_TABLES, SKIPS, &waiting];
+        let read = read.map(|sql| Question::Extended(sql, &which));
+        let questions = [Question::Simple(&lock), Question::Simple(LATEST)];
+        let (locked, latest, at_once) = if self.has_seen_schema {
+            let ([locked, latest], [progress, tables, skips, waiting]) = (questions, read);
+            let questions = [locked, latest, progress, tables, skips, waiting];
+            let [locked, latest, answers @ ..] = self.ask(questions).await?;
+            (locked, latest, Some(answers))
+        } else {
+            let [locked, latest] = self.ask(questions).await?;
+            (locked, latest, None)
+        };
         if let Err(error) = locked {
             return Err(self.locked_by(name, error).await);
         }
-        if !is_true(&present?) {
+        let is_latest = is_true(&latest?);
+        if !is_latest {
             self.ensure_schema().await?;
         }
-        let questions = [LOAD_PROGRESS, LOAD_TABLES].map(|sql| Question::Extended(sql, &which));
-        let [progress, tables] = self.ask(questions).await?;
-        Ok((self.progress_of(&progress?)?, self.tables_of(&tables?)?))
+        let [progress, tables, skips, waiting] = match at_once {
+            Some(answers) if is_latest => answers,
+            Some(_) | None => self.ask(read).await?,
+        };
+        Ok(Opened {
+            progress: self.progress_of(&progress?)?,
+            tables: self.tables_of(&tables?)?,
+            requests: self.requests_of(&skips?, &waiting?)?,
+        })
     }
 
     /// The subscription's row, if there is one.
@@ -336,17 +374,19 @@ impl Session {
         .map(drop)
     }
 
-    /// Positions of transactions that are to be left out, and whether foreign keys are still to
-    /// be added.
-    pub async fn load_requests(&mut self, name: &str) -> Result<(BTreeSet<Lsn>, bool), ApplyError> {
-        let skips = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
+    /// What was asked for, and is still to be done.
+    pub async fn load_requests(&mut self, name: &str) -> Result<Requests, ApplyError> {
         let waiting = foreign_keys_waiting_sql();
         let which = [Some(name)];
-        let questions = [Question::Extended(skips, &which), Question::Extended(&waiting, &which)];
+        let questions = [SKIPS, &waiting].map(|sql| Question::Extended(sql, &which));
         let [skips, waiting] = self.ask(questions).await?;
+        self.requests_of(&skips?, &waiting?)
+    }
+
+    fn requests_of(&self, skips: &[Row], waiting: &[Row]) -> Result<Requests, ApplyError> {
         let skips: Result<_, _> =
-            skips?.iter().map(|row| row.parse(0).map_err(|error| self.error(error))).collect();
-        Ok((skips?, !waiting?.is_empty()))
+            skips.iter().map(|row| row.parse(0).map_err(|error| self.error(error))).collect();
+        Ok(Requests { skips: skips?, foreign_keys_wait: !waiting.is_empty() })
     }
 
     /// What is on the target of a table whose copy was begun.

@@ -11,6 +11,9 @@ pub struct Session {
     server: String,
     /// Whether triggers and foreign keys keep quiet for what we apply.
     pub replica_role: bool,
+    /// The schema `farshore` was there, with its tables, when somebody looked: what they hold can be
+    /// asked for without another look.
+    pub has_seen_schema: bool,
 }
 
 impl Session {
@@ -18,13 +21,23 @@ impl Session {
     /// `session_replication_role = replica`, so that triggers and foreign keys do not fire for
     /// rows that have been through them on the publisher.
     pub async fn connect(config: &Config, name: &str) -> Result<Session, ApplyError> {
+        Ok(Session::connect_and_ask(config, name, &[]).await?.0)
+    }
+
+    /// [`Session::connect`], and the answers to these questions, without a round trip more.
+    pub async fn connect_and_ask(
+        config: &Config,
+        name: &str,
+        questions: &[Question<'_>],
+    ) -> Result<(Session, Vec<Result<Vec<Row>, ApplyError>>), ApplyError> {
         let server = config.redacted();
         let config = config.clone().with_application_name(name);
         let connection = Connection::connect(&config, Mode::Sql)
             .await
             .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
         let version = connection.server_version();
-        let mut session = Session { connection, server, replica_role: false };
+        let mut session =
+            Session { connection, server, replica_role: false, has_seen_schema: false };
         let settings = format!(
             "{}; SET synchronous_commit = on; SET row_security = off; \
              SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'",
@@ -34,14 +47,17 @@ impl Session {
         // What waits for a lock notices that we are gone, and lets go of its own. Servers before
         // PostgreSQL 14, and some operating systems, cannot.
         let notices = Question::Simple("SET client_connection_check_interval = '2s'");
-        let [set, role, _] = session.ask([Question::Simple(&settings), role, notices]).await?;
-        set?;
-        match role {
+        let mut asked = vec![Question::Simple(&settings), role, notices];
+        asked.extend(questions);
+        let mut answers = session.ask_all(&asked).await?.into_iter();
+        let mut next = || answers.next().unwrap_or(Ok(Vec::new()));
+        next()?;
+        match next() {
             Ok(_) => session.replica_role = true,
             Err(ApplyError::Target { error, .. }) if error.sqlstate() == Some("42501") => {}
             Err(error) => return Err(error),
         }
-        Ok(session)
+        Ok((session, answers.skip(1).collect()))
     }
 
     /// Asks several questions in one round trip; see [`Connection::ask_all`].
@@ -49,12 +65,18 @@ impl Session {
         &mut self,
         questions: [Question<'_>; N],
     ) -> Result<[Result<Vec<Row>, ApplyError>; N], ApplyError> {
-        let answers = self.connection.ask_all(&questions).await;
-        let answers = answers.map_err(|error| self.error(error))?.into_iter();
-        let answers: Vec<_> = answers.map(|a| a.map_err(|error| self.error(error))).collect();
-        answers.try_into().map_err(|_| {
+        self.ask_all(&questions).await?.try_into().map_err(|_| {
             self.error(farshore_pg::Error::Protocol("not an answer to each question".to_owned()))
         })
+    }
+
+    async fn ask_all(
+        &mut self,
+        questions: &[Question<'_>],
+    ) -> Result<Vec<Result<Vec<Row>, ApplyError>>, ApplyError> {
+        let answers = self.connection.ask_all(questions).await;
+        let answers = answers.map_err(|error| self.error(error))?.into_iter();
+        Ok(answers.map(|answer| answer.map_err(|error| self.error(error))).collect())
     }
 
     /// Takes the lock that makes this the only agent of `subscription` in this database, and waits
@@ -122,15 +144,6 @@ impl Session {
             .await
     }
 
-    /// Marks this connection as one of the subscription's lanes, for as long as it lives. False
-    /// when somebody waits for the lanes to end.
-    pub async fn join_lanes(&mut self, subscription: &str) -> Result<bool, ApplyError> {
-        let key = lane_lock_key(subscription);
-        let sql = format!("SELECT pg_try_advisory_lock_shared({key})");
-        let rows = self.query(&sql, &[]).await?;
-        Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
-    }
-
     /// Runs a query with text parameters.
     pub async fn query(
         &mut self,
@@ -177,6 +190,11 @@ impl Session {
     }
 }
 
+/// What connections that write a subscription's changes are called on its target.
+pub fn application_name(subscription: &str) -> String {
+    format!("farshore {subscription}")
+}
+
 /// Takes a subscription's lock and waits for the lanes of an earlier agent: see
 /// [`Session::lock_subscription`].
 pub(super) fn lock_sql(subscription: &str, wait: Duration) -> String {
@@ -186,6 +204,12 @@ pub(super) fn lock_sql(subscription: &str, wait: Duration) -> String {
         "SET lock_timeout = {wait}; SELECT pg_advisory_lock({key}); SELECT pg_advisory_lock({lane}); \
          SELECT pg_advisory_unlock({lane}); SET lock_timeout = 0"
     )
+}
+
+/// Marks a connection as one of the subscription's lanes, for as long as it lives. Not true when
+/// somebody waits for the lanes to end.
+pub(super) fn join_lanes_sql(subscription: &str) -> String {
+    format!("SELECT pg_try_advisory_lock_shared({})", lane_lock_key(subscription))
 }
 
 fn subscription_lock_key(subscription: &str) -> String {

@@ -21,14 +21,15 @@ pub struct Sides<'a> {
 }
 
 /// Looks at the target's triggers, rules and foreign keys. `quiet` tells that our sessions may set
-/// `session_replication_role`.
+/// `session_replication_role`; `firing` is the answer to [`triggers_sql`].
 pub async fn check(
     sql: &mut Connection,
     quiet: bool,
+    firing: &[Row],
     sides: &Sides<'_>,
     findings: &mut Findings,
 ) -> Result<(), Error> {
-    let triggers = firing_triggers(sql, quiet, sides.tables).await?;
+    let triggers = firing_triggers(firing, sides.tables);
     if quiet {
         findings.note(
             "triggers and foreign keys of the target keep quiet for replicated rows \
@@ -186,37 +187,31 @@ fn disable((table, kind, name): &Trigger) -> String {
     format!("ALTER TABLE {table} DISABLE {kind} {}", quote_identifier(name))
 }
 
-/// Users' triggers and rules of these tables that fire for what our sessions write.
-async fn firing_triggers(
-    sql: &mut Connection,
-    quiet: bool,
-    tables: &[(TableName, Table)],
-) -> Result<Vec<Trigger>, Error> {
+/// Asks for users' triggers and rules that fire for what our sessions write.
+pub fn triggers_sql(quiet: bool) -> String {
     let enabled = if quiet { "'A', 'R'" } else { "'A', 'O'" };
-    let rows = sql
-        .query(
-            &format!(
-                "SELECT n.nspname, c.relname, 'TRIGGER', t.tgname FROM pg_catalog.pg_trigger t \
-                 JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid \
-                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE NOT t.tgisinternal AND t.tgenabled IN ({enabled}) \
-                 UNION ALL \
-                 SELECT n.nspname, c.relname, 'RULE', r.rulename FROM pg_catalog.pg_rewrite r \
-                 JOIN pg_catalog.pg_class c ON c.oid = r.ev_class \
-                 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-                 WHERE c.relkind IN ('r', 'p') AND r.ev_type <> '1' \
-                 AND r.ev_enabled IN ({enabled}) ORDER BY 1, 2, 4"
-            ),
-            &[],
-        )
-        .await?;
+    format!(
+        "SELECT n.nspname, c.relname, 'TRIGGER', t.tgname FROM pg_catalog.pg_trigger t \
+         JOIN pg_catalog.pg_class c ON c.oid = t.tgrelid \
+         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE NOT t.tgisinternal AND t.tgenabled IN ({enabled}) \
+         UNION ALL \
+         SELECT n.nspname, c.relname, 'RULE', r.rulename FROM pg_catalog.pg_rewrite r \
+         JOIN pg_catalog.pg_class c ON c.oid = r.ev_class \
+         JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+         WHERE c.relkind IN ('r', 'p') AND r.ev_type <> '1' \
+         AND r.ev_enabled IN ({enabled}) ORDER BY 1, 2, 4"
+    )
+}
+
+/// Those of them that are on these tables.
+fn firing_triggers(rows: &[Row], tables: &[(TableName, Table)]) -> Vec<Trigger> {
     let text = |row: &Row, i: usize| row.get(i).unwrap_or_default().to_owned();
-    Ok(rows
-        .iter()
+    rows.iter()
         .map(|row| {
             let kind = if row.get(2) == Some("RULE") { "RULE" } else { "TRIGGER" };
             (TableName { schema: text(row, 0), name: text(row, 1) }, kind, text(row, 3))
         })
         .filter(|(table, _, _)| tables.iter().any(|(name, _)| name == table))
-        .collect())
+        .collect()
 }

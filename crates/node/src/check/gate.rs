@@ -5,6 +5,7 @@
 use super::published::Published;
 use super::{Finding, Findings, Severity, publisher, target};
 use crate::config::{Publication, SiteConfig, Subscription};
+use farshore_apply::postgres::session::Session;
 use farshore_capture::source::{Arrival, SharedAnswer};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -76,24 +77,30 @@ pub struct OwnPublication<'a> {
     pub asked: &'a PublisherAsked,
 }
 
-/// Whether a subscription may start. `own` is its publication, unless another site has that.
+/// Whether a subscription may start, and the connection to its target that was asked: making one
+/// takes several round trips. `own` is its publication, unless another site has that.
 pub async fn subscription(
     config: &SiteConfig,
     subscription: &Subscription,
     own: Option<OwnPublication<'_>>,
     came: Arrival,
-) -> Gate {
-    let mut findings = Findings::subscription(&subscription.spec.name);
-    let Some(own) = own else {
+) -> (Gate, Option<Session>) {
+    let look = match own {
+        Some(own) => Some(look(own.publication, own.started, own.asked, came).await),
         // Another site has the publisher: the copy finds out what is published.
-        target::check(config, subscription, None, &mut findings).await;
-        return decide(&findings.all, true);
+        None => None,
     };
+    let published = look.as_ref().map(|look| look.published.as_ref());
     // What is wrong there stops capture, and the subscription waits for it.
-    let look = look(own.publication, own.started, own.asked, came).await;
-    let Some(published) = &look.published else { return Gate::Unknown };
-    target::check(config, subscription, Some(published), &mut findings).await;
-    decide(&findings.all, true)
+    if let Some(None) = published {
+        return (Gate::Unknown, None);
+    }
+    let application_name = subscription.spec.application_name();
+    let mut findings = Findings::subscription(&subscription.spec.name);
+    let published = published.flatten();
+    let session =
+        target::check(config, subscription, published, &application_name, &mut findings).await;
+    (decide(&findings.all, true), session)
 }
 
 fn decide(findings: &[Finding], complete: bool) -> Gate {

@@ -1,7 +1,7 @@
 //! What a server says of itself, asked on either side.
 
 use farshore_model::{PgTime, quote_identifier};
-use farshore_pg::{Connection, Error};
+use farshore_pg::{Connection, Error, Question, Row};
 use std::time::Instant;
 
 /// Oldest version that is supported, as `server_version_num` writes it.
@@ -36,28 +36,41 @@ pub struct Server {
     version: u32,
 }
 
-impl Server {
-    /// Asks.
-    pub async fn ask(sql: &mut Connection) -> Result<Server, Error> {
-        let (asked, clock) = (Instant::now(), PgTime::now());
-        let rows = sql
-            .query(
-                "SELECT current_user, current_database(), current_setting('server_encoding'), \
-                   pg_is_in_recovery(), current_setting('default_transaction_read_only'), \
-                   has_database_privilege(current_database(), 'CREATE'), \
-                   least(current_setting('max_connections')::int \
-                     - current_setting('superuser_reserved_connections')::int \
-                     - coalesce((SELECT sum(numbackends) FROM pg_stat_database), 0), \
-                     CASE WHEN r.rolconnlimit >= 0 THEN r.rolconnlimit END), \
-                   extract(epoch FROM pg_postmaster_start_time()), \
-                   (extract(epoch FROM clock_timestamp() - '2000-01-01 00:00:00+00') \
-                     * 1000000)::bigint \
-                 FROM pg_roles r WHERE r.rolname = current_user",
-                &[],
-            )
-            .await?;
-        let round_trip = i64::try_from(asked.elapsed().as_micros()).unwrap_or(i64::MAX);
-        let ours = clock.0 + round_trip / 2;
+/// What [`Server`] is made from.
+const SERVER: &str = "SELECT current_user, current_database(), \
+      current_setting('server_encoding'), pg_is_in_recovery(), \
+      current_setting('default_transaction_read_only'), \
+      has_database_privilege(current_database(), 'CREATE'), \
+      least(current_setting('max_connections')::int \
+        - current_setting('superuser_reserved_connections')::int \
+        - coalesce((SELECT sum(numbackends) FROM pg_stat_database), 0), \
+        CASE WHEN r.rolconnlimit >= 0 THEN r.rolconnlimit END), \
+      extract(epoch FROM pg_postmaster_start_time()), \
+      (extract(epoch FROM clock_timestamp() - '2000-01-01 00:00:00+00') \
+        * 1000000)::bigint \
+    FROM pg_roles r WHERE r.rolname = current_user";
+
+/// A [`Server`] that is being asked.
+pub struct Asking {
+    asked: Instant,
+    clock: PgTime,
+}
+
+impl Asking {
+    /// The question goes out now.
+    pub fn begin() -> Asking {
+        Asking { asked: Instant::now(), clock: PgTime::now() }
+    }
+
+    /// What is asked.
+    pub fn question(&self) -> Question<'static> {
+        Question::Extended(SERVER, &[])
+    }
+
+    /// What the answer of a server of this version says, which has just come.
+    pub fn answered(self, rows: &[Row], version: u32) -> Result<Server, Error> {
+        let round_trip = i64::try_from(self.asked.elapsed().as_micros()).unwrap_or(i64::MAX);
+        let ours = self.clock.0 + round_trip / 2;
         let row = rows.first().ok_or_else(|| Error::Value("no row about our role".to_owned()))?;
         let theirs: i64 = row.parse(8)?;
         let text = |i: usize| row.get(i).unwrap_or_default().to_owned();
@@ -72,8 +85,18 @@ impl Server {
             connections_free: row.parse(6)?,
             clock_ahead: theirs - ours,
             round_trip,
-            version: sql.server_version(),
+            version,
         })
+    }
+}
+
+impl Server {
+    /// Asks.
+    pub async fn ask(sql: &mut Connection) -> Result<Server, Error> {
+        let asking = Asking::begin();
+        let mut answers = sql.ask_all(&[asking.question()]).await?;
+        let rows = answers.pop().unwrap_or(Ok(Vec::new()))?;
+        asking.answered(&rows, sql.server_version())
     }
 
     /// The role as SQL names it.

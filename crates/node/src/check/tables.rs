@@ -110,18 +110,25 @@ const SIZES: &str = "SELECT n.nspname, c.relname, pg_catalog.pg_table_size(c.oid
      WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' \
      AND n.nspname NOT IN ('information_schema', 'farshore')";
 
+/// What [`from_answers`] is made from. Without a search_path types are named in full, and alike on
+/// both sides.
+pub const QUESTIONS: [Question<'static>; 5] = [
+    Question::Extended(TABLES, &[]),
+    Question::Simple("BEGIN; SET LOCAL search_path = ''; SET LOCAL lock_timeout = '1s'"),
+    Question::Extended(COLUMNS, &[]),
+    Question::Extended(SIZES, &[]),
+    Question::Simple("ROLLBACK"),
+];
+
 /// Everything under a table's name in the database, but for PostgreSQL's own.
 pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Error> {
-    // Without a search_path types are named in full, and alike on both sides.
-    let answers = sql
-        .ask_all(&[
-            Question::Extended(TABLES, &[]),
-            Question::Simple("BEGIN; SET LOCAL search_path = ''; SET LOCAL lock_timeout = '1s'"),
-            Question::Extended(COLUMNS, &[]),
-            Question::Extended(SIZES, &[]),
-            Question::Simple("ROLLBACK"),
-        ])
-        .await?;
+    from_answers(sql.ask_all(&QUESTIONS).await?)
+}
+
+/// What a server answered to [`QUESTIONS`].
+pub fn from_answers(
+    answers: Vec<Result<Vec<Row>, Error>>,
+) -> Result<HashMap<TableName, Table>, Error> {
     let Ok([rows, _, columns, sizes, _]) = <[_; 5]>::try_from(answers) else {
         return Err(Error::Protocol("not an answer to each question".to_owned()));
     };

@@ -2,7 +2,7 @@
 
 use super::firing::{self, Sides};
 use super::published::Published;
-use super::server::Server;
+use super::server::{Asking, Server};
 use super::tables::{self, Table};
 use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
@@ -18,15 +18,17 @@ use std::collections::HashMap;
 /// Tables that are asked about in one statement.
 const TABLES_AT_ONCE: usize = 200;
 
-/// Looks at a subscription's target. Without `published` only its server is looked at.
+/// Looks at a subscription's target, on a connection of that name, which is returned if there is
+/// one. Without `published` only its server is looked at.
 pub async fn check(
     config: &SiteConfig,
     subscription: &Subscription,
     published: Option<&Published>,
+    application_name: &str,
     findings: &mut Findings,
-) {
+) -> Option<Session> {
     let target = &subscription.spec.target;
-    let mut session = match Session::connect(target, "farshore check").await {
+    let mut session = match Session::connect(target, application_name).await {
         Ok(session) => session,
         Err(error) => {
             let remedy = match &error {
@@ -38,7 +40,7 @@ pub async fn check(
             } else {
                 findings.error(error.to_string(), remedy);
             }
-            return;
+            return None;
         }
     };
     findings.note(format!(
@@ -48,7 +50,9 @@ pub async fn check(
     ));
     if let Err(error) = look(config, subscription, published, &mut session, findings).await {
         findings.cannot_look("target", &error, error.is_transient());
+        return None;
     }
+    Some(session)
 }
 
 async fn look(
@@ -58,8 +62,11 @@ async fn look(
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
-    let asked = Server::ask(&mut session.connection).await;
-    let server = asked.map_err(|error| session.error(error))?;
+    let asking = Asking::begin();
+    let questions = [asking.question(), Question::Extended(SCHEMA, &[])];
+    let [server, schema] = session.ask(questions).await?;
+    let server = asking.answered(&server?, session.connection.server_version());
+    let server = server.map_err(|error| session.error(error))?;
     server.check("target", "target", findings);
     // Lanes have a connection more for a moment, to look for locks; tables may be copied beside.
     let needed = (subscription.spec.copy.workers + 1) + (subscription.spec.streams.near + 1);
@@ -73,37 +80,60 @@ async fn look(
         let onto_itself = onto_itself.map(|(name, _)| names.table(name));
         both::check(&published.server, &server, onto_itself.as_ref(), findings);
     }
-    let known = match check_schema(&server, session, findings).await? {
-        true => check_progress(subscription, session, findings).await?,
-        false => Left::default(),
-    };
-    if subscription.spec.initialise == Initialise::Backup && !known.begun {
+    session.has_seen_schema = check_schema(&server, &schema?, findings);
+    let asked = ask_of_tables(subscription, session).await?;
+    let left = check_progress(subscription, &asked.progress, findings);
+    if subscription.spec.initialise == Initialise::Backup && !left.begun {
         findings.note("it waits for its target to be restored from a backup (farshore initialise)");
         return Ok(());
     }
     let Some(published) = published else { return Ok(()) };
     check_claims(config, subscription, published, findings);
-    check_tables(subscription, published, &server, known, session, findings).await
+    check_tables(subscription, published, &server, left, asked, session, findings).await
 }
 
-/// The schema that progress is kept in; returns whether its tables can be read.
-async fn check_schema(
-    server: &Server,
+/// What a target says of tables.
+struct OfTables {
+    /// Answers to [`PROGRESS`]; empty where the schema is not there.
+    progress: [Vec<Row>; 3],
+    catalogue: HashMap<TableName, Table>,
+    /// Answer to [`firing::triggers_sql`].
+    triggers: Vec<Row>,
+}
+
+/// Asks in one round trip.
+async fn ask_of_tables(
+    subscription: &Subscription,
     session: &mut Session,
-    findings: &mut Findings,
-) -> Result<bool, ApplyError> {
-    let rows = session
-        .query(
-            "SELECT has_schema_privilege(n.oid, 'USAGE'), has_schema_privilege(n.oid, 'CREATE'), \
-               count(c.oid), coalesce(bool_and(has_table_privilege(c.oid, 'SELECT') \
-                 AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE') \
-                 AND has_table_privilege(c.oid, 'DELETE')), true) \
-             FROM pg_catalog.pg_namespace n \
-             LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind = 'r' \
-             WHERE n.nspname = 'farshore' GROUP BY n.oid",
-            &[],
-        )
-        .await?;
+) -> Result<OfTables, ApplyError> {
+    let name = [Some(subscription.spec.name.as_str())];
+    let triggers = firing::triggers_sql(session.replica_role);
+    let mut questions = vec![Question::Simple(&triggers)];
+    if session.has_seen_schema {
+        questions.extend(PROGRESS.map(|sql| Question::Extended(sql, &name)));
+    }
+    questions.extend(tables::QUESTIONS);
+    let answers = session.connection.ask_all(&questions).await;
+    let mut answers = answers.map_err(|error| session.error(error))?;
+    let catalogue = answers.split_off(answers.len() - tables::QUESTIONS.len());
+    let catalogue = tables::from_answers(catalogue).map_err(|error| session.error(error))?;
+    let mut rows = answers.into_iter().map(|answer| answer.map_err(|error| session.error(error)));
+    let mut next = || rows.next().unwrap_or(Ok(Vec::new()));
+    Ok(OfTables { triggers: next()?, progress: [next()?, next()?, next()?], catalogue })
+}
+
+/// Whether there is a schema that progress is kept in, what we may do there, and with its tables.
+const SCHEMA: &str = "SELECT has_schema_privilege(n.oid, 'USAGE'), \
+      has_schema_privilege(n.oid, 'CREATE'), count(c.oid), \
+      coalesce(bool_and(has_table_privilege(c.oid, 'SELECT') \
+        AND has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE') \
+        AND has_table_privilege(c.oid, 'DELETE')), true) \
+    FROM pg_catalog.pg_namespace n \
+    LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relkind = 'r' \
+    WHERE n.nspname = 'farshore' GROUP BY n.oid";
+
+/// Looks at the schema that progress is kept in; returns whether its tables can be read.
+fn check_schema(server: &Server, rows: &[Row], findings: &mut Findings) -> bool {
     let (role, database) = (server.role_sql(), server.database_sql());
     let Some(row) = rows.first() else {
         if !server.may_create {
@@ -115,7 +145,7 @@ async fn check_schema(
                 ),
             );
         }
-        return Ok(false);
+        return false;
     };
     let is = |i: usize| row.get(i) == Some("t");
     let has_tables = row.get(2) != Some("0");
@@ -128,7 +158,7 @@ async fn check_schema(
             ),
         );
     }
-    Ok(has_tables && is(0) && is(3))
+    has_tables && is(0) && is(3)
 }
 
 /// What subscriptions have left on the target.
@@ -142,25 +172,24 @@ struct Left {
     of_others: HashMap<TableName, String>,
 }
 
-/// Looks at what subscriptions have left on the target.
-async fn check_progress(
+/// Of a subscription: its progress row, the tables that it copied or began to copy, and those of
+/// others.
+const PROGRESS: [&str; 3] = [
+    "SELECT publication FROM farshore.subscription WHERE name = $1",
+    "SELECT schema_name, table_name FROM farshore.table_copy WHERE subscription = $1",
+    "SELECT schema_name, table_name, subscription FROM farshore.table_copy \
+     WHERE subscription <> $1",
+];
+
+/// Looks at what subscriptions have left on the target: the answers to [`PROGRESS`].
+fn check_progress(
     subscription: &Subscription,
-    session: &mut Session,
+    [progress, known, others]: &[Vec<Row>; 3],
     findings: &mut Findings,
-) -> Result<Left, ApplyError> {
-    let name = subscription.spec.name.as_str();
-    let questions = [
-        "SELECT publication FROM farshore.subscription WHERE name = $1",
-        "SELECT schema_name, table_name FROM farshore.table_copy WHERE subscription = $1",
-        "SELECT schema_name, table_name, subscription FROM farshore.table_copy \
-         WHERE subscription <> $1",
-    ];
-    let which = [Some(name)];
-    let [progress, known, others] =
-        session.ask(questions.map(|sql| Question::Extended(sql, &which))).await?;
+) -> Left {
     let text = |row: &Row, i: usize| row.get(i).unwrap_or_default().to_owned();
     let table = |row: &Row| TableName { schema: text(row, 0), name: text(row, 1) };
-    let publication = progress?.first().map(|row| text(row, 0));
+    let publication = progress.first().map(|row| text(row, 0));
     let begun = publication.is_some();
     if let Some(publication) = publication
         && publication != subscription.spec.publication
@@ -173,11 +202,11 @@ async fn check_progress(
             "Rename one of the two",
         );
     }
-    Ok(Left {
+    Left {
         begun,
-        known: known?.iter().map(table).collect(),
-        of_others: others?.iter().map(|row| (table(row), text(row, 2))).collect(),
-    })
+        known: known.iter().map(table).collect(),
+        of_others: others.iter().map(|row| (table(row), text(row, 2))).collect(),
+    }
 }
 
 /// Another subscription of this site file that would write the same tables.
@@ -221,10 +250,10 @@ async fn check_tables(
     published: &Published,
     server: &Server,
     Left { known, of_others, .. }: Left,
+    OfTables { catalogue, triggers, .. }: OfTables,
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
-    let catalogue = tables::all(&mut session.connection).await.map_err(|e| session.error(e))?;
     let names = &subscription.spec.schema.names;
     let known: Vec<TableName> = known.iter().map(|name| names.table(name)).collect();
     let on_target: Vec<(TableName, Table)> =
@@ -280,7 +309,7 @@ async fn check_tables(
     let role = server.role_sql();
     let sides = Sides { tables: &on_target, to_copy: &to_copy, publisher_keys, role: &role };
     let quiet = session.replica_role;
-    let looked = firing::check(&mut session.connection, quiet, &sides, findings).await;
+    let looked = firing::check(&mut session.connection, quiet, &triggers, &sides, findings).await;
     looked.map_err(|error| session.error(error))?;
     findings.note(format!("{} tables looked at", published.tables.len()));
     Ok(())

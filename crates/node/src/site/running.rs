@@ -138,16 +138,22 @@ pub(super) async fn run_subscription(
             {
                 tracing::warn!(subscription = %subscription.spec.name, "the log is not kept: {error}");
             }
+            let mut session = None;
             if let Some(configured) = site.config.subscription(&subscription.spec.name) {
                 let own = own_publication(&site, &configured.publication);
                 let came = own.as_ref().map_or(Arrival::FIRST, |own| passed.came(&site, own.asked));
-                let asked = gate::subscription(&site.config, configured, own, came);
+                let asked = async {
+                    let (gate, asked_on) =
+                        gate::subscription(&site.config, configured, own, came).await;
+                    session = asked_on;
+                    gate
+                };
                 let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
                     return outcome;
                 }
             }
-            match subscription.run(stop).await {
+            match subscription.run(session, stop).await {
                 Ok(()) => Outcome::Done,
                 Err(error) => {
                     lock(&subscription.status).phase = Phase::Starting;

@@ -25,10 +25,12 @@ impl Lanes {
     pub(super) async fn check_for_a_circle(&mut self) -> Result<(), PipelineError> {
         let Some(first) = self.closing.front() else { return Ok(()) };
         let pid = |lane: usize| self.pids.get(lane).map_or("", String::as_str);
+        // What is behind it on the same connection holds no locks.
         let mut later: Vec<&str> = self.closing.iter().skip(1).map(|c| pid(c.lane)).collect();
         if self.open.begun {
             later.push(pid(self.current));
         }
+        later.retain(|pid_of_later| *pid_of_later != pid(first.lane));
         if later.is_empty() {
             return Ok(());
         }

@@ -1,12 +1,14 @@
 //! How connections to the target are made, one for each lane.
 
-use super::{AWAIT, BEGIN, COMMIT, DEFER, FAR, FENCE, LaneSettings, PROGRESS};
+use super::{AWAIT, BEGIN, COMMIT, DEFER, FENCE, LaneSettings, PROGRESS};
+use crate::ApplyError;
 use crate::postgres::pipeline::{Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
-use crate::postgres::session::Session;
+use crate::postgres::session::{Session, application_name, join_lanes_sql};
 use farshore_fault as fault;
+use farshore_pg::{FAR, Question, Row};
 use std::borrow::Cow;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
 /// moment: a plan made while a table was empty must not read all of it later.
@@ -28,11 +30,14 @@ pub(super) async fn connect(
     settings: LaneSettings,
     foreign_keys_fire: bool,
 ) -> Result<Lane, String> {
-    let mut pipeline = Pipeline::new(join(&settings, foreign_keys_fire).await?);
-    match prepare(&mut pipeline).await {
-        Ok((pid, _)) => Ok(Lane { pipeline, pid }),
-        Err(error) => Err(format!("{error:?}")),
-    }
+    let plan = plan_sql();
+    let (session, answers) =
+        join_and_ask(&settings, foreign_keys_fire, &[Question::Simple(&plan)]).await?;
+    let mut pipeline = Pipeline::new(session);
+    let planned = answers.into_iter().next().unwrap_or(Ok(Vec::new()));
+    let pid = pid_of(&planned.map_err(|error| error.to_string())?);
+    parse(&mut pipeline).map_err(|error| format!("{error:?}"))?;
+    Ok(Lane { pipeline, pid })
 }
 
 /// A session beside the first, which the next agent waits for as well; or why there is none.
@@ -40,37 +45,62 @@ pub(crate) async fn join(
     settings: &LaneSettings,
     foreign_keys_fire: bool,
 ) -> Result<Session, String> {
+    Ok(join_and_ask(settings, foreign_keys_fire, &[]).await?.0)
+}
+
+type Answers = Vec<Result<Vec<Row>, ApplyError>>;
+
+async fn join_and_ask(
+    settings: &LaneSettings,
+    foreign_keys_fire: bool,
+    questions: &[Question<'_>],
+) -> Result<(Session, Answers), String> {
     let LaneSettings { subscription, target, cancel, .. } = settings;
-    let application = format!("farshore {subscription}");
-    let session = Session::connect(target, &application).await;
-    let mut session = session.map_err(|error| error.to_string())?;
+    let join = join_lanes_sql(subscription);
+    let asked = [&[Question::Simple(&join)], questions].concat();
+    let connected = Session::connect_and_ask(target, &application_name(subscription), &asked).await;
+    let (session, mut answers) = connected.map_err(|error| error.to_string())?;
     let token = session.connection.cancel_token();
     cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(token);
     if session.replica_role == foreign_keys_fire {
         return Err("session_replication_role can be set on some of them only".to_owned());
     }
-    if !session.join_lanes(subscription).await.map_err(|error| error.to_string())? {
+    let rest = answers.split_off(1);
+    let joined = answers.pop().unwrap_or(Ok(Vec::new())).map_err(|error| error.to_string())?;
+    if joined.first().and_then(|row| row.get(0)) != Some("t") {
         return Err("another agent waits for this one to end".to_owned());
     }
-    Ok(session)
+    Ok((session, rest))
 }
 
-/// What every connection needs. Returns the target's process and how long one round trip took.
-pub(super) async fn prepare(pipeline: &mut Pipeline) -> Result<(String, Duration), PipelineError> {
+/// Settings of a lane's connection, and the question for [`pid_of`].
+fn plan_sql() -> String {
+    format!("{PLANNING}; SELECT pg_catalog.pg_backend_pid()")
+}
+
+/// The target's process at the other end of a connection.
+fn pid_of(rows: &[Row]) -> String {
+    rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned()
+}
+
+/// What every connection needs. Returns the target's process, and whether it is far.
+pub(super) async fn prepare(pipeline: &mut Pipeline) -> Result<(String, bool), PipelineError> {
     let connection = &mut pipeline.idle_session().await?.connection;
     let asked = Instant::now();
-    let sql = format!("{PLANNING}; SELECT pg_catalog.pg_backend_pid()");
-    let results = connection.simple_query(&sql).await?;
-    let mut round_trip = asked.elapsed();
-    let is_as_far_by_tcp = connection.round_trip().is_some_and(|shortest| shortest >= FAR);
-    if round_trip >= FAR && !is_as_far_by_tcp {
-        // Or it was busy.
+    let results = connection.simple_query(&plan_sql()).await?;
+    let mut is_far = connection.is_far() || asked.elapsed() >= FAR;
+    if is_far && !connection.is_far() {
+        // Behind a pooler; or it was busy.
         let again = Instant::now();
         connection.simple_query("").await?;
-        round_trip = round_trip.min(again.elapsed());
+        is_far = again.elapsed() >= FAR;
     }
-    let row = results.last().and_then(|result| result.rows.first());
-    let pid = row.and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+    parse(pipeline)?;
+    Ok((results.last().map_or(String::new(), |result| pid_of(&result.rows)), is_far))
+}
+
+/// Prepares the statements of groups; answered with what comes next.
+fn parse(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
     // Progress is moved by who sees what the group before has committed.
     pipeline.parse(BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED", &[], None)?;
     pipeline.parse(COMMIT, "COMMIT", &[], None)?;
@@ -85,7 +115,6 @@ pub(super) async fn prepare(pipeline: &mut Pipeline) -> Result<(String, Duration
         Cow::Borrowed(ADVANCE)
     };
     pipeline.parse(PROGRESS, &advance, &ADVANCE_TYPES, None)?;
-    // Answered with what comes next.
     pipeline.sync();
-    Ok((pid, round_trip))
+    Ok(())
 }
