@@ -296,9 +296,10 @@ async fn a_connection_can_join_only_its_own_site_and_place() -> Result<()> {
     early.say(&further(2).encode()).await?;
     let mut opening = Raw::connect(ground.address(), Some(&odd)).await?;
     opening.say(&first.encode()).await?;
+    // The first of these waits for what it does not agree with, so that the second comes behind it.
     for (files, hello, words) in [
-        (&odd, first.clone(), "is being opened already"),
         (&odd, Hello { stripes: 4, ..further(1) }, "does not agree with the first"),
+        (&odd, first.clone(), "is being opened already"),
     ] {
         let mut raw = Raw::connect(ground.address(), Some(files)).await?;
         raw.say(&hello.encode()).await?;

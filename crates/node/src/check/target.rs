@@ -81,7 +81,7 @@ async fn look(
         both::check(&published.server, &server, onto_itself.as_ref(), findings);
     }
     session.has_seen_schema = check_schema(&server, &schema?, findings);
-    let asked = ask_of_tables(subscription, session).await?;
+    let asked = ask_of_tables(subscription, published.is_some(), session).await?;
     let left = check_progress(subscription, &asked.progress, findings);
     if subscription.spec.initialise == Initialise::Backup && !left.begun {
         findings.note("it waits for its target to be restored from a backup (farshore initialise)");
@@ -101,22 +101,26 @@ struct OfTables {
     triggers: Vec<Row>,
 }
 
-/// Asks in one round trip.
+/// Asks in one round trip; of all tables only if there is something to compare them to.
 async fn ask_of_tables(
     subscription: &Subscription,
+    of_all: bool,
     session: &mut Session,
 ) -> Result<OfTables, ApplyError> {
     let name = [Some(subscription.spec.name.as_str())];
     let triggers = firing::triggers_sql(session.replica_role);
+    let of_all = if of_all { &tables::QUESTIONS[..] } else { &[] };
     let mut questions = vec![Question::Simple(&triggers)];
     if session.has_seen_schema {
         questions.extend(PROGRESS.map(|sql| Question::Extended(sql, &name)));
     }
-    questions.extend(tables::QUESTIONS);
+    questions.extend(of_all);
     let answers = session.connection.ask_all(&questions).await;
     let mut answers = answers.map_err(|error| session.error(error))?;
-    let catalogue = answers.split_off(answers.len() - tables::QUESTIONS.len());
-    let catalogue = tables::from_answers(catalogue).map_err(|error| session.error(error))?;
+    let catalogue = match answers.split_off(answers.len() - of_all.len()) {
+        nothing if nothing.is_empty() => HashMap::new(),
+        answers => tables::from_answers(answers).map_err(|error| session.error(error))?,
+    };
     let mut rows = answers.into_iter().map(|answer| answer.map_err(|error| session.error(error)));
     let mut next = || rows.next().unwrap_or(Ok(Vec::new()));
     Ok(OfTables { triggers: next()?, progress: [next()?, next()?, next()?], catalogue })
