@@ -280,7 +280,8 @@ impl Site {
     /// for good.
     ///
     /// # Errors
-    /// On timeout, on such an end, and what `probe` fails with; with the end of the log.
+    /// On timeout, on such an end, and what `probe` fails with; with the end of the log, and on
+    /// timeout with what `farshore status` says.
     pub fn wait_for<T>(
         &mut self,
         what: &str,
@@ -289,7 +290,8 @@ impl Site {
     ) -> Result<T> {
         let log = self.builder().log_path().to_owned();
         let mut looked = Instant::now();
-        wait_until(what, timeout, &[&log], || {
+        let begin = Instant::now();
+        let waited = wait_until(what, timeout, &[&log], || {
             if looked.elapsed() >= LOOK_EVERY {
                 looked = Instant::now();
                 if let Some(farshore) = &mut self.farshore
@@ -302,6 +304,10 @@ impl Site {
                 }
             }
             probe()
+        });
+        waited.map_err(|error| match self.verb("status", &["--json"]) {
+            Ok(status) if begin.elapsed() >= timeout => error.context(status.stdout),
+            _ => error,
         })
     }
 

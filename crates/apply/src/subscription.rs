@@ -290,10 +290,10 @@ impl Subscription {
         }
     }
 
-    /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done here; tables that joined the
-    /// publication since, or are copied anew, are left to be copied beside the stream, unless that
-    /// was done: then their copy ends here. `needs_partitions` tells that a row found no partition:
-    /// then a publisher that cannot be asked is an error.
+    /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done
+    /// here; tables that joined the publication since, or are copied anew, are left to be copied
+    /// beside the stream, unless that was done: then their copy ends here. `needs_partitions` tells
+    /// that a row found no partition: then a publisher that cannot be asked is an error.
     async fn start(
         &self,
         session: Option<Session>,

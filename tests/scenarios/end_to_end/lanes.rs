@@ -65,7 +65,7 @@ fn a_backlog_for_a_target_that_is_far() -> Result<()> {
     })
 }
 
-/// A group is refused while others are on their way behind it, on its connection too.
+/// A group is refused while others are on their way behind it.
 #[test]
 fn groups_behind_a_refused_one_are_not_committed() -> Result<()> {
     let (mut pair, _line) = far_pair(Direction::UP)?;

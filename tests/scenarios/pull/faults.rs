@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::prefix::create_tables;
-use farshore_testkit::wait::wait_until;
 use farshore_tests::{
     Checked, DATABASE, Direction, Upstream, publisher_cluster, subscriber_cluster,
 };
@@ -136,17 +135,27 @@ fn a_receiver_that_stands_still_holds_nobody_up() -> Result<()> {
         Ok(near.query_opt(sql, &[])?.map_or_else(String::new, |row| row.get(0)))
     };
     let soon = Duration::from_secs(60);
-    let log = upstream(&mut checked)?.site.log_path();
-    let log = &[log.as_path()];
-    wait_until("the other subscription to stream", soon, log, || {
-        Ok(applied().is_ok_and(|applied| !applied.is_empty()).then_some(()))
-    })?;
+    let activity = "SELECT string_agg(concat_ws(' ', pid, application_name, state, wait_event, \
+                    pg_blocking_pids(pid), left(query, 90)), E'\\n') FROM pg_stat_activity \
+                    WHERE backend_type LIKE '%client%'";
+    let mut target = second.connect()?;
+    upstream(&mut checked)?
+        .site
+        .wait_for("the other subscription to stream", soon, || match applied() {
+            Ok(applied) => Ok((!applied.is_empty()).then_some(())),
+            Err(error) if format!("{error:#}").contains("does not exist") => Ok(None),
+            Err(error) => Err(error),
+        })
+        .with_context(|| match target.query_one(activity, &[]) {
+            Ok(row) => format!("its target is at\n{}", row.get::<_, String>(0)),
+            Err(error) => format!("its target does not say what it is at: {error}"),
+        })?;
     checked.pair.site.signal(libc::SIGSTOP)?;
     let stood = Instant::now();
     while stood.elapsed() < Duration::from_secs(seconds) {
         let before = applied()?;
         checked.await_commits(50)?;
-        wait_until("the other subscription to go on", soon, log, || {
+        upstream(&mut checked)?.site.wait_for("the other subscription to go on", soon, || {
             Ok((applied()? != before).then_some(()))
         })?;
     }

@@ -81,14 +81,21 @@ async fn look(
         both::check(&published.server, &server, onto_itself.as_ref(), findings);
     }
     session.has_seen_schema = check_schema(&server, &schema?, findings);
-    let asked = ask_of_tables(subscription, published.is_some(), session).await?;
+    // Where a backup is being restored, tables come and go.
+    let from_backup = subscription.spec.initialise == Initialise::Backup;
+    let mut asked =
+        ask_of_tables(subscription, published.is_some() && !from_backup, session).await?;
     let left = check_progress(subscription, &asked.progress, findings);
-    if subscription.spec.initialise == Initialise::Backup && !left.begun {
+    if from_backup && !left.begun {
         findings.note("it waits for its target to be restored from a backup (farshore initialise)");
         return Ok(());
     }
     let Some(published) = published else { return Ok(()) };
     check_claims(config, subscription, published, findings);
+    if from_backup {
+        let catalogue = tables::all(&mut session.connection).await;
+        asked.catalogue = catalogue.map_err(|error| session.error(error));
+    }
     check_tables(subscription, published, &server, left, asked, session, findings).await
 }
 
@@ -96,9 +103,10 @@ async fn look(
 struct OfTables {
     /// Answers to [`PROGRESS`]; empty where the schema is not there.
     progress: [Vec<Row>; 3],
-    catalogue: HashMap<TableName, Table>,
+    /// Nothing where it was not asked for.
+    catalogue: Result<HashMap<TableName, Table>, ApplyError>,
     /// Answer to [`firing::triggers_sql`].
-    triggers: Vec<Row>,
+    triggers: Result<Vec<Row>, ApplyError>,
 }
 
 /// Asks in one round trip; of all tables only if there is something to compare them to.
@@ -118,12 +126,12 @@ async fn ask_of_tables(
     let answers = session.connection.ask_all(&questions).await;
     let mut answers = answers.map_err(|error| session.error(error))?;
     let catalogue = match answers.split_off(answers.len() - of_all.len()) {
-        nothing if nothing.is_empty() => HashMap::new(),
-        answers => tables::from_answers(answers).map_err(|error| session.error(error))?,
+        nothing if nothing.is_empty() => Ok(HashMap::new()),
+        answers => tables::from_answers(answers).map_err(|error| session.error(error)),
     };
     let mut rows = answers.into_iter().map(|answer| answer.map_err(|error| session.error(error)));
     let mut next = || rows.next().unwrap_or(Ok(Vec::new()));
-    Ok(OfTables { triggers: next()?, progress: [next()?, next()?, next()?], catalogue })
+    Ok(OfTables { triggers: next(), progress: [next()?, next()?, next()?], catalogue })
 }
 
 /// Whether there is a schema that progress is kept in, what we may do there, and with its tables.
@@ -258,6 +266,7 @@ async fn check_tables(
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
+    let (catalogue, triggers) = (catalogue?, triggers?);
     let names = &subscription.spec.schema.names;
     let known: Vec<TableName> = known.iter().map(|name| names.table(name)).collect();
     let on_target: Vec<(TableName, Table)> =
