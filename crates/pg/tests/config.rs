@@ -151,6 +151,18 @@ fn the_string_goes_before_the_service_and_the_service_before_the_environment() {
     );
 }
 
+#[test]
+fn a_value_may_look_like_a_url() {
+    for value in ["://*", "a://b", "p=q://r s"] {
+        let config = parse(&format!("host=h password='{value}' dbname=d"));
+        assert_eq!(config.password, Some(Password::new(value)));
+    }
+    assert_eq!(parse("application_name=http://x host=h").application_name, "http://x");
+    for text in ["mysql://h/d", "://h", " postgres://h/d"] {
+        assert!(error(text).to_string().contains("must begin with postgres://"), "{text}");
+    }
+}
+
 proptest! {
     #[test]
     fn parsing_is_total(text in "(postgres://)?[ -~é]{0,40}") {

@@ -5,9 +5,15 @@ use super::keywords::Keywords;
 pub(super) fn parse(text: &str) -> Result<Keywords, ConfigError> {
     match text.strip_prefix("postgresql://").or_else(|| text.strip_prefix("postgres://")) {
         Some(rest) => parse_url(rest),
-        None if text.contains("://") => Err(malformed("a URL must begin with postgres://")),
+        None if begins_with_scheme(text) => Err(malformed("a URL must begin with postgres://")),
         None => parse_keyword_values(text),
     }
+}
+
+/// Whether this is another kind of URL (RFC 3986, 3.1). A value, a password say, may hold `://` too.
+fn begins_with_scheme(text: &str) -> bool {
+    let in_scheme = |b: u8| b.is_ascii_alphanumeric() || b"+-.".contains(&b);
+    text.split_once("://").is_some_and(|(scheme, _)| scheme.trim_start().bytes().all(in_scheme))
 }
 
 fn malformed(reason: impl Into<String>) -> ConfigError {
