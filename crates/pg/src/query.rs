@@ -252,6 +252,16 @@ impl Connection {
         questions: &[Question<'_>],
     ) -> Result<Vec<Result<Vec<Row>, Error>>, Error> {
         self.settle().await?;
+        self.put_questions(questions)?;
+        self.answers(questions.len()).await
+    }
+
+    /// Puts questions behind what waits to be written, for who knows what else is on its way: the
+    /// answers to that come first, then [`Connection::answers`] takes those to the questions.
+    ///
+    /// # Errors
+    /// What the protocol cannot carry.
+    pub fn put_questions(&mut self, questions: &[Question<'_>]) -> Result<(), Error> {
         self.encode(|out| {
             for question in questions {
                 match question {
@@ -260,13 +270,23 @@ impl Connection {
                 }
             }
             Ok(())
-        })?;
-        if !questions.is_empty() {
-            let answers = u32::try_from(questions.len()).unwrap_or(u32::MAX);
+        })
+    }
+
+    /// The answers to so many questions, which are what comes next.
+    ///
+    /// # Errors
+    /// As [`Connection::ask_all`].
+    pub async fn answers(
+        &mut self,
+        questions: usize,
+    ) -> Result<Vec<Result<Vec<Row>, Error>>, Error> {
+        if questions > 0 {
+            let answers = u32::try_from(questions).unwrap_or(u32::MAX);
             self.unfinished = Unfinished::Answers(answers);
         }
-        let mut answers = Vec::with_capacity(questions.len());
-        while answers.len() < questions.len() {
+        let mut answers = Vec::with_capacity(questions);
+        while answers.len() < questions {
             answers.push(self.one_answer().await?);
         }
         Ok(answers)

@@ -1,6 +1,6 @@
 //! Two sites with 77 ms between them, while the line does what lines do.
 //!
-//! - `FARSHORE_CUT_SECONDS`: how long it is cut (default 20).
+//! - `FARSHORE_CUT_SECONDS`: how long it is cut (default 60).
 
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::wan::{Direction, Wan, WanConfig};
@@ -48,7 +48,7 @@ fn a_line_that_is_cut_flaps_and_goes_silent() -> Result<()> {
     let mut checked = start(&wan)?;
     let seconds = match std::env::var("FARSHORE_CUT_SECONDS") {
         Ok(text) => text.parse().with_context(|| format!("FARSHORE_CUT_SECONDS={text}"))?,
-        Err(_) => 20,
+        Err(_) => 60,
     };
     // Nothing passes, and nobody is told: the sites find out by themselves.
     wan.cut();

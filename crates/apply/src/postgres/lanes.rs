@@ -30,7 +30,7 @@ use crate::postgres::batch::{TableReferences, Ties};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
 use circle::HeldUp;
 pub(crate) use connect::join;
-use connect::{Lane, connect, prepare};
+use connect::{Lane, connect, is_far, prepare};
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
 use farshore_pg::{CancelToken, Config};
@@ -182,9 +182,10 @@ impl Lanes {
         mut first: Pipeline,
         foreign_keys_fire: bool,
     ) -> Result<Lanes, (Lanes, PipelineError)> {
-        let (prepared, pids, is_far) = match prepare(&mut first).await {
-            Ok((pid, is_far)) => (Ok(()), vec![pid], is_far),
-            Err(error) => (Err(error), Vec::new(), false),
+        let pids = vec![first.session().pid.clone()];
+        let (prepared, is_far) = match is_far(&mut first).await {
+            Ok(is_far) => (prepare(&mut first), is_far),
+            Err(error) => (Err(error), false),
         };
         let streams = match settings.streams {
             Streams { far, .. } if is_far => far.max(1),

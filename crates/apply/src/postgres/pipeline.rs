@@ -7,9 +7,10 @@
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::progress::ADVANCE_FAILED;
-use crate::postgres::session::Session;
+use crate::postgres::session::{Answers, Session};
 use bytes::{Bytes, BytesMut};
 use farshore_model::{DictionaryId, Lsn, PgTime};
+use farshore_pg::Question;
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, EncodeError, Format};
 use std::collections::{HashSet, VecDeque};
@@ -205,6 +206,28 @@ impl Pipeline {
             self.drain().await?;
         }
         Ok(&mut self.session)
+    }
+
+    /// Asks several questions in one round trip. What was prepared at the start and not answered yet
+    /// is answered in the same one; anything else in flight is waited for first.
+    pub async fn ask<const N: usize>(
+        &mut self,
+        questions: [Question<'_>; N],
+    ) -> Result<Result<Answers<N>, ApplyError>, PipelineError> {
+        let needs_no_look = |(expect, _): &(Expect, u32)| {
+            matches!(expect, Expect::Parsed(None) | Expect::Done | Expect::Ready)
+        };
+        // A series that was not ended would take the first question with it if it failed.
+        let is_ended = matches!(self.in_flight.back(), None | Some((Expect::Ready, _)));
+        if !is_ended || !self.in_flight.iter().all(needs_no_look) {
+            self.drain().await?;
+        }
+        if self.in_flight.is_empty() {
+            return Ok(self.session.ask(questions).await);
+        }
+        self.session.connection.put_questions(&questions)?;
+        self.drain().await?;
+        Ok(self.session.answers().await)
     }
 
     /// The session, whatever is in flight: for use after [`Pipeline::idle_session`] only.

@@ -2,13 +2,20 @@
 
 use crate::ApplyError;
 use farshore_pg::{Config, Connection, Mode, Question, Row, quote_literal};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// An answer to each of several questions.
+pub type Answers<const N: usize> = [Result<Vec<Row>, ApplyError>; N];
 
 /// A target connection.
 pub struct Session {
     /// The connection itself.
     pub connection: Connection,
     server: String,
+    /// The target's process at the other end (a pooler tells another one at first).
+    pub(super) pid: String,
+    /// When it was set up, and with it asked what [`Session::connect_and_ask`] was to ask.
+    pub asked_at: Instant,
     /// Whether triggers and foreign keys keep quiet for what we apply.
     pub replica_role: bool,
     /// The schema `farshore` was there, with its tables, when somebody looked: what they hold can be
@@ -36,8 +43,14 @@ impl Session {
             .await
             .map_err(|error| ApplyError::Target { server: server.clone(), error })?;
         let version = connection.server_version();
-        let mut session =
-            Session { connection, server, replica_role: false, has_seen_schema: false };
+        let mut session = Session {
+            connection,
+            server,
+            pid: String::new(),
+            asked_at: Instant::now(),
+            replica_role: false,
+            has_seen_schema: false,
+        };
         let settings = format!(
             "{}; SET synchronous_commit = on; SET row_security = off; \
              SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'",
@@ -47,7 +60,8 @@ impl Session {
         // What waits for a lock notices that we are gone, and lets go of its own. Servers before
         // PostgreSQL 14, and some operating systems, cannot.
         let notices = Question::Simple("SET client_connection_check_interval = '2s'");
-        let mut asked = vec![Question::Simple(&settings), role, notices];
+        let pid = Question::Simple("SELECT pg_catalog.pg_backend_pid()");
+        let mut asked = vec![Question::Simple(&settings), role, notices, pid];
         asked.extend(questions);
         let mut answers = session.ask_all(&asked).await?.into_iter();
         let mut next = || answers.next().unwrap_or(Ok(Vec::new()));
@@ -57,17 +71,30 @@ impl Session {
             Err(ApplyError::Target { error, .. }) if error.sqlstate() == Some("42501") => {}
             Err(error) => return Err(error),
         }
-        Ok((session, answers.skip(1).collect()))
+        let _may_be_unknown = next();
+        let pid = next()?;
+        session.pid = pid.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
+        Ok((session, answers.collect()))
     }
 
     /// Asks several questions in one round trip; see [`Connection::ask_all`].
     pub async fn ask<const N: usize>(
         &mut self,
         questions: [Question<'_>; N],
-    ) -> Result<[Result<Vec<Row>, ApplyError>; N], ApplyError> {
-        self.ask_all(&questions).await?.try_into().map_err(|_| {
-            self.error(farshore_pg::Error::Protocol("not an answer to each question".to_owned()))
-        })
+    ) -> Result<Answers<N>, ApplyError> {
+        self.ask_all(&questions).await?.try_into().map_err(|_| self.not_to_each())
+    }
+
+    /// The answers to questions that were sent, and whose answers are what comes next.
+    pub(super) async fn answers<const N: usize>(&mut self) -> Result<Answers<N>, ApplyError> {
+        let answers = self.connection.answers(N).await;
+        let answers = answers.map_err(|error| self.error(error))?.into_iter();
+        let answers = answers.map(|answer| answer.map_err(|error| self.error(error)));
+        answers.collect::<Vec<_>>().try_into().map_err(|_| self.not_to_each())
+    }
+
+    fn not_to_each(&self) -> ApplyError {
+        self.error(farshore_pg::Error::Protocol("not an answer to each question".to_owned()))
     }
 
     async fn ask_all(

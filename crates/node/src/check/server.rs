@@ -50,27 +50,14 @@ const SERVER: &str = "SELECT current_user, current_database(), \
         * 1000000)::bigint \
     FROM pg_roles r WHERE r.rolname = current_user";
 
-/// A [`Server`] that is being asked.
-pub struct Asking {
-    asked: Instant,
-    clock: PgTime,
-}
-
-impl Asking {
-    /// The question goes out now.
-    pub fn begin() -> Asking {
-        Asking { asked: Instant::now(), clock: PgTime::now() }
-    }
-
+impl Server {
     /// What is asked.
-    pub fn question(&self) -> Question<'static> {
-        Question::Extended(SERVER, &[])
-    }
+    pub const QUESTION: Question<'static> = Question::Extended(SERVER, &[]);
 
-    /// What the answer of a server of this version says, which has just come.
-    pub fn answered(self, rows: &[Row], version: u32) -> Result<Server, Error> {
-        let round_trip = i64::try_from(self.asked.elapsed().as_micros()).unwrap_or(i64::MAX);
-        let ours = self.clock.0 + round_trip / 2;
+    /// What the answer of a server of this version says, which has just come to what was asked then.
+    pub fn answered(rows: &[Row], asked: Instant, version: u32) -> Result<Server, Error> {
+        let round_trip = i64::try_from(asked.elapsed().as_micros()).unwrap_or(i64::MAX);
+        let ours = PgTime::now().0 - round_trip / 2;
         let row = rows.first().ok_or_else(|| Error::Value("no row about our role".to_owned()))?;
         let theirs: i64 = row.parse(8)?;
         let text = |i: usize| row.get(i).unwrap_or_default().to_owned();
@@ -88,15 +75,13 @@ impl Asking {
             version,
         })
     }
-}
 
-impl Server {
     /// Asks.
     pub async fn ask(sql: &mut Connection) -> Result<Server, Error> {
-        let asking = Asking::begin();
-        let mut answers = sql.ask_all(&[asking.question()]).await?;
+        let asked = Instant::now();
+        let mut answers = sql.ask_all(&[Server::QUESTION]).await?;
         let rows = answers.pop().unwrap_or(Ok(Vec::new()))?;
-        asking.answered(&rows, sql.server_version())
+        Server::answered(&rows, asked, sql.server_version())
     }
 
     /// The role as SQL names it.

@@ -2,7 +2,7 @@
 
 use super::firing::{self, Sides};
 use super::published::Published;
-use super::server::{Asking, Server};
+use super::server::Server;
 use super::tables::{self, Table};
 use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
@@ -28,8 +28,11 @@ pub async fn check(
     findings: &mut Findings,
 ) -> Option<Session> {
     let target = &subscription.spec.target;
-    let mut session = match Session::connect(target, application_name).await {
-        Ok(session) => session,
+    // Asked as the session is set up: a far target's answers take their time.
+    let questions = [Server::QUESTION, Question::Extended(SCHEMA, &[])];
+    let connected = Session::connect_and_ask(target, application_name, &questions).await;
+    let (mut session, answers) = match connected {
+        Ok(connected) => connected,
         Err(error) => {
             let remedy = match &error {
                 ApplyError::Target { error, .. } => publisher::remedy_for(error, "target"),
@@ -48,7 +51,8 @@ pub async fn check(
         target.redacted(),
         session.connection.server_version() / 10_000
     ));
-    if let Err(error) = look(config, subscription, published, &mut session, findings).await {
+    let looked = look(config, subscription, published, (&mut session, answers), findings).await;
+    if let Err(error) = looked {
         findings.cannot_look("target", &error, error.is_transient());
         return None;
     }
@@ -59,13 +63,14 @@ async fn look(
     config: &SiteConfig,
     subscription: &Subscription,
     published: Option<&Published>,
-    session: &mut Session,
+    (session, answers): (&mut Session, Vec<Result<Vec<Row>, ApplyError>>),
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
-    let asking = Asking::begin();
-    let questions = [asking.question(), Question::Extended(SCHEMA, &[])];
-    let [server, schema] = session.ask(questions).await?;
-    let server = asking.answered(&server?, session.connection.server_version());
+    let mut answers = answers.into_iter();
+    let mut next = || answers.next().unwrap_or(Ok(Vec::new()));
+    let (server, schema) = (next()?, next());
+    let version = session.connection.server_version();
+    let server = Server::answered(&server, session.asked_at, version);
     let server = server.map_err(|error| session.error(error))?;
     server.check("target", "target", findings);
     // Lanes have a connection more for a moment, to look for locks; tables may be copied beside.

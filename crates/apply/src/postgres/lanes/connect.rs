@@ -1,19 +1,21 @@
 //! How connections to the target are made, one for each lane.
 
 use super::{AWAIT, BEGIN, COMMIT, DEFER, FENCE, LaneSettings, PROGRESS};
-use crate::ApplyError;
-use crate::postgres::pipeline::{Pipeline, PipelineError};
+use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
 use crate::postgres::session::{Session, application_name, join_lanes_sql};
 use farshore_fault as fault;
-use farshore_pg::{FAR, Question, Row};
+use farshore_pg::{FAR, Question};
 use std::borrow::Cow;
 use std::time::Instant;
 
 /// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
 /// moment: a plan made while a table was empty must not read all of it later.
-const PLANNING: &str = "SET plan_cache_mode = force_generic_plan; SET enable_seqscan = off; \
-     SET enable_hashjoin = off; SET enable_mergejoin = off; SET jit = off";
+const PLANNING: &str = "SELECT pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false), \
+     pg_catalog.set_config('enable_seqscan', 'off', false), \
+     pg_catalog.set_config('enable_hashjoin', 'off', false), \
+     pg_catalog.set_config('enable_mergejoin', 'off', false), \
+     pg_catalog.set_config('jit', 'off', false)";
 
 /// A name for the time of one group, as a lock.
 const GROUP_KEY: &str = "pg_catalog.hashtextextended($1, 0)";
@@ -30,13 +32,10 @@ pub(super) async fn connect(
     settings: LaneSettings,
     foreign_keys_fire: bool,
 ) -> Result<Lane, String> {
-    let plan = plan_sql();
-    let (session, answers) =
-        join_and_ask(&settings, foreign_keys_fire, &[Question::Simple(&plan)]).await?;
+    let session = join(&settings, foreign_keys_fire).await?;
+    let pid = session.pid.clone();
     let mut pipeline = Pipeline::new(session);
-    let planned = answers.into_iter().next().unwrap_or(Ok(Vec::new()));
-    let pid = pid_of(&planned.map_err(|error| error.to_string())?);
-    parse(&mut pipeline).map_err(|error| format!("{error:?}"))?;
+    prepare(&mut pipeline).map_err(|error| format!("{error:?}"))?;
     Ok(Lane { pipeline, pid })
 }
 
@@ -45,19 +44,9 @@ pub(crate) async fn join(
     settings: &LaneSettings,
     foreign_keys_fire: bool,
 ) -> Result<Session, String> {
-    Ok(join_and_ask(settings, foreign_keys_fire, &[]).await?.0)
-}
-
-type Answers = Vec<Result<Vec<Row>, ApplyError>>;
-
-async fn join_and_ask(
-    settings: &LaneSettings,
-    foreign_keys_fire: bool,
-    questions: &[Question<'_>],
-) -> Result<(Session, Answers), String> {
     let LaneSettings { subscription, target, cancel, .. } = settings;
     let join = join_lanes_sql(subscription);
-    let asked = [&[Question::Simple(&join)], questions].concat();
+    let asked = [Question::Simple(&join)];
     let connected = Session::connect_and_ask(target, &application_name(subscription), &asked).await;
     let (session, mut answers) = connected.map_err(|error| error.to_string())?;
     let token = session.connection.cancel_token();
@@ -65,42 +54,34 @@ async fn join_and_ask(
     if session.replica_role == foreign_keys_fire {
         return Err("session_replication_role can be set on some of them only".to_owned());
     }
-    let rest = answers.split_off(1);
     let joined = answers.pop().unwrap_or(Ok(Vec::new())).map_err(|error| error.to_string())?;
     if joined.first().and_then(|row| row.get(0)) != Some("t") {
         return Err("another agent waits for this one to end".to_owned());
     }
-    Ok((session, rest))
+    Ok(session)
 }
 
-/// Settings of a lane's connection, and the question for [`pid_of`].
-fn plan_sql() -> String {
-    format!("{PLANNING}; SELECT pg_catalog.pg_backend_pid()")
-}
-
-/// The target's process at the other end of a connection.
-fn pid_of(rows: &[Row]) -> String {
-    rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned()
-}
-
-/// What every connection needs. Returns the target's process, and whether it is far.
-pub(super) async fn prepare(pipeline: &mut Pipeline) -> Result<(String, bool), PipelineError> {
+/// Whether the target's answers take 5 ms or more.
+pub(super) async fn is_far(pipeline: &mut Pipeline) -> Result<bool, PipelineError> {
     let connection = &mut pipeline.idle_session().await?.connection;
-    let asked = Instant::now();
-    let results = connection.simple_query(&plan_sql()).await?;
-    let mut is_far = connection.is_far() || asked.elapsed() >= FAR;
-    if is_far && !connection.is_far() {
-        // Behind a pooler; or it was busy.
-        let again = Instant::now();
-        connection.simple_query("").await?;
-        is_far = again.elapsed() >= FAR;
+    if connection.is_far() {
+        return Ok(true);
     }
-    parse(pipeline)?;
-    Ok((results.last().map_or(String::new(), |result| pid_of(&result.rows)), is_far))
+    // It may be behind a pooler; or it was busy for a moment.
+    for _ in 0..2 {
+        let asked = Instant::now();
+        connection.simple_query("").await?;
+        if asked.elapsed() < FAR {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
-/// Prepares the statements of groups; answered with what comes next.
-fn parse(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
+/// What every connection needs: its settings, and the statements of groups. Answered with what comes
+/// next.
+pub(super) fn prepare(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
+    pipeline.run_sql(PLANNING, Expect::Done)?;
     // Progress is moved by who sees what the group before has committed.
     pipeline.parse(BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED", &[], None)?;
     pipeline.parse(COMMIT, "COMMIT", &[], None)?;

@@ -12,7 +12,8 @@
 use crate::ApplyError;
 use crate::postgres::batch::{self, TableFacts};
 use crate::postgres::follow_ddl::{DEFINITIONS, definitions_of, schemas_and_names};
-use crate::postgres::session::Session;
+use crate::postgres::pipeline::{Pipeline, PipelineError};
+use crate::postgres::session::{Answers, Session};
 use crate::postgres::target_table::{self, LOOK_UP, TargetTable, looked_up};
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
@@ -27,6 +28,10 @@ const FRESH: Duration = Duration::from_secs(10);
 
 /// Most tables in one look.
 pub(super) const TABLES_MAX: usize = 512;
+
+/// On a target that is far, as many are looked at as there are, up to this many: more of them would
+/// take the target as long as a round trip does.
+pub(super) const FAR_TABLES_MAX: usize = 64;
 
 /// What the target says of a table.
 pub(super) struct Seen {
@@ -54,30 +59,44 @@ impl Ahead {
         self.seen.get(published).is_some_and(|seen| seen.at.elapsed() < FRESH)
     }
 
-    /// Looks at tables.
+    /// Looks at tables. The outer error is of what was in flight.
     pub async fn look(
         &mut self,
-        session: &mut Session,
+        pipeline: &mut Pipeline,
         subscription: &str,
         names: &NameMap,
         published: &[TableName],
-    ) -> Result<(), ApplyError> {
+    ) -> Result<Result<(), ApplyError>, PipelineError> {
         let tables: Vec<TableName> = published.iter().map(|table| names.table(table)).collect();
         let at = Instant::now();
         let (look, names) = (batch::facts_question(), target_table::names(&tables));
         let [schemas, own_names] = schemas_and_names(published);
-        let [on_target, facts, definitions] = session
-            .ask([
-                Question::Extended(LOOK_UP, &[Some(&names)]),
-                Question::Extended(&look, &[Some(&names)]),
-                Question::Extended(
-                    DEFINITIONS,
-                    &[Some(subscription), Some(&schemas), Some(&own_names)],
-                ),
-            ])
-            .await?;
-        let on_target = looked_up(session, tables.len(), &on_target?).await?;
-        let facts = batch::facts_answer(session, tables.len(), &facts?)?;
+        let questions = [
+            Question::Extended(LOOK_UP, &[Some(&names)]),
+            Question::Extended(&look, &[Some(&names)]),
+            Question::Extended(
+                DEFINITIONS,
+                &[Some(subscription), Some(&schemas), Some(&own_names)],
+            ),
+        ];
+        let answers = pipeline.ask(questions).await?;
+        Ok(match answers {
+            Ok(answers) => self.note(pipeline.session(), published, at, answers).await,
+            Err(error) => Err(error),
+        })
+    }
+
+    /// Notes what the target answered to a look that began then.
+    async fn note(
+        &mut self,
+        session: &mut Session,
+        published: &[TableName],
+        at: Instant,
+        [on_target, facts, definitions]: Answers<3>,
+    ) -> Result<(), ApplyError> {
+        let tables = published.len();
+        let on_target = looked_up(session, tables, &on_target?).await?;
+        let facts = batch::facts_answer(session, tables, &facts?)?;
         let mut definitions = definitions_of(&definitions?);
         self.seen.retain(|_, seen| seen.at.elapsed() < FRESH);
         for ((published, on_target), facts) in published.iter().zip(on_target).zip(facts) {

@@ -1,7 +1,7 @@
 //! What a relation version is on the target, when it is first met.
 
 use super::Writer;
-use super::ahead::TABLES_MAX;
+use super::ahead::{FAR_TABLES_MAX, TABLES_MAX};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{Follow, load_definitions, note_definition, same_columns};
@@ -207,34 +207,43 @@ impl Writer {
     }
 
     /// Looks at a table, and at others that have not been met yet and whose changes are in what was
-    /// read.
+    /// read; on a target that is far, at any others too, up to a bound: a round trip costs more.
     async fn look_ahead(
         &mut self,
         published: &TableName,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
         let mut tables = BTreeSet::from([published.clone()]);
-        for (_, relation) in definitions.iter().filter(|(id, _)| !self.relations.contains_key(id)) {
-            let table = TableName { schema: relation.schema.clone(), name: relation.name.clone() };
-            if self.copied.contains_key(&table)
-                && !self.versions.contains_key(&table)
-                && !self.ahead.has(&table)
-            {
-                tables.insert(table);
-            }
+        let is_unseen = |table: &TableName| {
+            self.copied.contains_key(table)
+                && !self.versions.contains_key(table)
+                && !self.ahead.has(table)
+        };
+        let unmet = definitions.iter().filter(|(id, _)| !self.relations.contains_key(id));
+        let read = unmet.map(|(_, relation)| TableName {
+            schema: relation.schema.clone(),
+            name: relation.name.clone(),
+        });
+        for table in read.filter(is_unseen) {
+            tables.insert(table);
             if tables.len() == TABLES_MAX {
                 break;
             }
         }
+        if self.lanes.is_far() {
+            let room = FAR_TABLES_MAX.saturating_sub(tables.len());
+            let others =
+                self.copied.keys().filter(|table| is_unseen(table) && !tables.contains(table));
+            let others: Vec<TableName> = others.take(room).cloned().collect();
+            tables.extend(others);
+        }
         let tables: Vec<TableName> = tables.into_iter().collect();
-        let (subscription, names) = (self.subscription.clone(), self.target_names.clone());
-        let mut ahead = std::mem::take(&mut self.ahead);
-        let looked = match self.session().await {
-            Ok(session) => ahead.look(session, &subscription, &names, &tables).await,
-            Err(error) => Err(error),
-        };
-        self.ahead = ahead;
-        looked
+        let pipeline = self.lanes.current();
+        let names = &self.target_names;
+        match self.ahead.look(pipeline, &self.subscription, names, &tables).await {
+            Ok(looked) => looked,
+            Err(error) => Err(self.explain(error)),
+        }
     }
 
     async fn look_up(&mut self, table: &TableName) -> Result<Option<TargetTable>, ApplyError> {
