@@ -161,6 +161,8 @@ fn a_receiver_that_stands_still_holds_nobody_up() -> Result<()> {
     }
     checked.pair.site.signal(libc::SIGCONT)?;
     let woken = Instant::now();
+    // What was written in that time is still to be applied, beside what is written now.
+    checked.pair.patience += Duration::from_secs(seconds);
     checked.pair.await_arrival()?;
     println!("arrived {:.1} s after it went on", woken.elapsed().as_secs_f64());
     checked.finish().map(drop)

@@ -172,6 +172,8 @@ pub struct Pipeline {
     session: Session,
     in_flight: VecDeque<(Expect, u32)>,
     bytes_in_flight: usize,
+    /// Questions behind what is in flight.
+    asked: usize,
     /// Something is in flight that the target was not asked to answer at once.
     unasked: bool,
     committed: Option<Lsn>,
@@ -191,6 +193,7 @@ impl Pipeline {
             session,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
+            asked: 0,
             unasked: false,
             committed: None,
             confirmed: Lsn::ZERO,
@@ -209,7 +212,7 @@ impl Pipeline {
     }
 
     /// Asks several questions in one round trip. What was prepared at the start and not answered yet
-    /// is answered in the same one; anything else in flight is waited for first.
+    /// is answered in the same one; anything else in flight is waited for first. Not cancel-safe.
     pub async fn ask<const N: usize>(
         &mut self,
         questions: [Question<'_>; N],
@@ -226,7 +229,9 @@ impl Pipeline {
             return Ok(self.session.ask(questions).await);
         }
         self.session.connection.put_questions(&questions)?;
+        self.asked = N;
         self.drain().await?;
+        self.asked = 0;
         Ok(self.session.answers().await)
     }
 
@@ -443,7 +448,7 @@ impl Pipeline {
         self.session.connection.flush().await?;
         // Series that were ended before are answered first.
         let earlier = self.in_flight.iter().filter(|(expect, _)| matches!(expect, Expect::Ready));
-        let mut answers_left = earlier.count() + 1;
+        let mut answers_left = earlier.count() + std::mem::take(&mut self.asked) + 1;
         while answers_left > 0 {
             if let Message::ReadyForQuery(_) = self.session.connection.receive().await? {
                 answers_left -= 1;

@@ -53,28 +53,26 @@ impl Session {
         };
         let settings = format!(
             "{}; SET synchronous_commit = on; SET row_security = off; \
-             SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'",
+             SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'; \
+             SELECT pg_catalog.pg_backend_pid()",
             farshore_pg::no_timeouts(version)
         );
         let role = Question::Simple("SET session_replication_role = replica");
         // What waits for a lock notices that we are gone, and lets go of its own. Servers before
         // PostgreSQL 14, and some operating systems, cannot.
         let notices = Question::Simple("SET client_connection_check_interval = '2s'");
-        let pid = Question::Simple("SELECT pg_catalog.pg_backend_pid()");
-        let mut asked = vec![Question::Simple(&settings), role, notices, pid];
+        let mut asked = vec![Question::Simple(&settings), role, notices];
         asked.extend(questions);
         let mut answers = session.ask_all(&asked).await?.into_iter();
         let mut next = || answers.next().unwrap_or(Ok(Vec::new()));
-        next()?;
+        let pid = next()?;
+        session.pid = pid.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
         match next() {
             Ok(_) => session.replica_role = true,
             Err(ApplyError::Target { error, .. }) if error.sqlstate() == Some("42501") => {}
             Err(error) => return Err(error),
         }
-        let _may_be_unknown = next();
-        let pid = next()?;
-        session.pid = pid.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
-        Ok((session, answers.collect()))
+        Ok((session, answers.skip(1).collect()))
     }
 
     /// Asks several questions in one round trip; see [`Connection::ask_all`].

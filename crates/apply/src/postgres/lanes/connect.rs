@@ -11,11 +11,13 @@ use std::time::Instant;
 
 /// Every statement finds its rows by a key, whatever the planner thinks of the table's size at the
 /// moment: a plan made while a table was empty must not read all of it later.
-const PLANNING: &str = "SELECT pg_catalog.set_config('plan_cache_mode', 'force_generic_plan', false), \
-     pg_catalog.set_config('enable_seqscan', 'off', false), \
-     pg_catalog.set_config('enable_hashjoin', 'off', false), \
-     pg_catalog.set_config('enable_mergejoin', 'off', false), \
-     pg_catalog.set_config('jit', 'off', false)";
+const PLANNING: [&str; 5] = [
+    "SET plan_cache_mode = force_generic_plan",
+    "SET enable_seqscan = off",
+    "SET enable_hashjoin = off",
+    "SET enable_mergejoin = off",
+    "SET jit = off",
+];
 
 /// A name for the time of one group, as a lock.
 const GROUP_KEY: &str = "pg_catalog.hashtextextended($1, 0)";
@@ -81,7 +83,9 @@ pub(super) async fn is_far(pipeline: &mut Pipeline) -> Result<bool, PipelineErro
 /// What every connection needs: its settings, and the statements of groups. Answered with what comes
 /// next.
 pub(super) fn prepare(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
-    pipeline.run_sql(PLANNING, Expect::Done)?;
+    for setting in PLANNING {
+        pipeline.run_sql(setting, Expect::Done)?;
+    }
     // Progress is moved by who sees what the group before has committed.
     pipeline.parse(BEGIN, "BEGIN ISOLATION LEVEL READ COMMITTED", &[], None)?;
     pipeline.parse(COMMIT, "COMMIT", &[], None)?;

@@ -29,9 +29,9 @@ const FRESH: Duration = Duration::from_secs(10);
 /// Most tables in one look.
 pub(super) const TABLES_MAX: usize = 512;
 
-/// On a target that is far, as many are looked at as there are, up to this many: more of them would
-/// take the target as long as a round trip does.
-pub(super) const FAR_TABLES_MAX: usize = 64;
+/// With the first look at a target that is far, tables whose changes were not read yet are looked at
+/// too, so that there are this many: the answer is to fit into what TCP sends at once.
+pub(super) const FAR_TABLES_MAX: usize = 16;
 
 /// What the target says of a table.
 pub(super) struct Seen {
@@ -46,6 +46,8 @@ pub(super) struct Seen {
 #[derive(Default)]
 pub(super) struct Ahead {
     seen: HashMap<TableName, Seen>,
+    /// The first look was taken.
+    pub has_looked: bool,
 }
 
 impl Ahead {

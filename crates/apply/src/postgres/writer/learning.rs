@@ -207,7 +207,8 @@ impl Writer {
     }
 
     /// Looks at a table, and at others that have not been met yet and whose changes are in what was
-    /// read; on a target that is far, at any others too, up to a bound: a round trip costs more.
+    /// read; the first time, on a target that is far, at any others too, up to a bound: each would
+    /// cost a round trip later.
     async fn look_ahead(
         &mut self,
         published: &TableName,
@@ -230,20 +231,36 @@ impl Writer {
                 break;
             }
         }
-        if self.lanes.is_far() {
+        let mut others = Vec::new();
+        if self.lanes.is_far() && !self.ahead.has_looked {
             let room = FAR_TABLES_MAX.saturating_sub(tables.len());
-            let others =
+            let unread =
                 self.copied.keys().filter(|table| is_unseen(table) && !tables.contains(table));
-            let others: Vec<TableName> = others.take(room).cloned().collect();
-            tables.extend(others);
+            others.extend(unread.take(room).cloned());
         }
+        self.ahead.has_looked = true;
         let tables: Vec<TableName> = tables.into_iter().collect();
-        let pipeline = self.lanes.current();
-        let names = &self.target_names;
-        match self.ahead.look(pipeline, &self.subscription, names, &tables).await {
-            Ok(looked) => looked,
-            Err(error) => Err(self.explain(error)),
+        let all = [&tables[..], &others[..]].concat();
+        match self.look_at(&all).await? {
+            // What is wrong with a table that nobody changes is nobody's trouble.
+            Err(ApplyError::Target { error, .. })
+                if !others.is_empty() && error.sqlstate().is_some() =>
+            {
+                self.look_at(&tables).await?
+            }
+            looked => looked,
         }
+    }
+
+    /// The outer error is of what was in flight before.
+    async fn look_at(
+        &mut self,
+        tables: &[TableName],
+    ) -> Result<Result<(), ApplyError>, ApplyError> {
+        let pipeline = self.lanes.current();
+        let looked =
+            self.ahead.look(pipeline, &self.subscription, &self.target_names, tables).await;
+        looked.map_err(|error| self.explain(error))
     }
 
     async fn look_up(&mut self, table: &TableName) -> Result<Option<TargetTable>, ApplyError> {
