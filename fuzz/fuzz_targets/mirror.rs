@@ -3,8 +3,10 @@
 use bytes::Bytes;
 use farshore_mirror::relay::compression::Unpacker;
 use farshore_mirror::relay::message::{FromFar, FromNear, Packing};
+use farshore_mirror::relay::redundancy::Redundancy;
 use farshore_mirror::seed::message::{FromGiver, FromTaker};
 use farshore_mirror::seed::tar::Reader;
+use farshore_model::Lsn;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|data: &[u8]| {
@@ -22,12 +24,31 @@ fuzz_target!(|data: &[u8]| {
     if let Ok(message) = FromGiver::decode(bytes.clone()) {
         assert_eq!(FromGiver::decode(message.encode().concat().into()), Ok(message));
     }
-    for packing in [Packing::Plain, Packing::Zstd, Packing::Lz4] {
+    for packing in [
+        Packing::Plain,
+        Packing::Zstd,
+        Packing::Lz4,
+        Packing::ReducedZstd,
+        Packing::ReducedLz4,
+    ] {
         if let Ok(mut unpacker) = Unpacker::new() {
             let length = data.first().map_or(0, |first| usize::from(*first) * 16);
-            if let Ok(log) = unpacker.unpack(packing, bytes.clone(), length) {
+            if let Ok(log) = unpacker.unpack_log(packing, bytes.clone(), Lsn(0), length) {
                 assert_eq!(log.len(), length);
             }
+        }
+    }
+    // As log that is cut into messages, whatever it is.
+    if let Some(([start, length], log)) = data.split_first_chunk::<2>() {
+        let start = u64::from(*start) * 1_024;
+        let (mut reducing, mut restoring) = (Redundancy::default(), Redundancy::default());
+        let mut at = 0;
+        for message in log.chunks(usize::from(*length) * 16 + 1) {
+            let mut changed = message.to_vec();
+            reducing.reduce(Lsn(start + at), &mut changed);
+            restoring.restore(Lsn(start + at), &mut changed);
+            assert_eq!(changed, message);
+            at += message.len() as u64;
         }
     }
     let mut reader = Reader::default();

@@ -103,7 +103,7 @@ impl Far {
                 durable: positions.durable,
             });
         }
-        Ok(MirrorRequest { mirror: self.name.clone(), have })
+        Ok(MirrorRequest { mirror: self.name.clone(), have, restores: true })
     }
 
     /// Keeps what comes on a session that was opened with `request`, until it or the spool fails.
@@ -194,10 +194,9 @@ impl Far {
             match FromNear::decode(message).map_err(|what| protocol(what.to_string()))? {
                 FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                     let packed_bytes = packed.len() as u64;
-                    let log =
-                        unpacker.unpack(packing, packed, bytes as usize).map_err(|error| {
-                            protocol(format!("log that cannot be unpacked: {error}"))
-                        })?;
+                    let log = unpacker.unpack_log(packing, packed, start, bytes as usize).map_err(
+                        |error| protocol(format!("log that cannot be unpacked: {error}")),
+                    )?;
                     spool.append(timeline, start, log).await?;
                     let mut status = self.status();
                     status.log_bytes += u64::from(bytes);

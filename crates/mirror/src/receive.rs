@@ -103,7 +103,7 @@ impl Near {
             self.status().acknowledged = Lsn::ZERO;
         }
         sender.send(json(&begun.answer(self.promise))).await?;
-        let ended = self.flow(&site, begun, sender, receiver).await;
+        let ended = self.flow(&site, begun, request.restores, sender, receiver).await;
         self.status().connected = false;
         ended
     }
@@ -209,6 +209,7 @@ impl Near {
         &self,
         site: &str,
         begun: Begun,
+        far_restores: bool,
         mut sender: Sender,
         receiver: Receiver,
     ) -> Result<(), MirrorError> {
@@ -231,7 +232,7 @@ impl Near {
         let mut hearing = std::pin::pin!(hear(site, receiver, &sent, far, needs));
         let mut is_heard_out = false;
         let ended = tokio::select! {
-            ended = self.stream(begun, queue, positions, feedback) => ended,
+            ended = self.stream(begun, far_restores, queue, positions, feedback) => ended,
             ended = send(&mut sender, messages, &sent) => ended,
             ended = &mut hearing => {
                 is_heard_out = true;
@@ -263,6 +264,7 @@ impl Near {
     async fn stream(
         &self,
         begun: Begun,
+        far_restores: bool,
         queue: mpsc::Sender<FromNear>,
         mut positions: watch::Receiver<FarPositions>,
         mut feedback: watch::Receiver<Feedback>,
@@ -273,6 +275,9 @@ impl Near {
         }
         let mut packer = Packer::new(self.compression)
             .map_err(|error| MirrorError::Io { action: "compress log", error })?;
+        if far_restores {
+            packer = packer.reducing();
+        }
         loop {
             self.status().timeline = timeline.0;
             let server = connection.server().to_owned();

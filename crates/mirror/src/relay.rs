@@ -3,4 +3,5 @@
 pub mod compression;
 pub mod end;
 pub mod message;
+pub mod redundancy;
 mod tuner;

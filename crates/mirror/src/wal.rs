@@ -112,10 +112,12 @@ pub fn parse_history_file_name(name: &str) -> Option<Timeline> {
 pub const PAGE_BYTES: u64 = 8_192;
 const SHORT_HEADER: u64 = 24;
 const LONG_HEADER: u64 = 40;
-const RECORD_HEADER: usize = 24;
-const RECORD_CRC_AT: usize = 20;
+/// Bytes of a record's header.
+pub(crate) const RECORD_HEADER: usize = 24;
+/// Where in it the CRC stands, which is its last field.
+pub(crate) const RECORD_CRC_AT: usize = 20;
 /// `XLogRecordMaxSize`
-const RECORD_BYTES_MAX: u32 = 1_020 << 20;
+pub(crate) const RECORD_BYTES_MAX: u32 = 1_020 << 20;
 const FIRST_IS_CONTRECORD: u16 = 1;
 const LONG: u16 = 2;
 const FIRST_IS_OVERWRITE_CONTRECORD: u16 = 8;
@@ -131,15 +133,24 @@ pub trait Pages {
     fn page(&mut self, address: Lsn) -> std::io::Result<Option<&[u8]>>;
 }
 
+/// What a page begins with.
 #[derive(Clone, Copy)]
-struct PageHeader {
+pub(crate) struct PageHeader {
     info: u16,
     /// Bytes of the record that began on an earlier page, from this page on.
     rest_bytes: u32,
-    header_bytes: u64,
+    pub(crate) header_bytes: u64,
 }
 
-fn page_header(page: &[u8], address: Lsn) -> Option<PageHeader> {
+impl PageHeader {
+    /// Bytes of the record that began on an earlier page, if the page begins with the rest of one.
+    pub(crate) fn rest_of_record(self) -> Option<u32> {
+        (self.info & FIRST_IS_CONTRECORD != 0).then_some(self.rest_bytes)
+    }
+}
+
+/// The header of the page at `address`; `None` if it has none.
+pub(crate) fn page_header(page: &[u8], address: Lsn) -> Option<PageHeader> {
     let head = page.first_chunk::<{ SHORT_HEADER as usize }>()?;
     let info = u16::from_le_bytes([head[2], head[3]]);
     let stated = u64::from_le_bytes(std::array::from_fn(|i| head[8 + i]));

@@ -198,7 +198,7 @@ impl Flow<'_> {
             let packed_before = self.packer.packing();
             let (packing, packed) = self
                 .packer
-                .pack(&pieces)
+                .pack_log(start, &pieces)
                 .map_err(|error| MirrorError::Io { action: "compress log", error })?;
             let mut status = self.near.status();
             status.log_bytes += bytes as u64;

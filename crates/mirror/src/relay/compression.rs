@@ -1,10 +1,17 @@
 //! Compression with kept context, so that a small message profits from all that went before and
 //! none waits for the next: zstd as one frame, flushed at the end of every message; lz4 as blocks
-//! whose dictionary is the log right before.
+//! whose dictionary is what was packed right before. A peer that can restore it gets log reduced
+//! first, as [`super::redundancy`] says.
+//!
+//! Who restores a record's CRC makes one that is right whatever the record's bytes have become. So
+//! the CRC of the whole message goes with it, taken of the log as it came and compared when it is
+//! restored: between the principal and the spool no byte changes unseen.
 
 use super::message::Packing;
+use super::redundancy::Redundancy;
 use super::tuner::Tuner;
-use bytes::Bytes;
+use bytes::{Buf, Bytes};
+use farshore_model::Lsn;
 use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
@@ -19,6 +26,8 @@ pub const LEVEL_MAX: i32 = 19;
 const LZ4_WINDOW_BYTES: usize = 64 << 10;
 /// Log that is kept for it, at most.
 const BEFORE_BYTES_MAX: usize = 4 * LZ4_WINDOW_BYTES;
+/// Before packed log that was reduced: the CRC-32C of the log, little-endian.
+const LOG_CRC_BYTES: usize = 4;
 
 /// How log is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,11 +59,15 @@ pub enum Compression {
     Auto,
 }
 
-/// Packs log for one session.
+/// Packs log, or files, for one session.
 pub struct Packer {
     method: Method,
+    /// From the next message on.
+    next: Method,
     encoder: Option<Encoder<'static>>,
-    /// The log right before, for lz4.
+    /// If log is reduced.
+    redundancy: Option<Redundancy>,
+    /// What was packed right before, for lz4.
     before: Before,
     /// Only then what goes is remembered.
     may_use_lz4: bool,
@@ -74,7 +87,7 @@ fn encoder(level: i32) -> io::Result<Encoder<'static>> {
     Ok(encoder)
 }
 
-/// The log right before, which lz4 of the next message may refer to.
+/// What was packed right before, which lz4 of the next message may refer to: reduced, where it was.
 #[derive(Default)]
 struct Before(Vec<u8>);
 
@@ -111,7 +124,9 @@ impl Packer {
         let may_use_lz4 = tuner.is_some() || method == Method::Lz4;
         let mut packer = Packer {
             method,
+            next: method,
             encoder: None,
+            redundancy: None,
             before: Before::default(),
             may_use_lz4,
             tuner,
@@ -121,6 +136,13 @@ impl Packer {
             packer.encoder = Some(encoder(level)?);
         }
         Ok(packer)
+    }
+
+    /// For log whose receiver can restore it when it was reduced.
+    #[must_use]
+    pub fn reducing(mut self) -> Packer {
+        self.redundancy = Some(Redundancy::default());
+        self
     }
 
     /// How the next message is packed.
@@ -140,29 +162,56 @@ impl Packer {
         }
     }
 
-    /// Packs one message's log.
+    /// Packs one message's log, which begins at `start`.
     ///
     /// # Errors
     /// zstd's.
-    pub fn pack(&mut self, log: &[Bytes]) -> io::Result<(Packing, Bytes)> {
+    pub fn pack_log(&mut self, start: Lsn, log: &[Bytes]) -> io::Result<(Packing, Bytes)> {
+        self.pack_from(Some(start), log)
+    }
+
+    /// Packs what is no log.
+    ///
+    /// # Errors
+    /// zstd's.
+    pub fn pack(&mut self, data: &[Bytes]) -> io::Result<(Packing, Bytes)> {
+        self.pack_from(None, data)
+    }
+
+    fn pack_from(&mut self, start: Option<Lsn>, log: &[Bytes]) -> io::Result<(Packing, Bytes)> {
         let begun = Instant::now();
+        let log_bytes = log.iter().map(Bytes::len).sum();
         let mut packed = Vec::new();
-        let next = self.tuner.as_mut().map_or(self.method, |tuner| tuner.method(begun));
-        if next != self.method {
-            self.switch(next, &mut packed)?;
+        if let Some(tuner) = &mut self.tuner {
+            self.next = tuner.method(begun);
+        }
+        let reduced = match (&mut self.redundancy, start) {
+            // Log that goes as it is is not looked at: where nothing is packed there is no time for
+            // that. What is reduced next does not begin where reduced log ended, as both sides see.
+            (Some(redundancy), Some(start)) if self.next != Method::Off => {
+                let mut reduced = log.concat();
+                packed.extend_from_slice(&crc32c::crc32c(&reduced).to_le_bytes());
+                redundancy.reduce(start, &mut reduced);
+                Some([Bytes::from(reduced)])
+            }
+            _ => None,
+        };
+        let log = reduced.as_ref().map_or(log, |reduced| reduced);
+        if self.next != self.method {
+            self.switch(self.next, &mut packed)?;
         }
         let done = match self.method {
             // The rest of a frame goes with a message that is of it.
-            Method::Zstd(_) => self.zstd(log, packed).map(|packed| (Packing::Zstd, packed)),
-            Method::Lz4 => Ok((Packing::Lz4, self.lz4(log))),
-            Method::Off => Ok((
-                Packing::Plain,
-                match log {
-                    [only] => only.clone(),
-                    several => several.concat().into(),
-                },
-            )),
-        }?;
+            Method::Zstd(_) => {
+                let packing = if reduced.is_some() { Packing::ReducedZstd } else { Packing::Zstd };
+                (packing, self.zstd(log, packed)?)
+            }
+            Method::Lz4 => {
+                let packing = if reduced.is_some() { Packing::ReducedLz4 } else { Packing::Lz4 };
+                (packing, self.lz4(log, packed))
+            }
+            Method::Off => (Packing::Plain, together(log)),
+        };
         // Whatever packed it: the other side sees the same.
         if self.may_use_lz4 {
             log.iter().for_each(|piece| self.before.add(piece));
@@ -170,7 +219,6 @@ impl Packer {
         let took = begun.elapsed();
         self.packing += took;
         if let Some(tuner) = &mut self.tuner {
-            let log_bytes = log.iter().map(Bytes::len).sum();
             tuner.packed(took, log_bytes, done.1.len());
         }
         Ok(done)
@@ -220,19 +268,28 @@ impl Packer {
         }
     }
 
-    fn lz4(&mut self, log: &[Bytes]) -> Bytes {
-        let whole = match log {
-            [only] => only.clone(),
-            several => several.concat().into(),
-        };
-        lz4_flex::block::compress_with_dict(&whole, self.before.dictionary()).into()
+    fn lz4(&mut self, log: &[Bytes], mut packed: Vec<u8>) -> Bytes {
+        let block = lz4_flex::block::compress_with_dict(&together(log), self.before.dictionary());
+        if packed.is_empty() {
+            return block.into();
+        }
+        packed.extend_from_slice(&block);
+        packed.into()
     }
 }
 
-/// Unpacks log of one session.
+fn together(log: &[Bytes]) -> Bytes {
+    match log {
+        [only] => only.clone(),
+        several => several.concat().into(),
+    }
+}
+
+/// Unpacks log, or files, of one session.
 pub struct Unpacker {
     decoder: Decoder<'static>,
-    /// The log right before, for lz4.
+    redundancy: Redundancy,
+    /// What was unpacked right before, for lz4.
     before: Before,
 }
 
@@ -240,6 +297,17 @@ impl std::fmt::Debug for Unpacker {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Unpacker").finish_non_exhaustive()
     }
+}
+
+fn invalid(what: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn check_length(found: usize, promised: usize) -> io::Result<()> {
+    if found == promised {
+        return Ok(());
+    }
+    Err(invalid(format!("a message promised {promised} bytes of log and holds {found}")))
 }
 
 impl Unpacker {
@@ -250,54 +318,93 @@ impl Unpacker {
     pub fn new() -> io::Result<Unpacker> {
         let mut decoder = Decoder::new()?;
         decoder.set_parameter(DParameter::WindowLogMax(WINDOW_LOG_MAX))?;
-        Ok(Unpacker { decoder, before: Before::default() })
+        Ok(Unpacker { decoder, redundancy: Redundancy::default(), before: Before::default() })
     }
 
-    /// Unpacks one message's log, which must be exactly `bytes` long. Takes no more memory than
-    /// that, whatever the packed bytes say.
+    /// Unpacks one message's log, which begins at `start` and must be exactly `bytes` long. Takes no
+    /// more memory than that, whatever the packed bytes say.
     ///
     /// # Errors
-    /// zstd's, and another length.
-    pub fn unpack(&mut self, packing: Packing, packed: Bytes, bytes: usize) -> io::Result<Bytes> {
-        let another = |found: usize| {
-            let what = format!("a message promised {bytes} bytes of log and holds {found}");
-            io::Error::new(io::ErrorKind::InvalidData, what)
+    /// zstd's, another length, and log that is not as it was.
+    pub fn unpack_log(
+        &mut self,
+        packing: Packing,
+        mut packed: Bytes,
+        start: Lsn,
+        bytes: usize,
+    ) -> io::Result<Bytes> {
+        if !packing.is_reduced() {
+            return self.unpack(packing, packed, bytes);
+        }
+        let Some(stated) = packed.first_chunk::<LOG_CRC_BYTES>() else {
+            return Err(invalid("reduced log without the CRC of what it was"));
         };
-        let log = match packing {
-            Packing::Lz4 => {
-                let log =
-                    lz4_flex::block::decompress_with_dict(&packed, bytes, self.before.dictionary())
-                        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-                if log.len() == bytes { Ok(log.into()) } else { Err(another(log.len())) }
-            }
-            Packing::Plain if packed.len() == bytes => Ok(packed),
-            Packing::Plain => Err(another(packed.len())),
-            Packing::Zstd => {
-                // One more byte, to notice what is too long.
-                let mut log: Vec<u8> = Vec::with_capacity(bytes + 1);
-                let mut input = InBuffer::around(&packed);
-                loop {
-                    let (at, taken) = (log.len(), input.pos());
-                    self.decoder.run(&mut input, &mut OutBuffer::around_pos(&mut log, at))?;
-                    let is_idle = log.len() == at && input.pos() == taken;
-                    if log.len() > bytes || is_idle {
-                        break;
-                    }
-                }
-                if log.len() != bytes || input.pos() != packed.len() {
-                    return Err(another(log.len()));
-                }
-                Ok(log.into())
-            }
-        }?;
+        let stated = u32::from_le_bytes(*stated);
+        packed.advance(LOG_CRC_BYTES);
+        let mut log = match packing {
+            Packing::ReducedLz4 => self.lz4(&packed, bytes)?,
+            _ => self.zstd(&packed, bytes)?,
+        };
         self.before.add(&log);
-        Ok(log)
+        self.redundancy.restore(start, &mut log);
+        if crc32c::crc32c(&log) != stated {
+            return Err(invalid("log that is not what it was before it was packed"));
+        }
+        Ok(log.into())
+    }
+
+    /// Unpacks what is no log, or was not reduced, and must be exactly `bytes` long. Takes no more
+    /// memory than that, whatever the packed bytes say.
+    ///
+    /// # Errors
+    /// zstd's, another length, and reduced log.
+    pub fn unpack(&mut self, packing: Packing, packed: Bytes, bytes: usize) -> io::Result<Bytes> {
+        let data = match packing {
+            Packing::Plain => {
+                check_length(packed.len(), bytes)?;
+                packed
+            }
+            Packing::Zstd => self.zstd(&packed, bytes)?.into(),
+            Packing::Lz4 => self.lz4(&packed, bytes)?.into(),
+            Packing::ReducedZstd | Packing::ReducedLz4 => {
+                return Err(invalid("reduced log where there is none"));
+            }
+        };
+        self.before.add(&data);
+        Ok(data)
+    }
+
+    fn lz4(&self, packed: &[u8], bytes: usize) -> io::Result<Vec<u8>> {
+        let data = lz4_flex::block::decompress_with_dict(packed, bytes, self.before.dictionary())
+            .map_err(invalid)?;
+        check_length(data.len(), bytes)?;
+        Ok(data)
+    }
+
+    fn zstd(&mut self, packed: &[u8], bytes: usize) -> io::Result<Vec<u8>> {
+        // One more byte, to notice what is too long.
+        let mut data: Vec<u8> = Vec::with_capacity(bytes + 1);
+        let mut input = InBuffer::around(packed);
+        loop {
+            let (at, taken) = (data.len(), input.pos());
+            self.decoder.run(&mut input, &mut OutBuffer::around_pos(&mut data, at))?;
+            let is_idle = data.len() == at && input.pos() == taken;
+            if data.len() > bytes || is_idle {
+                break;
+            }
+        }
+        check_length(data.len(), bytes)?;
+        if input.pos() != packed.len() {
+            return Err(invalid("a message goes on behind its log"));
+        }
+        Ok(data)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::synthetic::Log;
 
     fn piece(seed: u8, bytes: usize) -> Bytes {
         (0..bytes).map(|i| (i / 7) as u8 ^ seed ^ ((i * i) >> 9) as u8).collect()
@@ -336,30 +443,83 @@ mod tests {
         let mut packer = Packer::new(Compression::Fixed(Method::Zstd(1))).unwrap();
         packer.may_use_lz4 = true;
         let mut unpacker = Unpacker::new().unwrap();
-        let methods = [Method::Zstd(1), Method::Zstd(6), Method::Lz4, Method::Off, Method::Zstd(3)];
         for round in 0..4 {
-            for method in methods {
+            for method in METHODS {
+                packer.next = method;
                 for seed in 0..3 {
-                    // What pack does when the tuner says so.
-                    let mut packed = Vec::new();
-                    if packer.method != method {
-                        packer.switch(method, &mut packed).unwrap();
-                    }
                     let log = piece(seed + round, 20_000);
-                    let (packing, packed) = match method {
-                        Method::Zstd(_) => {
-                            let packed = packer.zstd(std::slice::from_ref(&log), packed).unwrap();
-                            packer.before.add(&log);
-                            (Packing::Zstd, packed)
-                        }
-                        Method::Lz4 | Method::Off => {
-                            packer.pack(std::slice::from_ref(&log)).unwrap()
-                        }
-                    };
+                    let (packing, packed) = packer.pack(std::slice::from_ref(&log)).unwrap();
                     let again = unpacker.unpack(packing, packed, log.len()).unwrap();
                     assert!(again == log, "{method} in round {round}");
                 }
             }
+        }
+    }
+
+    const METHODS: [Method; 5] =
+        [Method::Zstd(1), Method::Zstd(6), Method::Lz4, Method::Off, Method::Zstd(3)];
+
+    /// Records of which nothing but the number is new.
+    fn records(count: u32) -> Log {
+        let mut log = Log::new(0);
+        for number in 0..count {
+            log.push_as_server(number / 3, 11, 0, &number.to_le_bytes());
+        }
+        log
+    }
+
+    #[test]
+    fn reduced_log_is_smaller_and_comes_back_whatever_it_is_packed_with() {
+        let log = records(40_000);
+        for reduces in [false, true] {
+            let packer = || Packer::new(Compression::Fixed(Method::Zstd(1))).unwrap();
+            let mut packer = if reduces { packer().reducing() } else { packer() };
+            packer.may_use_lz4 = true;
+            let mut unpacker = Unpacker::new().unwrap();
+            let (mut at, mut sizes) = (0, Vec::new());
+            for (number, message) in log.bytes.chunks(50_000).enumerate() {
+                packer.next = METHODS[number % METHODS.len()];
+                // As it came, and as it goes.
+                let pieces = [&message[..1_000], &message[1_000..]].map(Bytes::copy_from_slice);
+                let (packing, packed) = packer.pack_log(Lsn(at), &pieces).unwrap();
+                let is_packed = packer.method != Method::Off;
+                assert_eq!(packing.is_reduced(), reduces && is_packed);
+                if is_packed {
+                    sizes.push(packed.len());
+                }
+                let again = unpacker.unpack_log(packing, packed, Lsn(at), message.len()).unwrap();
+                assert!(again == message, "message {number}, {packing:?}");
+                at += message.len() as u64;
+            }
+            let packed: usize = sizes.iter().sum();
+            // Four bytes of each record are noise as they are.
+            assert_eq!(packed < 40_000 * 4, reduces, "{packed} bytes");
+        }
+    }
+
+    #[test]
+    fn reduced_log_that_is_not_what_it_was_is_refused() {
+        let log = Bytes::from(records(2_000).bytes);
+        for method in [Method::Zstd(1), Method::Lz4] {
+            let pack = || {
+                let mut packer = Packer::new(Compression::Fixed(method)).unwrap().reducing();
+                packer.pack_log(Lsn(0), std::slice::from_ref(&log)).unwrap()
+            };
+            let unpack = |packing, packed: Bytes, start| {
+                Unpacker::new().unwrap().unpack_log(packing, packed, Lsn(start), log.len())
+            };
+            let (packing, packed) = pack();
+            assert!(unpack(packing, packed.clone(), 0).unwrap() == log);
+            // Restored as log of another place, it is other log, and its records are sound.
+            assert!(unpack(packing, packed.clone(), 8).is_err());
+            for length in 0..4 {
+                assert!(unpack(packing, packed.slice(..length), 0).is_err());
+            }
+            let mut other = packed.to_vec();
+            other[0] ^= 1;
+            assert!(unpack(packing, other.into(), 0).is_err());
+            // Files are never reduced.
+            assert!(Unpacker::new().unwrap().unpack(packing, packed, log.len()).is_err());
         }
     }
 

@@ -19,6 +19,9 @@ pub struct MirrorRequest {
     /// What is there already; without it the far end has nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub have: Option<Have>,
+    /// The far end can restore log that was reduced before it was packed.
+    #[serde(default)]
+    pub restores: bool,
 }
 
 /// How much of the log a far end has.
@@ -76,16 +79,28 @@ pub enum Packing {
     /// zstd, one frame over all messages of the session that are packed so, flushed at the end of
     /// every message.
     Zstd,
-    /// An lz4 block whose dictionary is the 64 KiB right before, however they were packed.
+    /// An lz4 block whose dictionary is the 64 KiB right before, however they were packed: as they
+    /// were given to the packing, reduced or not.
     Lz4,
+    /// Log that was reduced first (see [`super::redundancy`]), in the same frame as [`Packing::Zstd`].
+    ReducedZstd,
+    /// Log that was reduced first, as [`Packing::Lz4`].
+    ReducedLz4,
 }
 
 impl Packing {
+    /// Whether what is packed is log without what follows from the rest of it.
+    pub fn is_reduced(self) -> bool {
+        matches!(self, Packing::ReducedZstd | Packing::ReducedLz4)
+    }
+
     pub(crate) fn to_byte(self) -> u8 {
         match self {
             Packing::Plain => 0,
             Packing::Zstd => 1,
             Packing::Lz4 => 2,
+            Packing::ReducedZstd => 3,
+            Packing::ReducedLz4 => 4,
         }
     }
 
@@ -94,6 +109,8 @@ impl Packing {
             0 => Some(Packing::Plain),
             1 => Some(Packing::Zstd),
             2 => Some(Packing::Lz4),
+            3 => Some(Packing::ReducedZstd),
+            4 => Some(Packing::ReducedLz4),
             _ => None,
         }
     }
@@ -382,6 +399,19 @@ mod tests {
     }
 
     #[test]
+    fn unknown_ways_of_packing_are_refused() {
+        for byte in 0..=u8::MAX {
+            let mut message = vec![0; 1 + LOG_HEAD];
+            message[..2].copy_from_slice(&[TAG_LOG, byte]);
+            let read = FromNear::decode(message.into());
+            match Packing::from_byte(byte) {
+                Some(packing) => assert_eq!(packing.to_byte(), byte),
+                None => assert!(read.is_err() && byte > 4, "{byte}"),
+            }
+        }
+    }
+
+    #[test]
     fn a_piece_that_cannot_be_is_refused() {
         let log = |start: u64, bytes: u32| FromNear::Log {
             timeline: Timeline(1),
@@ -400,12 +430,15 @@ mod tests {
     fn requests_and_answers_are_read_as_they_were_written() {
         let have = Have { system_id: "7".into(), timeline: 2, durable: Lsn(0x16_B374_D848) };
         for request in [
-            MirrorRequest { mirror: "dr".into(), have: Some(have) },
-            MirrorRequest { mirror: "dr".into(), have: None },
+            MirrorRequest { mirror: "dr".into(), have: Some(have), restores: true },
+            MirrorRequest { mirror: "dr".into(), have: None, restores: false },
         ] {
             let text = serde_json::to_string(&request).unwrap();
             assert_eq!(serde_json::from_str::<MirrorRequest>(&text).unwrap(), request, "{text}");
         }
+        // Of a far end that knows nothing of it.
+        let old = serde_json::from_str::<MirrorRequest>(r#"{"mirror":"dr"}"#).unwrap();
+        assert_eq!(old, MirrorRequest { mirror: "dr".into(), have: None, restores: false });
         let answer = Answer::Refused { why: "no".into(), passes: true };
         let text = serde_json::to_string(&answer).unwrap();
         assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), answer);

@@ -249,6 +249,7 @@ impl FromGiver {
             }
             (TAG_DATA, 5..) => {
                 let packing = Packing::from_byte(bytes.get_u8())
+                    .filter(|packing| !packing.is_reduced())
                     .ok_or(NoMessage("data that is packed in an unknown way"))?;
                 let length = bytes.get_u32_le();
                 if length as usize > CHUNK_BYTES {

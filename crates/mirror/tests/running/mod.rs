@@ -13,6 +13,7 @@ use farshore_mirror::spool::{Positions, Spool};
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -33,6 +34,8 @@ pub struct Mirror {
     far_task: Option<JoinHandle<()>>,
     server_task: JoinHandle<()>,
     dialer: Dialer,
+    /// The far end asks as one does that cannot restore reduced log.
+    pub asks_as_before: Arc<AtomicBool>,
     /// What the far end's last session that failed while it was told why said.
     said: Arc<Mutex<Option<String>>>,
     pub folder: TempDir,
@@ -97,6 +100,7 @@ impl Mirror {
             far_task: None,
             server_task,
             dialer,
+            asks_as_before: Arc::default(),
             said: Arc::default(),
             folder,
             runtime,
@@ -115,7 +119,7 @@ impl Mirror {
 
     pub fn connect_far(&mut self) {
         let (far, dialer) = (self.far.clone(), self.dialer.clone());
-        let said = self.said.clone();
+        let (said, asks_as_before) = (self.said.clone(), self.asks_as_before.clone());
         self.far_task = Some(self.runtime.spawn(async move {
             // As the node's supervisor does it: again and again, after a pause.
             let mut again = tokio::time::interval(Duration::from_millis(50));
@@ -123,7 +127,8 @@ impl Mirror {
             loop {
                 again.tick().await;
                 let kept = async {
-                    let request = far.request().await?;
+                    let mut request = far.request().await?;
+                    request.restores &= !asks_as_before.load(Relaxed);
                     let text = serde_json::to_vec(&request).expect("request");
                     far.keep(dialer.open(&text).await?, &request).await
                 };

@@ -13,13 +13,15 @@ pub struct Log {
     pub timeline: u32,
     /// Where each record ends, rounded up as positions are.
     pub ends: Vec<u64>,
+    /// Where the last record begins.
+    last: u64,
 }
 
 impl Log {
     /// Begins at a segment's start.
     pub fn new(begin: u64) -> Log {
         assert_eq!(begin % SEGMENT_BYTES, 0);
-        Log { bytes: Vec::new(), begin, timeline: 1, ends: Vec::new() }
+        Log { bytes: Vec::new(), begin, timeline: 1, ends: Vec::new(), last: 0 }
     }
 
     pub fn end(&self) -> u64 {
@@ -44,13 +46,32 @@ impl Log {
         let mut record = vec![(number % 251) as u8 ^ 0x5A; length as usize];
         record[..4].copy_from_slice(&length.to_le_bytes());
         record[16..18].copy_from_slice(&[info, manager]);
+        self.append(record);
+    }
+
+    /// Appends a record as servers write it: it names the one before, and its data means something.
+    pub fn push_as_server(&mut self, xid: u32, manager: u8, info: u8, data: &[u8]) {
+        let mut record = vec![0; 24];
+        record.extend_from_slice(data);
+        let length = record.len() as u32;
+        record[..4].copy_from_slice(&length.to_le_bytes());
+        record[4..8].copy_from_slice(&xid.to_le_bytes());
+        record[8..16].copy_from_slice(&self.last.to_le_bytes());
+        record[16..18].copy_from_slice(&[info, manager]);
+        self.append(record);
+    }
+
+    fn append(&mut self, mut record: Vec<u8>) {
         let crc = crc32c::crc32c_append(crc32c::crc32c(&record[24..]), &record[..20]);
         record[20..24].copy_from_slice(&crc.to_le_bytes());
         let mut rest = &record[..];
         while !rest.is_empty() {
+            let is_within = rest.len() < record.len();
             if self.end().is_multiple_of(PAGE_BYTES) {
-                let is_within = rest.len() < record.len();
                 self.page_header(if is_within { rest.len() as u32 } else { 0 });
+            }
+            if !is_within {
+                self.last = self.end();
             }
             let room = PAGE_BYTES - self.end() % PAGE_BYTES;
             let (piece, more) = rest.split_at(rest.len().min(room as usize));
