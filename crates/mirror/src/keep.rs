@@ -10,6 +10,7 @@ use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
 use farshore_model::Lsn;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -43,6 +44,8 @@ pub struct Far {
     pub standbys: Arc<Standbys>,
     /// How it goes.
     pub status: Mutex<FarStatus>,
+    /// Reduced log did not come back as it was: it is not asked for again.
+    takes_no_reduced: AtomicBool,
 }
 
 /// While a session is kept: also when a promotion drops it half-way.
@@ -74,6 +77,7 @@ impl Far {
             spool: watch::Sender::new(None),
             standbys: Arc::default(),
             status: Mutex::default(),
+            takes_no_reduced: AtomicBool::new(false),
         }
     }
 
@@ -103,7 +107,8 @@ impl Far {
                 durable: positions.durable,
             });
         }
-        Ok(MirrorRequest { mirror: self.name.clone(), have, restores: true })
+        let restores = !self.takes_no_reduced.load(Relaxed);
+        Ok(MirrorRequest { mirror: self.name.clone(), have, restores })
     }
 
     /// Keeps what comes on a session that was opened with `request`, until it or the spool fails.
@@ -195,7 +200,11 @@ impl Far {
                 FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                     let packed_bytes = packed.len() as u64;
                     let log = unpacker.unpack_log(packing, packed, start, bytes as usize).map_err(
-                        |error| protocol(format!("log that cannot be unpacked: {error}")),
+                        |error| {
+                            // Should this be due to the reducing, it is not to be met for ever.
+                            self.takes_no_reduced.fetch_or(packing.is_reduced(), Relaxed);
+                            protocol(format!("log that cannot be unpacked: {error}"))
+                        },
                     )?;
                     spool.append(timeline, start, log).await?;
                     let mut status = self.status();
