@@ -74,6 +74,18 @@ pub enum MirrorError {
         /// What came.
         what: String,
     },
+    /// Reduced log came back otherwise than it was ([`crate::relay::redundancy`]).
+    #[error(
+        "site \"{site}\" sent log that came back here otherwise than it was there ({what}); nothing \
+         of it was kept, and it is asked for again without being reduced. If that comes again, have \
+         the memory of both machines checked"
+    )]
+    NotRestored {
+        /// The near end.
+        site: String,
+        /// What was found.
+        what: String,
+    },
     /// This machine.
     #[error("cannot {action}: {error}")]
     Io {
@@ -102,7 +114,9 @@ impl MirrorError {
             // Somebody may resume it, without a word to the far end.
             MirrorError::Namesake { .. } | MirrorError::Dropped(_) => true,
             MirrorError::Refused { passes, .. } | MirrorError::NearEnd { passes, .. } => *passes,
-            MirrorError::Io { .. } | MirrorError::Listen { .. } => true,
+            MirrorError::Io { .. }
+            | MirrorError::Listen { .. }
+            | MirrorError::NotRestored { .. } => true,
             MirrorError::WrongPrincipal { .. } | MirrorError::Protocol { .. } => false,
         }
     }

@@ -201,9 +201,13 @@ impl Far {
                     let packed_bytes = packed.len() as u64;
                     let log = unpacker.unpack_log(packing, packed, start, bytes as usize).map_err(
                         |error| {
+                            if !packing.is_reduced() {
+                                return protocol(format!("log that cannot be unpacked: {error}"));
+                            }
                             // Should this be due to the reducing, it is not to be met for ever.
-                            self.takes_no_reduced.fetch_or(packing.is_reduced(), Relaxed);
-                            protocol(format!("log that cannot be unpacked: {error}"))
+                            self.takes_no_reduced.store(true, Relaxed);
+                            let (site, what) = (site.to_owned(), error.to_string());
+                            MirrorError::NotRestored { site, what }
                         },
                     )?;
                     spool.append(timeline, start, log).await?;
@@ -335,5 +339,51 @@ pub(crate) async fn blocking<T: Send + 'static>(
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
         Err(_) => Err(SpoolError::Closing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::relay::compression::{Compression, Method, Packer};
+    use bytes::Bytes;
+
+    #[tokio::test]
+    async fn reduced_log_that_does_not_come_back_is_not_asked_for_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let far = Far::without_spool("m", folder.path().join("m"));
+        let request = far.request().await.unwrap();
+        assert!(request.restores);
+        let answer = Answer::Follows {
+            system_id: "7".to_owned(),
+            timeline: 1,
+            start: Lsn(16 << 20),
+            segment_bytes: 16 << 20,
+            server_version: 180_000,
+            applied_counts: false,
+        };
+        let log = Bytes::from(vec![7; 8_192]);
+        let zstd = Compression::Fixed(Method::Zstd(1));
+        let mut packer = Packer::new(zstd).unwrap().reducing();
+        let (packing, packed) = packer.pack_log(Lsn(16 << 20), std::slice::from_ref(&log)).unwrap();
+        // The CRC of the log as it was.
+        let mut other = packed.to_vec();
+        other[0] ^= 1;
+        let message = FromNear::Log {
+            timeline: Timeline(1),
+            start: Lsn(16 << 20),
+            principal_end: Lsn(17 << 20),
+            bytes: log.len() as u32,
+            packing,
+            packed: other.into(),
+        };
+        let (near, session) = Session::within("near", 8);
+        let (mut sender, _receiver) = near.split();
+        sender.send(serde_json::to_vec(&answer).unwrap().into()).await.unwrap();
+        sender.send_parts(&message.encode()).await.unwrap();
+        let error = far.keep(session, &request).await.unwrap_err();
+        assert!(error.to_string().contains("not what it was before it was packed"), "{error}");
+        assert!(error.is_transient(), "it is asked for again");
+        assert!(!far.request().await.unwrap().restores);
     }
 }

@@ -4,7 +4,7 @@
 //! first, as [`super::redundancy`] says.
 //!
 //! Who restores a record's CRC makes one that is right whatever the record's bytes have become. So
-//! the CRC of the whole message goes with it, taken of the log as it came and compared when it is
+//! a checksum of the message goes with it, taken of the log as it came and compared when it is
 //! restored: between the principal and the spool no byte changes unseen.
 
 use super::message::Packing;
@@ -26,8 +26,8 @@ pub const LEVEL_MAX: i32 = 19;
 const LZ4_WINDOW_BYTES: usize = 64 << 10;
 /// Log that is kept for it, at most.
 const BEFORE_BYTES_MAX: usize = 4 * LZ4_WINDOW_BYTES;
-/// Before packed log that was reduced: the CRC-32C of the log, little-endian.
-const LOG_CRC_BYTES: usize = 4;
+/// Before packed log that was reduced: the checksum of the log, little-endian.
+const LOG_CHECKSUM_BYTES: usize = 4;
 
 /// How log is packed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,8 +190,8 @@ impl Packer {
             // that. What is reduced next does not begin where reduced log ended, as both sides see.
             (Some(redundancy), Some(start)) if self.next != Method::Off => {
                 let mut reduced = log.concat();
-                packed.extend_from_slice(&crc32c::crc32c(&reduced).to_le_bytes());
-                redundancy.reduce(start, &mut reduced);
+                let checksum = redundancy.reduce(start, &mut reduced);
+                packed.extend_from_slice(&checksum.to_le_bytes());
                 Some([Bytes::from(reduced)])
             }
             _ => None,
@@ -336,18 +336,17 @@ impl Unpacker {
         if !packing.is_reduced() {
             return self.unpack(packing, packed, bytes);
         }
-        let Some(stated) = packed.first_chunk::<LOG_CRC_BYTES>() else {
-            return Err(invalid("reduced log without the CRC of what it was"));
+        let Some(stated) = packed.first_chunk::<LOG_CHECKSUM_BYTES>() else {
+            return Err(invalid("reduced log without the checksum of what it was"));
         };
         let stated = u32::from_le_bytes(*stated);
-        packed.advance(LOG_CRC_BYTES);
+        packed.advance(LOG_CHECKSUM_BYTES);
         let mut log = match packing {
             Packing::ReducedLz4 => self.lz4(&packed, bytes)?,
             _ => self.zstd(&packed, bytes)?,
         };
         self.before.add(&log);
-        self.redundancy.restore(start, &mut log);
-        if crc32c::crc32c(&log) != stated {
+        if self.redundancy.restore(start, &mut log) != stated {
             return Err(invalid("log that is not what it was before it was packed"));
         }
         Ok(log.into())
