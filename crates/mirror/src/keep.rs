@@ -366,7 +366,7 @@ mod tests {
         let zstd = Compression::Fixed(Method::Zstd(1));
         let mut packer = Packer::new(zstd).unwrap().reducing();
         let (packing, packed) = packer.pack_log(Lsn(16 << 20), std::slice::from_ref(&log)).unwrap();
-        // The CRC of the log as it was.
+        // The checksum of the log as it was.
         let mut other = packed.to_vec();
         other[0] ^= 1;
         let message = FromNear::Log {
