@@ -250,8 +250,9 @@ impl Far {
         let mut positions = spool.positions();
         let mut seen = self.standbys.seen();
         let (mut told, mut needed): (Option<FarPositions>, _) = (None, None);
-        // When what nobody waits for is told at the latest.
-        let mut in_time: Option<Instant> = None;
+        // When what nobody waits for is looked at, and how long it is not.
+        let mut look_at: Option<Instant> = None;
+        let mut pause = TOLD_WITHIN;
         loop {
             let now = *positions.borrow_and_update();
             if spool.has_failed() {
@@ -269,25 +270,34 @@ impl Far {
             let is_waited_for = told.is_none_or(|told| {
                 told.durable != far.durable || (applied_counts && told.applied != far.applied)
             });
-            if is_waited_for || in_time.is_some_and(|at| at <= Instant::now()) {
+            let is_due = look_at.is_some_and(|at| at <= Instant::now());
+            if is_waited_for || (is_due && told != Some(far)) {
                 fault::point("mirror.before-reply");
                 sender.send(FromFar::Positions(far).encode()).await?;
                 fault::point("mirror.after-reply");
                 self.status().acknowledged = far.durable;
-                (told, in_time) = (Some(far), None);
-            } else if told != Some(far) && in_time.is_none() {
-                in_time = Some(Instant::now() + TOLD_WITHIN);
+                told = Some(far);
+                (look_at, pause) = (None, TOLD_WITHIN);
+            } else if is_due {
+                (look_at, pause) = (None, (pause * 2).min(TOLD_WITHIN_MAX));
             }
             if needed != Some(standbys.feedback) {
                 sender.send(FromFar::Feedback(standbys.feedback).encode()).await?;
                 needed = Some(standbys.feedback);
             }
+            let is_replayed_later =
+                !applied_counts && far.applied < far.durable && self.standbys.is_any_there();
+            if is_replayed_later {
+                look_at = look_at.or_else(|| Some(Instant::now() + pause));
+            } else {
+                look_at = None;
+            }
             // Neither ends while this runs: their senders are in what is borrowed here.
             tokio::select! {
                 _ = positions.changed() => {}
                 _ = seen.changed() => {}
-                () = tokio::time::sleep_until(in_time.unwrap_or_else(Instant::now)),
-                    if in_time.is_some() => {}
+                () = tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)),
+                    if look_at.is_some() => {}
             }
         }
     }
@@ -318,11 +328,14 @@ impl Far {
     }
 }
 
-/// Most time until the near end is told that standbys have replayed more, where no commit waits for
-/// that by the mirror's mode. One that asks for it all the same, by `remote_apply`, waits so long,
-/// and as long again where log was gathered for the standbys.
-/// What is written is told with what is durable: a commit under `remote_write` waits for that.
+/// How soon the near end is told that standbys have replayed more, where no commit waits for that by
+/// the mirror's mode: with the next log that is durable, or after so long. One that asks for it all
+/// the same, by `remote_apply`, waits so long, and as long again where log was gathered for the
+/// standbys. What is written is told with what is durable: a commit under `remote_write` waits for
+/// that.
 const TOLD_WITHIN: Duration = Duration::from_millis(5);
+/// While standbys do not replay, they are looked at ever more seldom, down to this.
+const TOLD_WITHIN_MAX: Duration = Duration::from_millis(80);
 
 /// What a spool keeps no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

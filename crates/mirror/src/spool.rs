@@ -7,9 +7,10 @@
 //!          noted                      how far whole records were durable, now and then
 //!          closed                     a standby was promoted: nothing more is taken in
 //!          00000001000000000000002A   a segment; all but the newest are whole and durable
-//!          00000001000000000000002B   the newest: zeros behind what has been written
+//!          00000001000000000000002B   the newest: zeros behind what has been written, or old log
 //!          00000002.history           as the principal has it
-//!          spare.tmp                  zeros that become the next segment
+//!          spare.tmp                  becomes the next segment
+//!          old.….tmp                  a segment that was forgotten, for one to come
 //! ```
 //!
 //! One thread writes. Bytes are *written* when the operating system has them and *durable* when an
@@ -23,6 +24,7 @@ mod closed;
 mod damage;
 mod error;
 mod folder;
+mod forgetting;
 mod noted;
 mod reader;
 mod recovery;
@@ -42,6 +44,7 @@ use damage::Looked;
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
+use forgetting::Forgotten;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
@@ -107,6 +110,7 @@ struct Shared {
     /// Why the writer has ended.
     failure: OnceLock<SpoolError>,
     is_closing: AtomicBool,
+    forgotten: Forgotten,
     syncs: AtomicU64,
     harden_total_us: AtomicU64,
     harden_last_us: AtomicU64,
@@ -124,7 +128,7 @@ pub struct Spool {
     /// The newest timeline that was handed over. Held while a history file is replaced: the thread
     /// of a session that was dropped may still be at it.
     newest_timeline: Mutex<Timeline>,
-    /// Removing segments, one at a time.
+    /// Removing segments, one at a time, and not while they are looked at.
     forgetting: Mutex<()>,
     closed: OnceLock<Closed>,
     /// The end of a whole record that was durable.
@@ -201,6 +205,7 @@ impl Spool {
             trouble: watch::Sender::new(None),
             failure: OnceLock::new(),
             is_closing: AtomicBool::new(false),
+            forgotten: Forgotten::default(),
             syncs: AtomicU64::new(0),
             harden_total_us: AtomicU64::new(0),
             harden_last_us: AtomicU64::new(0),
@@ -419,38 +424,6 @@ impl Spool {
     /// [`SpoolError::Io`].
     pub fn segments(&self) -> Result<Vec<Segment>, SpoolError> {
         Ok(folder::Listing::read(self.folder(), self.identity().segment)?.segments)
-    }
-
-    /// Removes whole segments that end before `needed`, oldest first, while all together are more
-    /// than `bytes_max`. Returns how many. Blocks on the disk.
-    ///
-    /// # Errors
-    /// [`SpoolError::Io`].
-    pub fn forget(&self, needed: Lsn, bytes_max: u64) -> Result<usize, SpoolError> {
-        let _turn = self.forgetting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let size = self.identity().segment;
-        let segments = self.segments()?;
-        let needed = needed.min(self.shared.positions.borrow().durable);
-        let mut total = segments.len() as u64 * size.get();
-        let mut removed = 0;
-        // The newest one always stays: it tells where the log is.
-        for (segment, next) in segments.iter().zip(segments.iter().skip(1)) {
-            if total <= bytes_max || size.start(segment.number + 1) > needed {
-                break;
-            }
-            // Recovery must be able to check the record that the newest segment begins within.
-            if !recovery::may_be_oldest(self.folder(), size, *next)? {
-                break;
-            }
-            farshore_fault::point("spool.before-forget");
-            folder::remove(&self.folder().join(segment.file_name(size)))?;
-            // One at a time: a hole among the names would be damage.
-            folder::sync(self.folder())?;
-            farshore_fault::point("spool.after-forget");
-            total -= size.get();
-            removed += 1;
-        }
-        Ok(removed)
     }
 
     fn slots(&self) -> MutexGuard<'_, slots::Slots> {

@@ -221,8 +221,8 @@ pub fn first_record(pages: &mut impl Pages, address: Lsn) -> std::io::Result<Opt
 
 /// What a record turned out to be.
 enum Found {
-    /// Whole and sound; the next one is looked for here.
-    Record { end: Lsn },
+    /// Whole and sound; the next one is looked for at `end`.
+    Record { begin: Lsn, previous: Lsn, end: Lsn },
     /// It was given up when the server crashed, and overwritten from this page on.
     GivenUp { go_on: Lsn },
     /// Not there, not whole, or not sound. Everything before `at` was as it should be.
@@ -239,7 +239,8 @@ pub struct Scanned {
 }
 
 /// Walks an unbroken row of records that begins at `start`, which is where a record begins (or
-/// would), up to the last one that ends at or before `bound`. Every record's checksum is checked.
+/// would), up to the last one that ends at or before `bound`. Every record's checksum is checked,
+/// and that it names the one before: what a segment's file held earlier may stand behind the end.
 ///
 /// # Errors
 /// The disk's.
@@ -251,12 +252,17 @@ pub fn scan(
 ) -> std::io::Result<Scanned> {
     let mut end = start;
     let mut at = start;
+    let mut before: Option<Lsn> = None;
     loop {
         match record(pages, at, segment)? {
-            Found::Record { end: next } if next > bound => {
+            Found::Record { begin, previous, .. } if before.is_some_and(|b| b != previous) => {
+                return Ok(Scanned { end, stopped_at: begin });
+            }
+            Found::Record { end: next, .. } if next > bound => {
                 return Ok(Scanned { end, stopped_at: next });
             }
-            Found::Record { end: next } => {
+            Found::Record { begin, end: next, .. } => {
+                before = Some(begin);
                 end = next;
                 at = next;
             }
@@ -268,6 +274,7 @@ pub fn scan(
 
 fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io::Result<Found> {
     let mut at = start.0;
+    let mut begin = start;
     let mut head: Vec<u8> = Vec::with_capacity(RECORD_HEADER);
     let mut body_crc = 0;
     // Bytes of the record not yet seen; the length stands in its first 4 bytes, which are always
@@ -295,6 +302,9 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
                 }
                 Some(_) | None => {}
             }
+        }
+        if left.is_none() {
+            begin = Lsn(at);
         }
         let here = (at % PAGE_BYTES) as usize;
         let Some(rest) = page.get(here..) else { return Ok(Found::Nothing { at: Lsn(at) }) };
@@ -335,7 +345,8 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
         } else {
             end
         };
-        return Ok(Found::Record { end });
+        let previous = Lsn(u64::from_le_bytes(std::array::from_fn(|i| head[8 + i])));
+        return Ok(Found::Record { begin, previous, end });
     }
 }
 
@@ -401,6 +412,32 @@ mod tests {
             let before = ends.iter().rev().find(|end| end.0 <= at).copied().unwrap_or(start);
             assert!(found >= before, "torn at {at}: {found} < {before}");
             assert!(ends.contains(&found) || found == start, "torn at {at}: {found}");
+        }
+    }
+
+    #[test]
+    fn old_log_behind_the_new_is_not_taken_for_it() {
+        let size = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+        let of = |begin: u64| {
+            let mut log = Log::new(begin);
+            while log.bytes.len() < 3 * PAGE_BYTES as usize {
+                log.push(96);
+            }
+            log
+        };
+        let (old, new) = (of(0), of(SEGMENT_BYTES * 4));
+        for kept in new.ends.iter().map(|end| (end - new.begin) as usize) {
+            let mut bytes = vec![0; new.begin as usize];
+            bytes.extend_from_slice(&new.bytes[..kept]);
+            bytes.extend_from_slice(&old.bytes[kept..]);
+            bytes.truncate(bytes.len() / PAGE_BYTES as usize * PAGE_BYTES as usize);
+            let there = bytes.len() as u64;
+            let mut file = Memory(Log::new(0));
+            file.0.bytes = bytes;
+            let start = Lsn(new.begin + LONG_HEADER);
+            let found = scan(&mut file, start, size, Lsn::MAX).unwrap();
+            let end = new.ends.iter().rfind(|end| **end <= there.min(new.begin + kept as u64));
+            assert_eq!(Some(&found.end.0), end);
         }
     }
 

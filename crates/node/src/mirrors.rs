@@ -31,7 +31,7 @@ use note::Note;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
 
 /// Data to the principal of a direct mirror stays unacknowledged no longer.
@@ -321,8 +321,31 @@ impl FarAgent {
         }
     }
 
-    /// Runs until `stop` turns true.
-    pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+    /// Runs until `stop` turns true, on a thread of its own: log goes through hands so short that a
+    /// wake of another thread costs more than they do.
+    pub async fn run(self: Arc<Self>, stop: watch::Receiver<bool>) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let (ended, end) = oneshot::channel::<()>();
+        let (agent, halting) = (self.clone(), stop.clone());
+        let thread = runtime.and_then(|runtime| {
+            let thread = std::thread::Builder::new().name("mirror".to_owned());
+            thread.spawn(move || {
+                runtime.block_on(agent.run_here(halting));
+                drop(ended);
+            })
+        });
+        match thread {
+            Ok(_) => {
+                let _ = end.await;
+            }
+            Err(error) => {
+                tracing::warn!(mirror = %self.config.name, "has no thread of its own: {error}");
+                self.run_here(stop).await;
+            }
+        }
+    }
+
+    async fn run_here(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let mut parts = JoinSet::new();
         if self.is_usable {
             parts.spawn(self.clone().keep(stop.clone()));

@@ -71,7 +71,9 @@ impl Standbys {
         self.are_waited_for.store(are_waited_for, Relaxed);
     }
 
-    /// What they let be told; changes as they go on.
+    /// What they let be told; changes as they go on. Whoever waits is woken when a standby comes or
+    /// goes, when one needs other rows, and when more is replayed and commits wait for that. Else
+    /// that more is replayed is there to be seen, and wakes nobody.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.seen.subscribe()
     }
@@ -94,6 +96,11 @@ impl Standbys {
     /// Whether somebody streams by this slot.
     pub fn is_in_use(&self, slot: &SlotName) -> bool {
         self.streaming().standbys.values().any(|standby| standby.slot.as_ref() == Some(slot))
+    }
+
+    /// Whether anybody streams.
+    pub fn is_any_there(&self) -> bool {
+        !self.streaming().standbys.is_empty()
     }
 
     fn streaming(&self) -> MutexGuard<'_, Streaming> {
@@ -125,18 +132,20 @@ impl Standbys {
         };
         let feedback = Feedback::default();
         streaming.standbys.insert(number, Standby { report, slot, feedback });
+        self.look_again(&streaming, true);
         Some(Place { standbys: self.clone(), number })
     }
 
-    fn look_again(&self, streaming: &Streaming) {
+    fn look_again(&self, streaming: &Streaming, wakes: bool) {
         let replaying = streaming.standbys.values().map(|standby| standby.report.applied);
         let applied = replaying.filter(|applied| *applied > Lsn::ZERO).min();
         let feedback = oldest(streaming.standbys.values().map(|standby| standby.feedback));
         self.seen.send_if_modified(|seen| {
             let now = Seen { applied: applied.unwrap_or(seen.applied), feedback };
-            let is_new = *seen != now;
+            let is_waited_for = self.are_waited_for() && now.applied != seen.applied;
+            let is_needed = now.feedback != seen.feedback;
             *seen = now;
-            is_new
+            wakes || is_waited_for || is_needed
         });
     }
 }
@@ -172,7 +181,7 @@ impl Place {
         if let Some(standby) = streaming.standbys.get_mut(&self.number) {
             change(standby);
         }
-        self.standbys.look_again(&streaming);
+        self.standbys.look_again(&streaming, false);
     }
 
     pub fn sent(&self, sent: Lsn) {
@@ -196,7 +205,7 @@ impl Drop for Place {
     fn drop(&mut self) {
         let mut streaming = self.standbys.streaming();
         streaming.standbys.remove(&self.number);
-        self.standbys.look_again(&streaming);
+        self.standbys.look_again(&streaming, true);
     }
 }
 

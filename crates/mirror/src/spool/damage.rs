@@ -42,6 +42,7 @@ impl Spool {
         positions: Positions,
         from: LookFrom,
     ) -> Result<Option<Lsn>, SpoolError> {
+        let _turn = self.forgetting();
         let size = self.identity().segment;
         let end = recovery::last_record_end(self.folder(), size, positions, from)?;
         // A record is followed by up to 7 bytes that mean nothing.

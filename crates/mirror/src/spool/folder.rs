@@ -12,6 +12,7 @@ use std::path::Path;
 pub(super) const STATE: &str = "spool.state";
 pub(super) const SLOTS: &str = "slots";
 pub(super) const SPARE: &str = "spare.tmp";
+pub(super) const OLD_PREFIX: &str = "old.";
 
 /// Holds the folder for this process until it is dropped; the kernel lets go when the process dies.
 #[derive(Debug)]
@@ -130,7 +131,7 @@ pub(super) struct Listing {
     pub segments: Vec<Segment>,
     /// Ascending.
     pub histories: Vec<Timeline>,
-    /// Half-written replacements, and a spare segment.
+    /// Half-written replacements, a spare segment, and files of forgotten ones.
     pub leftovers: Vec<String>,
 }
 

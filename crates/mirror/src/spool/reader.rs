@@ -18,7 +18,7 @@ pub struct SpoolReader {
     spool: Arc<Spool>,
     timeline: Timeline,
     history: History,
-    open: Option<(u64, File)>,
+    open: Option<(Segment, File)>,
 }
 
 impl SpoolReader {
@@ -45,27 +45,26 @@ impl SpoolReader {
     ) -> Result<Option<Bytes>, SpoolError> {
         let size = self.spool.identity().segment;
         let number = size.number(from);
-        if self.open.as_ref().is_none_or(|(open, _)| *open != number) {
+        if self.open.as_ref().is_none_or(|(open, _)| open.number != number) {
             let listing = Listing::read(self.spool.folder(), size)?;
             let Some(segment) = listing.find(self.timeline, &self.history, number) else {
                 return Ok(None);
             };
             let path = self.spool.folder().join(segment.file_name(size));
             match File::open(&path) {
-                Ok(file) => self.open = Some((number, file)),
+                Ok(file) => self.open = Some((segment, file)),
                 // It was removed since it was listed.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
                 Err(error) => return Err(SpoolError::io("open", &path)(error)),
             }
         }
-        let Some((_, file)) = &self.open else { return Ok(None) };
+        let Some((segment, file)) = &self.open else { return Ok(None) };
         let mut data = BytesMut::zeroed(length(size, from, until, bytes_max));
         file.read_exact_at(&mut data, from.0 % size.get()).map_err(|error| {
-            let segment = Segment { timeline: self.timeline, number };
             let path = self.spool.folder().join(segment.file_name(size));
             SpoolError::io("read", &path)(error)
         })?;
-        Ok(Some(data.freeze()))
+        Ok((!self.spool.shared.forgotten.has(*segment)).then(|| data.freeze()))
     }
 
     /// The same log as [`SpoolReader::read`] would give, if the segment is open and the operating
@@ -74,13 +73,14 @@ impl SpoolReader {
     pub fn read_if_cached(&self, from: Lsn, until: Lsn, bytes_max: usize) -> Option<Bytes> {
         let size = self.spool.identity().segment;
         let number = size.number(from);
-        let (_, file) = self.open.as_ref().filter(|(open, _)| *open == number)?;
+        let (segment, file) = self.open.as_ref().filter(|(open, _)| open.number == number)?;
         let mut data = BytesMut::zeroed(length(size, from, until, bytes_max));
         let at = from.0 % size.get();
         let into = &mut [IoSliceMut::new(&mut data)];
         // Where a file system does not know how, or would wait, this is an error or too little.
         let read = rustix::io::preadv2(file, into, at, ReadWriteFlags::NOWAIT);
-        (read == Ok(data.len())).then(|| data.freeze())
+        let is_there = read == Ok(data.len()) && !self.spool.shared.forgotten.has(*segment);
+        is_there.then(|| data.freeze())
     }
 }
 

@@ -129,15 +129,10 @@ fn scan(
     let size = pages.size;
     let failed = |error: std::io::Error, folder: &Path| SpoolError::io("read", folder)(error);
     let folder = pages.folder.to_owned();
-    let mut from = newest;
-    while from > oldest
-        && wal::begins_within_record(pages, size.start(from)).map_err(|e| failed(e, &folder))?
-    {
-        from -= 1;
-    }
+    let (from, first) = row_into(pages, oldest, newest).map_err(|e| failed(e, &folder))?;
     let start = size.start(from);
     let is_within = wal::begins_within_record(pages, start).map_err(|e| failed(e, &folder))?;
-    let first = match wal::first_record(pages, start).map_err(|e| failed(e, &folder))? {
+    let first = match first {
         // The rest of a record whose beginning is not here cannot be checked.
         Some(first) if is_within && first > known => return Ok(known),
         None if is_within => return Ok(known),
@@ -150,6 +145,31 @@ fn scan(
         return Err(pages.damaged(scanned.stopped_at, known));
     }
     Ok(scanned.end.max(known))
+}
+
+/// Where a row of records begins that leads into the segment `number`: with its first record if none
+/// reaches into it, or in the segment before, since the one that reaches into it can only be checked
+/// as a whole. A record that is longer than a segment is looked for further back, down to `oldest`.
+/// The segment that it begins in, and the record, if it can be told where one begins.
+fn row_into(
+    pages: &mut SpoolPages<'_>,
+    oldest: u64,
+    number: u64,
+) -> std::io::Result<(u64, Option<Lsn>)> {
+    let size = pages.size;
+    let mut from = number.max(oldest);
+    let start = size.start(from);
+    if !wal::begins_within_record(pages, start)? {
+        return Ok((from, wal::first_record(pages, start)?));
+    }
+    while from > oldest {
+        from -= 1;
+        let first = wal::first_record(pages, size.start(from))?;
+        if first.is_some_and(|first| first < start) {
+            return Ok((from, first));
+        }
+    }
+    Ok((from, wal::first_record(pages, size.start(from))?))
 }
 
 /// Where a look at the log begins.
@@ -181,13 +201,7 @@ pub(super) fn last_record_end(
     let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
     // A segment that was just made holds nothing of it.
     let newest = size.number(Lsn(durable.0.saturating_sub(1)));
-    let mut first_of = |segment: u64| {
-        let mut from = segment.max(oldest);
-        while from > oldest && wal::begins_within_record(&mut pages, size.start(from))? {
-            from -= 1;
-        }
-        wal::first_record(&mut pages, size.start(from))
-    };
+    let mut first_of = |segment: u64| row_into(&mut pages, oldest, segment).map(|(_, first)| first);
     let first = match from {
         LookFrom::Newest => first_of(newest).map_err(failed)?,
         LookFrom::SegmentOf(position) => {

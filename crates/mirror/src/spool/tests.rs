@@ -309,6 +309,101 @@ async fn whole_segments_are_forgotten_when_nobody_needs_them() {
     assert_eq!(durable(folder.path()), Lsn(log.end()));
 }
 
+/// Log of some segments, of records that are all alike: whatever a file held before stands where
+/// the new records do.
+fn log_of(segments: u64) -> Log {
+    let mut log = Log::new(BEGIN);
+    while log.end() < BEGIN + segments * SEGMENT_BYTES - SEGMENT_BYTES / 2 {
+        log.push(1_000);
+    }
+    log
+}
+
+#[tokio::test]
+async fn forgotten_segments_become_new_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (log_of(8), created(folder.path()));
+    let spool = Arc::new(spool);
+    let olds = || {
+        let names = std::fs::read_dir(folder.path()).unwrap();
+        let names = names.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.starts_with("old.")).count()
+    };
+    let middle = BEGIN + 3 * SEGMENT_BYTES + SEGMENT_BYTES / 2;
+    append(&spool, &log, BEGIN, middle).await;
+    let mut reader = SpoolReader::new(spool.clone(), Timeline(1)).unwrap();
+    let from = Lsn(BEGIN + 5);
+    assert!(reader.read(from, Lsn(middle), 500).unwrap().is_some());
+    assert_eq!(spool.forget(Lsn::MAX, 0).unwrap(), 2);
+    assert_eq!(olds(), 1, "one is kept, however little may be");
+    assert_eq!(reader.read(from, Lsn(middle), 500).unwrap(), None, "it may be other log by now");
+    assert_eq!(reader.read_if_cached(from, Lsn(middle), 500), None);
+    // The next one was made before; the one after it is the old one.
+    let end = BEGIN + 5 * SEGMENT_BYTES + SEGMENT_BYTES / 3;
+    append(&spool, &log, middle, end).await;
+    assert_eq!(olds(), 0);
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none(), "{:?}", spool.damage());
+    let newest = std::fs::read(segment(folder.path(), 5)).unwrap();
+    let written = (end % SEGMENT_BYTES) as usize;
+    assert_eq!(newest[..written], *log.between(BEGIN + 5 * SEGMENT_BYTES, end));
+    let page = written.next_multiple_of(8_192);
+    assert!(newest[written..page].iter().all(|byte| *byte == 0), "up to the page's end");
+    assert!(newest[page..].iter().any(|byte| *byte != 0), "old log is not there");
+    drop((spool, reader));
+    assert_eq!(durable(folder.path()), Lsn(log.whole_until(end)));
+    // As if the end of that page had not come to the disk.
+    let old = log.between(BEGIN, BEGIN + SEGMENT_BYTES);
+    overwrite(&segment(folder.path(), 5), written as u64, &old[written..page]);
+    assert_eq!(durable(folder.path()), Lsn(log.whole_until(end)));
+    // It goes on in a segment with old log behind.
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    append(&spool, &log, log.whole_until(end), log.end()).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+    for nth in 3..7 {
+        let begin = BEGIN + nth * SEGMENT_BYTES;
+        let whole = std::fs::read(segment(folder.path(), nth)).unwrap();
+        assert_eq!(whole, log.between(begin, begin + SEGMENT_BYTES), "segment {nth}");
+    }
+}
+
+/// A start, a look and a promotion read the newest segment, and the one before it for the record
+/// that goes over.
+#[tokio::test]
+async fn what_was_complete_long_ago_is_not_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (log_of(5), created(folder.path()));
+    append(&spool, &log, BEGIN, log.end()).await;
+    let newest = BEGIN + 4 * SEGMENT_BYTES;
+    assert!(!log.ends.contains(&newest), "a record must go over");
+    overwrite(&segment(folder.path(), 1), 9_000, &[0xa5; 16]);
+    spool.check_from(Lsn(newest)).unwrap();
+    assert_eq!(spool.last_record_end().unwrap(), Lsn(log.end()));
+    let damaged = spool.check_from(Lsn(BEGIN + 2 * SEGMENT_BYTES)).unwrap_err();
+    assert!(matches!(damaged, SpoolError::Damaged { .. }), "{damaged}");
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+}
+
+#[tokio::test]
+async fn a_record_longer_than_a_segment_is_checked_as_a_whole() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = Log::new(BEGIN);
+    (0..100).for_each(|_| log.push(900));
+    let begins = log.end();
+    log.push(2 * SEGMENT_BYTES as u32 + 300_000);
+    log.push(50);
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, log.end()).await;
+    assert_eq!(spool.last_record_end().unwrap(), Lsn(log.end()));
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+    overwrite(&segment(folder.path(), 0), begins % SEGMENT_BYTES + 100, &[0xa5; 16]);
+    // Any of its bytes may be the wrong one, also the last.
+    assert_eq!(durable(folder.path()), Lsn(BEGIN + 2 * SEGMENT_BYTES));
+}
+
 #[test]
 fn one_process_at_a_time() {
     let folder = tempfile::tempdir().unwrap();

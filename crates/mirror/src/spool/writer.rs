@@ -3,7 +3,7 @@
 use super::folder::{self, SPARE};
 use super::state::State;
 use super::{Positions, Shared, SpoolError, Work};
-use crate::wal::{self, Segment, SegmentBytes, Timeline};
+use crate::wal::{self, PAGE_BYTES, Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_fault::unsynced::Tracked;
@@ -31,8 +31,8 @@ pub(super) struct Writer {
     written: Lsn,
     durable: Lsn,
     open: Option<Open>,
-    /// Zeros for the next segment, being made.
-    spare: Option<JoinHandle<Result<PathBuf, SpoolError>>>,
+    /// The next segment's file, being made.
+    spare: Option<JoinHandle<Result<Spare, SpoolError>>>,
     /// The first segment may begin within a record, and not be durable beyond that yet: recovery
     /// could not check it, so the state file says how far it is.
     needs_floor: bool,
@@ -44,6 +44,15 @@ struct Open {
     path: PathBuf,
     file: File,
     tracked: Tracked,
+    /// There may be old log behind what was written.
+    has_old_log: bool,
+}
+
+/// A file that becomes a segment.
+struct Spare {
+    path: PathBuf,
+    /// It was one before; only its first page is zero.
+    has_old_log: bool,
 }
 
 impl Writer {
@@ -131,7 +140,7 @@ impl Writer {
             fault::point("spool.before-write");
             self.with_room(|writer| {
                 let open = writer.opened(number)?;
-                open.file.write_all_at(piece, at).map_err(SpoolError::io("write to", &open.path))
+                open.write(piece, at).map_err(SpoolError::io("write to", &open.path))
             })?;
             self.written = Lsn(self.written.0 + piece.len() as u64);
             rest = more;
@@ -294,7 +303,7 @@ impl Writer {
         if !is_open {
             let opened = self.open_segment(number)?;
             if self.spare.is_none() {
-                self.spare = Some(make_spare(&self.shared.folder, self.size())?);
+                self.spare = Some(make_spare(self.shared.clone())?);
             }
             return Ok(self.open.insert(opened));
         }
@@ -305,19 +314,19 @@ impl Writer {
         let name = Segment { timeline: self.timeline, number }.file_name(self.size());
         let path = self.shared.folder.join(name);
         let is_new = !path.exists();
+        // Of one that is there, nobody knows.
+        let mut has_old_log = true;
         if is_new {
             fault::point("spool.before-roll");
             let spare = match self.spare.take().map(JoinHandle::join) {
                 Some(Ok(Ok(spare))) => spare,
                 Some(Ok(Err(error))) if !error.is_out_of_room() => return Err(error),
                 // It had no room, or there was none: here is where that is waited for.
-                Some(_) | None => {
-                    let spare = self.shared.folder.join(SPARE);
-                    zeroed(&spare, self.size())?;
-                    spare
-                }
+                Some(_) | None => spare(&self.shared)?,
             };
-            std::fs::rename(&spare, &path).map_err(SpoolError::io("rename", &spare))?;
+            has_old_log = spare.has_old_log;
+            let made = spare.path;
+            std::fs::rename(&made, &path).map_err(SpoolError::io("rename", &made))?;
         }
         // Also if it is there: an attempt before this one may have failed here.
         folder::sync(&self.shared.folder)?;
@@ -328,7 +337,7 @@ impl Writer {
             OpenOptions::new().write(true).open(&path).map_err(SpoolError::io("open", &path))?;
         let start = self.size().start(number);
         let tracked = Tracked::new(&path, self.durable.bytes_since(start));
-        Ok(Open { number, path, file, tracked })
+        Ok(Open { number, path, file, tracked, has_old_log })
     }
 
     /// Does it again and again while the disk is full. Nothing is acknowledged meanwhile, so the
@@ -360,20 +369,57 @@ impl Writer {
     }
 }
 
-fn make_spare(
-    folder: &Path,
-    size: SegmentBytes,
-) -> Result<JoinHandle<Result<PathBuf, SpoolError>>, SpoolError> {
-    let path = folder.join(SPARE);
-    let make = move || zeroed(&path, size).map(|()| path);
-    std::thread::Builder::new()
-        .name("spool-spare".to_owned())
-        .spawn(make)
-        .map_err(SpoolError::io("start a thread for", folder))
+impl Open {
+    /// What is written goes up to the end of a page at least: behind it are zeros, and not old log.
+    /// So a page that is not in memory need not be read to be written in part.
+    fn write(&self, piece: &[u8], at: u64) -> std::io::Result<()> {
+        let end = at + piece.len() as u64;
+        let last_page = end - end % PAGE_BYTES;
+        let begins_page = at <= last_page && last_page < end;
+        if self.has_old_log && begins_page {
+            let zeros = (PAGE_BYTES - end % PAGE_BYTES) as usize;
+            let mut padded = Vec::with_capacity(piece.len() + zeros);
+            padded.extend_from_slice(piece);
+            padded.resize(piece.len() + zeros, 0);
+            return self.file.write_all_at(&padded, at);
+        }
+        self.file.write_all_at(piece, at)
+    }
 }
 
-/// A segment of zeros, durable: overwriting it needs no new blocks, so fdatasync is fast and a
-/// full disk shows here and not later.
+fn make_spare(shared: Arc<Shared>) -> Result<JoinHandle<Result<Spare, SpoolError>>, SpoolError> {
+    let folder = shared.folder.clone();
+    std::thread::Builder::new()
+        .name("spool-spare".to_owned())
+        .spawn(move || spare(&shared))
+        .map_err(SpoolError::io("start a thread for", &folder))
+}
+
+/// A file for a segment to come, durable: writing to it needs no new blocks, so fdatasync is fast
+/// and a full disk shows here and not later.
+fn spare(shared: &Shared) -> Result<Spare, SpoolError> {
+    let (path, size) = (shared.folder.join(SPARE), shared.identity.segment);
+    let has_old_log = shared.forgotten.take_old(&path)?;
+    if has_old_log {
+        clear_first_page(&path)?;
+    } else {
+        zeroed(&path, size)?;
+    }
+    Ok(Spare { path, has_old_log })
+}
+
+/// A record names the one before, by which old ones are known; the first of a segment may have none
+/// before it that is looked at.
+fn clear_first_page(path: &Path) -> Result<(), SpoolError> {
+    let zeros = [0; PAGE_BYTES as usize];
+    OpenOptions::new()
+        .write(true)
+        .open(path)
+        .and_then(|file| file.write_all_at(&zeros, 0).and_then(|()| file.sync_data()))
+        .map_err(SpoolError::io("write to", path))
+}
+
+/// A segment of zeros, durable.
 fn zeroed(path: &Path, size: SegmentBytes) -> Result<(), SpoolError> {
     let write = || {
         let mut file = File::create(path)?;

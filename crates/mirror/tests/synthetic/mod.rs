@@ -45,6 +45,7 @@ impl Log {
         let number = self.ends.len();
         let mut record = vec![(number % 251) as u8 ^ 0x5A; length as usize];
         record[..4].copy_from_slice(&length.to_le_bytes());
+        record[8..16].copy_from_slice(&self.last.to_le_bytes());
         record[16..18].copy_from_slice(&[info, manager]);
         self.append(record);
     }

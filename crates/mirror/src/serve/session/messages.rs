@@ -3,54 +3,41 @@
 use super::SessionError;
 use bytes::BytesMut;
 use farshore_wire::server::{self, FromFrontend};
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
 use tokio::io::{AsyncRead, AsyncReadExt};
-use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
-/// What the client says, read by a task of its own: a session that sends must hear too.
+/// What the client says. It is read when the session asks for it: between two pieces of log, and
+/// while there is none.
 pub(super) struct Messages {
-    received: mpsc::Receiver<Result<FromFrontend, SessionError>>,
-    reading: JoinHandle<()>,
+    reader: Box<dyn AsyncRead + Send + Unpin>,
+    /// What was read and not asked for yet.
+    buffer: BytesMut,
 }
 
 impl Messages {
-    pub(super) fn begin(
-        mut reader: Box<dyn AsyncRead + Send + Unpin>,
-        mut buffer: BytesMut,
-    ) -> Messages {
-        let (sender, received) = mpsc::channel(16);
-        let reading = tokio::spawn(async move {
-            loop {
-                let message = match server::split_message(&mut buffer) {
-                    Ok(Some(message)) => Ok(message),
-                    Ok(None) => match reader.read_buf(&mut buffer).await {
-                        Ok(0) => return,
-                        Ok(_) => continue,
-                        Err(error) => Err(error.into()),
-                    },
-                    Err(error) => Err(error.into()),
-                };
-                let is_last = message.is_err();
-                if sender.send(message).await.is_err() || is_last {
-                    return;
-                }
-            }
-        });
-        Messages { received, reading }
+    pub(super) fn begin(reader: Box<dyn AsyncRead + Send + Unpin>, buffer: BytesMut) -> Messages {
+        Messages { reader, buffer }
     }
 
-    /// The next one; `None` at the end of the connection.
+    /// The next one; `None` at the end of the connection. Cancel-safe.
     pub(super) async fn next(&mut self) -> Result<Option<FromFrontend>, SessionError> {
-        self.received.recv().await.transpose()
+        loop {
+            if let Some(message) = server::split_message(&mut self.buffer)? {
+                return Ok(Some(message));
+            }
+            if self.reader.read_buf(&mut self.buffer).await? == 0 {
+                return Ok(None);
+            }
+        }
     }
 
+    /// The next one, if it is here. The end of the connection is left to [`Messages::next`].
     pub(super) fn here(&mut self) -> Result<Option<FromFrontend>, SessionError> {
-        self.received.try_recv().ok().transpose()
-    }
-}
-
-impl Drop for Messages {
-    fn drop(&mut self) {
-        self.reading.abort();
+        // Whoever waits for more asks again, with a waker that wakes.
+        match pin!(self.next()).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(message) => message,
+            Poll::Pending => Ok(None),
+        }
     }
 }
