@@ -70,13 +70,20 @@ const STEADY: MirrorCase =
 /// Who takes turns, by the name in the output.
 const NATIVE: [(&str, &str); 3] =
     [("native_off", "off"), ("native_lz4", "lz4"), ("native_zstd", "zstd")];
-const OURS: [(&str, Way); 5] = [
-    ("farshore", Way::Mirror { compression: "zstd", mode: "far" }),
-    ("farshore_lz4", Way::Mirror { compression: "lz4", mode: "far" }),
-    ("farshore_off", Way::Mirror { compression: "off", mode: "far" }),
-    ("farshore_auto", Way::Mirror { compression: "auto", mode: "far" }),
-    ("farshore_direct", Way::Direct { mode: "far" }),
+const OURS: [(&str, Way); 7] = [
+    ("farshore", by_link("zstd", "off")),
+    ("farshore_lz4", by_link("lz4", "off")),
+    ("farshore_off", by_link("off", "off")),
+    ("farshore_auto", by_link("auto", "off")),
+    ("farshore_direct", Way::Direct { mode: "far", wal_compression: "off" }),
+    // What PostgreSQL's best way has, a mirror may have as well.
+    ("farshore_wal_zstd", by_link("zstd", "zstd")),
+    ("farshore_direct_wal_zstd", Way::Direct { mode: "far", wal_compression: "zstd" }),
 ];
+
+const fn by_link(compression: &'static str, wal_compression: &'static str) -> Way {
+    Way::Mirror { compression, mode: "far", wal_compression }
+}
 
 impl MirrorCase {
     /// All cases, in the order they are run.
@@ -126,7 +133,13 @@ impl MirrorCase {
         let native = NATIVE.iter().filter(|(_, method)| there.contains(method));
         let native = native
             .map(|(name, wal_compression)| (*name, Way::Native { wal_compression, commit: "on" }));
-        let ways: Vec<(&'static str, Way)> = native.chain(OURS).collect();
+        let has = |way: &Way| match way {
+            Way::Native { wal_compression, .. }
+            | Way::Mirror { wal_compression, .. }
+            | Way::Direct { wal_compression, .. } => there.contains(wal_compression),
+        };
+        let ours = OURS.into_iter().filter(|(_, way)| has(way));
+        let ways: Vec<(&'static str, Way)> = native.chain(ours).collect();
         let mut outcomes: Vec<Outcome> =
             ways.iter().map(|(name, _)| Outcome { name, runs: Vec::new() }).collect();
         for run in 0..bench.plan.runs {

@@ -29,6 +29,11 @@ const MIRROR: &str = "farshore_bench";
 const DIRECT: &str = "direct";
 /// The mode in which a node beside the principal keeps the log, and carries it on.
 const FAR_SYNC: &str = "far-sync";
+/// A spool is full before anything is timed, as it is but for its first hours: from then on files of
+/// segments are used again.
+const SPOOL_SIZE: &str = "64MB";
+/// So many segments are more than that.
+const SPOOL_SEGMENTS: usize = 6;
 /// Longest wait for anything that is prepared.
 const PREPARE_MAX: Duration = Duration::from_secs(120);
 /// Settings of both servers: checkpoints and autovacuum stay out of the measured time.
@@ -59,11 +64,15 @@ pub enum Way {
         compression: &'static str,
         /// Its mode.
         mode: &'static str,
+        /// The principal's `wal_compression`.
+        wal_compression: &'static str,
     },
     /// By a direct mirror: a site at the standby's end streams from the principal itself.
     Direct {
         /// Its mode.
         mode: &'static str,
+        /// The principal's `wal_compression`.
+        wal_compression: &'static str,
     },
 }
 
@@ -145,15 +154,20 @@ impl<'a> Mirrored<'a> {
                 self.set(&self.principal, "synchronous_commit", commit)?;
                 (DIRECT, direct(&self.principal, &self.line))
             }
-            Way::Mirror { .. } | Way::Direct { .. } => {
-                self.set(&self.principal, "wal_compression", "off")?;
+            Way::Mirror { wal_compression, .. } | Way::Direct { wal_compression, .. } => {
+                self.set(&self.principal, "wal_compression", wal_compression)?;
                 self.set(&self.principal, "synchronous_commit", "on")?;
                 match way {
-                    Way::Mirror { compression, mode } => self.start_sites(compression, mode)?,
-                    Way::Direct { mode } => self.start_direct(mode)?,
+                    Way::Mirror { compression, mode, .. } => self.start_sites(compression, mode)?,
+                    Way::Direct { mode, .. } => self.start_direct(mode)?,
                     Way::Native { .. } => {}
                 }
                 self.receives()?;
+                // The spool is full before anything is timed.
+                for _ in 0..SPOOL_SEGMENTS {
+                    self.principal.execute_script("SELECT txid_current()")?;
+                    self.principal.execute_script("SELECT pg_switch_wal()")?;
+                }
                 let listen = self.ports.far.number();
                 (MIRROR, format!("host=127.0.0.1 port={listen} user=standby"))
             }
@@ -190,7 +204,8 @@ impl<'a> Mirrored<'a> {
         let mirror_from = |site: &str, address: &str, listen: &ReservedPort| {
             format!(
                 "[upstream.{site}]\naddress = \"{address}\"\n\
-                 [mirror.bench]\nupstream = \"{site}\"\nlisten = \"127.0.0.1:{}\"\n",
+                 [mirror.bench]\nupstream = \"{site}\"\nlisten = \"127.0.0.1:{}\"\n\
+                 spool_size = \"{SPOOL_SIZE}\"\n",
                 listen.number()
             )
         };
@@ -227,7 +242,7 @@ impl<'a> Mirrored<'a> {
         let listen = self.ports.far.number();
         let text = format!(
             "[mirror.bench]\nprincipal = \"{principal}\"\nmode = \"{mode}\"\n\
-             listen = \"127.0.0.1:{listen}\"\n"
+             listen = \"127.0.0.1:{listen}\"\nspool_size = \"{SPOOL_SIZE}\"\n"
         );
         self.start_site("far", Side::Far, &text)
     }
@@ -371,6 +386,7 @@ impl<'a> Mirrored<'a> {
         settings.insert("cores", Value::from(cores));
         settings.insert("scale", Value::from(self.bench.plan.scale));
         settings.insert("slot", Value::from(SLOT));
+        settings.insert("spool_size", Value::from(SPOOL_SIZE));
         settings
     }
 }

@@ -51,10 +51,14 @@ const WAYS: [(&str, Way); 6] = [
     ("asynchronous", Way::Native { wal_compression: "off", commit: "local" }),
     ("native_on", Way::Native { wal_compression: "off", commit: "on" }),
     ("native_remote_apply", Way::Native { wal_compression: "off", commit: "remote_apply" }),
-    ("farshore", Way::Mirror { compression: "zstd", mode: "far" }),
-    ("farshore_far_sync", Way::Mirror { compression: "zstd", mode: "far-sync" }),
-    ("farshore_far_applied", Way::Mirror { compression: "zstd", mode: "far-applied" }),
+    ("farshore", mirror("far")),
+    ("farshore_far_sync", mirror("far-sync")),
+    ("farshore_far_applied", mirror("far-applied")),
 ];
+
+const fn mirror(mode: &'static str) -> Way {
+    Way::Mirror { compression: "zstd", mode, wal_compression: "off" }
+}
 
 impl PenaltyCase {
     /// Both.

@@ -186,9 +186,15 @@ impl Receiver {
     /// When the session fails, messages that arrived whole are still returned before the error.
     /// Nothing is lost if the future is dropped.
     pub async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
+        Ok(self.next_parts().await?.map(together))
+    }
+
+    /// As [`Receiver::next`], a message as it lies: in one part from a network, and within a process
+    /// in those that it was sent in, which are not copied.
+    pub async fn next_parts(&mut self) -> Result<Option<Vec<Bytes>>, LinkError> {
         match &mut self.0 {
-            ReceiverWay::Crossing(receiver) => receiver.next().await,
-            ReceiverWay::Within(receiver) => receiver.next().await,
+            ReceiverWay::Crossing(receiver) => Ok(receiver.next().await?.map(|whole| vec![whole])),
+            ReceiverWay::Within(receiver) => receiver.next_parts().await,
         }
     }
 
@@ -205,6 +211,16 @@ impl Receiver {
         match &self.0 {
             ReceiverWay::Crossing(receiver) => receiver.meter().clone(),
             ReceiverWay::Within(receiver) => receiver.meter().clone(),
+        }
+    }
+}
+
+fn together(mut parts: Vec<Bytes>) -> Bytes {
+    match (parts.pop(), parts.is_empty()) {
+        (Some(only), true) => only,
+        (last, _) => {
+            parts.extend(last);
+            parts.concat().into()
         }
     }
 }

@@ -11,7 +11,7 @@ use tokio::task::coop::consume_budget;
 
 /// The sending half.
 pub(crate) struct WithinSender {
-    messages: mpsc::Sender<Bytes>,
+    messages: mpsc::Sender<Vec<Bytes>>,
     /// The direction has ended in order.
     ended: Arc<AtomicBool>,
     side: Side,
@@ -19,7 +19,7 @@ pub(crate) struct WithinSender {
 
 /// The receiving half.
 pub(crate) struct WithinReceiver {
-    messages: mpsc::Receiver<Bytes>,
+    messages: mpsc::Receiver<Vec<Bytes>>,
     ended: Arc<AtomicBool>,
     side: Side,
 }
@@ -61,11 +61,7 @@ impl WithinSender {
                 "a message of {length} bytes is too long for a link; {MESSAGE_BYTES_MAX} are allowed"
             )));
         }
-        let message = match parts {
-            [only] => only.clone(),
-            several => several.concat().into(),
-        };
-        self.messages.send(message).await.map_err(|_| LinkError::OtherSideEnded)?;
+        self.messages.send(parts.to_vec()).await.map_err(|_| LinkError::OtherSideEnded)?;
         self.side.meter.messages_sent.fetch_add(1, Ordering::Relaxed);
         self.side.meter.message_bytes_sent.fetch_add(length, Ordering::Relaxed);
         Ok(())
@@ -97,15 +93,16 @@ impl WithinSender {
 }
 
 impl WithinReceiver {
-    /// [`crate::Receiver::next`].
-    pub async fn next(&mut self) -> Result<Option<Bytes>, LinkError> {
+    /// [`crate::Receiver::next_parts`].
+    pub async fn next_parts(&mut self) -> Result<Option<Vec<Bytes>>, LinkError> {
         consume_budget().await;
         match self.messages.recv().await {
-            Some(message) => {
+            Some(parts) => {
                 let meter = &self.side.meter;
+                let length: u64 = parts.iter().map(|part| part.len() as u64).sum();
                 meter.messages_received.fetch_add(1, Ordering::Relaxed);
-                meter.message_bytes_received.fetch_add(message.len() as u64, Ordering::Relaxed);
-                Ok(Some(message))
+                meter.message_bytes_received.fetch_add(length, Ordering::Relaxed);
+                Ok(Some(parts))
             }
             None if self.ended.load(Ordering::Acquire) => Ok(None),
             None => Err(LinkError::OtherSideEnded),

@@ -195,8 +195,8 @@ impl Far {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let mut unpacker =
             Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
-        while let Some(message) = receiver.next().await? {
-            match FromNear::decode(message).map_err(|what| protocol(what.to_string()))? {
+        while let Some(parts) = receiver.next_parts().await? {
+            match FromNear::decode_parts(parts).map_err(|what| protocol(what.to_string()))? {
                 FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                     let packed_bytes = packed.len() as u64;
                     let log = unpacker.unpack_log(packing, packed, start, bytes as usize).map_err(

@@ -37,8 +37,10 @@ use tokio::task::JoinSet;
 /// Data to the principal of a direct mirror stays unacknowledged no longer.
 const SILENT_MAX: Duration = Duration::from_secs(15);
 
-/// How often segments that nobody needs are looked for.
-const FORGET_EVERY: Duration = Duration::from_secs(2);
+/// How often segments that nobody needs are looked for: their files serve for segments to come.
+const FORGET_EVERY: Duration = Duration::from_millis(500);
+/// How long standbys replay until it is told how fast.
+const APPLY_RATE_EVERY: Duration = Duration::from_secs(2);
 
 /// A mirror whose near end is here. It runs while its far end is connected.
 pub(crate) struct NearAgent {
@@ -418,10 +420,16 @@ impl FarAgent {
 
     async fn forget(self: Arc<Self>) {
         let mut every = tokio::time::interval(FORGET_EVERY);
+        let mut rate = tokio::time::interval(APPLY_RATE_EVERY);
         loop {
-            every.tick().await;
-            let applied = self.far.standbys.seen().borrow().applied;
-            lock(&self.apply_rate).look(Instant::now(), applied);
+            tokio::select! {
+                _ = every.tick() => {}
+                _ = rate.tick() => {
+                    let applied = self.far.standbys.seen().borrow().applied;
+                    lock(&self.apply_rate).look(Instant::now(), applied);
+                    continue;
+                }
+            }
             let agent = self.clone();
             let forgotten = tokio::task::spawn_blocking(move || {
                 agent.far.forget(agent.config.spool_bytes_max, agent.config.drop_behind)

@@ -441,14 +441,22 @@ pub fn sync(out: &mut BytesMut) {
 /// # Errors
 /// More data than one message may hold.
 pub fn copy_data(out: &mut BytesMut, data: &[u8]) -> Result<(), EncodeError> {
-    let bytes = data.len().saturating_add(4);
+    out.reserve(5 + data.len());
+    copy_data_head(out, data, 0)
+}
+
+/// The beginning of a CopyData: `head`, and the `more` bytes that the caller sends right behind it.
+///
+/// # Errors
+/// More data than one message may hold.
+pub fn copy_data_head(out: &mut BytesMut, head: &[u8], more: usize) -> Result<(), EncodeError> {
+    let bytes = head.len().saturating_add(more).saturating_add(4);
     if bytes > MESSAGE_BYTES_MAX {
         return Err(EncodeError::TooLong { bytes });
     }
-    out.reserve(1 + bytes);
     out.put_u8(b'd');
     out.put_u32(bytes as u32);
-    out.put_slice(data);
+    out.put_slice(head);
     Ok(())
 }
 

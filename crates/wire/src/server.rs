@@ -349,6 +349,14 @@ pub fn copy_data(out: &mut BytesMut, data: &[u8]) -> Result<(), EncodeError> {
     crate::frontend::copy_data(out, data)
 }
 
+/// The beginning of a CopyData: `head`, and the `more` bytes that the caller sends right behind it.
+///
+/// # Errors
+/// More data than one message may hold.
+pub fn copy_data_head(out: &mut BytesMut, head: &[u8], more: usize) -> Result<(), EncodeError> {
+    crate::frontend::copy_data_head(out, head, more)
+}
+
 /// CopyDone.
 pub fn copy_done(out: &mut BytesMut) {
     framed(out, b'c', |_| {});

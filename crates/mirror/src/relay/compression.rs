@@ -12,6 +12,7 @@ use super::redundancy::Redundancy;
 use super::tuner::Tuner;
 use bytes::{Buf, Bytes};
 use farshore_model::Lsn;
+use std::collections::VecDeque;
 use std::fmt;
 use std::io;
 use std::time::{Duration, Instant};
@@ -88,21 +89,55 @@ fn encoder(level: i32) -> io::Result<Encoder<'static>> {
 }
 
 /// What was packed right before, which lz4 of the next message may refer to: reduced, where it was.
+/// It is put together when lz4 needs it: with zstd, or with none, nothing is copied.
 #[derive(Default)]
-struct Before(Vec<u8>);
+struct Before {
+    together: Vec<u8>,
+    /// What came behind that, as it came.
+    pieces: VecDeque<Bytes>,
+    pieces_bytes: usize,
+}
+
+/// Pieces that are kept as they came; small ones would take more than their bytes.
+const PIECES_MAX: usize = 256;
 
 impl Before {
-    fn add(&mut self, log: &[u8]) {
-        let log = last(log);
-        // Moved together once in a while, and not for every small message.
-        if self.0.len() + log.len() > BEFORE_BYTES_MAX {
-            self.0.drain(..self.0.len().saturating_sub(LZ4_WINDOW_BYTES));
+    fn add(&mut self, log: &Bytes) {
+        self.pieces_bytes += log.len();
+        self.pieces.push_back(log.clone());
+        // What is left is all that may be referred to.
+        while let Some(first) = self.pieces.front()
+            && self.pieces_bytes - first.len() >= LZ4_WINDOW_BYTES
+        {
+            self.pieces_bytes -= first.len();
+            self.pieces.pop_front();
+            self.together.clear();
         }
-        self.0.extend_from_slice(log);
+        if self.pieces.len() > PIECES_MAX {
+            self.dictionary();
+        }
     }
 
-    fn dictionary(&self) -> &[u8] {
-        last(&self.0)
+    fn add_copied(&mut self, log: &[u8]) {
+        self.dictionary();
+        self.append(log);
+    }
+
+    fn append(&mut self, log: &[u8]) {
+        let log = last(log);
+        // Moved together once in a while, and not for every small message.
+        if self.together.len() + log.len() > BEFORE_BYTES_MAX {
+            self.together.drain(..self.together.len().saturating_sub(LZ4_WINDOW_BYTES));
+        }
+        self.together.extend_from_slice(log);
+    }
+
+    fn dictionary(&mut self) -> &[u8] {
+        for piece in std::mem::take(&mut self.pieces) {
+            self.append(&piece);
+        }
+        self.pieces_bytes = 0;
+        last(&self.together)
     }
 }
 
@@ -345,7 +380,8 @@ impl Unpacker {
             Packing::ReducedLz4 => self.lz4(&packed, bytes)?,
             _ => self.zstd(&packed, bytes)?,
         };
-        self.before.add(&log);
+        // As it was unpacked: it is restored in place.
+        self.before.add_copied(&log);
         if self.redundancy.restore(start, &mut log) != stated {
             return Err(invalid("log that is not what it was before it was packed"));
         }
@@ -373,7 +409,7 @@ impl Unpacker {
         Ok(data)
     }
 
-    fn lz4(&self, packed: &[u8], bytes: usize) -> io::Result<Vec<u8>> {
+    fn lz4(&mut self, packed: &[u8], bytes: usize) -> io::Result<Vec<u8>> {
         let data = lz4_flex::block::decompress_with_dict(packed, bytes, self.before.dictionary())
             .map_err(invalid)?;
         check_length(data.len(), bytes)?;
@@ -529,11 +565,27 @@ mod tests {
             [300, 70_000, 65_536, 1, 40_000].into_iter().cycle().take(40).enumerate()
         {
             let log = piece(seed as u8, bytes);
+            if seed % 3 == 0 {
+                before.add_copied(&log)
+            } else {
+                before.add(&log)
+            }
+            all.extend_from_slice(&log);
+            assert!(before.pieces_bytes < 2 * 70_000 && before.pieces.len() <= PIECES_MAX);
+            if seed % 4 != 0 {
+                assert!(before.dictionary() == last(&all), "after {}", all.len());
+            }
+            assert!(before.together.len() <= BEFORE_BYTES_MAX);
+        }
+        for seed in 0..=255 {
+            let log = piece(seed, 10);
             before.add(&log);
             all.extend_from_slice(&log);
-            assert!(before.dictionary() == last(&all), "after {}", all.len());
-            assert!(before.0.len() <= BEFORE_BYTES_MAX);
         }
+        before.add(&piece(1, 10));
+        assert!(before.pieces.is_empty(), "small ones are put together");
+        all.extend_from_slice(&piece(1, 10));
+        assert!(before.dictionary() == last(&all));
     }
 
     #[test]

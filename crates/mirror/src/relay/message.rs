@@ -263,6 +263,25 @@ impl FromNear {
         vec![head.freeze()]
     }
 
+    /// Reads a message that lies in the parts that it was made in: its log is not copied. Or in any
+    /// others.
+    ///
+    /// # Errors
+    /// As [`FromNear::decode`].
+    pub fn decode_parts(parts: Vec<Bytes>) -> Result<FromNear, NoMessage> {
+        match &parts[..] {
+            [whole] => FromNear::decode(whole.clone()),
+            [head, body] if head.first() == Some(&TAG_LOG) && head.len() == 1 + LOG_HEAD => {
+                let mut message = FromNear::decode(head.clone())?;
+                if let FromNear::Log { packed, .. } = &mut message {
+                    *packed = body.clone();
+                }
+                Ok(message)
+            }
+            several => FromNear::decode(several.concat().into()),
+        }
+    }
+
     /// Reads a message.
     ///
     /// # Errors
@@ -376,6 +395,11 @@ mod tests {
         for message in [&log, &history, &switch, &alive, &failed] {
             let bytes = Bytes::from(message.encode().concat());
             assert_eq!(FromNear::decode(bytes.clone()).as_ref(), Ok(message));
+            assert_eq!(FromNear::decode_parts(message.encode()).as_ref(), Ok(message));
+            for cut in 0..bytes.len() {
+                let parts = vec![bytes.slice(..cut), bytes.slice(cut..)];
+                assert_eq!(FromNear::decode_parts(parts).as_ref(), Ok(message), "cut at {cut}");
+            }
             let head = match message {
                 FromNear::Log { .. } => LOG_HEAD,
                 FromNear::History { .. } => 5,

@@ -9,7 +9,7 @@ use super::scram::Denied;
 use crate::keep::blocking;
 use crate::spool::{SlotName, Spool, SpoolError, TemporarySlot};
 use crate::wal::{Timeline, history_file_name};
-use bytes::BytesMut;
+use bytes::{Buf, BytesMut};
 use farshore_model::Lsn;
 use farshore_wire::replication::ReplicationError;
 use farshore_wire::replication_command::{CommandError, ReplicationCommand};
@@ -172,8 +172,17 @@ pub(super) async fn write(
     to: &mut (impl AsyncWrite + Unpin),
     out: &mut BytesMut,
 ) -> Result<(), SessionError> {
+    write_with(to, out, &[]).await
+}
+
+/// Writes all of `out`, and empties it, and what is `behind` it.
+async fn write_with(
+    to: &mut (impl AsyncWrite + Unpin),
+    out: &mut BytesMut,
+    behind: &[u8],
+) -> Result<(), SessionError> {
     let written = async {
-        to.write_all(out).await?;
+        to.write_all_buf(&mut Buf::chain(&out[..], behind)).await?;
         // TLS may hold back what the socket did not take at once.
         to.flush().await
     };

@@ -4,7 +4,6 @@ use super::folder::Listing;
 use super::{Spool, SpoolError};
 use crate::history::History;
 use crate::wal::{Segment, SegmentBytes, Timeline};
-use bytes::{Bytes, BytesMut};
 use farshore_model::Lsn;
 use rustix::io::ReadWriteFlags;
 use std::fs::File;
@@ -19,6 +18,9 @@ pub struct SpoolReader {
     timeline: Timeline,
     history: History,
     open: Option<(Segment, File)>,
+    /// What was read last, and room for more, which is not cleared each time.
+    buffer: Vec<u8>,
+    read_bytes: usize,
 }
 
 impl SpoolReader {
@@ -28,60 +30,80 @@ impl SpoolReader {
     /// [`SpoolError`], if the timeline's history cannot be read.
     pub fn new(spool: Arc<Spool>, timeline: Timeline) -> Result<SpoolReader, SpoolError> {
         let history = spool.history(timeline)?;
-        Ok(SpoolReader { spool, timeline, history, open: None })
+        let (buffer, read_bytes) = (Vec::new(), 0);
+        Ok(SpoolReader { spool, timeline, history, open: None, buffer, read_bytes })
     }
 
-    /// Log from `from` on, not beyond `until` (which the caller knows to be durable), not beyond
-    /// its segment's end, and at most `bytes_max`. `None` if the segment has been removed. Blocks
-    /// on the disk.
+    /// Reads log from `from` on, not beyond `until` (which the caller knows to be durable), not
+    /// beyond its segment's end, and at most `bytes_max`; [`SpoolReader::log`] has it then. `false`
+    /// if the segment has been removed. Blocks on the disk.
     ///
     /// # Errors
     /// [`SpoolError::Io`].
-    pub fn read(
-        &mut self,
-        from: Lsn,
-        until: Lsn,
-        bytes_max: usize,
-    ) -> Result<Option<Bytes>, SpoolError> {
+    pub fn read(&mut self, from: Lsn, until: Lsn, bytes_max: usize) -> Result<bool, SpoolError> {
         let size = self.spool.identity().segment;
         let number = size.number(from);
+        self.read_bytes = 0;
         if self.open.as_ref().is_none_or(|(open, _)| open.number != number) {
             let listing = Listing::read(self.spool.folder(), size)?;
             let Some(segment) = listing.find(self.timeline, &self.history, number) else {
-                return Ok(None);
+                return Ok(false);
             };
             let path = self.spool.folder().join(segment.file_name(size));
             match File::open(&path) {
                 Ok(file) => self.open = Some((segment, file)),
                 // It was removed since it was listed.
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(false),
                 Err(error) => return Err(SpoolError::io("open", &path)(error)),
             }
         }
-        let Some((segment, file)) = &self.open else { return Ok(None) };
-        let mut data = BytesMut::zeroed(length(size, from, until, bytes_max));
-        file.read_exact_at(&mut data, from.0 % size.get()).map_err(|error| {
+        let length = length(size, from, until, bytes_max);
+        let Some((segment, file)) = &self.open else { return Ok(false) };
+        let into = room(&mut self.buffer, length);
+        file.read_exact_at(into, from.0 % size.get()).map_err(|error| {
             let path = self.spool.folder().join(segment.file_name(size));
             SpoolError::io("read", &path)(error)
         })?;
-        Ok((!self.spool.shared.forgotten.has(*segment)).then(|| data.freeze()))
+        if self.spool.shared.forgotten.has(*segment) {
+            return Ok(false);
+        }
+        self.read_bytes = length;
+        Ok(true)
     }
 
-    /// The same log as [`SpoolReader::read`] would give, if the segment is open and the operating
-    /// system has all of it in memory. For the newest log: of older log, a kernel may begin to read
-    /// what it has not.
-    pub fn read_if_cached(&self, from: Lsn, until: Lsn, bytes_max: usize) -> Option<Bytes> {
+    /// Reads the same log as [`SpoolReader::read`] would, if the segment is open and the operating
+    /// system has all of it in memory; whether it has. For the newest log: of older log, a kernel
+    /// may begin to read what it has not.
+    pub fn read_if_cached(&mut self, from: Lsn, until: Lsn, bytes_max: usize) -> bool {
         let size = self.spool.identity().segment;
         let number = size.number(from);
-        let (segment, file) = self.open.as_ref().filter(|(open, _)| open.number == number)?;
-        let mut data = BytesMut::zeroed(length(size, from, until, bytes_max));
-        let at = from.0 % size.get();
-        let into = &mut [IoSliceMut::new(&mut data)];
+        self.read_bytes = 0;
+        let Some((segment, file)) = self.open.as_ref().filter(|(open, _)| open.number == number)
+        else {
+            return false;
+        };
+        let length = length(size, from, until, bytes_max);
+        let into = &mut [IoSliceMut::new(room(&mut self.buffer, length))];
         // Where a file system does not know how, or would wait, this is an error or too little.
-        let read = rustix::io::preadv2(file, into, at, ReadWriteFlags::NOWAIT);
-        let is_there = read == Ok(data.len()) && !self.spool.shared.forgotten.has(*segment);
-        is_there.then(|| data.freeze())
+        let read = rustix::io::preadv2(file, into, from.0 % size.get(), ReadWriteFlags::NOWAIT);
+        if read != Ok(length) || self.spool.shared.forgotten.has(*segment) {
+            return false;
+        }
+        self.read_bytes = length;
+        true
     }
+
+    /// The log that was read last.
+    pub fn log(&self) -> &[u8] {
+        self.buffer.get(..self.read_bytes).unwrap_or_default()
+    }
+}
+
+fn room(buffer: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
+    if buffer.len() < bytes {
+        buffer.resize(bytes, 0);
+    }
+    &mut buffer[..bytes]
 }
 
 /// How much of the log from `from` on is in its segment, before `until`, and no more than asked for.

@@ -2,7 +2,7 @@
 
 use super::{
     DEAD_AFTER, Done, KEEPALIVE_EVERY, Refusal, Session, SessionError, for_log, in_use, no_slot,
-    write,
+    write, write_with,
 };
 use crate::keep::blocking;
 use crate::relay::message::Feedback;
@@ -220,21 +220,19 @@ impl Session {
         let Some(mut reader) = stream.reader.take() else { return Err(SpoolError::Closing.into()) };
         // What was written a moment ago is in memory: no thread is to be asked for it. Who is
         // further behind may need the disk, and leaves the others of this thread their turn.
-        let newest = (end == until).then(|| reader.read_if_cached(from, end, bytes)).flatten();
-        let read = match newest {
-            Some(log) => Ok(Some(log)),
-            None => {
-                let read;
-                (reader, read) = blocking(move || {
-                    let read = reader.read(from, end, bytes);
-                    Ok((reader, read))
-                })
-                .await?;
-                read
-            }
+        let is_there = if end == until && reader.read_if_cached(from, end, bytes) {
+            Ok(true)
+        } else {
+            let read;
+            (reader, read) = blocking(move || {
+                let read = reader.read(from, end, bytes);
+                Ok((reader, read))
+            })
+            .await?;
+            read
         };
-        stream.reader = Some(reader);
-        let Some(log) = read? else {
+        let reader = stream.reader.insert(reader);
+        if !is_there? {
             let size = self.spool.identity().segment;
             let segment = Segment { timeline: stream.timeline, number: size.number(from) };
             let message = format!(
@@ -245,13 +243,14 @@ impl Session {
                 Refusal::new("58P01", message)
                     .hint("Make the standby anew, or let it restore the segment from an archive."),
             ));
-        };
-        let mut data = Vec::with_capacity(25 + log.len());
-        let piece = XLogData { wal_start: from, wal_end, send_time: PgTime::now(), data: &log };
-        FromServer::XLogData(piece).encode(&mut data);
-        server::copy_data(&mut self.out, &data)?;
+        }
+        let log = reader.log();
+        let mut head = Vec::with_capacity(25);
+        let piece = XLogData { wal_start: from, wal_end, send_time: PgTime::now(), data: &[] };
+        FromServer::XLogData(piece).encode(&mut head);
+        server::copy_data_head(&mut self.out, &head, log.len())?;
         fault::point("mirror.before-serve");
-        write(&mut self.writer, &mut self.out).await?;
+        write_with(&mut self.writer, &mut self.out, log).await?;
         stream.sent = Lsn(from.0 + log.len() as u64);
         stream.place.sent(stream.sent);
         Ok(Done::Answered)
