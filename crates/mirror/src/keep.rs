@@ -287,7 +287,7 @@ impl Far {
             }
             let is_replayed_later =
                 !applied_counts && far.applied < far.durable && self.standbys.is_any_there();
-            if is_replayed_later {
+            if is_replayed_later || told != Some(far) {
                 look_at = look_at.or_else(|| Some(Instant::now() + pause));
             } else {
                 look_at = None;
@@ -359,6 +359,8 @@ pub(crate) async fn blocking<T: Send + 'static>(
 mod tests {
     use super::*;
     use crate::relay::compression::{Compression, Method, Packer};
+    use crate::relay::message::Feedback;
+    use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
     use bytes::Bytes;
 
     #[tokio::test]
@@ -398,5 +400,46 @@ mod tests {
         assert!(error.to_string().contains("not what it was before it was packed"), "{error}");
         assert!(error.is_transient(), "it is asked for again");
         assert!(!far.request().await.unwrap().restores);
+    }
+
+    /// What woke it was another thing: that a standby has replayed more wakes nobody.
+    #[tokio::test]
+    async fn what_is_replayed_is_told_whatever_else_came_meanwhile() {
+        let folder = tempfile::tempdir().unwrap();
+        let segment = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+        let identity = Identity { system_id: SYSTEM_ID, segment, server_version: 150_018 };
+        let begin = 5 * SEGMENT_BYTES;
+        let spool = Spool::create(folder.path(), identity, Timeline(1), Lsn(begin)).unwrap();
+        let mut log = Log::new(begin);
+        log.push(100);
+        let end = Lsn(log.end());
+        spool.append(Timeline(1), Lsn(begin), log.bytes.into()).await.unwrap();
+        spool.settled().await.unwrap();
+        let (spool, far) = (Arc::new(spool), Far::without_spool("m", folder.path().join("m")));
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let standby = far.standbys.enter("one", peer, None, Lsn(begin)).unwrap();
+        let (near, session) = Session::within("near", 8);
+        let (sender, _from_near) = session.split();
+        let (_to_far, mut heard) = near.split();
+        let mut applied_when_told = async || loop {
+            match FromFar::decode(heard.next().await.unwrap().unwrap()).unwrap() {
+                FromFar::Positions(far) => return far.applied,
+                FromFar::Feedback(_) => {}
+            }
+        };
+        let listening = async {
+            assert_eq!(applied_when_told().await, Lsn::ZERO);
+            standby.replied(end, end, end);
+            standby.needs(Feedback { xmin: 7, ..Feedback::default() });
+            assert_eq!(applied_when_told().await, end);
+            drop(standby);
+        };
+        let told = async {
+            tokio::select! {
+                ended = far.acknowledge(&spool, false, sender) => ended.unwrap(),
+                () = listening => {}
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), told).await.expect("it was not told");
     }
 }

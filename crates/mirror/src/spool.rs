@@ -128,7 +128,7 @@ pub struct Spool {
     /// The newest timeline that was handed over. Held while a history file is replaced: the thread
     /// of a session that was dropped may still be at it.
     newest_timeline: Mutex<Timeline>,
-    /// Removing segments, one at a time, and not while they are looked at.
+    /// Removing segments, one at a time.
     forgetting: Mutex<()>,
     closed: OnceLock<Closed>,
     /// The end of a whole record that was durable.
@@ -196,6 +196,13 @@ impl Spool {
             let _ = closed.set(found);
         }
         let noted = noted::read(folder)?;
+        let forgotten = Forgotten::default();
+        if state::State::is_of_earlier_version(folder)
+            && let Err(error) = recovered.state.write(folder)
+        {
+            tracing::warn!("files of the spool's segments are not used again: {error}");
+            forgotten.keep_none();
+        }
         let newest_timeline = recovered.positions.timeline;
         let shared = Arc::new(Shared {
             folder: folder.to_owned(),
@@ -205,7 +212,7 @@ impl Spool {
             trouble: watch::Sender::new(None),
             failure: OnceLock::new(),
             is_closing: AtomicBool::new(false),
-            forgotten: Forgotten::default(),
+            forgotten,
             syncs: AtomicU64::new(0),
             harden_total_us: AtomicU64::new(0),
             harden_last_us: AtomicU64::new(0),

@@ -222,7 +222,7 @@ pub fn first_record(pages: &mut impl Pages, address: Lsn) -> std::io::Result<Opt
 /// What a record turned out to be.
 enum Found {
     /// Whole and sound; the next one is looked for at `end`.
-    Record { begin: Lsn, previous: Lsn, end: Lsn },
+    Record { begin: Lsn, previous: Lsn, bytes_end: Lsn, end: Lsn },
     /// It was given up when the server crashed, and overwritten from this page on.
     GivenUp { go_on: Lsn },
     /// Not there, not whole, or not sound. Everything before `at` was as it should be.
@@ -232,8 +232,10 @@ enum Found {
 /// How far a scan got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scanned {
-    /// The end of the last whole record.
+    /// The end of the last whole record: of one that ends its segment, the segment's.
     pub end: Lsn,
+    /// Where its own bytes end.
+    pub bytes_end: Lsn,
     /// Where something was not as it should be; at or after `end`.
     pub stopped_at: Lsn,
 }
@@ -250,25 +252,25 @@ pub fn scan(
     segment: SegmentBytes,
     bound: Lsn,
 ) -> std::io::Result<Scanned> {
-    let mut end = start;
+    let (mut end, mut bytes_end) = (start, start);
     let mut at = start;
     let mut before: Option<Lsn> = None;
     loop {
-        match record(pages, at, segment)? {
-            Found::Record { begin, previous, .. } if before.is_some_and(|b| b != previous) => {
-                return Ok(Scanned { end, stopped_at: begin });
-            }
-            Found::Record { end: next, .. } if next > bound => {
-                return Ok(Scanned { end, stopped_at: next });
-            }
-            Found::Record { begin, end: next, .. } => {
+        let stopped_at = match record(pages, at, segment)? {
+            Found::Record { begin, previous, .. } if before.is_some_and(|b| b != previous) => begin,
+            Found::Record { end: next, .. } if next > bound => next,
+            Found::Record { begin, bytes_end: own, end: next, .. } => {
                 before = Some(begin);
-                end = next;
-                at = next;
+                (end, bytes_end, at) = (next, own, next);
+                continue;
             }
-            Found::GivenUp { go_on } => at = go_on,
-            Found::Nothing { at } => return Ok(Scanned { end, stopped_at: at }),
-        }
+            Found::GivenUp { go_on } => {
+                at = go_on;
+                continue;
+            }
+            Found::Nothing { at } => at,
+        };
+        return Ok(Scanned { end, bytes_end, stopped_at });
     }
 }
 
@@ -339,14 +341,14 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
             return Ok(Found::Nothing { at: Lsn(at - 1) });
         }
         let is_switch = head[17] == RM_XLOG && head[16] & 0xF0 == XLOG_SWITCH;
-        let end = Lsn(at.next_multiple_of(8));
-        let end = if is_switch && end != segment.floor(end) {
-            segment.start(segment.number(end) + 1)
+        let bytes_end = Lsn(at.next_multiple_of(8));
+        let end = if is_switch && bytes_end != segment.floor(bytes_end) {
+            segment.start(segment.number(bytes_end) + 1)
         } else {
-            end
+            bytes_end
         };
         let previous = Lsn(u64::from_le_bytes(std::array::from_fn(|i| head[8 + i])));
-        return Ok(Found::Record { begin, previous, end });
+        return Ok(Found::Record { begin, previous, bytes_end, end });
     }
 }
 

@@ -326,18 +326,28 @@ impl FarAgent {
     /// Runs until `stop` turns true, on a thread of its own: log goes through hands so short that a
     /// wake of another thread costs more than they do.
     pub async fn run(self: Arc<Self>, stop: watch::Receiver<bool>) {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let (began, beginning) = oneshot::channel::<std::io::Result<()>>();
         let (ended, end) = oneshot::channel::<()>();
         let (agent, halting) = (self.clone(), stop.clone());
-        let thread = runtime.and_then(|runtime| {
-            let thread = std::thread::Builder::new().name("mirror".to_owned());
-            thread.spawn(move || {
-                runtime.block_on(agent.run_here(halting));
-                drop(ended);
-            })
+        let thread = std::thread::Builder::new().name("mirror".to_owned()).spawn(move || {
+            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => {
+                    let _ = began.send(Ok(()));
+                    runtime.block_on(agent.run_here(halting));
+                    // Before what may still wait for a disk is waited for.
+                    drop(ended);
+                }
+                Err(error) => {
+                    let _ = began.send(Err(error));
+                }
+            }
         });
-        match thread {
-            Ok(_) => {
+        let began = match thread {
+            Ok(_) => beginning.await.unwrap_or(Ok(())),
+            Err(error) => Err(error),
+        };
+        match began {
+            Ok(()) => {
                 let _ = end.await;
             }
             Err(error) => {

@@ -108,7 +108,7 @@ impl Standbys {
     }
 
     /// Counts a standby in; `None` if its slot is in use.
-    pub(super) fn enter(
+    pub(crate) fn enter(
         self: &Arc<Standbys>,
         application_name: &str,
         peer: SocketAddr,
@@ -170,7 +170,7 @@ fn oldest(all: impl Iterator<Item = Feedback>) -> Feedback {
 
 /// A standby's entry; dropping it counts it out.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(crate) struct Place {
     standbys: Arc<Standbys>,
     number: u64,
 }

@@ -42,9 +42,15 @@ impl Spool {
         positions: Positions,
         from: LookFrom,
     ) -> Result<Option<Lsn>, SpoolError> {
-        let _turn = self.forgetting();
         let size = self.identity().segment;
-        let end = recovery::last_record_end(self.folder(), size, positions, from)?;
+        let end = loop {
+            let forgotten = self.shared.forgotten.last();
+            match recovery::last_record_end(self.folder(), size, positions, from) {
+                // Another segment's log was written to a file that was being read.
+                Ok(None) | Err(_) if self.shared.forgotten.last() != forgotten => {}
+                end => break end?,
+            }
+        };
         // A record is followed by up to 7 bytes that mean nothing.
         let end = end.map(|end| end.min(positions.durable));
         if let (Some(position), Some(durable)) = (end, *self.noted())

@@ -21,12 +21,14 @@ const OLD_SHARE: u64 = 16;
 #[derive(Debug, Default)]
 pub(super) struct Forgotten(Mutex<Files>);
 
+// Nobody holds it while the disk is waited for.
 #[derive(Debug, Default)]
 struct Files {
     /// The last one: everything up to it is gone, in the order of [`folder::Listing::segments`].
     last: Option<(u64, Timeline)>,
     /// Files to be used again.
     old: Vec<PathBuf>,
+    keeps_none: bool,
 }
 
 impl Forgotten {
@@ -37,17 +39,29 @@ impl Forgotten {
     /// Whether a segment is gone: who has its file open may read other log there. Asked after
     /// reading.
     pub fn has(&self, segment: Segment) -> bool {
-        self.files().last.is_some_and(|last| (segment.number, segment.timeline) <= last)
+        self.last().is_some_and(|last| (segment.number, segment.timeline) <= last)
     }
 
-    /// Makes a forgotten segment's file the one at `path`; `false` if there is none.
-    ///
-    /// # Errors
-    /// [`SpoolError::Io`].
-    pub fn take_old(&self, path: &Path) -> Result<bool, SpoolError> {
-        let Some(old) = self.files().old.pop() else { return Ok(false) };
-        std::fs::rename(&old, path).map_err(SpoolError::io("rename", &old))?;
-        Ok(true)
+    /// The last one, by number and timeline. Who reads several segments and finds something wrong
+    /// reads again if this has changed meanwhile.
+    pub fn last(&self) -> Option<(u64, Timeline)> {
+        self.files().last
+    }
+
+    /// No file is used again.
+    pub fn keep_none(&self) {
+        self.files().keeps_none = true;
+    }
+
+    /// Makes a forgotten segment's file the one at `path`; `false` if there is none, or it is not
+    /// to be had.
+    pub fn take_old(&self, path: &Path) -> bool {
+        let Some(old) = self.files().old.pop() else { return false };
+        let taken = std::fs::rename(&old, path);
+        if let Err(error) = &taken {
+            tracing::warn!("cannot use {} again: {error}", old.display());
+        }
+        taken.is_ok()
     }
 }
 
@@ -58,7 +72,7 @@ impl Spool {
     /// # Errors
     /// [`SpoolError::Io`].
     pub fn forget(&self, needed: Lsn, bytes_max: u64) -> Result<usize, SpoolError> {
-        let _turn = self.forgetting();
+        let _turn = self.forgetting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let size = self.identity().segment;
         let segments = self.segments()?;
         let needed = needed.min(self.shared.positions.borrow().durable);
@@ -74,9 +88,11 @@ impl Spool {
                 break;
             }
             fault::point("spool.before-forget");
-            self.put_away(*segment, bytes_max / OLD_SHARE)?;
+            let old = self.put_away(*segment, bytes_max / OLD_SHARE)?;
             // One at a time: a hole among the names would be damage.
             folder::sync(self.folder())?;
+            // Nobody writes to it before it has lost its name for good.
+            self.shared.forgotten.files().old.extend(old);
             fault::point("spool.after-forget");
             total -= size.get();
             removed += 1;
@@ -84,26 +100,27 @@ impl Spool {
         Ok(removed)
     }
 
-    /// Whoever has this turn finds the segments as they are listed.
-    pub(super) fn forgetting(&self) -> MutexGuard<'_, ()> {
-        self.forgetting.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Keeps the file for a segment to come, or removes it.
-    fn put_away(&self, segment: Segment, old_bytes_max: u64) -> Result<(), SpoolError> {
+    /// Renames a segment's file for one to come; or removes it, where enough are kept.
+    fn put_away(
+        &self,
+        segment: Segment,
+        old_bytes_max: u64,
+    ) -> Result<Option<PathBuf>, SpoolError> {
         let size = self.identity().segment;
         let name = segment.file_name(size);
         let path = self.folder().join(&name);
-        let mut files = self.shared.forgotten.files();
-        // Before anything can be written to it.
-        files.last = Some((segment.number, segment.timeline));
-        let old_max = (old_bytes_max / size.get()).max(1);
-        if files.old.len() as u64 >= old_max {
-            return folder::remove(&path);
+        let is_kept = {
+            let mut files = self.shared.forgotten.files();
+            files.last = Some((segment.number, segment.timeline));
+            let old_max = (old_bytes_max / size.get()).max(1);
+            !files.keeps_none && (files.old.len() as u64) < old_max
+        };
+        if !is_kept {
+            folder::remove(&path)?;
+            return Ok(None);
         }
         let old = self.folder().join(format!("{OLD_PREFIX}{name}.tmp"));
         std::fs::rename(&path, &old).map_err(SpoolError::io("rename", &path))?;
-        files.old.push(old);
-        Ok(())
+        Ok(Some(old))
     }
 }

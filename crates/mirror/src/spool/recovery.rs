@@ -144,7 +144,8 @@ fn scan(
     if scanned.stopped_at < known {
         return Err(pages.damaged(scanned.stopped_at, known));
     }
-    Ok(scanned.end.max(known))
+    // What follows a record that ends its segment has no checksum, and may be old log: it comes again.
+    Ok(scanned.bytes_end.max(known))
 }
 
 /// Where a row of records begins that leads into the segment `number`: with its first record if none

@@ -6,7 +6,9 @@ use farshore_model::Lsn;
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"FARSHSPL";
-const VERSION: u32 = 1;
+/// Since 2, old log may stand behind the newest: who reads it must know old log when it sees it.
+const VERSION: u32 = 2;
+const OLDEST_VERSION: u32 = 1;
 const BYTES: usize = 56;
 
 /// What the state file holds.
@@ -49,11 +51,9 @@ impl State {
         if u32_at(48) != crc32c::crc32c(&bytes[..48]) {
             return Err("its checksum is wrong".to_owned());
         }
-        if u32_at(8) != VERSION {
-            return Err(format!(
-                "it is of version {}, and this program knows {VERSION}",
-                u32_at(8)
-            ));
+        let version = u32_at(8);
+        if !(OLDEST_VERSION..=VERSION).contains(&version) {
+            return Err(format!("it is of version {version}, and this program knows {VERSION}"));
         }
         let segment = SegmentBytes::new(u32_at(12).into())
             .ok_or_else(|| format!("no segment has {} bytes", u32_at(12)))?;
@@ -67,6 +67,12 @@ impl State {
             begin,
             floor,
         })
+    }
+
+    /// Whether the file is of an earlier version.
+    pub fn is_of_earlier_version(folder: &Path) -> bool {
+        let bytes = std::fs::read(folder.join(folder::STATE)).unwrap_or_default();
+        bytes.get(8..12).is_some_and(|version| version != VERSION.to_le_bytes())
     }
 
     /// Makes it durable.
@@ -110,6 +116,15 @@ mod tests {
             flipped[bit / 8] ^= 1 << (bit % 8);
             assert!(State::decode(&flipped).is_err(), "bit {bit}");
         }
+        let with_version = |version: u32| {
+            let mut bytes = bytes;
+            bytes[8..12].copy_from_slice(&version.to_le_bytes());
+            let crc = crc32c::crc32c(&bytes[..48]);
+            bytes[48..52].copy_from_slice(&crc.to_le_bytes());
+            State::decode(&bytes)
+        };
+        assert_eq!(with_version(1), Ok(state));
+        assert!(with_version(0).is_err() && with_version(3).is_err());
         for len in 0..BYTES {
             assert!(State::decode(&bytes[..len]).is_err());
         }

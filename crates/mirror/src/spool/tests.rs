@@ -371,6 +371,33 @@ async fn forgotten_segments_become_new_ones() {
     }
 }
 
+/// What follows the record that ends a segment has no checksum: after a crash it may be anything.
+#[tokio::test]
+async fn what_follows_a_switch_is_claimed_once_the_next_segment_is_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = Log::new(BEGIN);
+    while log.end() < BEGIN + SEGMENT_BYTES + 10_000 {
+        log.push(900);
+    }
+    log.switch_segment();
+    let switched = *log.ends.last().unwrap();
+    let boundary = BEGIN + 2 * SEGMENT_BYTES;
+    assert!(switched + 50_000 < boundary);
+    log.push(500);
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, switched + 50_000).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(switched));
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    append(&spool, &log, switched, boundary).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(boundary));
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    append(&spool, &log, boundary, log.end()).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+}
+
 /// A start, a look and a promotion read the newest segment, and the one before it for the record
 /// that goes over.
 #[tokio::test]

@@ -221,8 +221,11 @@ impl Writer {
             &history,
             &listing,
         );
-        let first = wal::first_record(&mut pages, self.state.begin)
-            .map_err(SpoolError::io("read", &folder))?;
+        let first = match wal::first_record(&mut pages, self.state.begin) {
+            // It was forgotten since it was listed: that is seen the next time.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Some(Lsn::MAX),
+            first => first.map_err(SpoolError::io("read", &folder))?,
+        };
         self.state.floor = self.written;
         let state = self.state;
         self.with_room(|_| state.write(&folder))?;
@@ -399,7 +402,7 @@ fn make_spare(shared: Arc<Shared>) -> Result<JoinHandle<Result<Spare, SpoolError
 /// and a full disk shows here and not later.
 fn spare(shared: &Shared) -> Result<Spare, SpoolError> {
     let (path, size) = (shared.folder.join(SPARE), shared.identity.segment);
-    let has_old_log = shared.forgotten.take_old(&path)?;
+    let has_old_log = shared.forgotten.take_old(&path);
     if has_old_log {
         clear_first_page(&path)?;
     } else {
