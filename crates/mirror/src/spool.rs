@@ -197,11 +197,16 @@ impl Spool {
         }
         let noted = noted::read(folder)?;
         let forgotten = Forgotten::default();
-        if state::State::is_of_earlier_version(folder)
-            && let Err(error) = recovered.state.write(folder)
-        {
-            tracing::warn!("files of the spool's segments are not used again: {error}");
-            forgotten.keep_none();
+        if state::State::is_of_earlier_version(folder) {
+            let durable = recovered.positions.durable;
+            // With that version a start claims what follows a record that ends its segment. It
+            // must be claimed by the next start too, which may come before the next segment.
+            if durable == recovered.state.identity.segment.floor(durable) {
+                forgotten.keep_none();
+            } else if let Err(error) = recovered.state.write(folder) {
+                tracing::warn!("files of the spool's segments are not used again: {error}");
+                forgotten.keep_none();
+            }
         }
         let newest_timeline = recovered.positions.timeline;
         let shared = Arc::new(Shared {

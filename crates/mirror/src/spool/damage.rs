@@ -44,10 +44,10 @@ impl Spool {
     ) -> Result<Option<Lsn>, SpoolError> {
         let size = self.identity().segment;
         let end = loop {
-            let forgotten = self.shared.forgotten.last();
+            let changes = self.shared.forgotten.changes();
             match recovery::last_record_end(self.folder(), size, positions, from) {
                 // Another segment's log was written to a file that was being read.
-                Ok(None) | Err(_) if self.shared.forgotten.last() != forgotten => {}
+                Ok(None) | Err(_) if self.shared.forgotten.changes() != changes => {}
                 end => break end?,
             }
         };

@@ -26,6 +26,8 @@ pub(super) struct Forgotten(Mutex<Files>);
 struct Files {
     /// The last one: everything up to it is gone, in the order of [`folder::Listing::segments`].
     last: Option<(u64, Timeline)>,
+    /// Changes before a segment loses its name, and again before its file is used for another.
+    changes: u64,
     /// Files to be used again.
     old: Vec<PathBuf>,
     keeps_none: bool,
@@ -39,13 +41,13 @@ impl Forgotten {
     /// Whether a segment is gone: who has its file open may read other log there. Asked after
     /// reading.
     pub fn has(&self, segment: Segment) -> bool {
-        self.last().is_some_and(|last| (segment.number, segment.timeline) <= last)
+        self.files().last.is_some_and(|last| (segment.number, segment.timeline) <= last)
     }
 
-    /// The last one, by number and timeline. Who reads several segments and finds something wrong
-    /// reads again if this has changed meanwhile.
-    pub fn last(&self) -> Option<(u64, Timeline)> {
-        self.files().last
+    /// Who reads several segments and finds something wrong reads again if this has changed
+    /// meanwhile.
+    pub fn changes(&self) -> u64 {
+        self.files().changes
     }
 
     /// No file is used again.
@@ -60,6 +62,8 @@ impl Forgotten {
         let taken = std::fs::rename(&old, path);
         if let Err(error) = &taken {
             tracing::warn!("cannot use {} again: {error}", old.display());
+            // It takes up room.
+            let _ = std::fs::remove_file(&old);
         }
         taken.is_ok()
     }
@@ -92,7 +96,11 @@ impl Spool {
             // One at a time: a hole among the names would be damage.
             folder::sync(self.folder())?;
             // Nobody writes to it before it has lost its name for good.
-            self.shared.forgotten.files().old.extend(old);
+            {
+                let mut files = self.shared.forgotten.files();
+                files.changes += 1;
+                files.old.extend(old);
+            }
             fault::point("spool.after-forget");
             total -= size.get();
             removed += 1;
@@ -112,6 +120,7 @@ impl Spool {
         let is_kept = {
             let mut files = self.shared.forgotten.files();
             files.last = Some((segment.number, segment.timeline));
+            files.changes += 1;
             let old_max = (old_bytes_max / size.get()).max(1);
             !files.keeps_none && (files.old.len() as u64) < old_max
         };

@@ -145,7 +145,10 @@ fn scan(
         return Err(pages.damaged(scanned.stopped_at, known));
     }
     // What follows a record that ends its segment has no checksum, and may be old log: it comes again.
-    Ok(scanned.bytes_end.max(known))
+    // But an earlier version, with which there was no old log, may have claimed it.
+    let claims_all = State::is_of_earlier_version(&folder)
+        || super::noted::read(&folder)?.is_some_and(|noted| noted >= scanned.end);
+    Ok(if claims_all { scanned.end } else { scanned.bytes_end }.max(known))
 }
 
 /// Where a row of records begins that leads into the segment `number`: with its first record if none
@@ -222,7 +225,8 @@ pub(super) fn last_record_end(
             if scanned.stopped_at < durable {
                 return Err(pages.damaged(scanned.stopped_at, durable));
             }
-            Ok(Some(scanned.end))
+            // What follows a record that ends its segment belongs to it, once it is all there.
+            Ok(Some(if scanned.end > durable { scanned.bytes_end } else { scanned.end }))
         }
         Some(_) | None => Ok(None),
     }

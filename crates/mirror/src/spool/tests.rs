@@ -387,15 +387,29 @@ async fn what_follows_a_switch_is_claimed_once_the_next_segment_is_there() {
     let spool = created(folder.path());
     append(&spool, &log, BEGIN, switched + 50_000).await;
     drop(spool);
+    // As an earlier version left it, which may have told of the whole segment.
+    let state = folder.path().join(folder::STATE);
+    let now = std::fs::read(&state).unwrap();
+    let mut earlier = now.clone();
+    earlier[8] = 1;
+    let crc = crc32c::crc32c(&earlier[..48]);
+    earlier[48..52].copy_from_slice(&crc.to_le_bytes());
+    std::fs::write(&state, &earlier).unwrap();
+    assert_eq!(durable(folder.path()), Lsn(boundary));
+    assert_eq!(durable(folder.path()), Lsn(boundary), "again, before anything else comes");
+    assert_eq!(std::fs::read(&state).unwrap(), earlier);
+    std::fs::write(&state, &now).unwrap();
     assert_eq!(durable(folder.path()), Lsn(switched));
     let spool = Spool::open(folder.path()).unwrap().unwrap();
     append(&spool, &log, switched, boundary).await;
     drop(spool);
     assert_eq!(durable(folder.path()), Lsn(boundary));
+    std::fs::write(&state, &earlier).unwrap();
     let spool = Spool::open(folder.path()).unwrap().unwrap();
     append(&spool, &log, boundary, log.end()).await;
     drop(spool);
     assert_eq!(durable(folder.path()), Lsn(log.end()));
+    assert_eq!(std::fs::read(&state).unwrap()[8], 2, "it is of this version from then on");
 }
 
 /// A start, a look and a promotion read the newest segment, and the one before it for the record
