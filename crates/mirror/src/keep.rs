@@ -108,7 +108,8 @@ impl Far {
             });
         }
         let restores = !self.takes_no_reduced.load(Relaxed);
-        Ok(MirrorRequest { mirror: self.name.clone(), have, restores })
+        let mirror = self.name.clone();
+        Ok(MirrorRequest { mirror, have, restores, restores_pages: restores })
     }
 
     /// Keeps what comes on a session that was opened with `request`, until it or the spool fails.
@@ -368,7 +369,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let far = Far::without_spool("m", folder.path().join("m"));
         let request = far.request().await.unwrap();
-        assert!(request.restores);
+        assert!(request.restores && request.restores_pages);
         let answer = Answer::Follows {
             system_id: "7".to_owned(),
             timeline: 1,
@@ -379,7 +380,7 @@ mod tests {
         };
         let log = Bytes::from(vec![7; 8_192]);
         let zstd = Compression::Fixed(Method::Zstd(1));
-        let mut packer = Packer::new(zstd).unwrap().reducing();
+        let mut packer = Packer::new(zstd).unwrap().reducing(true);
         let (packing, packed) = packer.pack_log(Lsn(16 << 20), std::slice::from_ref(&log)).unwrap();
         // The checksum of the log as it was.
         let mut other = packed.to_vec();
@@ -399,7 +400,8 @@ mod tests {
         let error = far.keep(session, &request).await.unwrap_err();
         assert!(error.to_string().contains("not what it was before it was packed"), "{error}");
         assert!(error.is_transient(), "it is asked for again");
-        assert!(!far.request().await.unwrap().restores);
+        let request = far.request().await.unwrap();
+        assert!(!request.restores && !request.restores_pages);
     }
 
     /// What woke it was another thing: that a standby has replayed more wakes nobody.

@@ -103,7 +103,7 @@ impl Near {
             self.status().acknowledged = Lsn::ZERO;
         }
         sender.send(json(&begun.answer(self.promise))).await?;
-        let ended = self.flow(&site, begun, request.restores, sender, receiver).await;
+        let ended = self.flow(&site, begun, &request, sender, receiver).await;
         self.status().connected = false;
         ended
     }
@@ -209,7 +209,7 @@ impl Near {
         &self,
         site: &str,
         begun: Begun,
-        far_restores: bool,
+        request: &MirrorRequest,
         mut sender: Sender,
         receiver: Receiver,
     ) -> Result<(), MirrorError> {
@@ -232,7 +232,7 @@ impl Near {
         let mut hearing = std::pin::pin!(hear(site, receiver, &sent, far, needs));
         let mut is_heard_out = false;
         let ended = tokio::select! {
-            ended = self.stream(begun, far_restores, queue, positions, feedback) => ended,
+            ended = self.stream(begun, request, queue, positions, feedback) => ended,
             ended = send(&mut sender, messages, &sent) => ended,
             ended = &mut hearing => {
                 is_heard_out = true;
@@ -264,7 +264,7 @@ impl Near {
     async fn stream(
         &self,
         begun: Begun,
-        far_restores: bool,
+        request: &MirrorRequest,
         queue: mpsc::Sender<FromNear>,
         mut positions: watch::Receiver<FarPositions>,
         mut feedback: watch::Receiver<Feedback>,
@@ -275,8 +275,8 @@ impl Near {
         }
         let mut packer = Packer::new(self.compression)
             .map_err(|error| MirrorError::Io { action: "compress log", error })?;
-        if far_restores {
-            packer = packer.reducing();
+        if request.restores {
+            packer = packer.reducing(request.restores_pages);
         }
         loop {
             self.status().timeline = timeline.0;

@@ -5,3 +5,4 @@ pub mod end;
 pub mod message;
 pub mod redundancy;
 mod tuner;
+mod whole_pages;

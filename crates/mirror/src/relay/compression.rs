@@ -68,6 +68,8 @@ pub struct Packer {
     encoder: Option<Encoder<'static>>,
     /// If log is reduced.
     redundancy: Option<Redundancy>,
+    /// Whole pages in it too.
+    reduces_pages: bool,
     /// What was packed right before, for lz4.
     before: Before,
     /// Only then what goes is remembered.
@@ -162,6 +164,7 @@ impl Packer {
             next: method,
             encoder: None,
             redundancy: None,
+            reduces_pages: false,
             before: Before::default(),
             may_use_lz4,
             tuner,
@@ -174,9 +177,11 @@ impl Packer {
     }
 
     /// For log whose receiver can restore it when it was reduced.
+    /// `with_pages`: also where whole pages in it were.
     #[must_use]
-    pub fn reducing(mut self) -> Packer {
+    pub fn reducing(mut self, with_pages: bool) -> Packer {
         self.redundancy = Some(Redundancy::default());
+        self.reduces_pages = with_pages;
         self
     }
 
@@ -225,7 +230,7 @@ impl Packer {
             // that. What is reduced next does not begin where reduced log ended, as both sides see.
             (Some(redundancy), Some(start)) if self.next != Method::Off => {
                 let mut reduced = log.concat();
-                let checksum = redundancy.reduce(start, &mut reduced);
+                let checksum = redundancy.reduce(start, &mut reduced, self.reduces_pages);
                 packed.extend_from_slice(&checksum.to_le_bytes());
                 Some([Bytes::from(reduced)])
             }
@@ -238,11 +243,19 @@ impl Packer {
         let done = match self.method {
             // The rest of a frame goes with a message that is of it.
             Method::Zstd(_) => {
-                let packing = if reduced.is_some() { Packing::ReducedZstd } else { Packing::Zstd };
+                let packing = match reduced.is_some() {
+                    true if self.reduces_pages => Packing::PagesReducedZstd,
+                    true => Packing::ReducedZstd,
+                    false => Packing::Zstd,
+                };
                 (packing, self.zstd(log, packed)?)
             }
             Method::Lz4 => {
-                let packing = if reduced.is_some() { Packing::ReducedLz4 } else { Packing::Lz4 };
+                let packing = match reduced.is_some() {
+                    true if self.reduces_pages => Packing::PagesReducedLz4,
+                    true => Packing::ReducedLz4,
+                    false => Packing::Lz4,
+                };
                 (packing, self.lz4(log, packed))
             }
             Method::Off => (Packing::Plain, together(log)),
@@ -377,12 +390,12 @@ impl Unpacker {
         let stated = u32::from_le_bytes(*stated);
         packed.advance(LOG_CHECKSUM_BYTES);
         let mut log = match packing {
-            Packing::ReducedLz4 => self.lz4(&packed, bytes)?,
+            Packing::ReducedLz4 | Packing::PagesReducedLz4 => self.lz4(&packed, bytes)?,
             _ => self.zstd(&packed, bytes)?,
         };
         // As it was unpacked: it is restored in place.
         self.before.add_copied(&log);
-        if self.redundancy.restore(start, &mut log) != stated {
+        if self.redundancy.restore(start, &mut log, packing.has_pages_reduced()) != stated {
             return Err(invalid("log that is not what it was before it was packed"));
         }
         Ok(log.into())
@@ -401,7 +414,10 @@ impl Unpacker {
             }
             Packing::Zstd => self.zstd(&packed, bytes)?.into(),
             Packing::Lz4 => self.lz4(&packed, bytes)?.into(),
-            Packing::ReducedZstd | Packing::ReducedLz4 => {
+            Packing::ReducedZstd
+            | Packing::ReducedLz4
+            | Packing::PagesReducedZstd
+            | Packing::PagesReducedLz4 => {
                 return Err(invalid("reduced log where there is none"));
             }
         };
@@ -508,7 +524,7 @@ mod tests {
         let log = records(40_000);
         for reduces in [false, true] {
             let packer = || Packer::new(Compression::Fixed(Method::Zstd(1))).unwrap();
-            let mut packer = if reduces { packer().reducing() } else { packer() };
+            let mut packer = if reduces { packer().reducing(true) } else { packer() };
             packer.may_use_lz4 = true;
             let mut unpacker = Unpacker::new().unwrap();
             let (mut at, mut sizes) = (0, Vec::new());
@@ -537,7 +553,7 @@ mod tests {
         let log = Bytes::from(records(2_000).bytes);
         for method in [Method::Zstd(1), Method::Lz4] {
             let pack = || {
-                let mut packer = Packer::new(Compression::Fixed(method)).unwrap().reducing();
+                let mut packer = Packer::new(Compression::Fixed(method)).unwrap().reducing(true);
                 packer.pack_log(Lsn(0), std::slice::from_ref(&log)).unwrap()
             };
             let unpack = |packing, packed: Bytes, start| {

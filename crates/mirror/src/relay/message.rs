@@ -22,6 +22,9 @@ pub struct MirrorRequest {
     /// The far end can restore log that was reduced before it was packed.
     #[serde(default)]
     pub restores: bool,
+    /// So it can where whole pages in it were reduced too.
+    #[serde(default)]
+    pub restores_pages: bool,
 }
 
 /// How much of the log a far end has.
@@ -86,12 +89,21 @@ pub enum Packing {
     ReducedZstd,
     /// Log that was reduced first, as [`Packing::Lz4`].
     ReducedLz4,
+    /// As [`Packing::ReducedZstd`], and whole pages in the log were reduced too.
+    PagesReducedZstd,
+    /// As [`Packing::ReducedLz4`], and whole pages in the log were reduced too.
+    PagesReducedLz4,
 }
 
 impl Packing {
     /// Whether what is packed is log without what follows from the rest of it.
     pub fn is_reduced(self) -> bool {
-        matches!(self, Packing::ReducedZstd | Packing::ReducedLz4)
+        matches!(self, Packing::ReducedZstd | Packing::ReducedLz4) || self.has_pages_reduced()
+    }
+
+    /// Whether that goes for whole pages too.
+    pub fn has_pages_reduced(self) -> bool {
+        matches!(self, Packing::PagesReducedZstd | Packing::PagesReducedLz4)
     }
 
     pub(crate) fn to_byte(self) -> u8 {
@@ -101,6 +113,8 @@ impl Packing {
             Packing::Lz4 => 2,
             Packing::ReducedZstd => 3,
             Packing::ReducedLz4 => 4,
+            Packing::PagesReducedZstd => 5,
+            Packing::PagesReducedLz4 => 6,
         }
     }
 
@@ -111,6 +125,8 @@ impl Packing {
             2 => Some(Packing::Lz4),
             3 => Some(Packing::ReducedZstd),
             4 => Some(Packing::ReducedLz4),
+            5 => Some(Packing::PagesReducedZstd),
+            6 => Some(Packing::PagesReducedLz4),
             _ => None,
         }
     }
@@ -454,15 +470,33 @@ mod tests {
     fn requests_and_answers_are_read_as_they_were_written() {
         let have = Have { system_id: "7".into(), timeline: 2, durable: Lsn(0x16_B374_D848) };
         for request in [
-            MirrorRequest { mirror: "dr".into(), have: Some(have), restores: true },
-            MirrorRequest { mirror: "dr".into(), have: None, restores: false },
+            MirrorRequest {
+                mirror: "dr".into(),
+                have: Some(have),
+                restores: true,
+                restores_pages: true,
+            },
+            MirrorRequest {
+                mirror: "dr".into(),
+                have: None,
+                restores: false,
+                restores_pages: false,
+            },
         ] {
             let text = serde_json::to_string(&request).unwrap();
             assert_eq!(serde_json::from_str::<MirrorRequest>(&text).unwrap(), request, "{text}");
         }
         // Of a far end that knows nothing of it.
         let old = serde_json::from_str::<MirrorRequest>(r#"{"mirror":"dr"}"#).unwrap();
-        assert_eq!(old, MirrorRequest { mirror: "dr".into(), have: None, restores: false });
+        assert_eq!(
+            old,
+            MirrorRequest {
+                mirror: "dr".into(),
+                have: None,
+                restores: false,
+                restores_pages: false
+            }
+        );
         let answer = Answer::Refused { why: "no".into(), passes: true };
         let text = serde_json::to_string(&answer).unwrap();
         assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), answer);

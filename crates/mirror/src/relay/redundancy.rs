@@ -29,6 +29,7 @@
 //! Who has lost the way (a length that cannot be, a page that is none) goes on at the next page that
 //! has a header.
 
+use super::whole_pages::WholePages;
 use crate::wal::{self, PAGE_BYTES};
 use farshore_model::Lsn;
 
@@ -45,7 +46,7 @@ const OPERATION: u8 = 0x70;
 const SHORT_DATA: u8 = 0xFF;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub(super) enum Way {
     Reduce,
     Restore,
 }
@@ -66,7 +67,7 @@ impl Way {
         self.of_log(before, after)
     }
 
-    fn minus_u32(self, field: &mut [u8; 4], expected: u32) -> u32 {
+    pub(super) fn minus_u32(self, field: &mut [u8; 4], expected: u32) -> u32 {
         let before = u32::from_le_bytes(*field);
         let after = match self {
             Way::Reduce => {
@@ -92,7 +93,7 @@ impl Way {
         self.of_log(before, after)
     }
 
-    fn of_log<T>(self, before: T, after: T) -> T {
+    pub(super) fn of_log<T>(self, before: T, after: T) -> T {
         match self {
             Way::Reduce => before,
             Way::Restore => after,
@@ -140,6 +141,9 @@ pub struct Redundancy {
     xid: u32,
     /// When the last transaction ended.
     time: u64,
+    /// Whole pages in it are walked too.
+    with_pages: bool,
+    pages: WholePages,
 }
 
 impl Default for Redundancy {
@@ -153,30 +157,37 @@ impl Default for Redundancy {
             previous: 0,
             xid: 0,
             time: 0,
+            with_pages: false,
+            pages: WholePages::default(),
         }
     }
 }
 
 impl Redundancy {
-    /// Takes out of one message's log what is expected there. Returns the checksum of the log.
-    pub fn reduce(&mut self, start: Lsn, log: &mut [u8]) -> u32 {
+    /// Takes out of one message's log what is expected there, in its whole pages too or not. Returns
+    /// the checksum of the log.
+    pub fn reduce(&mut self, start: Lsn, log: &mut [u8], with_pages: bool) -> u32 {
         let sum = crc32c::crc32c(log);
-        sum ^ self.walk(start, log, Way::Reduce)
+        sum ^ self.walk(start, log, with_pages, Way::Reduce)
     }
 
     /// Puts it back: the messages must be those that were reduced, all of them, in the same order.
     /// Returns the checksum of the log, which is what [`Redundancy::reduce`] said if it is the same.
-    pub fn restore(&mut self, start: Lsn, log: &mut [u8]) -> u32 {
-        let headers = self.walk(start, log, Way::Restore);
+    pub fn restore(&mut self, start: Lsn, log: &mut [u8], with_pages: bool) -> u32 {
+        let headers = self.walk(start, log, with_pages, Way::Restore);
         crc32c::crc32c(log) ^ headers
     }
 
     /// Returns the CRC-32C of the headers of the records that it came by, as they are in the log,
     /// one after the other, without their CRCs.
-    fn walk(&mut self, start: Lsn, log: &mut [u8], way: Way) -> u32 {
+    fn walk(&mut self, start: Lsn, log: &mut [u8], with_pages: bool, way: Way) -> u32 {
         let mut headers = 0;
         if self.next != Some(start.0) {
             *self = Redundancy::default();
+        }
+        if self.with_pages != with_pages {
+            self.pages.give_up();
+            self.with_pages = with_pages;
         }
         self.next = Some(start.0.wrapping_add(log.len() as u64));
         let mut sum: Option<Sum> = None;
@@ -224,6 +235,7 @@ impl Redundancy {
                         let is_whole = left as usize <= rest.len() - UNIT;
                         sum = is_whole.then_some(Sum { at: at + 4, data: 0 });
                         self.place = Place::Data { left };
+                        self.pages.begin(left);
                         UNIT
                     }
                     None => self.lose(),
@@ -261,6 +273,7 @@ impl Redundancy {
             Some(rest) if goes_on == Some(rest) => self.place,
             Some(left) if left > 0 => {
                 self.header = [0; wal::RECORD_CRC_AT];
+                self.pages.give_up();
                 Place::Data { left }
             }
             Some(_) | None => Place::Between,
@@ -296,14 +309,21 @@ impl Redundancy {
 
     /// A piece of a record's data, on one page; `left` bytes of the record are left with it.
     fn data(&mut self, piece: &mut [u8], left: u32, sum: Option<&mut Sum>, way: Way) {
-        // The sum is of the log's own bytes.
+        // The sum is of the log's own bytes. Both may change the same bytes: what was done last is
+        // taken back first.
         if way == Way::Restore {
             self.expect_in(piece, left, way);
+            if self.with_pages {
+                self.pages.walk(piece, way);
+            }
         }
         if let Some(sum) = sum {
             sum.data = crc32c::crc32c_append(sum.data, piece);
         }
         if way == Way::Reduce {
+            if self.with_pages {
+                self.pages.walk(piece, way);
+            }
             self.expect_in(piece, left, way);
         }
     }
@@ -387,7 +407,7 @@ mod tests {
         let mut reduced = log.to_vec();
         let mut redundancy = Redundancy::default();
         for cut in cuts.windows(2) {
-            redundancy.reduce(Lsn(BEGIN + cut[0] as u64), &mut reduced[cut[0]..cut[1]]);
+            redundancy.reduce(Lsn(BEGIN + cut[0] as u64), &mut reduced[cut[0]..cut[1]], true);
         }
         reduced
     }
@@ -396,7 +416,7 @@ mod tests {
         let mut log = reduced.to_vec();
         let mut redundancy = Redundancy::default();
         for cut in cuts.windows(2) {
-            redundancy.restore(Lsn(BEGIN + cut[0] as u64), &mut log[cut[0]..cut[1]]);
+            redundancy.restore(Lsn(BEGIN + cut[0] as u64), &mut log[cut[0]..cut[1]], true);
         }
         log
     }
@@ -472,14 +492,14 @@ mod tests {
             let page = (begin as u64).next_multiple_of(PAGE_BYTES) as usize;
             let mut log = all[begin..].to_vec();
             let mut redundancy = Redundancy::default();
-            redundancy.reduce(Lsn(BEGIN + begin as u64), &mut log);
+            redundancy.reduce(Lsn(BEGIN + begin as u64), &mut log, true);
             let from_page = &log[page - begin..];
             // The first transaction on the page, and the first time, are of log before it.
             let known = reduced(all, &[0, all.len()]);
             let differ = from_page.iter().zip(&known[page..]).filter(|(a, b)| a != b).count();
             assert!(differ <= 4 + 8 + 8 + 8, "from {begin}: {differ} bytes differ");
             let mut redundancy = Redundancy::default();
-            redundancy.restore(Lsn(BEGIN + begin as u64), &mut log);
+            redundancy.restore(Lsn(BEGIN + begin as u64), &mut log, true);
             assert_eq!(log, all[begin..]);
         }
     }
@@ -503,8 +523,8 @@ mod tests {
     fn the_end_of_all_positions_is_one_like_others() {
         let mut log = vec![0x20; 100];
         for start in [u64::MAX - 100, u64::MAX - 60, u64::MAX] {
-            Redundancy::default().reduce(Lsn(start), &mut log);
-            Redundancy::default().restore(Lsn(start), &mut log);
+            Redundancy::default().reduce(Lsn(start), &mut log, true);
+            Redundancy::default().restore(Lsn(start), &mut log, true);
             assert_eq!(log, [0x20; 100]);
         }
     }
@@ -536,7 +556,7 @@ mod tests {
     fn a_header_that_came_back_wrong_is_noticed() {
         let log = transactions(60);
         let mut reduced = log.bytes.clone();
-        let checksum = Redundancy::default().reduce(Lsn(BEGIN), &mut reduced);
+        let checksum = Redundancy::default().reduce(Lsn(BEGIN), &mut reduced, true);
         let crc = crc32c::crc32c(&log.bytes);
         let mut same_crc = 0;
         // Of the last records: one after the other on a page.
@@ -546,7 +566,7 @@ mod tests {
             for byte in (4..18).map(|byte| begin + byte) {
                 let mut wrong = reduced.clone();
                 wrong[byte] ^= 0x20;
-                let found = Redundancy::default().restore(Lsn(BEGIN), &mut wrong);
+                let found = Redundancy::default().restore(Lsn(BEGIN), &mut wrong, true);
                 assert!(wrong != log.bytes);
                 assert_ne!(found, checksum, "byte {} of the record at {begin}", byte - begin);
                 same_crc += u32::from(crc32c::crc32c(&wrong) == crc);
@@ -601,9 +621,9 @@ mod tests {
             let start = Lsn(start.wrapping_add(at as u64).wrapping_add(jumped));
             if number % skip != skip - 1 {
                 let mut message = log[here.clone()].to_vec();
-                let checksum = reducing.reduce(start, &mut message);
+                let checksum = reducing.reduce(start, &mut message, true);
                 assert_eq!(message.len(), here.len());
-                assert_eq!(restoring.restore(start, &mut message), checksum);
+                assert_eq!(restoring.restore(start, &mut message, true), checksum);
                 assert!(message == log[here.clone()], "message {number} at {here:?}");
             }
             at = here.end;

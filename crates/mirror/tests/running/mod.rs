@@ -129,6 +129,7 @@ impl Mirror {
                 let kept = async {
                     let mut request = far.request().await?;
                     request.restores &= !asks_as_before.load(Relaxed);
+                    request.restores_pages &= request.restores;
                     let text = serde_json::to_vec(&request).expect("request");
                     far.keep(dialer.open(&text).await?, &request).await
                 };

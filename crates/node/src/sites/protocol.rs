@@ -224,7 +224,12 @@ mod tests {
             Wanted::Log { publication: "sales".into(), have, packs: true },
             Wanted::Log { publication: "sales".into(), have: None, packs: false },
             Wanted::Source { publication: "tukwila/sales".into() },
-            Wanted::Mirror(MirrorRequest { mirror: "dr".into(), have: None, restores: true }),
+            Wanted::Mirror(MirrorRequest {
+                mirror: "dr".into(),
+                have: None,
+                restores: true,
+                restores_pages: true,
+            }),
             Wanted::MirrorEnd(EndRequest { mirror: "dr".into() }),
             Wanted::Measure {},
         ] {
