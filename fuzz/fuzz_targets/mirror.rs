@@ -30,6 +30,8 @@ fuzz_target!(|data: &[u8]| {
         Packing::Lz4,
         Packing::ReducedZstd,
         Packing::ReducedLz4,
+        Packing::PagesReducedZstd,
+        Packing::PagesReducedLz4,
     ] {
         if let Ok(mut unpacker) = Unpacker::new() {
             let length = data.first().map_or(0, |first| usize::from(*first) * 16);
@@ -45,8 +47,8 @@ fuzz_target!(|data: &[u8]| {
         let mut at = 0;
         for message in log.chunks(usize::from(*length) * 16 + 1) {
             let mut changed = message.to_vec();
-            reducing.reduce(Lsn(start + at), &mut changed);
-            restoring.restore(Lsn(start + at), &mut changed);
+            reducing.reduce(Lsn(start + at), &mut changed, true);
+            restoring.restore(Lsn(start + at), &mut changed, true);
             assert_eq!(changed, message);
             at += message.len() as u64;
         }
