@@ -364,6 +364,7 @@ impl Redundancy {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::relay::whole_pages::tests::{heap, index, record as whole_pages};
     use crate::synthetic::{Log, SEGMENT_BYTES};
     use proptest::prelude::*;
 
@@ -385,6 +386,11 @@ mod tests {
             update.extend_from_slice(&[3, 0, 0x11, 0, 0, 0, 0, 0, 5, 0]);
             log.push_as_server(xid, RM_HEAP, 0x40, &update);
             log.push_as_server(xid, 11, 0, &noise.to_le_bytes());
+            if number % 17 == 0 {
+                let pages = [(heap(90, number), number), (index(200, 70), number)];
+                // With an xmax that lies in a page.
+                log.push_as_server(xid, RM_HEAP, 0x40, &whole_pages(&pages));
+            }
             let mut deletion = vec![0x10; 20];
             deletion.extend_from_slice(&xid.to_le_bytes());
             deletion.extend_from_slice(&[3, 0, 0x11, 0]);
@@ -402,12 +408,18 @@ mod tests {
         log
     }
 
+    /// Whether whole pages are reduced in the message that begins there: in most.
+    fn has_pages(cut: usize) -> bool {
+        cut % 5 != 3
+    }
+
     /// What is left of the log in messages that end where `cuts` say.
     fn reduced(log: &[u8], cuts: &[usize]) -> Vec<u8> {
         let mut reduced = log.to_vec();
         let mut redundancy = Redundancy::default();
         for cut in cuts.windows(2) {
-            redundancy.reduce(Lsn(BEGIN + cut[0] as u64), &mut reduced[cut[0]..cut[1]], true);
+            let start = Lsn(BEGIN + cut[0] as u64);
+            redundancy.reduce(start, &mut reduced[cut[0]..cut[1]], has_pages(cut[0]));
         }
         reduced
     }
@@ -416,7 +428,8 @@ mod tests {
         let mut log = reduced.to_vec();
         let mut redundancy = Redundancy::default();
         for cut in cuts.windows(2) {
-            redundancy.restore(Lsn(BEGIN + cut[0] as u64), &mut log[cut[0]..cut[1]], true);
+            let start = Lsn(BEGIN + cut[0] as u64);
+            redundancy.restore(start, &mut log[cut[0]..cut[1]], has_pages(cut[0]));
         }
         log
     }
@@ -492,15 +505,21 @@ mod tests {
             let page = (begin as u64).next_multiple_of(PAGE_BYTES) as usize;
             let mut log = all[begin..].to_vec();
             let mut redundancy = Redundancy::default();
-            redundancy.reduce(Lsn(BEGIN + begin as u64), &mut log, true);
+            // Without whole pages: the rest of one whose beginning was not seen is left as it is.
+            redundancy.reduce(Lsn(BEGIN + begin as u64), &mut log, false);
             let from_page = &log[page - begin..];
             // The first transaction on the page, and the first time, are of log before it.
-            let known = reduced(all, &[0, all.len()]);
+            let mut known = all.to_vec();
+            Redundancy::default().reduce(Lsn(BEGIN), &mut known, false);
             let differ = from_page.iter().zip(&known[page..]).filter(|(a, b)| a != b).count();
             assert!(differ <= 4 + 8 + 8 + 8, "from {begin}: {differ} bytes differ");
             let mut redundancy = Redundancy::default();
-            redundancy.restore(Lsn(BEGIN + begin as u64), &mut log, true);
+            redundancy.restore(Lsn(BEGIN + begin as u64), &mut log, false);
             assert_eq!(log, all[begin..]);
+            let begin_of_log = Lsn(BEGIN + begin as u64);
+            Redundancy::default().reduce(begin_of_log, &mut log, true);
+            Redundancy::default().restore(begin_of_log, &mut log, true);
+            assert_eq!(log, all[begin..], "with whole pages");
         }
     }
 

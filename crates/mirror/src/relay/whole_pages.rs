@@ -450,12 +450,12 @@ fn images(head: &[u8], data_bytes: u32, images: &mut Vec<Image>) -> Option<bool>
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
     /// A heap page of rows as they are filled in, with a hole of some bytes.
-    fn heap(rows: u16, block: u32) -> Vec<u8> {
+    pub fn heap(rows: u16, block: u32) -> Vec<u8> {
         let mut page = vec![0; PAGE_BYTES];
         let mut upper = PAGE_BYTES;
         for row in 0..rows {
@@ -478,7 +478,7 @@ mod tests {
         page
     }
 
-    fn index(entries: u16, block: u32) -> Vec<u8> {
+    pub fn index(entries: u16, block: u32) -> Vec<u8> {
         let mut page = vec![0; PAGE_BYTES];
         let mut upper = PAGE_BYTES - 16;
         for entry in 0..entries {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     /// A record's data with these pages, without their holes, and what else a record has.
-    fn record(pages: &[(Vec<u8>, u32)]) -> Vec<u8> {
+    pub fn record(pages: &[(Vec<u8>, u32)]) -> Vec<u8> {
         let (mut data, mut behind) = (Vec::new(), Vec::new());
         for (number, (page, block)) in pages.iter().enumerate() {
             let field = |at: usize| u16::from_le_bytes([page[at], page[at + 1]]);
