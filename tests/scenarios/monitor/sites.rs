@@ -39,7 +39,11 @@ fn a_token_crosses_the_link_and_is_told_of_at_both_sites() -> Result<()> {
 
     // A link that is cut: the near site tells what the far one lacks.
     let connected = format!("site=\"{DOWNSTREAM}\"");
-    ensure!(near.metric("farshore_downstream_connected", &connected)? == 1.0);
+    // What is told is of the last look.
+    wait_until("the far site to be told as connected", SOON, &[], || {
+        let is_told = near.metric("farshore_downstream_connected", &connected)? == 1.0;
+        Ok(is_told.then_some(()))
+    })?;
     pair.site.stop()?;
     pair.publish("INSERT INTO t SELECT generate_series(1, 5000)")?;
     wait_until("the far site to be away, and behind", SOON, &[], || {
