@@ -323,8 +323,8 @@ impl FarAgent {
         }
     }
 
-    /// Runs until `stop` turns true, on a thread of its own: log goes through hands so short that a
-    /// wake of another thread costs more than they do.
+    /// Runs until `stop` turns true, on a thread of its own: its tasks do so little for each piece of
+    /// log that waking another thread for it would cost more.
     pub async fn run(self: Arc<Self>, stop: watch::Receiver<bool>) {
         let (began, beginning) = oneshot::channel::<std::io::Result<()>>();
         let (ended, end) = oneshot::channel::<()>();
