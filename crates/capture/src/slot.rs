@@ -75,6 +75,30 @@ pub(crate) fn publication_gone(spec: &PublicationSpec, error: &farshore_pg::Erro
     ))
 }
 
+/// Whether a publisher that says so has found rows in its log of a table that it does not know.
+pub(crate) fn is_undecodable(code: &str, message: &str) -> bool {
+    code == "XX000" && message.starts_with("could not map filenode")
+}
+
+/// What a stream means whose publisher cannot decode its own log: trying again decodes the same.
+///
+/// Before version 16 a publisher that begins to decode while a transaction is under way which has
+/// made a table's file anew (TRUNCATE, a rewriting ALTER TABLE) goes by what that transaction's
+/// commit tells and by who was running, and may miss it (PostgreSQL's commit 7f13ac8123, "Fix
+/// catalog lookup with the wrong snapshot during logical decoding", of which versions before 16
+/// could only get a part).
+pub(crate) fn log_undecodable(spec: &PublicationSpec, error: &farshore_pg::Error) -> CaptureError {
+    CaptureError::Gap(format!(
+        "publication \"{}\": {error}: the publisher cannot decode its own log from where slot \
+         \"{}\" stands, for Farshore or anybody else. That is a fault in PostgreSQL, known of \
+         versions before 16 where a table was truncated or rewritten by a transaction that was \
+         under way when decoding began. {}",
+        spec.name,
+        spec.slot_name(),
+        copy_anew(&spec.name)
+    ))
+}
+
 /// The publisher's timeline and the end of its log.
 async fn log_end(spec: &PublicationSpec, sql: &mut Connection) -> Result<(u32, Lsn), CaptureError> {
     let rows = sql
@@ -569,4 +593,17 @@ fn quote_literal_63(name: &str) -> String {
     // Slot names are plain ASCII; PostgreSQL takes 63 bytes.
     let start = name.len().saturating_sub(63);
     farshore_pg::quote_literal(&name[start..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_undecodable;
+
+    #[test]
+    fn a_log_that_its_publisher_cannot_decode_is_told_from_other_faults() {
+        let said = "could not map filenode \"base/5/16615\" to relation OID";
+        assert!(is_undecodable("XX000", said));
+        assert!(!is_undecodable("XX000", "cache lookup failed for relation 16615"));
+        assert!(!is_undecodable("58P01", said));
+    }
 }

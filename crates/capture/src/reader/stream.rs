@@ -252,6 +252,10 @@ impl<'s, 'a> Session<'s, 'a> {
         if error.sqlstate() == Some("42704") {
             return slot::publication_gone(&self.intake.capture.spec, &error);
         }
+        if error.server_error().is_some_and(|said| slot::is_undecodable(&said.code, &said.message))
+        {
+            return slot::log_undecodable(&self.intake.capture.spec, &error);
+        }
         self.intake.publisher_error(error)
     }
 
