@@ -82,7 +82,7 @@ pub(crate) fn is_undecodable(code: &str, message: &str) -> bool {
 
 /// What a stream means whose publisher cannot decode its own log: trying again decodes the same.
 ///
-/// Before version 16 a publisher that begins to decode while a transaction is under way which has
+/// A known way to it: before version 16 a publisher that begins to decode while a transaction is under way which has
 /// made a table's file anew (TRUNCATE, a rewriting ALTER TABLE) goes by what that transaction's
 /// commit tells and by who was running, and may miss it (PostgreSQL's commit 7f13ac8123, "Fix
 /// catalog lookup with the wrong snapshot during logical decoding", of which versions before 16
@@ -90,9 +90,8 @@ pub(crate) fn is_undecodable(code: &str, message: &str) -> bool {
 pub(crate) fn log_undecodable(spec: &PublicationSpec, error: &farshore_pg::Error) -> CaptureError {
     CaptureError::Gap(format!(
         "publication \"{}\": {error}: the publisher cannot decode its own log from where slot \
-         \"{}\" stands, for Farshore or anybody else. That is a fault in PostgreSQL, known of \
-         versions before 16 where a table was truncated or rewritten by a transaction that was \
-         under way when decoding began. {}",
+         \"{}\" stands. Versions of PostgreSQL before 16 are known for that where a table was \
+         truncated or rewritten by a transaction that was under way when decoding began. {}",
         spec.name,
         spec.slot_name(),
         copy_anew(&spec.name)
