@@ -239,7 +239,8 @@ fn final_state(servers: &mut Servers, history: &History) -> Result<State> {
 /// Runs a plan. An error that holds a [`Violation`] or [`Trouble`] is the product's fault.
 fn run(plan: &Plan) -> Result<Outcome> {
     let binary = faults_binary()?;
-    let (publisher_major, subscriber_major) = majors(plan.seed);
+    let (publisher_major, subscriber_major) =
+        if plan.seed.is_multiple_of(2) { (15, 18) } else { (18, 15) };
     println!(
         "FARSHORE_SEED={}: publisher {publisher_major}, subscriber {subscriber_major}, {} kills{}",
         plan.seed,
@@ -295,32 +296,6 @@ fn run(plan: &Plan) -> Result<Outcome> {
         )
     })?;
     Ok(outcome)
-}
-
-/// As [`run`], again where a publisher of version 15 could not decode its own log, which is taken for
-/// that version's fault: it may miss that a transaction under way has truncated a table. It was met
-/// rarely and could not be replayed by its seed, so that the slot's copies, which capture makes and
-/// moves, are not excluded as a cause: if it comes often, look there first.
-fn run_decodable(plan: &Plan) -> Result<Outcome> {
-    const ATTEMPTS: u32 = 3;
-    for _ in 1..ATTEMPTS {
-        match run(plan) {
-            Err(error) if error.chain().any(|cause| is_fault_of_15(plan, &cause.to_string())) => {
-                println!("the publisher could not decode its own log; again: {error:#}");
-            }
-            outcome => return outcome,
-        }
-    }
-    run(plan)
-}
-
-fn is_fault_of_15(plan: &Plan, cause: &str) -> bool {
-    majors(plan.seed).0 < 16 && cause.contains("could not map filenode")
-}
-
-/// The publisher's version and the subscriber's.
-fn majors(seed: u64) -> (u32, u32) {
-    if seed.is_multiple_of(2) { (15, 18) } else { (18, 15) }
 }
 
 /// From streaming to the verdict.
@@ -441,8 +416,7 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
         // Short runs too come by all of them, in time.
         let apply = APPLY[(first_seed as usize).wrapping_add(round) % APPLY.len()];
         let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
-        let outcome =
-            run_decodable(&plan).with_context(|| format!("round {} of {rounds}", round + 1))?;
+        let outcome = run(&plan).with_context(|| format!("round {} of {rounds}", round + 1))?;
         killed += outcome.kills;
         let missed: BTreeSet<String> = outcome.points_not_reached.into_iter().collect();
         never_reached = Some(match never_reached {
@@ -462,7 +436,7 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
         let schedule = Schedule::of_victims(seed, victims);
         let apply = APPLY[0];
         let plan = Plan { seed, startup: before, schedule, apply, defect: None, calm_commits: 100 };
-        let outcome = run_decodable(&plan).context("the round for points not reached")?;
+        let outcome = run(&plan).context("the round for points not reached")?;
         killed += outcome.kills;
         never_reached = outcome.points_not_reached.into_iter().collect();
     }

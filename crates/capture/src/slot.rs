@@ -82,11 +82,12 @@ pub(crate) fn is_undecodable(code: &str, message: &str) -> bool {
 
 /// What a stream means whose publisher cannot decode its own log: trying again decodes the same.
 ///
-/// A known way to it: before version 16 a publisher that begins to decode while a transaction is under way which has
-/// made a table's file anew (TRUNCATE, a rewriting ALTER TABLE) goes by what that transaction's
-/// commit tells and by who was running, and may miss it (PostgreSQL's commit 7f13ac8123, "Fix
-/// catalog lookup with the wrong snapshot during logical decoding", of which versions before 16
-/// could only get a part).
+/// A known way to it: before version 16 a publisher that begins to decode while a transaction is
+/// under way which has made a table's file anew (TRUNCATE, a rewriting ALTER TABLE) goes by what
+/// that transaction's commit tells and by who was running, and may miss it (PostgreSQL's commit
+/// 7f13ac8123, "Fix catalog lookup with the wrong snapshot during logical decoding", of which
+/// versions before 16 could only get a part). Whether the copies of a slot that capture makes and
+/// moves can lead to it too is not known.
 pub(crate) fn log_undecodable(spec: &PublicationSpec, error: &farshore_pg::Error) -> CaptureError {
     CaptureError::Gap(format!(
         "publication \"{}\": {error}: the publisher cannot decode its own log from where slot \
