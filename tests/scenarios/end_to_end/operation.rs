@@ -82,7 +82,7 @@ fn sigterm_does_not_wait_for_the_end_of_a_large_transaction() -> Result<()> {
         )?;
         let mut watch = pair.subscriber.connect()?;
         pair.site.wait_for("apply to wait for the lock", SOON, || {
-            let waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+            let waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' LIMIT 1";
             Ok(watch.query_opt(waiting, &[])?.map(drop))
         })?;
         println!("stop in a transaction: {:?}", pair.site.stop()?);

@@ -303,7 +303,8 @@ fn the_rest_streams_while_a_table_is_copied_anew() -> Result<()> {
         verb(&pair, "resync", &["--table", "public.t"])?;
         let mut target = pair.subscriber.connect()?;
         wait_until("the copy to wait", SOON, &[], || {
-            let waiting = "SELECT FROM pg_locks WHERE relation = 't'::regclass AND NOT granted";
+            let waiting =
+                "SELECT FROM pg_locks WHERE relation = 't'::regclass AND NOT granted LIMIT 1";
             Ok(target.query_opt(waiting, &[])?.map(drop))
         })?;
         for round in 1..=3 {

@@ -24,13 +24,13 @@ fn end_sessions(pair: &Pair) -> Result<()> {
     )
 }
 
-/// Waits until apply has waited this long for a lock that this session holds: connections of
-/// apply wait for each other too, for moments.
+/// Waits until a connection of apply, or several, have waited this long for a lock that this
+/// session holds: connections of apply wait for each other too, for moments.
 fn await_apply_waits(pair: &mut Pair, holder: &mut postgres::Client, long: &str) -> Result<()> {
     let waiting = format!(
         "SELECT FROM pg_stat_activity WHERE pg_backend_pid() = ANY (pg_blocking_pids(pid)) \
          AND application_name LIKE 'farshore %' \
-         AND clock_timestamp() - query_start > interval '{long}'"
+         AND clock_timestamp() - query_start > interval '{long}' LIMIT 1"
     );
     pair.site.wait_for("apply to wait for a lock", SOON, || {
         // Inside its transaction, where statistics of sessions are looked at once.

@@ -136,7 +136,7 @@ const WIDE: &str = "CREATE TABLE wide (id integer PRIMARY KEY, v text)";
 /// Waits until what copies `wide` waits for the session that is in its way.
 fn await_copy_waits(pair: &mut Pair, in_its_way: &mut postgres::Client) -> Result<()> {
     let waiting = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'farshore % copy' \
-                   AND pg_backend_pid() = ANY (pg_blocking_pids(pid))";
+                   AND pg_backend_pid() = ANY (pg_blocking_pids(pid)) LIMIT 1";
     pair.site.wait_for("the copy to wait", SOON, || {
         in_its_way.batch_execute("SELECT pg_stat_clear_snapshot()")?;
         Ok(in_its_way.query_opt(waiting, &[])?.map(drop))
