@@ -25,6 +25,8 @@ pub const POINTS: &[&str] = &[
     "store.after-fsync",
     "store.before-roll",
     "store.after-roll",
+    "store.before-rename",
+    "store.after-rename",
     "store.before-drop",
     "store.after-drop",
     "spill.before-fsync",

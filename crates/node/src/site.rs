@@ -36,6 +36,10 @@ use tokio::task::JoinSet;
 
 /// How often retention is enforced.
 const RETENTION_EVERY: Duration = Duration::from_secs(2);
+
+/// The same for logs of several segments, some of which may be needed no more: in a flood their
+/// files serve the segments to come.
+const DROP_EVERY: Duration = Duration::from_millis(250);
 /// How long a stop may take before it is given up; nothing durable depends on it.
 const STOP_MAX: Duration = Duration::from_secs(20);
 
@@ -384,12 +388,20 @@ impl Site {
     }
 
     async fn enforce_retention(self: Arc<Site>) {
-        let mut every = tokio::time::interval(RETENTION_EVERY);
+        let mut every = tokio::time::interval(DROP_EVERY);
+        let mut all_enforced_at: Option<Instant> = None;
         loop {
             every.tick().await;
+            let all = all_enforced_at.is_none_or(|at| at.elapsed() >= RETENTION_EVERY);
+            if all {
+                all_enforced_at = Some(Instant::now());
+            }
             let site = self.clone();
             let enforced = tokio::task::spawn_blocking(move || {
                 for (name, store, retention) in site.logs() {
+                    if !all && !store.has_several_segments() {
+                        continue;
+                    }
                     match store.enforce_retention(retention) {
                         Ok(expired) => {
                             for cursor in expired {

@@ -22,8 +22,12 @@ const WINDOW_BUFFER_BYTES: usize = 32 << 10;
 /// second.
 pub(crate) const SEGMENT_BYTES_MAX: u32 = 16 << 10;
 
-/// Up to this round trip a small window lets 40 MB/s through at least.
+/// Up to this round trip a small window lets 40 MB/s through at least, which is enough for small
+/// messages.
 const ROUND_TRIP_MAX: Duration = Duration::from_micros(500);
+
+/// The same for 200 MB/s, which is enough for any that are worth gathering.
+const ROUND_TRIP_MAX_LARGER: Duration = Duration::from_micros(100);
 
 /// So many bytes are read as soon as they are there. It has to be less than any small window.
 const ENOUGH_BYTES: usize = WINDOW_BUFFER_BYTES / 2;
@@ -34,7 +38,7 @@ const ENOUGH_BYTES_WIDE: usize = 128 << 10;
 /// For how long messages are left to gather before anything is known of them, at most.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// For how long more if they are small and each came by itself, at most. A walsender that sends
+/// For how long more if each came by itself, at most. A walsender that sends
 /// 20 MB/s needs 2 to 3 ms to fill the window.
 const PAUSE_MORE: Duration = Duration::from_millis(4);
 
@@ -45,8 +49,11 @@ const GATHERED_BYTES: f64 = (160 << 10) as f64;
 /// A stream of less than this never fills a window, in bytes per [`PAUSE`].
 const FLOOD_BYTES: usize = 8 << 10;
 
-/// Segments that are smaller on average, in bytes, hold a message each.
+/// Segments that are smaller on average, in bytes, hold a small message each.
 const SMALL_BYTES: u64 = 512;
+
+/// Segments that are smaller on average, in bytes, hold a message or two that is worth gathering.
+const LARGER_BYTES: u64 = 2 << 10;
 
 /// Fewer segments say nothing.
 const SEGMENTS_MIN: u64 = 16;
@@ -54,13 +61,13 @@ const SEGMENTS_MIN: u64 = 16;
 /// One connection's way to gather.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
-    /// Whether the connection has a small window; `None` if that was not decided yet.
+    /// Whether the connection has a small window; `None` if none was asked for yet.
     small_window: Option<bool>,
 }
 
 impl Gather {
     /// Returns when messages have gathered in the socket: after a millisecond or less, or after five
-    /// in a flood of small ones. Cancel-safe.
+    /// in a flood of messages that each came by itself. Cancel-safe.
     pub(crate) async fn wait(&mut self, socket: &Socket) {
         let (began, before) = (Instant::now(), socket.arrived());
         let small = self.small_window == Some(true);
@@ -72,13 +79,12 @@ impl Gather {
         }
         let (Some(before), Some(after)) = (before, socket.arrived()) else { return };
         // What had gathered at the sender comes in full segments, and there may be more of it.
-        let Some(bytes) = small_segments(before, after) else { return };
-        let small_window = *self.small_window.get_or_insert_with(|| {
-            after.round_trip <= ROUND_TRIP_MAX
-                && after.segment_max <= SEGMENT_BYTES_MAX
-                && socket.set_receive_buffer(WINDOW_BUFFER_BYTES)
-        });
-        if small_window {
+        let Some((bytes, round_trip_max)) = single_messages(before, after) else { return };
+        if after.round_trip > round_trip_max || after.segment_max > SEGMENT_BYTES_MAX {
+            return;
+        }
+        let set_small = || socket.set_receive_buffer(WINDOW_BUFFER_BYTES);
+        if *self.small_window.get_or_insert_with(set_small) {
             let until_gathered = began.elapsed().mul_f64(GATHERED_BYTES / bytes as f64);
             tokio::time::sleep(until_gathered.min(PAUSE_MORE)).await;
         }
@@ -90,11 +96,19 @@ pub(crate) fn is_close(socket: &Socket) -> bool {
     socket.arrived().is_some_and(|arrived| arrived.round_trip <= ROUND_TRIP_MAX)
 }
 
-/// How many bytes came from one look to the next, if they came in small segments.
-fn small_segments(before: Arrived, after: Arrived) -> Option<u64> {
+/// If what came from one look to the next came message by message: how many bytes, and up to which
+/// round trip a small window is enough for such messages.
+fn single_messages(before: Arrived, after: Arrived) -> Option<(u64, Duration)> {
     let segments = u64::from(after.segments.wrapping_sub(before.segments));
     let bytes = after.bytes.saturating_sub(before.bytes);
-    (segments >= SEGMENTS_MIN && (1..segments * SMALL_BYTES).contains(&bytes)).then_some(bytes)
+    if bytes == 0 || segments < SEGMENTS_MIN {
+        return None;
+    }
+    match bytes / segments {
+        ..SMALL_BYTES => Some((bytes, ROUND_TRIP_MAX)),
+        ..LARGER_BYTES => Some((bytes, ROUND_TRIP_MAX_LARGER)),
+        _ => None,
+    }
 }
 
 /// While this is there, the kernel wakes nobody for fewer bytes than are enough.
@@ -206,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn small_segments_are_told_by_enough_of_them() {
+    fn single_messages_are_told_by_enough_segments() {
         let arrived = |bytes, segments| Arrived {
             bytes,
             segments,
@@ -215,9 +229,11 @@ mod tests {
         };
         // The counter wraps.
         let before = arrived(1_000, u32::MAX);
-        assert_eq!(small_segments(before, arrived(11_000, 99)), Some(10_000));
-        assert_eq!(small_segments(before, arrived(101_000, 99)), None);
-        assert_eq!(small_segments(before, arrived(1_100, 1)), None);
-        assert_eq!(small_segments(before, before), None);
+        let told = |bytes, segments| single_messages(before, arrived(bytes, segments));
+        assert_eq!(told(11_000, 99), Some((10_000, ROUND_TRIP_MAX)));
+        assert_eq!(told(101_000, 99), Some((100_000, ROUND_TRIP_MAX_LARGER)));
+        assert_eq!(told(301_000, 99), None);
+        assert_eq!(told(1_100, 1), None);
+        assert_eq!(single_messages(before, before), None);
     }
 }

@@ -4,6 +4,7 @@
 //! <dir>/LOCK                      flock and pid of the owner
 //! <dir>/cursors, <dir>/notes      small files, replaced as a whole (`folder.rs`)
 //! <dir>/<start lsn, 16 hex>.seg   segments (`segment.rs`), made of blocks (`block.rs`)
+//! <dir>/<start lsn, 16 hex>.old   a dropped segment's file, kept for one to come (`old_files.rs`)
 //! <dir>/<start lsn, 16 hex>.idx   advisory sparse index of a sealed segment (`index.rs`)
 //! <dir>/<id, 16 hex>.spill        bodies that arrived before their commit (`spill.rs`)
 //! ```
@@ -18,6 +19,7 @@ mod cursors;
 mod dictionary;
 mod folder;
 mod index;
+mod old_files;
 mod pressure;
 mod queue;
 mod reader;
@@ -43,6 +45,7 @@ use crate::{
 use cursors::{Cursors, Notes};
 use dictionary::Dictionary;
 use farshore_model::{Applied, DictionaryId, Durable, Lsn};
+use old_files::OldFiles;
 use queue::{Queue, Queueable, Queued};
 use recent::Recent;
 use segment::{Segment, SegmentList, lock};
@@ -132,8 +135,8 @@ struct Counters {
 }
 
 /// What the store's threads share. Lock order: `retaining`, cursor state, segment list, one
-/// segment's `published`, spills; the locks of the dictionary, the compressors and the newest blocks
-/// are innermost.
+/// segment's `published`, spills; the locks of the dictionary, the compressors, the newest blocks
+/// and the old files are innermost.
 struct Log {
     dir: PathBuf,
     options: Options,
@@ -151,6 +154,7 @@ struct Log {
     told: Mutex<replica::Told>,
     /// Held while retention works.
     retaining: Mutex<()>,
+    old_files: Arc<OldFiles>,
     /// Compression contexts that spill writers take turns with.
     compressors: Mutex<Vec<sink::Compressor>>,
     #[cfg(test)]
@@ -249,6 +253,7 @@ impl SegmentedStore {
             failure: Mutex::new(None),
             told: Mutex::default(),
             retaining: Mutex::new(()),
+            old_files: Arc::default(),
             compressors: Mutex::new(Vec::new()),
             #[cfg(test)]
             fail_sync: Arc::default(),
@@ -291,6 +296,11 @@ impl SegmentedStore {
 }
 
 impl SegmentedStore {
+    /// Whether there are segments that retention could drop without beginning a new one.
+    pub fn has_several_segments(&self) -> bool {
+        lock(&self.log.segments.segments).len() > 1
+    }
+
     /// Opens a finished spill.
     fn spill_file(&self, spill: SpillId) -> Result<SpillFile, StoreError> {
         let unknown = || StoreError::Unknown(format!("spill {}", spill.0));
@@ -343,9 +353,11 @@ impl Log {
             sequence: blocks,
             end,
             synced: end,
+            allocated: end,
             allocate_step: self.options.allocate_step(),
         };
-        let sink = sink::BlockSink::new(tail.file, &segment.path, start).waiting_with(&self.queue);
+        let sink = sink::BlockSink::new(tail.file, &segment.path, start)
+            .waiting_with(&self.queue, &self.old_files);
         #[cfg(test)]
         let sink = sink.failing_with(&self.fail_sync);
         let held: HashSet<DictionaryId> = tail.held.into_iter().collect();

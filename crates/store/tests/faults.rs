@@ -188,7 +188,7 @@ fn what_was_acknowledged_survives_a_kill_at_every_point() {
             checked += 1;
         }
     }
-    assert_eq!(checked, 12 * 5);
+    assert_eq!(checked, 14 * 5);
 }
 
 #[test]

@@ -82,6 +82,8 @@ pub(crate) enum Name {
     Segment(Lsn),
     Index(Lsn),
     Spill(SpillId),
+    /// A dropped segment's file, kept for one to come.
+    Old,
     Lock,
     Cursors,
     Notes,
@@ -108,6 +110,7 @@ pub(crate) fn classify(name: &str) -> Name {
         "seg" => Name::Segment(Lsn(number)),
         "idx" => Name::Index(Lsn(number)),
         "idx.tmp" => Name::Leftover,
+        "old" => Name::Old,
         "spill" => Name::Spill(SpillId(number)),
         _ => Name::Foreign,
     }

@@ -13,7 +13,7 @@ use std::fs::File;
 use std::sync::Arc;
 
 /// A reader's place in the log. It keeps its segment's file open, so a segment that retention
-/// drops meanwhile is read to its end all the same.
+/// drops meanwhile is read on, until its file is used for another one.
 pub(crate) struct SegmentedReader {
     list: Arc<SegmentList>,
     /// Entries up to here are passed over; moves with what was read.
@@ -102,6 +102,16 @@ impl SegmentedReader {
         Ok(())
     }
 
+    /// After something was wrong: whether the segment was dropped meanwhile, and its file perhaps
+    /// used for another. Then the place is where what follows `after` stands now.
+    fn left_dropped(&mut self) -> Result<bool, StoreError> {
+        if self.list.has(self.place.segment.sequence) {
+            return Ok(false);
+        }
+        self.place = locate(&self.list, self.after)?;
+        Ok(true)
+    }
+
     /// The header of the block at `at`: a definitions block from before the starting point, or the
     /// next. `None` if nothing in it is wanted.
     fn next_header(
@@ -172,6 +182,9 @@ impl SegmentedReader {
             let at = before.unwrap_or(self.place.at);
             if at >= limit {
                 if self.place.chain != last {
+                    if self.left_dropped()? {
+                        continue;
+                    }
                     let what = format!(
                         "at byte {at}: its blocks end at {}, not at {last}",
                         self.place.chain
@@ -189,6 +202,9 @@ impl SegmentedReader {
                 Ok(None) => Ok(None),
                 Err(error) => Err(error),
             };
+            if found.is_err() && self.left_dropped()? {
+                continue;
+            }
             let found =
                 found.map_err(|error| error.into_store_error(&self.place.segment.path, at))?;
             if let Some(found) = found.filter(&is_something) {

@@ -151,6 +151,7 @@ pub(super) fn recover(dir: &Path, options: &Options) -> Result<Recovered, StoreE
             super::scan::Tail::Torn { end } => end - newest.scan.end,
             super::scan::Tail::End
             | super::scan::Tail::Zeros
+            | super::scan::Tail::Old
             | super::scan::Tail::Damaged { .. } => 0,
         };
         recovered.tail = Some(mend_newest(&newest)?);

@@ -1,8 +1,8 @@
 //! Which segments go, and making them go.
 
-use super::folder::{index_path, remove, spill_path, sync_dir};
+use super::folder::{index_path, remove, spill_path};
 use super::segment::{Segment, lock};
-use super::{Log, cursors::CursorState};
+use super::{Log, cursors::CursorState, old_files};
 use crate::{Cursor, Retention, StoreError};
 use farshore_fault as fault;
 use farshore_model::{Lsn, PgTime};
@@ -96,6 +96,7 @@ impl Log {
     /// See [`crate::LogStore::enforce_retention`].
     pub fn enforce_retention(&self, retention: &Retention) -> Result<Vec<Cursor>, StoreError> {
         let _one_at_a_time = lock(&self.retaining);
+        self.old_files.give_up_unused();
         let now = PgTime::now();
         let (sealed, active) = self.all_facts();
         let claim = needed_after(&lock(&self.cursors.state));
@@ -122,8 +123,12 @@ impl Log {
             }
             return Err(error);
         }
+        let old_max = match self.queue.waiting_for_room() {
+            Some(_) => 0,
+            None => old_files::bytes_max(self.options.segment_bytes, retention.bytes_max),
+        };
         for segment in &dropped {
-            self.remove_files(segment)?;
+            self.remove_files(segment, old_max)?;
         }
         Ok(expired)
     }
@@ -160,10 +165,9 @@ impl Log {
     }
 
     /// The segment first, and durably: an entry must not outlive the spill it names.
-    fn remove_files(&self, segment: &Segment) -> Result<(), StoreError> {
+    fn remove_files(&self, segment: &Segment, old_max: u64) -> Result<(), StoreError> {
         fault::point("store.before-drop");
-        remove(&segment.path)?;
-        sync_dir(&self.dir)?;
+        self.old_files.put_away(&segment.path, old_max)?;
         let spills = std::mem::take(&mut lock(&segment.published).spills);
         remove(&index_path(&segment.path))?;
         for spill in spills {

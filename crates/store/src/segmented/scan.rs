@@ -22,6 +22,9 @@ pub(crate) enum Tail {
     End,
     /// Only zeros: space reserved ahead of the data.
     Zeros,
+    /// What an older segment left in the file, and perhaps bytes that no fsync is known to have
+    /// covered.
+    Old,
     /// Bytes up to `end` that no fsync is known to have covered.
     Torn { end: u64 },
     /// A valid block at `proof` was written after an fsync had covered the place where the valid
@@ -69,8 +72,7 @@ pub(crate) fn scan(file: &File, path: &Path, header: &FileHeader) -> Result<Scan
             Err(BlockError::Io(error)) => return Err(io_error("read", path)(error)),
             Err(BlockError::Bad(what)) => {
                 scan.stopped_by = what;
-                scan.tail = find_tail(file, &scan, len, header.container)
-                    .map_err(io_error("read", path))?;
+                scan.tail = find_tail(file, &scan, len, header).map_err(io_error("read", path))?;
                 break;
             }
         }
@@ -137,7 +139,7 @@ pub(crate) fn widen(
     Some(known.map_or((min, max), |(low, high)| (low.min(min), high.max(max))))
 }
 
-fn find_tail(file: &File, scan: &Scan, len: u64, container: Container) -> std::io::Result<Tail> {
+fn find_tail(file: &File, scan: &Scan, len: u64, own: &FileHeader) -> std::io::Result<Tail> {
     let mut nonzero_end = scan.end;
     let mut proof = None;
     each_window(file, scan.end, len, |at, window| {
@@ -151,7 +153,7 @@ fn find_tail(file: &File, scan: &Scan, len: u64, container: Container) -> std::i
         for hit in find_magic(window) {
             let offset = at + hit as u64;
             let Ok(header) = block::verify(file, offset, len) else { continue };
-            if header.container == container
+            if header.container == own.container
                 && header.sequence >= scan.blocks
                 && header.synced_to > scan.end
             {
@@ -164,6 +166,7 @@ fn find_tail(file: &File, scan: &Scan, len: u64, container: Container) -> std::i
     Ok(match proof {
         Some(proof) => Tail::Damaged { proof },
         None if nonzero_end == scan.end => Tail::Zeros,
+        None if own.in_old_file => Tail::Old,
         None => Tail::Torn { end: nonzero_end },
     })
 }

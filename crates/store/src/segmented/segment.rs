@@ -9,7 +9,8 @@
 //!      24     8  sequence number of the segment, from 1 without gaps  (a spill: its id)
 //!      32     8  start: end of the log before this segment; the file's name says the same
 //!      40     4  next definition id when the segment was created
-//!      44     4  zero
+//!      44     4  1 if the segment was begun in an older one's file: what stands behind its last block
+//!                may be that one's; else 0
 //!      48     8  next spill id when the segment was created
 //!      56     4  zero
 //!      60     4  CRC32C over bytes 0..60
@@ -59,6 +60,8 @@ pub(crate) struct FileHeader {
     pub start: Lsn,
     pub next_dictionary_id: u32,
     pub next_spill_id: u64,
+    /// The file was an older segment's.
+    pub in_old_file: bool,
 }
 
 /// Why 64 bytes are no header.
@@ -78,6 +81,7 @@ impl FileHeader {
         out[24..32].copy_from_slice(&self.container.number.to_le_bytes());
         out[32..40].copy_from_slice(&self.start.0.to_le_bytes());
         out[40..44].copy_from_slice(&self.next_dictionary_id.to_le_bytes());
+        out[44..48].copy_from_slice(&u32::from(self.in_old_file).to_le_bytes());
         out[48..56].copy_from_slice(&self.next_spill_id.to_le_bytes());
         let crc = crc32c::crc32c(&out[..60]);
         out[60..].copy_from_slice(&crc.to_le_bytes());
@@ -95,10 +99,8 @@ impl FileHeader {
             },
             start: Lsn(fields.u64().unwrap_or_default()),
             next_dictionary_id: fields.u32().unwrap_or_default(),
-            next_spill_id: {
-                fields.u32();
-                fields.u64().unwrap_or_default()
-            },
+            in_old_file: fields.u32() == Some(1),
+            next_spill_id: fields.u64().unwrap_or_default(),
         };
         fields.u32();
         // Every version keeps magic, version and this checksum where they are.
@@ -266,6 +268,12 @@ impl SegmentList {
         }
     }
 
+    /// Whether retention has not dropped a segment. Asked after reading from it: its file may be
+    /// another segment's as soon as it is dropped.
+    pub fn has(&self, sequence: u64) -> bool {
+        lock(&self.segments).front().is_some_and(|first| first.sequence <= sequence)
+    }
+
     /// The segment after `sequence`, or the log's start if that is gone.
     pub fn following(&self, sequence: u64) -> Result<Arc<Segment>, Lsn> {
         let segments = lock(&self.segments);
@@ -289,6 +297,7 @@ mod tests {
             start: Lsn(9),
             next_dictionary_id: 10,
             next_spill_id: 11,
+            in_old_file: true,
         };
         let bytes = header.encode(SEGMENT_MAGIC);
         assert_eq!(FileHeader::decode(&bytes, SEGMENT_MAGIC), Ok(header));

@@ -2,6 +2,7 @@
 
 use super::block::{Container, Content, HEADER_LEN, Header};
 use super::io_error;
+use super::old_files::OldFiles;
 use super::queue::Queue;
 use crate::StoreError;
 use farshore_fault::unsynced::Tracked;
@@ -57,8 +58,9 @@ pub(crate) struct BlockSink {
     allocated: u64,
     /// Bytes by which the file is lengthened; zero: not ahead.
     allocate_step: u64,
-    /// Waits when the disk is full; without it that is an error.
-    room: Option<Arc<Queue>>,
+    /// Waits when the disk is full, if the files kept for later do not make room; without it that
+    /// is an error.
+    room: Option<(Arc<Queue>, Arc<OldFiles>)>,
     /// `None` only while the sink is dropped.
     tracked: Option<Tracked>,
     #[cfg(test)]
@@ -73,6 +75,8 @@ pub(crate) struct SinkStart {
     pub end: u64,
     /// Bytes that are durable already.
     pub synced: u64,
+    /// Length of the file, if it is longer than its data.
+    pub allocated: u64,
     pub allocate_step: u64,
 }
 
@@ -88,7 +92,7 @@ impl BlockSink {
             staged: Vec::new(),
             synced: start.synced,
             writing: Duration::ZERO,
-            allocated: start.end,
+            allocated: start.allocated,
             allocate_step: start.allocate_step,
             room: None,
             #[cfg(test)]
@@ -97,8 +101,8 @@ impl BlockSink {
     }
 
     /// Makes the sink wait for room when the disk is full.
-    pub fn waiting_with(mut self, queue: &Arc<Queue>) -> Self {
-        self.room = Some(queue.clone());
+    pub fn waiting_with(mut self, queue: &Arc<Queue>, old_files: &Arc<OldFiles>) -> Self {
+        self.room = Some((queue.clone(), old_files.clone()));
         self
     }
 
@@ -292,7 +296,7 @@ impl BlockSink {
             let step = self.allocate_step;
             let written = write_piece(&self.file, &self.path, &mut self.allocated, step, bytes, at);
             match (written, &self.room) {
-                (Err(error), Some(queue)) if error.is_out_of_room() => {
+                (Err(error), Some((queue, old_files))) if error.is_out_of_room() => {
                     if at + bytes.len() as u64 > self.allocated {
                         // What was reserved and is not enough may help others: the cursors, whose
                         // saving lets retention make room.
@@ -300,12 +304,12 @@ impl BlockSink {
                         let shorter = self.file.set_len(self.allocated);
                         shorter.map_err(io_error("shorten", &self.path))?;
                     }
-                    if !queue.wait_for_room(&error) {
+                    if !old_files.give_up() && !queue.wait_for_room(&error) {
                         return Err(error);
                     }
                     waited = true;
                 }
-                (Ok(()), Some(queue)) if waited => {
+                (Ok(()), Some((queue, _))) if waited => {
                     queue.found_room();
                     return Ok(());
                 }

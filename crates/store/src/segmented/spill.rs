@@ -138,12 +138,14 @@ impl SegmentedSpillWriter {
             .open(&path)
             .map_err(io_error("create", &path))?;
         let container = Container { store_id: log.segments.store_id, number: id.0 };
-        let start = SinkStart { container, sequence: 0, end: 0, synced: 0, allocate_step: 0 };
+        let start =
+            SinkStart { container, sequence: 0, end: 0, synced: 0, allocated: 0, allocate_step: 0 };
         let header = FileHeader {
             container,
             start: Lsn::ZERO,
             next_dictionary_id: lock(&log.dictionary).next(),
             next_spill_id: id.0 + 1,
+            in_old_file: false,
         };
         let mut writer = SegmentedSpillWriter {
             sink: Some(BlockSink::new(file, &path, start)),

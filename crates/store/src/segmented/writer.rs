@@ -2,7 +2,7 @@
 //! once, and only then lets readers and [`crate::LogStore::durable`] see it.
 
 use super::block::{Container, Content, Kind};
-use super::folder::{index_path, segment_path, sync_dir};
+use super::folder::{index_path, remove, segment_path, sync_dir};
 use super::index::{IndexFile, SparseIndex};
 use super::pressure::Pressure;
 use super::queue::{Queueable, Queued};
@@ -18,8 +18,9 @@ use crate::{Batch, EntryKind, EntryMeta, SpillId, StoreError, StoredBlock};
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Durable, Lsn, PgTime};
 use std::collections::HashSet;
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -432,28 +433,18 @@ impl Writer {
 /// Creates a segment file whose header and name are durable when this returns.
 pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Active, StoreError> {
     let path = segment_path(&log.dir, start);
-    let file = OpenOptions::new()
-        .read(true)
-        .write(true)
-        .create_new(true)
-        .open(&path)
-        .map_err(io_error("create", &path))?;
     let container = Container { store_id: log.segments.store_id, number: sequence };
     let header = FileHeader {
         container,
         start,
         next_dictionary_id: lock(&log.dictionary).next(),
         next_spill_id: lock(&log.spills).next,
+        in_old_file: false,
     };
-    let headed = file
-        .write_all_at(&header.encode(SEGMENT_MAGIC), 0)
-        .map_err(io_error("write", &path))
-        .and_then(|()| file.sync_all().map_err(io_error("sync", &path)));
-    if let Err(error) = headed {
-        // So that it can be tried again under this name.
-        let _ = std::fs::remove_file(&path);
-        return Err(error);
-    }
+    let (file, allocated) = match begin_in_old_file(log, &path, &header)? {
+        Some(begun) => begun,
+        None => (begin_in_new_file(&path, &header)?, FILE_HEADER_LEN as u64),
+    };
     sync_dir(&log.dir)?;
     let end = FILE_HEADER_LEN as u64;
     let segment = Arc::new(Segment {
@@ -474,10 +465,59 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
         sequence: 0,
         end,
         synced: end,
+        allocated,
         allocate_step: log.options.allocate_step(),
     };
-    let sink = BlockSink::new(file, &path, sink_start).waiting_with(&log.queue);
+    let sink = BlockSink::new(file, &path, sink_start).waiting_with(&log.queue, &log.old_files);
     #[cfg(test)]
     let sink = sink.failing_with(&log.fail_sync);
     Ok(Active { segment, sink, held: HashSet::new(), told: None, blocks: 0, last: start })
+}
+
+fn begin_in_new_file(path: &Path, header: &FileHeader) -> Result<File, StoreError> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create_new(true)
+        .open(path)
+        .map_err(io_error("create", path))?;
+    if let Err(error) = write_header(&file, path, header) {
+        // So that it can be tried again under this name.
+        let _ = std::fs::remove_file(path);
+        return Err(error);
+    }
+    Ok(file)
+}
+
+/// The file and its length; `None` if there is no old file, or it is not to be had. It gets the
+/// segment's name only when the header is durable: then what else stands in it is known as old.
+fn begin_in_old_file(
+    log: &Log,
+    path: &Path,
+    header: &FileHeader,
+) -> Result<Option<(File, u64)>, StoreError> {
+    let Some(old) = log.old_files.take() else { return Ok(None) };
+    let begin = || {
+        let file =
+            OpenOptions::new().read(true).write(true).open(&old).map_err(io_error("open", &old))?;
+        let len = file.metadata().map_err(io_error("examine", &old))?.len();
+        write_header(&file, &old, &FileHeader { in_old_file: true, ..*header })?;
+        fault::point("store.before-rename");
+        std::fs::rename(&old, path).map_err(io_error("rename", &old))?;
+        fault::point("store.after-rename");
+        Ok((file, len))
+    };
+    match begin() {
+        Ok(begun) => Ok(Some(begun)),
+        Err::<_, StoreError>(error) => {
+            tracing::warn!("an old segment's file is not used again: {error}");
+            remove(&old)?;
+            Ok(None)
+        }
+    }
+}
+
+fn write_header(file: &File, path: &Path, header: &FileHeader) -> Result<(), StoreError> {
+    file.write_all_at(&header.encode(SEGMENT_MAGIC), 0).map_err(io_error("write", path))?;
+    file.sync_all().map_err(io_error("sync", path))
 }

@@ -8,6 +8,9 @@ pub enum Case {
     NewestWhole,
     /// The newest segment ends in zeros that were reserved ahead.
     NewestReserved,
+    /// The newest segment was begun in an older one's file, and behind its last block stands what
+    /// that one left.
+    NewestOld,
     /// Bytes behind the last valid block of the newest segment that no fsync is known to have
     /// covered.
     NewestTorn,
@@ -64,6 +67,8 @@ pub enum Case {
     CursorBeforeLog,
     /// The log ends before a position that is recorded as durable.
     LogShorterThanRecorded,
+    /// The file of a dropped segment, kept for one to come.
+    OldFile,
     /// A half-written replacement of a small file.
     LeftoverFile,
     /// A file that is not ours.
@@ -93,11 +98,12 @@ pub enum Action {
 pub fn decide(case: Case) -> Action {
     match case {
         Case::NewestWhole | Case::OlderWhole | Case::IndexFits | Case::SpillWhole => Action::Keep,
-        Case::NewestReserved | Case::NewestTorn => Action::Truncate,
+        Case::NewestReserved | Case::NewestOld | Case::NewestTorn => Action::Truncate,
         Case::NewestEmpty
         | Case::NewestHeaderTorn
         | Case::IndexWithoutSegment
         | Case::SpillUnreferenced
+        | Case::OldFile
         | Case::LeftoverFile => Action::Remove,
         Case::IndexAbsent | Case::IndexGarbage | Case::IndexWrong => Action::Rebuild,
         Case::ForeignFile => Action::Ignore,
@@ -155,6 +161,7 @@ mod tests {
     rows! {
         newest_whole: NewestWhole => Keep;
         newest_reserved: NewestReserved => Truncate;
+        newest_old: NewestOld => Truncate;
         newest_torn: NewestTorn => Truncate;
         newest_damaged: NewestDamaged => RefuseDamaged;
         newest_empty: NewestEmpty => Remove;
@@ -182,6 +189,7 @@ mod tests {
         notes_damaged: NotesDamaged => RefuseDamaged;
         cursor_before_log: CursorBeforeLog => RefuseDamaged;
         log_shorter_than_recorded: LogShorterThanRecorded => RefuseDamaged;
+        old_file: OldFile => Remove;
         leftover_file: LeftoverFile => Remove;
         foreign_file: ForeignFile => Ignore;
     }

@@ -120,6 +120,7 @@ impl Survey<'_> {
                     self.next_spill = self.next_spill.max(spill.0.saturating_add(1));
                 }
                 Name::Lock | Name::Cursors | Name::Notes => {}
+                Name::Old => self.findings.add(&path, Case::OldFile, String::new())?,
                 Name::Leftover => self.findings.add(&path, Case::LeftoverFile, String::new())?,
                 Name::Foreign => self.findings.add(&path, Case::ForeignFile, String::new())?,
             }
@@ -358,6 +359,7 @@ impl Survey<'_> {
         let (case, detail) = match scan.tail {
             Tail::End => (Case::NewestWhole, String::new()),
             Tail::Zeros => (Case::NewestReserved, String::new()),
+            Tail::Old => (Case::NewestOld, format!("at byte {}", scan.end)),
             Tail::Torn { end } => {
                 let dropped = end - scan.end;
                 let what = scan.stopped_by;
