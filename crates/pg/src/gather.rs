@@ -106,7 +106,7 @@ fn single_messages(before: Arrived, after: Arrived) -> Option<(u64, Duration)> {
     }
     match bytes / segments {
         ..SMALL_BYTES => Some((bytes, ROUND_TRIP_MAX)),
-        ..LARGER_BYTES => Some((bytes, ROUND_TRIP_MAX_LARGER)),
+        SMALL_BYTES..LARGER_BYTES => Some((bytes, ROUND_TRIP_MAX_LARGER)),
         _ => None,
     }
 }

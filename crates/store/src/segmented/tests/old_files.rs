@@ -119,7 +119,7 @@ fn no_more_is_kept_than_the_log_may_take() {
     drop_up_to(&store, 90, &bounded);
     let kept = files(dir.path(), "old");
     let bytes: u64 = kept.iter().map(|file| file.metadata().unwrap().len()).sum();
-    assert!((1..=4 * 12 << 10).contains(&bytes), "{bytes} bytes in {} files", kept.len());
+    assert!((1..=(4 * 12) << 10).contains(&bytes), "{bytes} bytes in {} files", kept.len());
     fill(&store, 100, 200);
     drop(store);
     let (store, _) = SegmentedStore::open(dir.path(), Options { ..small() }).unwrap();
