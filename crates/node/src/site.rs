@@ -414,6 +414,9 @@ impl Site {
                                 );
                             }
                         }
+                        Err(error) if !all => {
+                            tracing::debug!(publication = %name, "retention: {error}")
+                        }
                         Err(error) => {
                             tracing::warn!(publication = %name, "retention: {error}")
                         }

@@ -52,7 +52,8 @@ const FLOOD_BYTES: usize = 8 << 10;
 /// Segments that are smaller on average, in bytes, hold a small message each.
 const SMALL_BYTES: u64 = 512;
 
-/// Segments that are smaller on average, in bytes, hold a message or two that is worth gathering.
+/// Segments that are smaller on average, in bytes, hold a message or two that is worth gathering;
+/// if they are not half full already, which those of an Ethernet are.
 const LARGER_BYTES: u64 = 2 << 10;
 
 /// Fewer segments say nothing.
@@ -104,10 +105,13 @@ fn single_messages(before: Arrived, after: Arrived) -> Option<(u64, Duration)> {
     if bytes == 0 || segments < SEGMENTS_MIN {
         return None;
     }
-    match bytes / segments {
-        ..SMALL_BYTES => Some((bytes, ROUND_TRIP_MAX)),
-        SMALL_BYTES..LARGER_BYTES => Some((bytes, ROUND_TRIP_MAX_LARGER)),
-        _ => None,
+    let mean = bytes / segments;
+    if mean < SMALL_BYTES {
+        Some((bytes, ROUND_TRIP_MAX))
+    } else if mean < LARGER_BYTES.min(u64::from(after.segment_max / 2)) {
+        Some((bytes, ROUND_TRIP_MAX_LARGER))
+    } else {
+        None
     }
 }
 
@@ -233,6 +237,8 @@ mod tests {
         assert_eq!(told(11_000, 99), Some((10_000, ROUND_TRIP_MAX)));
         assert_eq!(told(101_000, 99), Some((100_000, ROUND_TRIP_MAX_LARGER)));
         assert_eq!(told(301_000, 99), None);
+        let ethernet = Arrived { segment_max: 1_448, ..arrived(101_000, 99) };
+        assert_eq!(single_messages(before, ethernet), None, "those are full");
         assert_eq!(told(1_100, 1), None);
         assert_eq!(single_messages(before, before), None);
     }

@@ -356,8 +356,8 @@ impl Log {
             allocated: end,
             allocate_step: self.options.allocate_step(),
         };
-        let sink = sink::BlockSink::new(tail.file, &segment.path, start)
-            .waiting_with(&self.queue, &self.old_files);
+        let sink = sink::BlockSink::new(tail.file, &segment.path, start, &self.old_files)
+            .waiting_with(&self.queue);
         #[cfg(test)]
         let sink = sink.failing_with(&self.fail_sync);
         let held: HashSet<DictionaryId> = tail.held.into_iter().collect();

@@ -135,13 +135,22 @@ fn blocks(path: &Path) -> Vec<u64> {
 #[test]
 fn a_clean_store_is_kept() {
     let dir = store();
-    let report = mended(dir.path(), Case::NewestReserved, 400);
+    let report = mended(dir.path(), Case::NewestWhole, 400);
     assert!(report.found(Case::OlderWhole) && report.found(Case::IndexFits));
     assert!(report.found(Case::SpillWhole));
     assert_eq!(report.bytes_dropped, 0);
     let options = Options { verify_all: true, ..options() };
     let (_, report) = SegmentedStore::open(dir.path(), options).unwrap();
     assert!(report.found(Case::IndexFits) && !report.found(Case::IndexWrong), "{report:?}");
+}
+
+#[test]
+fn space_that_a_kill_left_reserved_is_cut() {
+    let dir = store();
+    let newest = newest(dir.path());
+    set_len(&newest, std::fs::metadata(&newest).unwrap().len() + 9_000);
+    let report = mended(dir.path(), Case::NewestReserved, 400);
+    assert_eq!(report.bytes_dropped, 0);
 }
 
 #[test]

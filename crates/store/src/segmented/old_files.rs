@@ -13,31 +13,32 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// At most so many segments' bytes are kept.
-const SEGMENTS_MAX: u64 = 4;
+/// At most so many are kept.
+const FILES_MAX: usize = 4;
 
 /// Where the log is bounded, at most one part in so many of that is kept beyond it.
 const SHARE: u64 = 8;
 
-/// Files that nothing was added to or taken from for so long are removed: nothing moves any more.
+/// One that was not needed for so long is removed.
 const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// How many bytes of old files may be kept, for segments of `segment_bytes` in a log of at most
 /// `bytes_max`.
 pub(crate) fn bytes_max(segment_bytes: u64, bytes_max: Option<u64>) -> u64 {
     // A segment ends with the batch that fills it.
-    let most = SEGMENTS_MAX * (segment_bytes + segment_bytes / 2);
+    let most = FILES_MAX as u64 * (segment_bytes + segment_bytes / 2);
     bytes_max.map_or(most, |max| most.min(max / SHARE))
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct OldFiles(Mutex<Kept>);
+pub(crate) struct OldFiles(Mutex<Vec<OldFile>>);
 
-#[derive(Debug, Default)]
-struct Kept {
-    /// Each with its length, in bytes.
-    files: Vec<(PathBuf, u64)>,
-    changed_at: Option<Instant>,
+#[derive(Debug)]
+struct OldFile {
+    path: PathBuf,
+    /// Bytes.
+    len: u64,
+    since: Instant,
 }
 
 impl OldFiles {
@@ -47,48 +48,50 @@ impl OldFiles {
         let dir = segment.parent().unwrap_or(Path::new("."));
         let len = match std::fs::metadata(segment) {
             Ok(file) => file.len(),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return sync_dir(dir),
             Err(error) => return Err(io_error("examine", segment)(error)),
         };
-        let kept: u64 = lock(&self.0).files.iter().map(|(_, len)| len).sum();
-        if kept + len > bytes_max {
+        let is_room = {
+            let kept = lock(&self.0);
+            kept.len() < FILES_MAX
+                && kept.iter().map(|file| file.len).sum::<u64>() + len <= bytes_max
+        };
+        let path = segment.with_extension("old");
+        // A full disk may have no room for a name.
+        if !is_room || std::fs::rename(segment, &path).is_err() {
             remove(segment)?;
             return sync_dir(dir);
         }
-        let old = segment.with_extension("old");
-        std::fs::rename(segment, &old).map_err(io_error("rename", segment))?;
         sync_dir(dir)?;
         // Only now: nobody may write to it before it has lost its name for good.
-        let mut kept = lock(&self.0);
-        kept.files.push((old, len));
-        kept.changed_at = Some(Instant::now());
+        lock(&self.0).push(OldFile { path, len, since: Instant::now() });
         Ok(())
     }
 
     /// A file to begin a segment in; the caller gives it a name or removes it.
     pub fn take(&self) -> Option<PathBuf> {
-        let mut kept = lock(&self.0);
-        let (file, _) = kept.files.pop()?;
-        kept.changed_at = Some(Instant::now());
-        Some(file)
+        // The newest: those that are not needed age.
+        lock(&self.0).pop().map(|file| file.path)
     }
 
     /// Removes all. Whether there were any.
     pub fn give_up(&self) -> bool {
-        let files = std::mem::take(&mut lock(&self.0).files);
-        for (file, _) in &files {
-            if let Err(error) = remove(file) {
+        self.give_up_older(Duration::ZERO)
+    }
+
+    /// Removes those that were not needed for a while.
+    pub fn give_up_unused(&self) {
+        self.give_up_older(KEPT_FOR);
+    }
+
+    fn give_up_older(&self, than: Duration) -> bool {
+        let files: Vec<OldFile> =
+            lock(&self.0).extract_if(.., |file| file.since.elapsed() >= than).collect();
+        for file in &files {
+            if let Err(error) = remove(&file.path) {
                 tracing::warn!("{error}");
             }
         }
         !files.is_empty()
-    }
-
-    /// Removes all if nothing was added or taken for a while.
-    pub fn give_up_unused(&self) {
-        let unused = lock(&self.0).changed_at.is_some_and(|at| at.elapsed() >= KEPT_FOR);
-        if unused {
-            self.give_up();
-        }
     }
 }

@@ -126,6 +126,9 @@ impl SegmentedReader {
         if header.container != container {
             return Err(BlockError::Bad("the block belongs to another file"));
         }
+        if !is_next && header.content.kind != Kind::Definitions {
+            return Err(BlockError::Bad("no definitions stand where they are said to"));
+        }
         if is_next {
             if header.content.after != self.place.chain {
                 return Err(BlockError::Bad("the block does not follow the one before it"));
@@ -158,13 +161,16 @@ impl SegmentedReader {
             Kind::Entries if content.after < self.after => {
                 return Err(BlockError::Bad("no block begins where reading was to start"));
             }
-            Kind::Entries => self.after = content.last,
-            Kind::Definitions => {}
+            Kind::Entries | Kind::Definitions => {}
             Kind::Chunk | Kind::Footer => {
                 return Err(BlockError::Bad("a spill's block stands in a segment"));
             }
         }
-        replica::read_stored(&mut self.blocks, &self.place.file, at, header)
+        let stored = replica::read_stored(&mut self.blocks, &self.place.file, at, header)?;
+        if content.kind == Kind::Entries {
+            self.after = content.last;
+        }
+        Ok(stored)
     }
 
     /// The next block that holds something, as `read` has it.

@@ -117,9 +117,9 @@ impl Log {
         // must say so.
         let saved = self.cursors.save(Lsn(self.synced_end.load(Ordering::Acquire)));
         if let Err(error) = saved {
-            let mut segments = lock(&self.segments.segments);
-            for segment in dropped.into_iter().rev() {
-                segments.push_front(segment);
+            self.put_back(dropped);
+            if error.is_out_of_room() {
+                self.old_files.give_up();
             }
             return Err(error);
         }
@@ -127,10 +127,24 @@ impl Log {
             Some(_) => 0,
             None => old_files::bytes_max(self.options.segment_bytes, retention.bytes_max),
         };
-        for segment in &dropped {
-            self.remove_files(segment, old_max)?;
+        let mut dropped = dropped.into_iter();
+        while let Some(segment) = dropped.next() {
+            if let Err(error) = self.remove_files(&segment, old_max) {
+                // Those behind it must not outlive what is dropped later: that would be a hole.
+                let first = segment.path.exists().then_some(segment);
+                self.put_back(first.into_iter().chain(dropped).collect());
+                return Err(error);
+            }
         }
         Ok(expired)
+    }
+
+    /// Has segments that were to be dropped, the oldest ones, in the list again.
+    fn put_back(&self, dropped: Vec<Arc<Segment>>) {
+        let mut segments = lock(&self.segments.segments);
+        for segment in dropped.into_iter().rev() {
+            segments.push_front(segment);
+        }
     }
 
     /// Decides, expires cursors and takes segments from the list in one step that cursors cannot

@@ -22,8 +22,7 @@ pub(crate) enum Tail {
     End,
     /// Only zeros: space reserved ahead of the data.
     Zeros,
-    /// What an older segment left in the file, and perhaps bytes that no fsync is known to have
-    /// covered.
+    /// What an older segment left in the file.
     Old,
     /// Bytes up to `end` that no fsync is known to have covered.
     Torn { end: u64 },
@@ -152,6 +151,11 @@ fn find_tail(file: &File, scan: &Scan, len: u64, own: &FileHeader) -> std::io::R
         }
         for hit in find_magic(window) {
             let offset = at + hit as u64;
+            // Of an older segment's blocks there may be many.
+            let foreign = |header: block::Header| header.container != own.container;
+            if block::read_header(file, offset, len).is_ok_and(foreign) {
+                continue;
+            }
             let Ok(header) = block::verify(file, offset, len) else { continue };
             if header.container == own.container
                 && header.sequence >= scan.blocks
@@ -166,7 +170,12 @@ fn find_tail(file: &File, scan: &Scan, len: u64, own: &FileHeader) -> std::io::R
     Ok(match proof {
         Some(proof) => Tail::Damaged { proof },
         None if nonzero_end == scan.end => Tail::Zeros,
-        None if own.in_old_file => Tail::Old,
+        None if own.in_old_file => match block::read_header(file, scan.end, len) {
+            Ok(begun) if begun.container == own.container => {
+                Tail::Torn { end: scan.end + begun.block_len() }
+            }
+            Ok(_) | Err(_) => Tail::Old,
+        },
         None => Tail::Torn { end: nonzero_end },
     })
 }

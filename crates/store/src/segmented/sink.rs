@@ -58,9 +58,10 @@ pub(crate) struct BlockSink {
     allocated: u64,
     /// Bytes by which the file is lengthened; zero: not ahead.
     allocate_step: u64,
-    /// Waits when the disk is full, if the files kept for later do not make room; without it that
-    /// is an error.
-    room: Option<(Arc<Queue>, Arc<OldFiles>)>,
+    /// Waits when the disk is full; without it that is an error.
+    room: Option<Arc<Queue>>,
+    /// Files that make room first.
+    old_files: Arc<OldFiles>,
     /// `None` only while the sink is dropped.
     tracked: Option<Tracked>,
     #[cfg(test)]
@@ -81,7 +82,7 @@ pub(crate) struct SinkStart {
 }
 
 impl BlockSink {
-    pub fn new(file: File, path: &Path, start: SinkStart) -> BlockSink {
+    pub fn new(file: File, path: &Path, start: SinkStart, old_files: &Arc<OldFiles>) -> BlockSink {
         BlockSink {
             tracked: Some(Tracked::new(path, start.synced)),
             file,
@@ -95,14 +96,15 @@ impl BlockSink {
             allocated: start.allocated,
             allocate_step: start.allocate_step,
             room: None,
+            old_files: old_files.clone(),
             #[cfg(test)]
             fail_sync: std::sync::Arc::default(),
         }
     }
 
     /// Makes the sink wait for room when the disk is full.
-    pub fn waiting_with(mut self, queue: &Arc<Queue>, old_files: &Arc<OldFiles>) -> Self {
-        self.room = Some((queue.clone(), old_files.clone()));
+    pub fn waiting_with(mut self, queue: &Arc<Queue>) -> Self {
+        self.room = Some(queue.clone());
         self
     }
 
@@ -296,7 +298,8 @@ impl BlockSink {
             let step = self.allocate_step;
             let written = write_piece(&self.file, &self.path, &mut self.allocated, step, bytes, at);
             match (written, &self.room) {
-                (Err(error), Some((queue, old_files))) if error.is_out_of_room() => {
+                (Err(error), _) if error.is_out_of_room() && self.old_files.give_up() => {}
+                (Err(error), Some(queue)) if error.is_out_of_room() => {
                     if at + bytes.len() as u64 > self.allocated {
                         // What was reserved and is not enough may help others: the cursors, whose
                         // saving lets retention make room.
@@ -304,12 +307,12 @@ impl BlockSink {
                         let shorter = self.file.set_len(self.allocated);
                         shorter.map_err(io_error("shorten", &self.path))?;
                     }
-                    if !old_files.give_up() && !queue.wait_for_room(&error) {
+                    if !queue.wait_for_room(&error) {
                         return Err(error);
                     }
                     waited = true;
                 }
-                (Ok(()), Some((queue, _))) if waited => {
+                (Ok(()), Some(queue)) if waited => {
                     queue.found_room();
                     return Ok(());
                 }

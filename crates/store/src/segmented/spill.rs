@@ -148,7 +148,7 @@ impl SegmentedSpillWriter {
             in_old_file: false,
         };
         let mut writer = SegmentedSpillWriter {
-            sink: Some(BlockSink::new(file, &path, start)),
+            sink: Some(BlockSink::new(file, &path, start, &log.old_files)),
             log,
             id,
             path,

@@ -126,6 +126,11 @@ impl Writer {
                 return;
             }
             if last {
+                // Or the next opening would look through what was reserved, or an older segment
+                // left.
+                if let Err(error) = self.active.sink.seal() {
+                    tracing::warn!("{error}");
+                }
                 return;
             }
         }
@@ -395,6 +400,7 @@ impl Writer {
         let mut waited = false;
         loop {
             match create_segment(&self.log, sequence, self.active.last) {
+                Err(error) if error.is_out_of_room() && self.log.old_files.give_up() => {}
                 Err(error) if error.is_out_of_room() && self.log.queue.wait_for_room(&error) => {
                     waited = true;
                 }
@@ -468,7 +474,7 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
         allocated,
         allocate_step: log.options.allocate_step(),
     };
-    let sink = BlockSink::new(file, &path, sink_start).waiting_with(&log.queue, &log.old_files);
+    let sink = BlockSink::new(file, &path, sink_start, &log.old_files).waiting_with(&log.queue);
     #[cfg(test)]
     let sink = sink.failing_with(&log.fail_sync);
     Ok(Active { segment, sink, held: HashSet::new(), told: None, blocks: 0, last: start })

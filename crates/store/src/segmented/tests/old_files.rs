@@ -72,6 +72,10 @@ fn a_crash_in_an_old_ones_file_takes_its_blocks_for_old() {
         assert_eq!(read.len() as u64, end - 20);
         assert!(read.iter().all(|entry| entry.payload == payload(entry.position.0)));
         found += u32::from(told);
+        drop(left);
+        if told {
+            torn_is_told(dir.path(), &newest, end);
+        }
     }
     assert!(found >= 8, "the files were used again for {found} of the entries");
     assert_eq!(files(dir.path(), "old"), BTreeSet::new());
@@ -103,6 +107,21 @@ fn whoever_reads_a_dropped_segment_is_told_or_goes_on() {
     assert!(matches!(ahead.next_block(), Err(StoreError::Dropped { .. })));
     let mut in_time = store.read_from(Lsn(20)).unwrap();
     assert_eq!(first(&mut *in_time), 21);
+}
+
+/// The newest block, half of whose payload is missing, is no older segment's.
+fn torn_is_told(dir: &Path, newest: &Path, end: u64) {
+    let copy = tempfile::tempdir().unwrap();
+    copy_files(dir, copy.path());
+    let newest = copy.path().join(newest.file_name().unwrap());
+    let mut bytes = std::fs::read(&newest).unwrap();
+    let unique = payload(end);
+    let at = bytes.windows(unique.len()).position(|window| window == unique).unwrap();
+    bytes[at + 500..at + unique.len()].fill(0);
+    std::fs::write(&newest, bytes).unwrap();
+    let (_, report) = open(copy.path());
+    assert!(report.found(Case::NewestTorn) && report.bytes_dropped > 0, "at {end}: {report:?}");
+    assert_eq!(report.end, Lsn(end - 1));
 }
 
 fn first(reader: &mut dyn LogReader) -> u64 {
