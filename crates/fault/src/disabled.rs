@@ -28,6 +28,12 @@ pub mod unsynced {
             Tracked
         }
 
+        /// The same of a file with something in it that is going to be overwritten.
+        #[inline(always)]
+        pub fn overwriting(_path: &Path, _synced_len: u64) -> Tracked {
+            Tracked
+        }
+
         /// The first `len` bytes are durable now.
         #[inline(always)]
         pub fn synced(&self, _len: u64) {}

@@ -74,12 +74,21 @@ pub fn points_passed() -> Vec<(&'static str, u64)> {
 /// Knows which bytes of which files no fsync has covered, so that a power cut can be played.
 pub mod unsynced {
     use std::collections::HashMap;
+    use std::os::unix::fs::FileExt;
     use std::path::{Path, PathBuf};
     use std::sync::{LazyLock, Mutex, MutexGuard};
 
-    static FILES: LazyLock<Mutex<HashMap<PathBuf, u64>>> = LazyLock::new(Mutex::default);
+    static FILES: LazyLock<Mutex<HashMap<PathBuf, Durable>>> = LazyLock::new(Mutex::default);
 
-    fn files() -> MutexGuard<'static, HashMap<PathBuf, u64>> {
+    /// What a power cut leaves of a file.
+    #[derive(Default)]
+    struct Durable {
+        synced_len: u64,
+        /// What stood in the file before it was written to, where that was anything.
+        before: Vec<u8>,
+    }
+
+    fn files() -> MutexGuard<'static, HashMap<PathBuf, Durable>> {
         FILES.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -90,13 +99,21 @@ pub mod unsynced {
     impl Tracked {
         /// Starts tracking; `synced_len` bytes are durable already.
         pub fn new(path: &Path, synced_len: u64) -> Tracked {
-            files().insert(path.to_owned(), synced_len);
+            files().insert(path.to_owned(), Durable { synced_len, before: Vec::new() });
+            Tracked(path.to_owned())
+        }
+
+        /// The same of a file with something in it that is going to be overwritten, and that a
+        /// power cut brings back.
+        pub fn overwriting(path: &Path, synced_len: u64) -> Tracked {
+            let before = std::fs::read(path).unwrap_or_default();
+            files().insert(path.to_owned(), Durable { synced_len, before });
             Tracked(path.to_owned())
         }
 
         /// The first `len` bytes are durable now.
         pub fn synced(&self, len: u64) {
-            files().insert(self.0.clone(), len);
+            files().entry(self.0.clone()).or_default().synced_len = len;
         }
     }
 
@@ -106,17 +123,21 @@ pub mod unsynced {
         }
     }
 
-    /// Truncates every tracked file to what fsync covered. The lock stays held: nothing can be
+    /// Takes from every tracked file what no fsync covered. The lock stays held: nothing can be
     /// declared synced between the cut and the end of the process.
     pub(super) fn cut_power() {
         let files = files();
-        for (path, synced_len) in files.iter() {
+        for (path, Durable { synced_len, before }) in files.iter() {
             let Ok(file) = std::fs::OpenOptions::new().write(true).open(path) else { continue };
             let Ok(meta) = file.metadata() else { continue };
             if meta.len() > *synced_len {
                 // A preallocated file keeps its length: what was not synced reads as zeros.
                 let len = meta.len();
-                let _ = file.set_len(*synced_len).and_then(|()| file.set_len(len));
+                let before = before.get(*synced_len as usize..).unwrap_or_default();
+                let _ = file
+                    .set_len(*synced_len)
+                    .and_then(|()| file.write_all_at(before, *synced_len))
+                    .and_then(|()| file.set_len(len));
             }
         }
         std::mem::forget(files);

@@ -84,7 +84,11 @@ pub(crate) struct SinkStart {
 impl BlockSink {
     pub fn new(file: File, path: &Path, start: SinkStart, old_files: &Arc<OldFiles>) -> BlockSink {
         BlockSink {
-            tracked: Some(Tracked::new(path, start.synced)),
+            tracked: Some(if start.allocated > start.end {
+                Tracked::overwriting(path, start.synced)
+            } else {
+                Tracked::new(path, start.synced)
+            }),
             file,
             path: path.to_owned(),
             container: start.container,
