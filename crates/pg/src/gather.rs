@@ -5,8 +5,8 @@
 //! that costs several times what the walsender needs to decode it. While the window is closed, what
 //! is sent is appended to what waits in the sender's buffer, and goes in full segments once the
 //! window opens. So a close publisher (whose next window is here as soon as it is asked for) gets a
-//! small window, and when small messages come in a flood, nothing is read for longer than it takes
-//! to fill it. `docs/decisions/0049-a-flood-gathers-at-the-sender.md` has the figures.
+//! small window, and when messages of up to 2 KB come in a flood, nothing is read for longer than it
+//! takes to fill it. `docs/decisions/0049-a-flood-gathers-at-the-sender.md` has the figures.
 
 use crate::socket::{Arrived, Socket};
 use std::time::Duration;

@@ -119,7 +119,8 @@ pub struct StoreStatus {
     pub start: Lsn,
     /// Newest durable position.
     pub durable: Durable,
-    /// Bytes on disk: segments and spills.
+    /// Bytes on disk of what the log holds: segments and spills, as [`Retention::bytes_max`] counts
+    /// them. The few files kept for segments to come are beyond it.
     pub bytes_on_disk: u64,
     /// Segments on disk.
     pub segments: u64,

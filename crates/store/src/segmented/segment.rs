@@ -14,7 +14,8 @@
 //!      48     8  next spill id when the segment was created
 //!      56     4  zero
 //!      60     4  CRC32C over bytes 0..60
-//!      64     …  blocks (see `block.rs`), then zeros up to what was preallocated
+//!      64     …  blocks (see `block.rs`), then in the active segment zeros (space reserved ahead) or
+//!                what an older one left
 //!
 //!  an entry inside an entries block, one after the other
 //!       0     8  position (end of the commit record)

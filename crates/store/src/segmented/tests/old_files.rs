@@ -1,10 +1,10 @@
 //! Segments that begin in the files of dropped ones.
 
+use super::open;
 use super::property::copy_files;
-use super::{open, small};
 use crate::conformance::{append, batch, block_on, entries, noise, read_all, wait_durable};
+use crate::segmented::SegmentedStore;
 use crate::segmented::recovery::Case;
-use crate::segmented::{Options, SegmentedStore};
 use crate::{LogReader, LogStore, Retention, StoreError};
 use farshore_model::{Applied, Lsn};
 use std::collections::BTreeSet;
@@ -128,6 +128,12 @@ fn first(reader: &mut dyn LogReader) -> u64 {
     entries(reader.next_block().unwrap().unwrap())[0].position.0
 }
 
+/// How many files are kept, and their bytes.
+fn kept(dir: &Path) -> (usize, u64) {
+    let kept = files(dir, "old");
+    (kept.len(), kept.iter().map(|file| file.metadata().unwrap().len()).sum())
+}
+
 #[test]
 fn no_more_is_kept_than_the_log_may_take() {
     let dir = tempfile::tempdir().unwrap();
@@ -136,15 +142,13 @@ fn no_more_is_kept_than_the_log_may_take() {
     fill(&store, 1, 100);
     let bounded = Retention { bytes_max: Some(1 << 20), age_max: None };
     drop_up_to(&store, 90, &bounded);
-    let kept = files(dir.path(), "old");
-    let bytes: u64 = kept.iter().map(|file| file.metadata().unwrap().len()).sum();
-    assert!((1..=(4 * 12) << 10).contains(&bytes), "{bytes} bytes in {} files", kept.len());
+    let (count, bytes) = kept(dir.path());
+    assert!((1..=4).contains(&count) && bytes <= (4 * 12) << 10, "{bytes} bytes in {count} files");
     fill(&store, 100, 200);
     drop(store);
-    let (store, _) = SegmentedStore::open(dir.path(), Options { ..small() }).unwrap();
-    let small = Retention { bytes_max: Some(100 << 10), age_max: None };
-    drop_up_to(&store, 190, &small);
-    let kept = files(dir.path(), "old");
-    let bytes: u64 = kept.iter().map(|file| file.metadata().unwrap().len()).sum();
-    assert!(bytes <= 100 << 7, "{bytes} bytes in {} files", kept.len());
+    let (store, _) = open(dir.path());
+    let smaller = Retention { bytes_max: Some(100 << 10), age_max: None };
+    drop_up_to(&store, 190, &smaller);
+    let (count, bytes) = kept(dir.path());
+    assert!(bytes <= 100 << 7, "{bytes} bytes in {count} files");
 }
