@@ -131,6 +131,7 @@ impl Writer {
                 if let Err(error) = self.active.sink.seal() {
                     tracing::warn!("{error}");
                 }
+                self.log.old_files.give_up();
                 return;
             }
         }

@@ -146,6 +146,7 @@ fn no_more_is_kept_than_the_log_may_take() {
     assert!((1..=4).contains(&count) && bytes <= (4 * 12) << 10, "{bytes} bytes in {count} files");
     fill(&store, 100, 200);
     drop(store);
+    assert_eq!(kept(dir.path()), (0, 0), "a closed store needs none");
     let (store, _) = open(dir.path());
     let smaller = Retention { bytes_max: Some(100 << 10), age_max: None };
     drop_up_to(&store, 190, &smaller);
