@@ -4,11 +4,13 @@ use crate::error::MirrorError;
 use crate::relay::compression::Unpacker;
 use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
 use crate::serve::Standbys;
-use crate::spool::{Identity, SlotName, Spool, SpoolError};
+use crate::spool::{HERE_BYTES_MAX, Identity, SlotName, Spool, SpoolError};
 use crate::wal::{SegmentBytes, Timeline};
+use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
 use farshore_model::Lsn;
+use futures_util::FutureExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -46,6 +48,47 @@ pub struct Far {
     pub status: Mutex<FarStatus>,
     /// Reduced log did not come back as it was: it is not asked for again.
     takes_no_reduced: AtomicBool,
+}
+
+/// Log that came and is not in the spool yet. What of it is dropped comes again.
+struct Gathered {
+    timeline: Timeline,
+    start: Lsn,
+    pieces: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Gathered {
+    fn nothing() -> Gathered {
+        Gathered { timeline: Timeline(0), start: Lsn::ZERO, pieces: Vec::new(), bytes: 0 }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
+    fn is_followed_by(&self, timeline: Timeline, start: Lsn) -> bool {
+        let end = Lsn(self.start.0 + self.bytes as u64);
+        self.is_empty() || (timeline == self.timeline && start == end)
+    }
+
+    fn add(&mut self, timeline: Timeline, start: Lsn, log: Bytes) {
+        if self.is_empty() {
+            (self.timeline, self.start) = (timeline, start);
+        }
+        self.bytes += log.len();
+        self.pieces.push(log);
+    }
+
+    async fn pass_to(&mut self, spool: &Spool) -> Result<(), SpoolError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        spool.append(self.timeline, self.start, &self.pieces).await?;
+        self.pieces.clear();
+        self.bytes = 0;
+        Ok(())
+    }
 }
 
 /// While a session is kept: also when a promotion drops it half-way.
@@ -196,8 +239,32 @@ impl Far {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let mut unpacker =
             Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
-        while let Some(parts) = receiver.next_parts().await? {
-            match FromNear::decode_parts(parts).map_err(|what| protocol(what.to_string()))? {
+        let mut gathered = Gathered::nothing();
+        loop {
+            // What has come already goes into the spool together.
+            let here = if gathered.is_empty() || gathered.bytes >= HERE_BYTES_MAX {
+                None
+            } else {
+                receiver.next_parts().now_or_never()
+            };
+            let next = match here {
+                Some(next) => next,
+                None => {
+                    gathered.pass_to(spool).await?;
+                    receiver.next_parts().await
+                }
+            };
+            let Ok(Some(parts)) = next else {
+                gathered.pass_to(spool).await?;
+                next?;
+                break;
+            };
+            let message =
+                FromNear::decode_parts(parts).map_err(|what| protocol(what.to_string()))?;
+            if !matches!(message, FromNear::Log { .. }) {
+                gathered.pass_to(spool).await?;
+            }
+            match message {
                 FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                     let packed_bytes = packed.len() as u64;
                     let log = unpacker.unpack_log(packing, packed, start, bytes as usize).map_err(
@@ -211,7 +278,10 @@ impl Far {
                             MirrorError::NotRestored { site, what }
                         },
                     )?;
-                    spool.append(timeline, start, log).await?;
+                    if !gathered.is_followed_by(timeline, start) {
+                        gathered.pass_to(spool).await?;
+                    }
+                    gathered.add(timeline, start, log);
                     let mut status = self.status();
                     status.log_bytes += u64::from(bytes);
                     status.packed_bytes += packed_bytes;
@@ -331,9 +401,9 @@ impl Far {
 
 /// How soon the near end is told that standbys have replayed more, where no commit waits for that by
 /// the mirror's mode: with the next log that is durable, or after so long. One that asks for it all
-/// the same, by `remote_apply`, waits so long, and as long again where log was gathered for the
-/// standbys. What is written is told with what is durable: a commit under `remote_write` waits for
-/// that.
+/// the same, by `remote_apply`, waits so long, as long again where log was gathered for the
+/// standbys, and as long again until they are listened to. What is written is told with what is
+/// durable: a commit under `remote_write` waits for that.
 const TOLD_WITHIN: Duration = Duration::from_millis(5);
 /// While standbys do not replay, they are looked at ever more seldom, down to this.
 const TOLD_WITHIN_MAX: Duration = Duration::from_millis(80);
@@ -362,7 +432,6 @@ mod tests {
     use crate::relay::compression::{Compression, Method, Packer};
     use crate::relay::message::Feedback;
     use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
-    use bytes::Bytes;
 
     #[tokio::test]
     async fn reduced_log_that_does_not_come_back_is_not_asked_for_again() {
@@ -415,7 +484,7 @@ mod tests {
         let mut log = Log::new(begin);
         log.push(100);
         let end = Lsn(log.end());
-        spool.append(Timeline(1), Lsn(begin), log.bytes.into()).await.unwrap();
+        spool.append(Timeline(1), Lsn(begin), &[log.bytes.into()]).await.unwrap();
         spool.settled().await.unwrap();
         let (spool, far) = (Arc::new(spool), Far::without_spool("m", folder.path().join("m")));
         let peer = "127.0.0.1:1".parse().unwrap();

@@ -13,12 +13,13 @@
 //!          old.….tmp                  a segment that was forgotten, for one to come
 //! ```
 //!
-//! One thread writes. Bytes are *written* when the operating system has them and *durable* when an
-//! fdatasync has covered them; both positions are published in that order, and only the second one
-//! is ever promised to anybody. A segment is made only after the one before it is durable as a
-//! whole, and the boundary between them is durable only then, so what a crash leaves is decided by
-//! the newest segment alone: [`recovery`] scans its records. `docs/formats/spool.md` draws the
-//! bytes and lists the cases.
+//! One thread writes, or whoever brings a little log while that thread has nothing to do: waking it
+//! and being woken costs more than the write. Bytes are *written* when the operating system has
+//! them and *durable* when an fdatasync has covered them; both positions are published in that
+//! order, and only the second one is ever promised to anybody. A segment is made only after the one
+//! before it is durable as a whole, and the boundary between them is durable only then, so what a
+//! crash leaves is decided by the newest segment alone: [`recovery`] scans its records.
+//! `docs/formats/spool.md` draws the bytes and lists the cases.
 
 mod closed;
 mod damage;
@@ -56,6 +57,13 @@ const QUEUE_PIECES_MAX: usize = 32;
 
 /// Most bytes in one piece.
 pub const PIECE_BYTES_MAX: usize = 1 << 20;
+
+/// Log up to this is written and made durable by who brings it; with more, the writer's thread is
+/// at its disk while the next is received.
+pub const HERE_BYTES_MAX: usize = 256 << 10;
+/// The disk of a spool that makes log durable at once needs no longer than this for it: who brings
+/// log has standbys and a link to mind.
+const HERE_WITHIN: Duration = Duration::from_millis(5);
 
 /// Whose log it is. Never changes in the life of a spool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,7 +131,8 @@ pub struct Spool {
     work: Option<mpsc::Sender<Work>>,
     /// How many pieces of work were handed over.
     handed_over: AtomicU64,
-    writer: Option<std::thread::JoinHandle<()>>,
+    writer: Arc<Mutex<writer::Writer>>,
+    thread: Option<std::thread::JoinHandle<()>>,
     slots: Mutex<slots::Slots>,
     /// The newest timeline that was handed over. Held while a history file is replaced: the thread
     /// of a session that was dropped may still be at it.
@@ -223,16 +232,19 @@ impl Spool {
             harden_last_us: AtomicU64::new(0),
         });
         let (work, queue) = mpsc::channel(QUEUE_PIECES_MAX);
-        let writer = writer::Writer::new(shared.clone(), recovered.state, queue);
+        let writer = writer::Writer::new(shared.clone(), recovered.state);
+        let writer = Arc::new(Mutex::new(writer));
         let thread = std::thread::Builder::new().name("spool".to_owned());
-        let writer = thread
-            .spawn(move || writer.run())
+        let writing = writer.clone();
+        let thread = thread
+            .spawn(move || writer::run(&writing, queue))
             .map_err(SpoolError::io("start the writer of", folder))?;
         let spool = Spool {
             shared,
             work: Some(work),
             handed_over: AtomicU64::new(0),
-            writer: Some(writer),
+            writer,
+            thread: Some(thread),
             slots: Mutex::new(slots),
             newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
@@ -299,20 +311,55 @@ impl Spool {
         }
     }
 
-    /// Hands over log that follows what was handed over before, at most [`PIECE_BYTES_MAX`].
-    /// Waits while the writer is behind. Returning says nothing about durability: see
-    /// [`Spool::positions`].
+    /// Takes in log that follows what was taken in before, in pieces of at most
+    /// [`PIECE_BYTES_MAX`]. Little log ([`HERE_BYTES_MAX`] in all) is durable when this returns, if
+    /// the writer has nothing else to do and the disk is fast: it blocks on the disk then, for a
+    /// moment. Else it is handed over, and waits while the writer is behind; returning says nothing
+    /// about durability then: see [`Spool::positions`].
     ///
     /// # Errors
-    /// Why the writer has ended.
+    /// Why nothing is written any more.
     pub async fn append(
         &self,
         timeline: Timeline,
         start: Lsn,
-        data: Bytes,
+        pieces: &[Bytes],
     ) -> Result<(), SpoolError> {
         self.check_open()?;
-        self.hand_over(Work::Write { timeline, start, data }).await
+        if self.write_here(timeline, start, pieces)? {
+            return Ok(());
+        }
+        let mut start = start;
+        for data in pieces {
+            let end = Lsn(start.0 + data.len() as u64);
+            self.hand_over(Work::Write { timeline, start, data: data.clone() }).await?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Whether it did.
+    fn write_here(
+        &self,
+        timeline: Timeline,
+        start: Lsn,
+        pieces: &[Bytes],
+    ) -> Result<bool, SpoolError> {
+        // Nobody can reply between a write and an fdatasync that follows at once.
+        if fault::defect("mirror-reply-from-received") {
+            return Ok(false);
+        }
+        let is_little = pieces.iter().map(Bytes::len).sum::<usize>() <= HERE_BYTES_MAX;
+        let is_idle = *self.shared.done.borrow() == self.handed_over.load(Relaxed);
+        if !is_little || !is_idle || self.has_failed() || self.hardening().last > HERE_WITHIN {
+            return Ok(false);
+        }
+        let Ok(mut writer) = self.writer.try_lock() else { return Ok(false) };
+        // As what is handed over: whoever waits for all that was waits for this.
+        self.handed_over.fetch_add(1, Relaxed);
+        let written = writer.write_here(timeline, start, pieces);
+        self.shared.done.send_modify(|done| *done += 1);
+        written
     }
 
     /// Goes over to `timeline`, which left the present one at `at`. Its history must be kept
@@ -526,9 +573,9 @@ impl Drop for Spool {
     fn drop(&mut self) {
         self.shared.is_closing.store(true, Relaxed);
         self.work = None;
-        if let Some(writer) = self.writer.take() {
-            writer.thread().unpark();
-            if writer.join().is_err() {
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            if thread.join().is_err() {
                 tracing::error!("the spool's writer died");
             }
         }

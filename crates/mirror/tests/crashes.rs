@@ -6,7 +6,7 @@
 mod synthetic;
 
 use bytes::Bytes;
-use farshore_mirror::spool::{Identity, Spool};
+use farshore_mirror::spool::{HERE_BYTES_MAX, Identity, Spool};
 use farshore_mirror::wal::{SegmentBytes, Timeline};
 use farshore_model::Lsn;
 use std::io::Write;
@@ -58,14 +58,22 @@ async fn child() {
     let boundaries = (1..=LOG_BYTES / SEGMENT_BYTES).map(|nth| BEGIN + nth * SEGMENT_BYTES);
     let mut ends: Vec<u64> = records.chain(boundaries.clone()).collect();
     ends.sort_unstable();
+    let (mut begun, mut pieces) = (at, Vec::new());
     for end in ends {
         if end <= at {
             continue;
         }
-        let piece = Bytes::copy_from_slice(log.between(at, end));
-        spool.append(Timeline(1), Lsn(at), piece).await.expect("append");
+        pieces.push(Bytes::copy_from_slice(log.between(at, end)));
         at = end;
-        if end % 3 == 0 || boundaries.clone().any(|boundary| boundary == end) {
+        let is_boundary = boundaries.clone().any(|boundary| boundary == end);
+        // Of every second segment so much at a time that it is handed over to the writer's thread.
+        let by_thread = (end - 1) / SEGMENT_BYTES % 2 == 0;
+        if by_thread && !is_boundary && at - begun <= HERE_BYTES_MAX as u64 {
+            continue;
+        }
+        spool.append(Timeline(1), Lsn(begun), &pieces).await.expect("append");
+        (begun, pieces) = (at, Vec::new());
+        if by_thread || end % 3 == 0 || is_boundary {
             let durable = positions.wait_for(|positions| positions.durable.0 >= at).await;
             let durable = durable.expect("durable").durable;
             writeln!(acknowledged, "{}", durable.0).expect("note");

@@ -38,7 +38,7 @@ pub use farshore_model::quote_identifier;
 pub use farshore_wire::backend::{ServerError, TransactionStatus};
 pub use query::{Question, ResultSet, Row};
 pub use quote::{quote_literal, text_array};
-pub use socket::FAR;
+pub use socket::{FAR, wake_at};
 pub use tls::end_point_hash;
 
 /// SQL that lifts the role's and the server's time limits for a session that waits by design.

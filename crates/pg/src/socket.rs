@@ -119,26 +119,9 @@ impl Socket {
         }
     }
 
-    /// The kernel says that there is something to read only when there are so many bytes
-    /// (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for fewer, it looks at
-    /// once whether it has them (Linux 4.18 on). Returns whether it does that now.
+    /// [`wake_at`]; `false` on a socket that is not TCP.
     pub(crate) fn wake_at(&self, bytes: usize) -> bool {
-        let Some(tcp) = self.tcp() else { return false };
-        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-        let mut kept: libc::c_int = 0;
-        let mut length = size_of::<libc::c_int>() as libc::socklen_t;
-        // SAFETY: the descriptor is open as long as `tcp` is borrowed, and before each call returns
-        // the kernel reads, or writes, one `c_int` where it is told to, which is as long as is said.
-        // Where it refuses, the socket is as it was.
-        let (set, asked) = unsafe {
-            let (socket, level, option) = (tcp.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT);
-            let set =
-                libc::setsockopt(socket, level, option, std::ptr::from_ref(&bytes).cast(), length);
-            let kept = std::ptr::from_mut(&mut kept).cast();
-            (set, libc::getsockopt(socket, level, option, kept, &raw mut length))
-        };
-        // A sandbox may say yes to what it does not know. (Too much is cut to what fits.)
-        cfg!(target_os = "linux") && set == 0 && asked == 0 && (kept == bytes || kept > 1)
+        self.tcp().is_some_and(|tcp| wake_at(tcp, bytes))
     }
 
     /// Whether the server is told at once that we are gone (RST) when the socket is closed, instead
@@ -191,6 +174,27 @@ impl Socket {
     pub(crate) fn arrived(&self) -> Option<Arrived> {
         arrived(self.tcp()?)
     }
+}
+
+/// The kernel says that there is something to read only when there are so many bytes
+/// (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for fewer, it looks at
+/// once whether it has them (Linux 4.18 on). Returns whether it does that now.
+pub fn wake_at(tcp: &TcpStream, bytes: usize) -> bool {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    let mut kept: libc::c_int = 0;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    // SAFETY: the descriptor is open as long as `tcp` is borrowed, and before each call returns
+    // the kernel reads, or writes, one `c_int` where it is told to, which is as long as is said.
+    // Where it refuses, the socket is as it was.
+    let (set, asked) = unsafe {
+        let (socket, level, option) = (tcp.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVLOWAT);
+        let set =
+            libc::setsockopt(socket, level, option, std::ptr::from_ref(&bytes).cast(), length);
+        let kept = std::ptr::from_mut(&mut kept).cast();
+        (set, libc::getsockopt(socket, level, option, kept, &raw mut length))
+    };
+    // A sandbox may say yes to what it does not know. (Too much is cut to what fits.)
+    cfg!(target_os = "linux") && set == 0 && asked == 0 && (kept == bytes || kept > 1)
 }
 
 /// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before 4.6).

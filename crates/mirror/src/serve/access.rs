@@ -5,7 +5,7 @@
 //! the log holds all data of the cluster.
 
 use super::scram::{self, Challenged, Denied, Verifier};
-use super::session::{Refusal, SessionError, say_goodbye, write};
+use super::session::{Reader, Refusal, SessionError, say_goodbye, write};
 use bytes::{Bytes, BytesMut};
 use farshore_wire::server::{self, Opening};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -153,7 +153,7 @@ impl fmt::Debug for Door {
 
 /// Somebody who was let in.
 pub(super) struct Guest {
-    pub reader: Box<dyn AsyncRead + Send + Unpin>,
+    pub reader: Reader,
     pub writer: Box<dyn AsyncWrite + Send + Unpin>,
     /// What came behind the startup packet and what authentication took.
     pub buffer: BytesMut,
@@ -197,7 +197,7 @@ impl Door {
                     negotiate(&mut out, minor, &parameters);
                     self.authenticate(&mut socket, &mut buffer, &mut out, None).await?;
                     let (reader, writer) = socket.into_split();
-                    let (reader, writer) = (Box::new(reader), Box::new(writer));
+                    let (reader, writer) = (Reader::Plain(reader), Box::new(writer));
                     return Ok(Some(Guest { reader, writer, buffer, parameters, out }));
                 }
             }
@@ -230,7 +230,7 @@ impl Door {
                 let end_point = self.end_point.as_deref();
                 self.authenticate(&mut stream, &mut buffer, &mut out, end_point).await?;
                 let (reader, writer) = tokio::io::split(stream);
-                let (reader, writer) = (Box::new(reader), Box::new(writer));
+                let (reader, writer) = (Reader::Tls(Box::new(reader)), Box::new(writer));
                 Ok(Some(Guest { reader, writer, buffer, parameters, out }))
             }
         }

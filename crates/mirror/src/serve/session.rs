@@ -15,6 +15,7 @@ use farshore_wire::replication::ReplicationError;
 use farshore_wire::replication_command::{CommandError, ReplicationCommand};
 use farshore_wire::server::{self, ClientError, FromFrontend, type_oid};
 use messages::Messages;
+pub(super) use messages::Reader;
 use socket2::{SockRef, TcpKeepalive};
 use std::net::SocketAddr;
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
+use futures_util::FutureExt;
 use std::os::unix::fs::FileExt;
 
 const BEGIN: u64 = 5 * SEGMENT_BYTES;
@@ -20,7 +21,7 @@ async fn append(spool: &Spool, log: &Log, from: u64, to: u64) {
     let timeline = spool.positions().borrow().timeline;
     let mut at = from;
     for piece in log.between(from, to).chunks(100_003) {
-        spool.append(timeline, Lsn(at), Bytes::copy_from_slice(piece)).await.unwrap();
+        spool.append(timeline, Lsn(at), &[Bytes::copy_from_slice(piece)]).await.unwrap();
         at += piece.len() as u64;
     }
     let mut positions = spool.positions();
@@ -162,7 +163,7 @@ async fn a_boundary_is_not_claimed_before_the_next_segment_is_there() {
     // Nothing can be renamed over a folder, and no segment is written to one.
     std::fs::create_dir(segment(folder.path(), 1)).unwrap();
     let last = Bytes::copy_from_slice(log.between(boundary - 8, boundary));
-    spool.append(Timeline(1), Lsn(boundary - 8), last).await.unwrap();
+    spool.append(Timeline(1), Lsn(boundary - 8), &[last]).await.unwrap();
     assert!(spool.settled().await.is_err());
     assert_eq!(spool.positions().borrow().durable, Lsn(boundary - 8));
     drop(spool);
@@ -223,10 +224,52 @@ async fn a_beginning_within_a_record_counts_once_it_is_passed() {
 }
 
 #[tokio::test]
+async fn little_log_is_durable_when_it_is_taken_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    let log = some_log();
+    // The first makes the segment, which is the thread's.
+    append(&spool, &log, BEGIN, BEGIN + 100).await;
+    spool.settled().await.unwrap();
+    let (mut at, mut at_once) = (BEGIN + 100, 0);
+    while at < log.end() {
+        let end = (at + 9_000).min(log.end());
+        let (first, second) = log.between(at, end).split_at(((end - at) / 2) as usize);
+        let pieces = [first, second].map(Bytes::copy_from_slice);
+        spool.append(Timeline(1), Lsn(at), &pieces).await.unwrap();
+        at_once += usize::from(spool.positions().borrow().durable == Lsn(end));
+        // A boundary is the thread's, and a disk that was slow for a moment.
+        let settled = spool.settled().await.unwrap();
+        assert_eq!((settled.written, settled.durable), (Lsn(end), Lsn(end)));
+        at = end;
+    }
+    assert!(at_once > 0, "all of it went by the thread");
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.whole_until(log.end())));
+}
+
+/// The thread is at something else.
+#[tokio::test]
+async fn little_log_that_is_not_for_here_goes_to_the_thread() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    let log = some_log();
+    append(&spool, &log, BEGIN, BEGIN + 100).await;
+    spool.settled().await.unwrap();
+    let busy = spool.writer.lock().unwrap();
+    let piece = Bytes::copy_from_slice(log.between(BEGIN + 100, BEGIN + 200));
+    let appended = spool.append(Timeline(1), Lsn(BEGIN + 100), &[piece]).now_or_never();
+    appended.unwrap().unwrap();
+    assert_eq!(spool.positions().borrow().written, Lsn(BEGIN + 100));
+    drop(busy);
+    assert_eq!(spool.settled().await.unwrap().durable, Lsn(BEGIN + 200));
+}
+
+#[tokio::test]
 async fn log_that_does_not_follow_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let spool = created(folder.path());
-    spool.append(Timeline(1), Lsn(BEGIN + 8), Bytes::from_static(b"x")).await.unwrap();
+    spool.append(Timeline(1), Lsn(BEGIN + 8), &[Bytes::from_static(b"x")]).await.unwrap();
     let mut positions = spool.positions();
     // The writer has ended, and with it what it publishes stands still.
     while spool.trouble().is_none() {
@@ -234,7 +277,7 @@ async fn log_that_does_not_follow_is_refused() {
     }
     assert!(matches!(spool.failure(), SpoolError::DoesNotFollow { .. }));
     assert_eq!(positions.borrow_and_update().durable, Lsn(BEGIN));
-    assert!(spool.append(Timeline(1), Lsn(BEGIN), Bytes::new()).await.is_err());
+    assert!(spool.append(Timeline(1), Lsn(BEGIN), &[Bytes::new()]).await.is_err());
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
-//! The thread that writes: takes what waits, writes it, makes it durable in one go, says so.
+//! What writes: takes what waits, writes it, makes it durable in one go, says so. Mostly that is a
+//! thread; who brings a little log while nothing waits does it at once ([`Writer::write_here`]).
 
 use super::folder::{self, SPARE};
 use super::state::State;
@@ -12,8 +13,8 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -23,10 +24,10 @@ const GROUP_BYTES_MAX: usize = 4 << 20;
 /// How often a full disk is tried again.
 const ROOM_AGAIN: Duration = Duration::from_millis(250);
 
+#[derive(Debug)]
 pub(super) struct Writer {
     shared: Arc<Shared>,
     state: State,
-    queue: mpsc::Receiver<Work>,
     timeline: Timeline,
     written: Lsn,
     durable: Lsn,
@@ -39,6 +40,7 @@ pub(super) struct Writer {
 }
 
 /// The segment that is being filled.
+#[derive(Debug)]
 struct Open {
     number: u64,
     path: PathBuf,
@@ -49,20 +51,42 @@ struct Open {
 }
 
 /// A file that becomes a segment.
+#[derive(Debug)]
 struct Spare {
     path: PathBuf,
     /// It was one before; only its first page is zero.
     has_old_log: bool,
 }
 
+/// The thread: takes what waits, until nobody can hand over any more.
+pub(super) fn run(writer: &Mutex<Writer>, mut queue: mpsc::Receiver<Work>) {
+    while let Some(first) = queue.blocking_recv() {
+        let mut writer = lock(writer);
+        if writer.shared.failure.get().is_some() {
+            break;
+        }
+        if let Err(error) = writer.take_group(first, || queue.try_recv().ok()) {
+            writer.stop(error);
+            break;
+        }
+    }
+    if let Some(spare) = lock(writer).spare.take() {
+        // Its file is removed at the next start.
+        drop(spare.join());
+    }
+}
+
+fn lock(writer: &Mutex<Writer>) -> MutexGuard<'_, Writer> {
+    writer.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
 impl Writer {
-    pub fn new(shared: Arc<Shared>, state: State, queue: mpsc::Receiver<Work>) -> Writer {
+    pub fn new(shared: Arc<Shared>, state: State) -> Writer {
         let positions = *shared.positions.borrow();
         let needs_floor = positions.timeline == state.timeline;
         Writer {
             shared,
             state,
-            queue,
             timeline: positions.timeline,
             written: positions.written,
             durable: positions.durable,
@@ -72,41 +96,89 @@ impl Writer {
         }
     }
 
-    pub fn run(mut self) {
-        let ended = self.work();
-        if let Some(spare) = self.spare.take() {
-            // Its file is removed at the next start.
-            drop(spare.join());
+    /// Takes a group of what waits: `first`, and what `more` has.
+    ///
+    /// # Errors
+    /// Why nothing is written any more. Whoever waits has been told.
+    fn take_group(
+        &mut self,
+        first: Work,
+        mut more: impl FnMut() -> Option<Work>,
+    ) -> Result<(), SpoolError> {
+        let began = Instant::now();
+        let mut group_bytes = self.take(first)?;
+        let mut group = 1;
+        while group_bytes < GROUP_BYTES_MAX
+            && let Some(next) = more()
+        {
+            group_bytes += self.take(next)?;
+            group += 1;
         }
-        if let Err(error) = ended {
-            tracing::error!(folder = %self.shared.folder.display(), "the spool stops: {error}");
-            // Whoever hands over finds the queue closed, and looks here.
-            let _ = self.shared.failure.set(error);
-            self.shared.positions.send_modify(|_| {});
-            self.shared.done.send_modify(|_| {});
+        if self.durable < self.written {
+            self.harden()?;
+            self.note_hardening(began.elapsed());
         }
+        self.shared.done.send_modify(|done| *done += group);
+        Ok(())
     }
 
-    fn work(&mut self) -> Result<(), SpoolError> {
-        while let Some(first) = self.queue.blocking_recv() {
-            let began = Instant::now();
-            let mut group_bytes = self.take(first)?;
-            let mut group = 1;
-            while group_bytes < GROUP_BYTES_MAX
-                && let Ok(next) = self.queue.try_recv()
-            {
-                group_bytes += self.take(next)?;
-                group += 1;
-            }
-            if self.durable < self.written {
-                self.harden()?;
-                let micros = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-                self.shared.harden_total_us.fetch_add(micros, Relaxed);
-                self.shared.harden_last_us.store(micros, Relaxed);
-            }
-            self.shared.done.send_modify(|done| *done += group);
+    /// Writes log and makes it durable, if that is a matter of nothing but the segment that is
+    /// open: `false` if it is not, or the disk refuses it, and nothing has come of it. What follows
+    /// the last of it must be in the same segment.
+    ///
+    /// # Errors
+    /// Why nothing is written any more: an fdatasync that fails cannot be tried again. Whoever
+    /// waits has been told.
+    pub fn write_here(
+        &mut self,
+        timeline: Timeline,
+        start: Lsn,
+        pieces: &[Bytes],
+    ) -> Result<bool, SpoolError> {
+        let bytes: usize = pieces.iter().map(Bytes::len).sum();
+        let (number, at) = self.place();
+        let is_within = at + (bytes as u64) < self.size().get();
+        let follows = timeline == self.timeline && start == self.written;
+        let is_durable = self.durable == self.written;
+        let Some(open) = self.open.as_ref().filter(|open| open.number == number) else {
+            return Ok(false);
+        };
+        if !is_within || !follows || !is_durable || self.needs_floor || bytes == 0 {
+            return Ok(false);
         }
-        Ok(())
+        let began = Instant::now();
+        fault::point("spool.before-write");
+        let mut end = at;
+        for piece in pieces {
+            if open.write(piece, end).is_err() {
+                // What was written of it is behind the end of log, and comes again.
+                return Ok(false);
+            }
+            end += piece.len() as u64;
+        }
+        self.written = Lsn(self.written.0 + bytes as u64);
+        self.publish_written();
+        if let Err(error) = self.harden() {
+            self.stop(error.clone());
+            return Err(error);
+        }
+        self.note_hardening(began.elapsed());
+        Ok(true)
+    }
+
+    fn note_hardening(&self, took: Duration) {
+        let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        self.shared.harden_total_us.fetch_add(micros, Relaxed);
+        self.shared.harden_last_us.store(micros, Relaxed);
+    }
+
+    /// Tells whoever waits why nothing is written any more.
+    fn stop(&self, error: SpoolError) {
+        tracing::error!(folder = %self.shared.folder.display(), "the spool stops: {error}");
+        // Whoever hands over looks here.
+        let _ = self.shared.failure.set(error);
+        self.shared.positions.send_modify(|_| {});
+        self.shared.done.send_modify(|_| {});
     }
 
     fn size(&self) -> SegmentBytes {
@@ -148,11 +220,7 @@ impl Writer {
                 self.roll()?;
             }
         }
-        if fault::defect("mirror-reply-from-received") {
-            self.publish();
-        } else {
-            self.publish_quietly();
-        }
+        self.publish_written();
         Ok(())
     }
 
@@ -239,7 +307,10 @@ impl Writer {
     }
 
     /// For who looks anyway: nobody is woken for log that is not durable yet.
-    fn publish_quietly(&self) {
+    fn publish_written(&self) {
+        if fault::defect("mirror-reply-from-received") {
+            return self.publish();
+        }
         self.shared.positions.send_if_modified(|positions| {
             self.show(positions);
             false

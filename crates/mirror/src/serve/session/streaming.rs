@@ -21,7 +21,8 @@ const SEND_BYTES_MAX: usize = 128 << 10;
 
 /// Log that came right after some was sent waits so long for more to go with it, where no commit
 /// waits for standbys: each piece costs the standby a flush of its own, on a disk that it often
-/// shares with the spool that commits do wait for.
+/// shares with the spool that commits do wait for. For as long, nobody is woken by what the standby
+/// says of a piece: that it has written it, flushed it and replayed it.
 const GATHERING: Duration = Duration::from_millis(5);
 
 impl Session {
@@ -91,7 +92,9 @@ impl Session {
         let kept_from = self.spool.identity().segment.floor(start);
         let reader = Some(reader);
         let stream = Stream { place, slot, kept_from, timeline, sent: start, reader };
-        self.flow(stream).await
+        let done = self.flow(stream).await?;
+        self.messages.listen()?;
+        Ok(done)
     }
 
     /// The row that ends a timeline's stream.
@@ -124,12 +127,16 @@ impl Session {
                 };
                 until = left_at;
             }
+            let is_waited_for = self.context.standbys.are_waited_for();
             let gathers = left.is_none()
                 && until.bytes_since(stream.sent) < SEND_BYTES_MAX as u64
-                && !self.context.standbys.are_waited_for()
+                && !is_waited_for
                 && Instant::now() < gathers_until;
             while stream.sent < until && !gathers {
                 gathers_until = Instant::now() + GATHERING;
+                if !is_waited_for {
+                    self.messages.defer();
+                }
                 match self.send(&mut stream, until, now.durable).await? {
                     Done::Answered => {}
                     refused @ Done::Refused(_) => return Ok(refused),
@@ -140,6 +147,9 @@ impl Session {
                         return Ok(self.finish(None));
                     }
                 }
+            }
+            if left.is_some() || Instant::now() >= gathers_until {
+                self.messages.listen()?;
             }
             if left.is_some() {
                 server::copy_done(&mut self.out);
@@ -159,7 +169,8 @@ impl Session {
             tokio::select! {
                 // Its sender is in the spool, which this session holds.
                 _ = positions.changed() => {}
-                () = sleep_until(gathers_until), if gathers && stream.sent < until => {}
+                () = sleep_until(gathers_until),
+                    if (gathers && stream.sent < until) || self.messages.is_deferred() => {}
                 message = self.messages.next() => {
                     let Some(message) = message? else {
                         return Err(SessionError::OutOfPlace("the end of its connection"));
