@@ -4,7 +4,7 @@ use crate::error::MirrorError;
 use crate::relay::compression::Unpacker;
 use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
 use crate::serve::Standbys;
-use crate::spool::{HERE_BYTES_MAX, Identity, SlotName, Spool, SpoolError};
+use crate::spool::{HERE_BYTES, Identity, SlotName, Spool, SpoolError};
 use crate::wal::{SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
@@ -52,6 +52,9 @@ pub struct Far {
 
 /// Log that came and is not in the spool yet. What of it is dropped comes again.
 struct Gathered {
+    /// It may be made durable on this thread: no commit waits for a standby that this would not
+    /// hear meanwhile.
+    at_once: bool,
     timeline: Timeline,
     start: Lsn,
     pieces: Vec<Bytes>,
@@ -59,8 +62,9 @@ struct Gathered {
 }
 
 impl Gathered {
-    fn nothing() -> Gathered {
-        Gathered { timeline: Timeline(0), start: Lsn::ZERO, pieces: Vec::new(), bytes: 0 }
+    fn nothing(at_once: bool) -> Gathered {
+        let (timeline, start, pieces) = (Timeline(0), Lsn::ZERO, Vec::new());
+        Gathered { at_once, timeline, start, pieces, bytes: 0 }
     }
 
     fn is_empty(&self) -> bool {
@@ -84,7 +88,11 @@ impl Gathered {
         if self.is_empty() {
             return Ok(());
         }
-        spool.append(self.timeline, self.start, &self.pieces).await?;
+        if self.at_once {
+            spool.append_at_once(self.timeline, self.start, &self.pieces).await?;
+        } else {
+            spool.append(self.timeline, self.start, &self.pieces).await?;
+        }
         self.pieces.clear();
         self.bytes = 0;
         Ok(())
@@ -168,7 +176,7 @@ impl Far {
         self.status().connected = true;
         let _connected = Connected(self);
         tokio::select! {
-            ended = self.take_in(&site, &spool, receiver) => ended,
+            ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
             ended = self.acknowledge(&spool, applied_counts, sender) => ended,
         }
     }
@@ -234,15 +242,16 @@ impl Far {
         &self,
         site: &str,
         spool: &Arc<Spool>,
+        applied_counts: bool,
         mut receiver: Receiver,
     ) -> Result<(), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let mut unpacker =
             Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
-        let mut gathered = Gathered::nothing();
+        let mut gathered = Gathered::nothing(!applied_counts);
         loop {
             // What has come already goes into the spool together.
-            let here = if gathered.is_empty() || gathered.bytes >= HERE_BYTES_MAX {
+            let here = if gathered.is_empty() || gathered.bytes >= HERE_BYTES {
                 None
             } else {
                 receiver.next_parts().now_or_never()
@@ -259,28 +268,26 @@ impl Far {
                 next?;
                 break;
             };
-            let message =
-                FromNear::decode_parts(parts).map_err(|what| protocol(what.to_string()))?;
-            if !matches!(message, FromNear::Log { .. }) {
+            let message = FromNear::decode_parts(parts);
+            if !matches!(message, Ok(FromNear::Log { .. })) {
                 gathered.pass_to(spool).await?;
             }
-            match message {
+            match message.map_err(|what| protocol(what.to_string()))? {
                 FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                     let packed_bytes = packed.len() as u64;
-                    let log = unpacker.unpack_log(packing, packed, start, bytes as usize).map_err(
-                        |error| {
-                            if !packing.is_reduced() {
-                                return protocol(format!("log that cannot be unpacked: {error}"));
-                            }
-                            // Should this be due to the reducing, it is not to be met for ever.
-                            self.takes_no_reduced.store(true, Relaxed);
-                            let (site, what) = (site.to_owned(), error.to_string());
-                            MirrorError::NotRestored { site, what }
-                        },
-                    )?;
-                    if !gathered.is_followed_by(timeline, start) {
+                    let log = unpacker.unpack_log(packing, packed, start, bytes as usize);
+                    if log.is_err() || !gathered.is_followed_by(timeline, start) {
                         gathered.pass_to(spool).await?;
                     }
+                    let log = log.map_err(|error| {
+                        if !packing.is_reduced() {
+                            return protocol(format!("log that cannot be unpacked: {error}"));
+                        }
+                        // Should this be due to the reducing, it is not to be met for ever.
+                        self.takes_no_reduced.store(true, Relaxed);
+                        let (site, what) = (site.to_owned(), error.to_string());
+                        MirrorError::NotRestored { site, what }
+                    })?;
                     gathered.add(timeline, start, log);
                     let mut status = self.status();
                     status.log_bytes += u64::from(bytes);
@@ -400,11 +407,11 @@ impl Far {
 }
 
 /// How soon the near end is told that standbys have replayed more, where no commit waits for that by
-/// the mirror's mode: with the next log that is durable, or after so long. One that asks for it all
-/// the same, by `remote_apply`, waits so long, as long again where log was gathered for the
-/// standbys, and as long again until they are listened to. What is written is told with what is
-/// durable: a commit under `remote_write` waits for that.
-const TOLD_WITHIN: Duration = Duration::from_millis(5);
+/// the mirror's mode: with the next log that is durable, or after so long, when a standby that was
+/// sent that log at once has been listened to. One that asks for it all the same, by `remote_apply`,
+/// waits so long, and as long again where log was gathered for the standbys. What is written is told
+/// with what is durable: a commit under `remote_write` waits for that.
+const TOLD_WITHIN: Duration = Duration::from_millis(7);
 /// While standbys do not replay, they are looked at ever more seldom, down to this.
 const TOLD_WITHIN_MAX: Duration = Duration::from_millis(80);
 

@@ -58,12 +58,12 @@ const QUEUE_PIECES_MAX: usize = 32;
 /// Most bytes in one piece.
 pub const PIECE_BYTES_MAX: usize = 1 << 20;
 
-/// Log up to this is written and made durable by who brings it; with more, the writer's thread is
-/// at its disk while the next is received.
-pub const HERE_BYTES_MAX: usize = 256 << 10;
-/// The disk of a spool that makes log durable at once needs no longer than this for it: who brings
-/// log has standbys and a link to mind.
-const HERE_WITHIN: Duration = Duration::from_millis(5);
+/// Log from here on is not made durable by who brings it: the thread is at its disk then while the
+/// next is received. A near end that catches up sends so much at a time.
+pub const HERE_BYTES: usize = 256 << 10;
+/// A disk on which log is made durable by who brings it takes no longer than this for it: who does
+/// has standbys and a link to mind, and waking the thread takes a tenth of this.
+const HERE_WITHIN: Duration = Duration::from_millis(2);
 
 /// Whose log it is. Never changes in the life of a spool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,11 +111,11 @@ struct Shared {
     folder: PathBuf,
     identity: Identity,
     positions: watch::Sender<Positions>,
-    /// How many pieces of work are done and durable.
+    /// How many pieces of work the thread has done; they are durable.
     done: watch::Sender<u64>,
     /// Why the writer waits: there is no room.
     trouble: watch::Sender<Option<SpoolError>>,
-    /// Why the writer has ended.
+    /// Why nothing is written any more.
     failure: OnceLock<SpoolError>,
     is_closing: AtomicBool,
     forgotten: Forgotten,
@@ -311,11 +311,28 @@ impl Spool {
         }
     }
 
-    /// Takes in log that follows what was taken in before, in pieces of at most
-    /// [`PIECE_BYTES_MAX`]. Little log ([`HERE_BYTES_MAX`] in all) is durable when this returns, if
-    /// the writer has nothing else to do and the disk is fast: it blocks on the disk then, for a
-    /// moment. Else it is handed over, and waits while the writer is behind; returning says nothing
-    /// about durability then: see [`Spool::positions`].
+    /// As [`Spool::append`], and blocks on the disk where that is a matter of a moment: log of less
+    /// than [`HERE_BYTES`] in all is durable when this returns, if the thread has nothing to do and
+    /// the disk is fast.
+    ///
+    /// # Errors
+    /// Why nothing is written any more.
+    pub async fn append_at_once(
+        &self,
+        timeline: Timeline,
+        start: Lsn,
+        pieces: &[Bytes],
+    ) -> Result<(), SpoolError> {
+        self.check_open()?;
+        if self.write_here(timeline, start, pieces)? {
+            return Ok(());
+        }
+        self.append(timeline, start, pieces).await
+    }
+
+    /// Hands over log that follows what was taken in before, in pieces of at most
+    /// [`PIECE_BYTES_MAX`]. Waits while the thread is behind. Returning says nothing about
+    /// durability: see [`Spool::positions`].
     ///
     /// # Errors
     /// Why nothing is written any more.
@@ -326,9 +343,6 @@ impl Spool {
         pieces: &[Bytes],
     ) -> Result<(), SpoolError> {
         self.check_open()?;
-        if self.write_here(timeline, start, pieces)? {
-            return Ok(());
-        }
         let mut start = start;
         for data in pieces {
             let end = Lsn(start.0 + data.len() as u64);
@@ -349,17 +363,13 @@ impl Spool {
         if fault::defect("mirror-reply-from-received") {
             return Ok(false);
         }
-        let is_little = pieces.iter().map(Bytes::len).sum::<usize>() <= HERE_BYTES_MAX;
+        let is_little = pieces.iter().map(Bytes::len).sum::<usize>() < HERE_BYTES;
         let is_idle = *self.shared.done.borrow() == self.handed_over.load(Relaxed);
         if !is_little || !is_idle || self.has_failed() || self.hardening().last > HERE_WITHIN {
             return Ok(false);
         }
         let Ok(mut writer) = self.writer.try_lock() else { return Ok(false) };
-        // As what is handed over: whoever waits for all that was waits for this.
-        self.handed_over.fetch_add(1, Relaxed);
-        let written = writer.write_here(timeline, start, pieces);
-        self.shared.done.send_modify(|done| *done += 1);
-        written
+        writer.write_here(timeline, start, pieces)
     }
 
     /// Goes over to `timeline`, which left the present one at `at`. Its history must be kept
@@ -421,12 +431,12 @@ impl Spool {
         Ok(*self.shared.positions.borrow())
     }
 
-    /// Whether the writer has ended.
+    /// Whether nothing is written any more.
     pub fn has_failed(&self) -> bool {
         self.shared.failure.get().is_some()
     }
 
-    /// Why the writer has ended, or that it is about to.
+    /// Why nothing is written any more, or that the thread is about to end.
     pub fn failure(&self) -> SpoolError {
         self.shared.failure.get().cloned().unwrap_or(SpoolError::Closing)
     }

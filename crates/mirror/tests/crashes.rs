@@ -6,7 +6,7 @@
 mod synthetic;
 
 use bytes::Bytes;
-use farshore_mirror::spool::{HERE_BYTES_MAX, Identity, Spool};
+use farshore_mirror::spool::{HERE_BYTES, Identity, Spool};
 use farshore_mirror::wal::{SegmentBytes, Timeline};
 use farshore_model::Lsn;
 use std::io::Write;
@@ -68,10 +68,10 @@ async fn child() {
         let is_boundary = boundaries.clone().any(|boundary| boundary == end);
         // Of every second segment so much at a time that it is handed over to the writer's thread.
         let by_thread = (end - 1) / SEGMENT_BYTES % 2 == 0;
-        if by_thread && !is_boundary && at - begun <= HERE_BYTES_MAX as u64 {
+        if by_thread && !is_boundary && at - begun < HERE_BYTES as u64 {
             continue;
         }
-        spool.append(Timeline(1), Lsn(begun), &pieces).await.expect("append");
+        spool.append_at_once(Timeline(1), Lsn(begun), &pieces).await.expect("append");
         (begun, pieces) = (at, Vec::new());
         if by_thread || end % 3 == 0 || is_boundary {
             let durable = positions.wait_for(|positions| positions.durable.0 >= at).await;

@@ -231,38 +231,44 @@ async fn little_log_is_durable_when_it_is_taken_in() {
     // The first makes the segment, which is the thread's.
     append(&spool, &log, BEGIN, BEGIN + 100).await;
     spool.settled().await.unwrap();
-    let (mut at, mut at_once) = (BEGIN + 100, 0);
+    let mut at = BEGIN + 100;
     while at < log.end() {
         let end = (at + 9_000).min(log.end());
+        // The thread's is a boundary, and what follows on a disk that was slow for a moment.
+        let is_within = at / SEGMENT_BYTES == end / SEGMENT_BYTES;
+        let is_for_here = is_within && spool.hardening().last <= HERE_WITHIN;
         let (first, second) = log.between(at, end).split_at(((end - at) / 2) as usize);
         let pieces = [first, second].map(Bytes::copy_from_slice);
-        spool.append(Timeline(1), Lsn(at), &pieces).await.unwrap();
-        at_once += usize::from(spool.positions().borrow().durable == Lsn(end));
-        // A boundary is the thread's, and a disk that was slow for a moment.
+        spool.append_at_once(Timeline(1), Lsn(at), &pieces).await.unwrap();
+        assert!(!is_for_here || spool.positions().borrow().durable == Lsn(end), "at {at}");
         let settled = spool.settled().await.unwrap();
         assert_eq!((settled.written, settled.durable), (Lsn(end), Lsn(end)));
         at = end;
     }
-    assert!(at_once > 0, "all of it went by the thread");
     drop(spool);
     assert_eq!(durable(folder.path()), Lsn(log.whole_until(log.end())));
 }
 
-/// The thread is at something else.
 #[tokio::test]
-async fn little_log_that_is_not_for_here_goes_to_the_thread() {
+async fn what_is_not_for_here_is_handed_over() {
     let folder = tempfile::tempdir().unwrap();
     let spool = created(folder.path());
     let log = some_log();
     append(&spool, &log, BEGIN, BEGIN + 100).await;
     spool.settled().await.unwrap();
+    // The thread is at something else.
     let busy = spool.writer.lock().unwrap();
     let piece = Bytes::copy_from_slice(log.between(BEGIN + 100, BEGIN + 200));
-    let appended = spool.append(Timeline(1), Lsn(BEGIN + 100), &[piece]).now_or_never();
+    let pieces = [piece];
+    let appended = spool.append_at_once(Timeline(1), Lsn(BEGIN + 100), &pieces).now_or_never();
     appended.unwrap().unwrap();
     assert_eq!(spool.positions().borrow().written, Lsn(BEGIN + 100));
     drop(busy);
     assert_eq!(spool.settled().await.unwrap().durable, Lsn(BEGIN + 200));
+    // So much that the thread is to be at it while more comes.
+    let end = BEGIN + 200 + HERE_BYTES as u64;
+    let piece = Bytes::copy_from_slice(log.between(BEGIN + 200, end));
+    assert!(!spool.write_here(Timeline(1), Lsn(BEGIN + 200), &[piece]).unwrap());
 }
 
 #[tokio::test]

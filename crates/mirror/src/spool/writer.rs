@@ -123,7 +123,7 @@ impl Writer {
     }
 
     /// Writes log and makes it durable, if that is a matter of nothing but the segment that is
-    /// open: `false` if it is not, or the disk refuses it, and nothing has come of it. What follows
+    /// open: `false` if it is not, or the disk refuses it, and it is to be handed over. What follows
     /// the last of it must be in the same segment.
     ///
     /// # Errors

@@ -61,7 +61,16 @@ impl FarAgent {
             None => self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await,
         };
         // Nothing is acknowledged from here on.
-        let held = self.intake.hold().await;
+        let patience = Duration::from_secs(wanted.wait_seconds);
+        let Ok(held) = tokio::time::timeout(patience, self.intake.hold()).await else {
+            return Err(format!(
+                "mirror \"{name}\" does not come to rest within {patience:?}: the disk of its spool \
+                 in {} does not answer, and nobody can tell what it holds. Nothing was promoted. \
+                 See to that disk, or promote the standby by itself (pg_promote()); what it lacks \
+                 of the spool is lost then",
+                spool.folder().display()
+            ));
+        };
         let durable = spool.positions().borrow().durable;
         if !wanted.allow_data_loss {
             told.check(name, durable)?;
@@ -70,7 +79,7 @@ impl FarAgent {
             standby,
             listen: self.where_standbys_connect(),
             allow_data_loss: wanted.allow_data_loss,
-            patience: Duration::from_secs(wanted.wait_seconds),
+            patience,
         };
         let promoted = promote(&spool, &plan, progress).await;
         drop(held);

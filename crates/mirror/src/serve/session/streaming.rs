@@ -14,6 +14,7 @@ use farshore_model::{Lsn, PgTime};
 use farshore_wire::replication::{FromClient, FromServer, PrimaryKeepalive, XLogData};
 use farshore_wire::server::{self, FromFrontend, type_oid};
 use std::time::Duration;
+use tokio::task::coop::consume_budget;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Most log in one XLogData, as a walsender has it (`MAX_SEND_SIZE`).
@@ -128,6 +129,9 @@ impl Session {
                 until = left_at;
             }
             let is_waited_for = self.context.standbys.are_waited_for();
+            if is_waited_for {
+                self.messages.listen()?;
+            }
             let gathers = left.is_none()
                 && until.bytes_since(stream.sent) < SEND_BYTES_MAX as u64
                 && !is_waited_for
@@ -146,6 +150,8 @@ impl Session {
                     if self.hear(&mut stream, message).await? {
                         return Ok(self.finish(None));
                     }
+                    // Others of this thread have their turn, however much a client says.
+                    consume_budget().await;
                 }
             }
             if left.is_some() || Instant::now() >= gathers_until {
@@ -181,6 +187,14 @@ impl Session {
                     }
                 }
                 _ = tick.tick() => {
+                    // This thread may have been at a disk for long.
+                    while let Some(message) = self.messages.here()? {
+                        heard = Instant::now();
+                        if self.hear(&mut stream, message).await? {
+                            return Ok(self.finish(None));
+                        }
+                        consume_budget().await;
+                    }
                     if heard.elapsed() > DEAD_AFTER {
                         return Err(SessionError::Silent);
                     }
