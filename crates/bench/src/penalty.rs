@@ -47,11 +47,12 @@ pub enum PenaltyCase {
 }
 
 /// Who takes turns; what all are compared with is the first one.
-const WAYS: [(&str, Way); 6] = [
+const WAYS: [(&str, Way); 7] = [
     ("asynchronous", Way::Native { wal_compression: "off", commit: "local" }),
     ("native_on", Way::Native { wal_compression: "off", commit: "on" }),
     ("native_remote_apply", Way::Native { wal_compression: "off", commit: "remote_apply" }),
     ("farshore", mirror("far")),
+    ("farshore_direct", Way::Direct { mode: "far", wal_compression: "off" }),
     ("farshore_far_sync", mirror("far-sync")),
     ("farshore_far_applied", mirror("far-applied")),
 ];
@@ -138,7 +139,7 @@ impl PenaltyCase {
                 case: self.name(),
                 metric: (metric, metric),
                 is_higher_better: false,
-                ours: &["farshore", "farshore_far_sync", "farshore_far_applied"],
+                ours: &["farshore", "farshore_direct", "farshore_far_sync", "farshore_far_applied"],
                 theirs: &["native_on"],
                 also: &["total_s", "penalty_ms", "penalty_percent", "rows_per_s", "inserts_per_s"],
             };
