@@ -176,6 +176,8 @@ impl Far {
         self.status().connected = true;
         let _connected = Connected(self);
         tokio::select! {
+            // What was made durable just now is told at once.
+            biased;
             ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
             ended = self.acknowledge(&spool, applied_counts, sender) => ended,
         }

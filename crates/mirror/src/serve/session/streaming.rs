@@ -15,6 +15,7 @@ use farshore_wire::replication::{FromClient, FromServer, PrimaryKeepalive, XLogD
 use farshore_wire::server::{self, FromFrontend, type_oid};
 use std::time::Duration;
 use tokio::task::coop::consume_budget;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep_until, timeout};
 
 /// Most log in one XLogData, as a walsender has it (`MAX_SEND_SIZE`).
@@ -136,6 +137,10 @@ impl Session {
                 && until.bytes_since(stream.sent) < SEND_BYTES_MAX as u64
                 && !is_waited_for
                 && Instant::now() < gathers_until;
+            if stream.sent < until && !gathers && !is_waited_for {
+                // What commits do wait for goes first: who tells the principal is on this thread too.
+                yield_now().await;
+            }
             while stream.sent < until && !gathers {
                 gathers_until = Instant::now() + GATHERING;
                 if !is_waited_for {
