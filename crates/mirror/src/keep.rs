@@ -176,10 +176,10 @@ impl Far {
         self.status().connected = true;
         let _connected = Connected(self);
         tokio::select! {
-            // What was made durable just now is told at once.
+            // However much comes, what is durable is told.
             biased;
-            ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
             ended = self.acknowledge(&spool, applied_counts, sender) => ended,
+            ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
         }
     }
 
@@ -410,9 +410,10 @@ impl Far {
 
 /// How soon the near end is told that standbys have replayed more, where no commit waits for that by
 /// the mirror's mode: with the next log that is durable, or after so long, when a standby that was
-/// sent that log at once has been listened to. One that asks for it all the same, by `remote_apply`,
-/// waits so long, and as long again where log was gathered for the standbys. What is written is told
-/// with what is durable: a commit under `remote_write` waits for that.
+/// sent that log at once has been listened to; and after twice that where it has not replayed it by
+/// then, as where log was gathered for the standbys. One that asks for it all the same, by
+/// `remote_apply`, waits so long. What is written is told with what is durable: a commit under
+/// `remote_write` waits for that.
 const TOLD_WITHIN: Duration = Duration::from_millis(7);
 /// While standbys do not replay, they are looked at ever more seldom, down to this.
 const TOLD_WITHIN_MAX: Duration = Duration::from_millis(80);

@@ -1,6 +1,7 @@
 //! One agent's switch: paused, held for a moment, or started again, while the node runs.
 
 use std::future::Future;
+use std::time::Duration;
 use tokio::sync::{Mutex, MutexGuard, watch};
 
 /// What an agent is to do.
@@ -76,6 +77,16 @@ impl Switch {
         let held = Held { switch: self, _operator: operator };
         self.at_rest().await;
         held
+    }
+
+    /// As [`Switch::hold`], and gives up when it has not come to rest within `patience`; `None`
+    /// then, and it goes on. For another operator it waits in any case.
+    pub async fn hold_within(&self, patience: Duration) -> Option<Held<'_>> {
+        let operator = self.operator.lock().await;
+        self.wanted.send_modify(|wanted| wanted.held = true);
+        let held = Held { switch: self, _operator: operator };
+        tokio::time::timeout(patience, self.at_rest()).await.ok()?;
+        Some(held)
     }
 
     fn start_again(&self) {
@@ -182,6 +193,22 @@ mod tests {
         while runs.load(Ordering::SeqCst) < wanted {
             tokio::task::yield_now().await;
         }
+    }
+
+    #[tokio::test]
+    async fn one_that_does_not_come_to_rest_is_given_up_and_goes_on() {
+        let switch = Arc::new(Switch::new(false));
+        let kept = switch.clone();
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(async move {
+            // Whatever it is told, while the disk does not answer.
+            kept.keep(stopped, |_| std::future::pending()).await;
+        });
+        switch.running.subscribe().wait_for(|running| *running).await.unwrap();
+        assert!(switch.hold_within(Duration::from_millis(20)).await.is_none());
+        assert!(switch.wanted.borrow().runs());
+        task.abort();
+        drop(stop);
     }
 
     #[tokio::test]

@@ -234,7 +234,9 @@ async fn little_log_is_durable_when_it_is_taken_in() {
     let mut at = BEGIN + 100;
     while at < log.end() {
         let end = (at + 9_000).min(log.end());
-        // The thread's is a boundary, and what follows on a disk that was slow for a moment.
+        // The thread has said that it is done a moment before it lets go.
+        drop(spool.writer.lock().unwrap());
+        // It is asked at a boundary, and on a disk that was slow for a moment.
         let is_within = at / SEGMENT_BYTES == end / SEGMENT_BYTES;
         let is_for_here = is_within && spool.hardening().last <= HERE_WITHIN;
         let (first, second) = log.between(at, end).split_at(((end - at) / 2) as usize);

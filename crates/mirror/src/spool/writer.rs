@@ -99,7 +99,7 @@ impl Writer {
     /// Takes a group of what waits: `first`, and what `more` has.
     ///
     /// # Errors
-    /// Why nothing is written any more. Whoever waits has been told.
+    /// Why nothing is written any more; [`Writer::stop`] tells whoever waits.
     fn take_group(
         &mut self,
         first: Work,

@@ -12,6 +12,10 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
+/// Taking log in ends between two pieces; only a disk that does not answer holds it up for longer,
+/// however short a standby's patience is set.
+const RESTS_WITHIN: Duration = Duration::from_secs(10);
+
 /// How a standby is to be promoted, as typed.
 pub(crate) struct Takeover<'a> {
     pub standby: Option<&'a str>,
@@ -61,13 +65,14 @@ impl FarAgent {
             None => self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await,
         };
         // Nothing is acknowledged from here on.
-        let patience = Duration::from_secs(wanted.wait_seconds);
-        let Ok(held) = tokio::time::timeout(patience, self.intake.hold()).await else {
+        let rests_within = Duration::from_secs(wanted.wait_seconds).max(RESTS_WITHIN);
+        let Some(held) = self.intake.hold_within(rests_within).await else {
             return Err(format!(
-                "mirror \"{name}\" does not come to rest within {patience:?}: the disk of its spool \
-                 in {} does not answer, and nobody can tell what it holds. Nothing was promoted. \
-                 See to that disk, or promote the standby by itself (pg_promote()); what it lacks \
-                 of the spool is lost then",
+                "mirror \"{name}\" does not come to rest within {rests_within:?}: the disk of its \
+                 spool in {} does not answer, and nobody can tell what it holds. Nothing was \
+                 promoted. See to that disk. To give up what only the spool holds: stop the old \
+                 principal and this node for good, so that nothing more is acknowledged, and \
+                 promote the standby by itself (pg_promote())",
                 spool.folder().display()
             ));
         };
@@ -79,7 +84,7 @@ impl FarAgent {
             standby,
             listen: self.where_standbys_connect(),
             allow_data_loss: wanted.allow_data_loss,
-            patience,
+            patience: Duration::from_secs(wanted.wait_seconds),
         };
         let promoted = promote(&spool, &plan, progress).await;
         drop(held);

@@ -44,6 +44,10 @@ impl Messages {
     pub(super) fn defer(&mut self) {
         if let (Reader::Plain(socket), false) = (&self.reader, self.is_deferred) {
             self.is_deferred = farshore_pg::wake_at(socket.as_ref(), LOUD_BYTES);
+            if !self.is_deferred {
+                // Whatever it did with what it was told.
+                farshore_pg::wake_at(socket.as_ref(), 1);
+            }
         }
     }
 
