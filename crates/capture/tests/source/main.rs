@@ -186,7 +186,7 @@ fn over_channels_a_source_says_what_it_says_directly() {
             compare(&direct, &remote).await;
             assert_eq!(elsewhere.served.lock().unwrap().len(), 1);
             compare_snapshots(&direct, &remote).await;
-            assert_eq!(elsewhere.at_work(), 1);
+            elsewhere.until_at_work(1).await;
             wait_for(&spec, "SELECT count(*) FROM pg_replication_slots", "0").await;
         });
     }
@@ -279,7 +279,7 @@ fn what_is_dropped_ends_on_the_publisher_too_and_what_is_lost_can_be_had_again()
         transient(session.tables().await);
         transient(remote.published_tables().await);
         wait_for(&spec, sessions, "0").await;
-        assert_eq!(elsewhere.at_work(), 0);
+        elsewhere.until_at_work(0).await;
     });
 }
 

@@ -70,9 +70,17 @@ impl Elsewhere {
         near
     }
 
-    /// How many channels are served now.
-    pub fn at_work(&self) -> usize {
-        self.served.lock().unwrap().iter().filter(|served| !served.is_finished()).count()
+    /// Until so many channels are served: one that was closed here ends there a moment later.
+    pub async fn until_at_work(&self, wanted: usize) {
+        let mut now = 0;
+        for _ in 0..200 {
+            now = self.served.lock().unwrap().iter().filter(|task| !task.is_finished()).count();
+            if now == wanted {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        panic!("{now} channels are served instead of {wanted}");
     }
 
     pub fn remote(self: &Arc<Elsewhere>) -> Remote {
