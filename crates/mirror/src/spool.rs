@@ -352,7 +352,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Whether it did.
+    /// Whether log was written and made durable on this thread; else it is to be handed over.
     fn write_here(
         &self,
         timeline: Timeline,

@@ -72,9 +72,7 @@ impl Switch {
 
     /// Halts it for as long as the answer lives, and waits until it has come to rest.
     pub async fn hold(&self) -> Held<'_> {
-        let operator = self.operator.lock().await;
-        self.wanted.send_modify(|wanted| wanted.held = true);
-        let held = Held { switch: self, _operator: operator };
+        let held = self.begin_to_hold().await;
         self.at_rest().await;
         held
     }
@@ -82,11 +80,15 @@ impl Switch {
     /// As [`Switch::hold`], and gives up when it has not come to rest within `patience`; `None`
     /// then, and it goes on. For another operator it waits in any case.
     pub async fn hold_within(&self, patience: Duration) -> Option<Held<'_>> {
-        let operator = self.operator.lock().await;
-        self.wanted.send_modify(|wanted| wanted.held = true);
-        let held = Held { switch: self, _operator: operator };
+        let held = self.begin_to_hold().await;
         tokio::time::timeout(patience, self.at_rest()).await.ok()?;
         Some(held)
+    }
+
+    async fn begin_to_hold(&self) -> Held<'_> {
+        let operator = self.operator.lock().await;
+        self.wanted.send_modify(|wanted| wanted.held = true);
+        Held { switch: self, _operator: operator }
     }
 
     fn start_again(&self) {

@@ -150,13 +150,8 @@ impl Session {
                     Done::Answered => {}
                     refused @ Done::Refused(_) => return Ok(refused),
                 }
-                while let Some(message) = self.messages.here()? {
-                    heard = Instant::now();
-                    if self.hear(&mut stream, message).await? {
-                        return Ok(self.finish(None));
-                    }
-                    // Others of this thread have their turn, however much a client says.
-                    consume_budget().await;
+                if self.hear_what_is_here(&mut stream, &mut heard).await? {
+                    return Ok(self.finish(None));
                 }
             }
             if left.is_some() || Instant::now() >= gathers_until {
@@ -193,12 +188,8 @@ impl Session {
                 }
                 _ = tick.tick() => {
                     // This thread may have been at a disk for long.
-                    while let Some(message) = self.messages.here()? {
-                        heard = Instant::now();
-                        if self.hear(&mut stream, message).await? {
-                            return Ok(self.finish(None));
-                        }
-                        consume_budget().await;
+                    if self.hear_what_is_here(&mut stream, &mut heard).await? {
+                        return Ok(self.finish(None));
                     }
                     if heard.elapsed() > DEAD_AFTER {
                         return Err(SessionError::Silent);
@@ -284,6 +275,23 @@ impl Session {
         stream.sent = Lsn(from.0 + log.len() as u64);
         stream.place.sent(stream.sent);
         Ok(Done::Answered)
+    }
+
+    /// Whether the client ends the stream by what it has said so far.
+    async fn hear_what_is_here(
+        &mut self,
+        stream: &mut Stream,
+        heard: &mut Instant,
+    ) -> Result<bool, SessionError> {
+        while let Some(message) = self.messages.here()? {
+            *heard = Instant::now();
+            if self.hear(stream, message).await? {
+                return Ok(true);
+            }
+            // Others of this thread have their turn, however much a client says.
+            consume_budget().await;
+        }
+        Ok(false)
     }
 
     /// Whether the client ends the stream.
