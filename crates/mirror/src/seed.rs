@@ -12,6 +12,7 @@
 //! together from.
 
 mod directory;
+mod durable;
 mod give;
 mod manifest;
 pub mod message;
@@ -26,3 +27,5 @@ pub use take::{Progress, SeedError, Seeded, Take};
 
 /// Files are compared in pieces of this size.
 const CHUNK_BYTES: usize = 256 << 10;
+/// Messages that wait between two steps that go on at once: 8 MiB of chunks at most.
+const QUEUE_MESSAGES_MAX: usize = 32;

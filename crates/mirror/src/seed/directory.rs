@@ -8,11 +8,15 @@ use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 /// Says that the directory is being seeded.
 pub const MARKER: &str = "farshore.seeding";
 /// Without it no server starts; it comes last.
 pub const CONTROL: &str = "global/pg_control";
+/// Threads that look at what is there, at most: a disk is faster than one SHA-256.
+const DIGESTING_MAX: usize = 4;
 
 /// A data directory that may be written to.
 #[derive(Debug)]
@@ -198,43 +202,66 @@ impl Directory {
         Ok(())
     }
 
-    /// Tells what is there, file by file; ends early when `tell` says that nobody listens.
-    pub fn digests(&self, mut tell: impl FnMut(FromTaker) -> bool) -> Result<(), SeedError> {
+    /// Tells what is there, on several threads at once: each file's chunks in order, but the files in
+    /// none. Ends early when `tell` says that nobody listens.
+    pub fn digests(&self, tell: impl Fn(FromTaker) -> bool + Sync) -> Result<(), SeedError> {
         if !self.has_files {
             return Ok(());
         }
-        let mut chunk = vec![0; CHUNK_BYTES];
-        for found in self.walk()? {
-            // A backup brings no log along.
-            let is_log = found.relative.starts_with("pg_wal/");
-            if found.is_directory || is_log || found.relative == MARKER {
-                continue;
-            }
-            let mut file = File::open(&found.path).map_err(SeedError::io("open", &found.path))?;
-            let (mut first, mut digests) = (0, Vec::new());
-            loop {
-                let read =
-                    fill(&mut file, &mut chunk).map_err(SeedError::io("read", &found.path))?;
-                let is_last = read < chunk.len();
-                if read > 0 {
-                    let all = digest(&SHA256, &chunk[..read]);
-                    digests.push(std::array::from_fn(|at| all.as_ref()[at]));
-                }
-                if digests.len() == DIGESTS_MAX || (is_last && !digests.is_empty()) {
-                    let count = digests.len() as u32;
-                    let path = found.relative.clone();
-                    let digests = std::mem::take(&mut digests);
-                    if !tell(FromTaker::Has { path, first, digests }) {
-                        return Ok(());
-                    }
-                    first += count;
-                }
-                if is_last {
-                    break;
+        let mut files = self.walk()?;
+        // A backup brings no log along.
+        files.retain(|found| {
+            !found.is_directory
+                && !found.relative.starts_with("pg_wal/")
+                && found.relative != MARKER
+        });
+        let threads = thread::available_parallelism().map_or(1, usize::from).min(DIGESTING_MAX);
+        let next = AtomicUsize::new(0);
+        let some = || {
+            let mut chunk = vec![0; CHUNK_BYTES];
+            while let Some(found) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if !digests_of(found, &mut chunk, &tell)? {
+                    next.store(files.len(), Ordering::Relaxed);
                 }
             }
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let digesting: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
+            digesting.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            })
+        })
+    }
+}
+
+/// Tells what is in a file; whether anybody listens.
+fn digests_of(
+    found: &Found,
+    chunk: &mut [u8],
+    tell: impl Fn(FromTaker) -> bool,
+) -> Result<bool, SeedError> {
+    let mut file = File::open(&found.path).map_err(SeedError::io("open", &found.path))?;
+    let (mut first, mut digests) = (0, Vec::new());
+    loop {
+        let read = fill(&mut file, chunk).map_err(SeedError::io("read", &found.path))?;
+        let is_last = read < chunk.len();
+        if read > 0 {
+            let all = digest(&SHA256, &chunk[..read]);
+            digests.push(std::array::from_fn(|at| all.as_ref()[at]));
         }
-        Ok(())
+        if digests.len() == DIGESTS_MAX || (is_last && !digests.is_empty()) {
+            let count = digests.len() as u32;
+            let path = found.relative.clone();
+            let digests = std::mem::take(&mut digests);
+            if !tell(FromTaker::Has { path, first, digests }) {
+                return Ok(false);
+            }
+            first += count;
+        }
+        if is_last {
+            return Ok(true);
+        }
     }
 }
 
@@ -255,7 +282,9 @@ fn fill(file: &mut File, buffer: &mut [u8]) -> std::io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashMap;
     use std::os::unix::fs::symlink;
+    use std::sync::Mutex;
 
     #[test]
     fn only_what_may_be_written_to_is() {
@@ -267,13 +296,7 @@ mod tests {
         std::fs::create_dir(root.join("global")).unwrap();
         std::fs::write(root.join("base"), vec![1; CHUNK_BYTES + 1]).unwrap();
         let again = prepare(&root, "7", false).unwrap();
-        let mut said = Vec::new();
-        again
-            .digests(|has| {
-                said.push(has);
-                true
-            })
-            .unwrap();
+        let said = told(&again);
         assert!(matches!(&said[..], [FromTaker::Has { path, first: 0, digests }]
             if path == "base" && digests.len() == 2));
         // Somebody's.
@@ -291,6 +314,43 @@ mod tests {
         std::fs::remove_file(other.join("postmaster.pid")).unwrap();
         prepare(&other, "7", true).unwrap();
         assert!(!other.join(CONTROL).exists());
+    }
+
+    fn told(directory: &Directory) -> Vec<FromTaker> {
+        let said = Mutex::new(Vec::new());
+        directory
+            .digests(|has| {
+                said.lock().unwrap().push(has);
+                true
+            })
+            .unwrap();
+        said.into_inner().unwrap()
+    }
+
+    /// The other end takes a file's digests from the first on, without a gap.
+    #[test]
+    fn several_threads_tell_of_each_file_once_and_in_order() {
+        let root = tempfile::tempdir().unwrap();
+        for file in 0..40 {
+            std::fs::write(root.path().join(format!("{file}")), vec![file; 5 + usize::from(file)])
+                .unwrap();
+        }
+        let chunks = DIGESTS_MAX as u64 + 2;
+        let large = File::create(root.path().join("large")).unwrap();
+        large.set_len(chunks * CHUNK_BYTES as u64).unwrap();
+        let directory = Directory { root: root.path().to_owned(), owner: None, has_files: true };
+        let mut known: HashMap<String, u64> = HashMap::new();
+        for has in told(&directory) {
+            let FromTaker::Has { path, first, digests } = has else { panic!("{has:?}") };
+            let known = known.entry(path).or_default();
+            assert_eq!(*known, u64::from(first));
+            *known += digests.len() as u64;
+        }
+        assert_eq!(known.remove("large"), Some(chunks));
+        assert_eq!((known.len(), known.values().sum::<u64>()), (40, 40));
+        let calls = AtomicUsize::new(0);
+        directory.digests(|_| calls.fetch_add(1, Ordering::Relaxed) > 40).unwrap();
+        assert!(calls.into_inner() <= DIGESTING_MAX, "each hears once that nobody listens");
     }
 
     /// What a link leads to is neither read, nor written over, nor removed.

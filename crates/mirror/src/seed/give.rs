@@ -1,8 +1,11 @@
 //! The near end of a seeding: a base backup of the principal, of which what differs goes on the link.
+//!
+//! Three things go on at once, with a bounded queue between each and the next: reading the backup,
+//! comparing and packing (on a thread of its own), sending.
 
-use super::CHUNK_BYTES;
 use super::message::{Digest, FromGiver, FromTaker, SeedAnswer, SeedRequest};
 use super::tar::{Entry, Reader};
+use super::{CHUNK_BYTES, QUEUE_MESSAGES_MAX};
 use crate::error::MirrorError;
 use crate::relay::compression::{Compression, Packer};
 use bytes::{Bytes, BytesMut};
@@ -13,6 +16,7 @@ use farshore_pg::{Config, Connection, Mode};
 use ring::digest::{SHA256, digest};
 use std::collections::HashMap;
 use std::time::Duration;
+use tokio::sync::mpsc;
 
 /// How long a far end has to take in the last message.
 const LAST_WORDS: Duration = Duration::from_secs(5);
@@ -45,20 +49,26 @@ pub async fn give(
             return Err(error);
         }
     };
-    let mut giving = Giving {
-        sender,
-        packer,
+    let (pieces, to_pack) = mpsc::channel(QUEUE_MESSAGES_MAX);
+    let (packed, to_send) = mpsc::channel(QUEUE_MESSAGES_MAX);
+    let packing = tokio::task::spawn_blocking(move || pack(packer, to_pack, &packed));
+    let reading = Reading {
+        pieces,
         has,
         path: String::new(),
         chunk: BytesMut::with_capacity(CHUNK_BYTES),
         number: 0,
-        same: 0,
     };
     let ended = tokio::select! {
-        ended = giving.files(backup) => ended,
+        ended = async { tokio::try_join!(reading.files(backup), send(&mut sender, to_send)) } => {
+            ended.map(|((), ())| ())
+        }
         gone = gone(&mut receiver) => Err(gone),
     };
-    let mut sender = giving.sender;
+    // It has no more to do, or nobody to do it for: both its queues are closed. Where it is why the
+    // others ended, only it can tell.
+    let packed = packing.await.unwrap_or_else(|_| Err(stopped()));
+    let ended = packed.and(ended);
     if let Err(error) = &ended
         && !matches!(error, MirrorError::Link(_))
     {
@@ -148,22 +158,37 @@ async fn begin(
     Ok((answer, backup))
 }
 
-struct Giving {
-    sender: Sender,
-    packer: Packer,
+/// What reading hands to packing.
+enum Piece {
+    /// A chunk of the file that was told of last.
+    Chunk {
+        chunk: Bytes,
+        /// The digest of what the far end has there.
+        known: Option<Digest>,
+    },
+    /// Anything else, as it goes on the link.
+    Say(FromGiver),
+}
+
+fn stopped() -> MirrorError {
+    let error = std::io::Error::other("the thread that does it ended");
+    MirrorError::Io { action: "compress files", error }
+}
+
+/// Reads the backup.
+struct Reading {
+    pieces: mpsc::Sender<Piece>,
     has: Digests,
-    /// The file that is being sent.
+    /// The file that is being read.
     path: String,
     /// Its chunk that is not whole yet.
     chunk: BytesMut,
     /// The chunk's number.
     number: usize,
-    /// Bytes that the far end has, and was not told of yet.
-    same: u64,
 }
 
-impl Giving {
-    async fn files(&mut self, mut backup: BaseBackup) -> Result<(), MirrorError> {
+impl Reading {
+    async fn files(mut self, mut backup: BaseBackup) -> Result<(), MirrorError> {
         let server = backup.server().to_owned();
         let wrong = |what: String| MirrorError::WrongPrincipal { server: server.clone(), what };
         let mut reader = Reader::default();
@@ -183,7 +208,7 @@ impl Giving {
                     self.end_file().await?;
                     is_manifest = true;
                     self.path.clear();
-                    self.tell(FromGiver::Manifest).await?;
+                    self.say(FromGiver::Manifest).await?;
                 }
                 BackupMessage::Data(data) if is_manifest => self.data(&data).await?,
                 BackupMessage::Data(data) => {
@@ -198,7 +223,7 @@ impl Giving {
         }
         self.end_file().await?;
         let end = backup.end().ok_or_else(|| wrong("its backup has no end".to_owned()))?;
-        self.tell(FromGiver::End { end }).await
+        self.say(FromGiver::End { end }).await
     }
 
     async fn entry(&mut self, prefix: &str, entry: Entry) -> Result<(), MirrorError> {
@@ -209,12 +234,12 @@ impl Giving {
                 self.path = format!("{prefix}{path}");
                 self.number = 0;
                 let path = self.path.clone();
-                self.tell(FromGiver::File { path, mode, bytes }).await
+                self.say(FromGiver::File { path, mode, bytes }).await
             }
             Entry::Data(data) => self.data(&data).await,
             Entry::Directory { path, mode } => {
                 self.end_file().await?;
-                self.tell(FromGiver::Directory { path: format!("{prefix}{path}"), mode }).await
+                self.say(FromGiver::Directory { path: format!("{prefix}{path}"), mode }).await
             }
             // A tablespace's: the far end puts it where it is told to.
             Entry::Link { .. } => self.end_file().await,
@@ -236,37 +261,69 @@ impl Giving {
     async fn end_chunk(&mut self) -> Result<(), MirrorError> {
         let chunk = self.chunk.split().freeze();
         self.chunk.reserve(CHUNK_BYTES);
-        let known = self.has.get(&self.path).and_then(|digests| digests.get(self.number));
+        let known = self.has.get(&self.path).and_then(|digests| digests.get(self.number)).copied();
         self.number += 1;
-        let is_same =
-            known.is_some_and(|known| digest(&SHA256, &chunk).as_ref().starts_with(known));
-        if is_same {
-            self.same += chunk.len() as u64;
-            return Ok(());
-        }
-        self.tell_same().await?;
-        let bytes = chunk.len() as u32;
-        let packed = self.packer.pack(&[chunk]);
-        let (packing, packed) =
-            packed.map_err(|error| MirrorError::Io { action: "compress files", error })?;
-        self.tell(FromGiver::Data { bytes, packing, packed }).await
+        self.hand_on(Piece::Chunk { chunk, known }).await
     }
 
     async fn end_file(&mut self) -> Result<(), MirrorError> {
-        if !self.chunk.is_empty() {
-            self.end_chunk().await?;
-        }
-        self.tell_same().await
+        if self.chunk.is_empty() { Ok(()) } else { self.end_chunk().await }
     }
 
-    async fn tell_same(&mut self) -> Result<(), MirrorError> {
-        match std::mem::take(&mut self.same) {
-            0 => Ok(()),
-            bytes => self.tell(FromGiver::Same { bytes }).await,
-        }
+    async fn say(&mut self, message: FromGiver) -> Result<(), MirrorError> {
+        self.hand_on(Piece::Say(message)).await
     }
 
-    async fn tell(&mut self, message: FromGiver) -> Result<(), MirrorError> {
-        Ok(self.sender.send_parts(&message.encode()).await?)
+    async fn hand_on(&mut self, piece: Piece) -> Result<(), MirrorError> {
+        self.pieces.send(piece).await.map_err(|_| stopped())
     }
+}
+
+/// Leaves out what the far end has, and packs the rest.
+fn pack(
+    mut packer: Packer,
+    mut pieces: mpsc::Receiver<Piece>,
+    messages: &mpsc::Sender<FromGiver>,
+) -> Result<(), MirrorError> {
+    // Bytes that the far end has, and was not told of yet.
+    let mut same = 0;
+    while let Some(piece) = pieces.blocking_recv() {
+        let message = match piece {
+            Piece::Chunk { chunk, known: Some(known) }
+                if digest(&SHA256, &chunk).as_ref().starts_with(&known) =>
+            {
+                same += chunk.len() as u64;
+                continue;
+            }
+            Piece::Chunk { chunk, .. } => {
+                let bytes = chunk.len() as u32;
+                let packed = packer.pack(&[chunk]);
+                let (packing, packed) =
+                    packed.map_err(|error| MirrorError::Io { action: "compress files", error })?;
+                FromGiver::Data { bytes, packing, packed }
+            }
+            Piece::Say(message) => message,
+        };
+        let before = match std::mem::take(&mut same) {
+            0 => None,
+            bytes => Some(FromGiver::Same { bytes }),
+        };
+        for message in before.into_iter().chain([message]) {
+            if messages.blocking_send(message).is_err() {
+                // Sending has ended, and says why.
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn send(
+    sender: &mut Sender,
+    mut messages: mpsc::Receiver<FromGiver>,
+) -> Result<(), MirrorError> {
+    while let Some(message) = messages.recv().await {
+        sender.send_parts(&message.encode()).await?;
+    }
+    Ok(())
 }

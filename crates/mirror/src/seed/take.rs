@@ -1,5 +1,6 @@
 //! The far end of a seeding: a data directory from the files that come, checked and made durable.
 
+use super::QUEUE_MESSAGES_MAX;
 use super::directory::{self, Directory};
 use super::message::{FromGiver, FromTaker, SeedAnswer};
 use super::writer::Writer;
@@ -7,9 +8,6 @@ use farshore_link::{LinkError, Receiver, Sender, Session};
 use farshore_model::Lsn;
 use std::path::{Path, PathBuf};
 use tokio::sync::{mpsc, watch};
-
-/// Messages that wait for the disk.
-const QUEUE_MESSAGES_MAX: usize = 32;
 
 /// Why a standby could not be seeded.
 #[derive(Debug, thiserror::Error)]

@@ -1,16 +1,21 @@
-//! The thread that writes files as they come, checks them, and makes them durable.
+//! Threads that unpack files as they come, write and check them, and make them durable: each does its
+//! part while the others do theirs.
 
+use super::QUEUE_MESSAGES_MAX;
 use super::directory::{CONTROL, Directory, MARKER, remove, sync};
+use super::durable::Durable;
 use super::manifest;
 use super::message::FromGiver;
 use super::take::{Progress, SeedError};
 use crate::relay::compression::Unpacker;
+use crate::relay::message::Packing;
 use ring::digest::{Context, SHA256};
 use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::thread;
 use tokio::sync::{mpsc, watch};
 
 /// Longest manifest that is taken: of some ten million files.
@@ -25,6 +30,7 @@ pub struct Writer {
     current: Option<Current>,
     written: Written,
     manifest: Option<Vec<u8>>,
+    durable: Durable,
 }
 
 /// The file that is being written.
@@ -64,12 +70,28 @@ impl Writer {
             current: None,
             written: Written::default(),
             manifest: None,
+            durable: Durable::start(),
         }
     }
 
-    pub fn run(mut self, mut messages: mpsc::Receiver<FromGiver>) -> Result<Complete, SeedError> {
-        let mut unpacker =
-            Unpacker::new().map_err(SeedError::io("unpack files into", &self.directory.root))?;
+    /// Takes in what comes, until no more does.
+    pub fn run(self, messages: mpsc::Receiver<FromGiver>) -> Result<Complete, SeedError> {
+        let (queue, unpacked) = mpsc::channel(QUEUE_MESSAGES_MAX);
+        let (root, progress) = (self.directory.root.clone(), self.progress.clone());
+        thread::scope(|threads| {
+            let unpacking = threads.spawn(move || {
+                unpack(messages, &queue, &progress)
+                    .map_err(SeedError::io("unpack files into", &root))
+            });
+            let written = self.write(unpacked);
+            // Where it failed it has told the writer no more, who found a file cut off by that.
+            let unpacked =
+                unpacking.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+            unpacked.and(written)
+        })
+    }
+
+    fn write(mut self, mut messages: mpsc::Receiver<FromGiver>) -> Result<Complete, SeedError> {
         self.place_tablespaces()?;
         while let Some(message) = messages.blocking_recv() {
             match message {
@@ -78,14 +100,7 @@ impl Writer {
                     self.end()?;
                     self.make_directory(&path, mode)?;
                 }
-                FromGiver::Data { bytes, packing, packed } => {
-                    let link = packed.len() as u64;
-                    let data = unpacker
-                        .unpack(packing, packed, bytes as usize)
-                        .map_err(SeedError::io("unpack files into", &self.directory.root))?;
-                    self.data(&data)?;
-                    self.progress.send_modify(|progress| progress.packed += link);
-                }
+                FromGiver::Data { packed, .. } => self.data(&packed)?,
                 FromGiver::Same { bytes } => self.same(bytes)?,
                 FromGiver::Manifest => {
                     self.end()?;
@@ -96,6 +111,7 @@ impl Writer {
             }
         }
         self.end()?;
+        self.durable.finish()?;
         let Writer { directory, written, manifest, .. } = self;
         Ok(Complete { directory, written, manifest: manifest.unwrap_or_default() })
     }
@@ -217,12 +233,34 @@ impl Writer {
             let what = format!("{} bytes came of {}", current.at, current.bytes);
             return Err(differs(&current.relative, &what));
         }
-        let ended = current.file.set_len(current.bytes).and_then(|()| current.file.sync_all());
+        let ended = current.file.set_len(current.bytes);
         ended.map_err(SeedError::io("write", &current.path))?;
         let sum = manifest::hex(current.sum.finish().as_ref());
         self.written.files.insert(current.relative, (current.bytes, sum));
-        Ok(())
+        self.durable.take(current.path, current.file)
     }
+}
+
+/// Hands on what comes, its data as it was before it was packed.
+fn unpack(
+    mut messages: mpsc::Receiver<FromGiver>,
+    queue: &mpsc::Sender<FromGiver>,
+    progress: &watch::Sender<Progress>,
+) -> std::io::Result<()> {
+    let mut unpacker = Unpacker::new()?;
+    while let Some(mut message) = messages.blocking_recv() {
+        if let FromGiver::Data { bytes, packing, packed } = &mut message {
+            let link = packed.len() as u64;
+            let was_packed = std::mem::replace(packing, Packing::Plain);
+            *packed = unpacker.unpack(was_packed, std::mem::take(packed), *bytes as usize)?;
+            progress.send_modify(|progress| progress.packed += link);
+        }
+        if queue.blocking_send(message).is_err() {
+            // The writer has ended, and says why.
+            break;
+        }
+    }
+    Ok(())
 }
 
 fn unfinished_control() -> String {
