@@ -15,6 +15,9 @@ pub struct Arguments {
     /// Only these cases, separated by commas
     #[arg(long, env = "CASES", default_value = "")]
     cases: String,
+    /// Of the contenders of `mirror`, `penalty` and `seed` only these, separated by commas
+    #[arg(long, env = "WAYS", default_value = "")]
+    ways: String,
     /// How often each case is measured; contenders take turns at going first
     #[arg(long, env = "RUNS", default_value = "3")]
     runs: String,
@@ -34,6 +37,8 @@ pub struct Arguments {
 pub struct Plan {
     /// In the order they are run.
     pub cases: Vec<Case>,
+    /// Names of contenders, of scenarios with several; none: all.
+    pub ways: Vec<String>,
     /// Measurements per case; at least 1.
     pub runs: usize,
     /// Factor on the amount of work; above 0, at most 10.
@@ -80,13 +85,32 @@ impl Arguments {
         if !(scale > 0.0 && scale <= 10.0) {
             bail!("SCALE must be above 0 and at most 10");
         }
+        let ways = self.ways.split(',').map(str::trim).filter(|name| !name.is_empty());
         Ok(Plan {
             cases,
+            ways: ways.map(str::to_owned).collect(),
             runs,
             scale,
             seed: number(&self.seed, "SEED", 0)?,
             report_folder: self.scenario.is_empty().then_some(self.out),
         })
+    }
+}
+
+impl Plan {
+    /// Those of the contenders that are to take turns.
+    ///
+    /// # Errors
+    /// Says which there are, if one that was named is not.
+    pub fn chosen<W: Copy>(&self, all: &[(&'static str, W)]) -> Result<Vec<(&'static str, W)>> {
+        if let Some(unknown) = self.ways.iter().find(|way| all.iter().all(|(name, _)| name != way))
+        {
+            let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+            bail!("no contender \"{unknown}\"; there are: {}", names.join(", "));
+        }
+        let is_chosen =
+            |name: &str| self.ways.is_empty() || self.ways.iter().any(|way| way == name);
+        Ok(all.iter().copied().filter(|(name, _)| is_chosen(name)).collect())
     }
 }
 
@@ -126,6 +150,16 @@ mod tests {
             "{error}"
         );
         assert!(resolve(&["--scenario", "fanout", "--cases", "hot-row"]).is_err());
+    }
+
+    #[test]
+    fn of_contenders_those_that_are_named_take_turns() {
+        let all = [("farshore", 1), ("native_off", 2), ("native_lz4", 3)];
+        let two = plan(&["--ways", "native_lz4, farshore"]).unwrap();
+        assert_eq!(two.chosen(&all).unwrap(), [("farshore", 1), ("native_lz4", 3)]);
+        assert_eq!(plan(&["--ways", ""]).unwrap().chosen(&all).unwrap(), all);
+        let error = plan(&["--ways", "native"]).unwrap().chosen(&all).unwrap_err().to_string();
+        assert!(error.contains("farshore, native_off"), "{error}");
     }
 
     #[test]

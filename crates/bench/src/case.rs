@@ -9,6 +9,7 @@ use crate::mirror::{self, MirrorCase};
 use crate::monitored;
 use crate::penalty::{self, PenaltyCase};
 use crate::scaling::{self, ScalingCase};
+use crate::seed::{self, SeedCase};
 use crate::study::{self, StudyCase};
 use crate::wan::{self, WanCase};
 use anyhow::Result;
@@ -36,6 +37,8 @@ pub enum Case {
     Mirror(MirrorCase),
     /// The synchronous/asynchronous study.
     Penalty(PenaltyCase),
+    /// A new standby's files.
+    Seed(SeedCase),
 }
 
 impl Case {
@@ -58,6 +61,7 @@ impl Case {
             .chain(wan)
             .chain(MirrorCase::ALL.map(Case::Mirror))
             .chain(PenaltyCase::ALL.map(Case::Penalty))
+            .chain(SeedCase::ALL.map(Case::Seed))
             .collect()
     }
 
@@ -74,6 +78,7 @@ impl Case {
             Case::Wan(_) => wan::WAN,
             Case::Mirror(_) => mirror::MIRROR,
             Case::Penalty(_) => penalty::PENALTY,
+            Case::Seed(_) => seed::SEED,
         }
     }
 
@@ -88,6 +93,7 @@ impl Case {
             Case::Wan(case) => case.name(),
             Case::Mirror(case) => case.name(),
             Case::Penalty(case) => case.name(),
+            Case::Seed(case) => case.name(),
         }
     }
 
@@ -107,6 +113,7 @@ impl Case {
             Case::Wan(case) => case.measure(bench),
             Case::Mirror(case) => case.measure(bench),
             Case::Penalty(case) => case.measure(bench),
+            Case::Seed(case) => case.measure(bench),
         }
     }
 }

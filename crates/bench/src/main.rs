@@ -22,6 +22,7 @@ mod page;
 mod penalty;
 mod progress;
 mod scaling;
+mod seed;
 mod servers;
 mod study;
 mod text;
@@ -69,11 +70,9 @@ fn main() -> ExitCode {
 
 /// Runs every planned case; `false` when one of them failed.
 fn run(plan: &Plan) -> Result<bool> {
-    if plan
-        .cases
-        .iter()
-        .any(|case| matches!(case, Case::Wan(_) | Case::Mirror(_) | Case::Penalty(_)))
-    {
+    if plan.cases.iter().any(|case| {
+        matches!(case, Case::Wan(_) | Case::Mirror(_) | Case::Penalty(_) | Case::Seed(_))
+    }) {
         // Only a process that has a single thread yet can have them. Where they cannot be had,
         // the cases that need them say so.
         let _ = gain_rights();

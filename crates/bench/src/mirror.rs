@@ -140,6 +140,7 @@ impl MirrorCase {
         };
         let ours = OURS.into_iter().filter(|(_, way)| has(way));
         let ways: Vec<(&'static str, Way)> = native.chain(ours).collect();
+        let ways = bench.plan.chosen(&ways)?;
         let mut outcomes: Vec<Outcome> =
             ways.iter().map(|(name, _)| Outcome { name, runs: Vec::new() }).collect();
         for run in 0..bench.plan.runs {

@@ -15,7 +15,7 @@ use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::{Side, Traffic};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
@@ -130,6 +130,56 @@ impl<'a> Mirrored<'a> {
             }
         }
         Ok(there)
+    }
+
+    /// Takes a base backup at the standby's end, with PostgreSQL's own program, into an empty
+    /// directory of the server's user.
+    ///
+    /// # Errors
+    /// When it fails; with its message.
+    pub fn base_backup(&self, into: &Path, compress: Option<&str>) -> Result<()> {
+        let principal = direct(&self.principal, &self.line);
+        let done = self.line.end(Side::Far).enter(|| {
+            let mut command = self.principal.installation().command("pg_basebackup");
+            // The log comes by streaming, in both ways.
+            command.args(["--checkpoint=fast", "--wal-method=none", "--dbname", &principal]);
+            command.arg("--pgdata").arg(into);
+            // As Farshore checks what came.
+            command.arg("--manifest-checksums=SHA256");
+            command.args(compress.map(|how| format!("--compress={how}")));
+            command.output()
+        })?;
+        let done = done.context("run pg_basebackup")?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr).trim());
+        Ok(())
+    }
+
+    /// Seeds a standby's files at its end, by the mirror that is there, into a directory of the
+    /// server's user.
+    ///
+    /// # Errors
+    /// When it fails; with its message.
+    pub fn seed(&self, into: &Path) -> Result<()> {
+        let site = self.sites.last().context("there is no mirror")?;
+        let into = into.display().to_string();
+        site.verb("mirror seed", &["bench", "--pgdata", &into, "--overwrite"]).map(drop)
+    }
+
+    /// Proves that files are what their backup's manifest says.
+    ///
+    /// # Errors
+    /// When they are not.
+    pub fn verify_backup(&self, files: &Path) -> Result<()> {
+        let mut command = self.principal.installation().command("pg_verifybackup");
+        let done = command.arg("--no-parse-wal").arg(files).output();
+        let done = done.context("run pg_verifybackup")?;
+        ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr).trim());
+        Ok(())
+    }
+
+    /// Makes the line what it is to be; `None`: short and wide.
+    pub fn set_line(&self, conditions: Option<Conditions>) {
+        self.line.set(conditions);
     }
 
     fn set(&self, server: &Cluster, name: &str, value: &str) -> Result<()> {
@@ -335,9 +385,20 @@ impl<'a> Mirrored<'a> {
         &mut self,
         work: impl FnOnce(&Cluster) -> Result<BTreeMap<&'static str, f64>>,
     ) -> Result<Run> {
+        self.measure_with(|mirrored| work(&mirrored.principal))
+    }
+
+    /// [`Mirrored::measure`] of work that needs more than the principal.
+    ///
+    /// # Errors
+    /// The work's.
+    pub fn measure_with(
+        &mut self,
+        work: impl FnOnce(&Mirrored<'a>) -> Result<BTreeMap<&'static str, f64>>,
+    ) -> Result<Run> {
         let before = self.meter()?;
         let begun = Instant::now();
-        let mut values = work(&self.principal)?;
+        let mut values = work(self)?;
         let seconds = begun.elapsed().as_secs_f64();
         let after = self.meter()?;
         let log_mb = (after.log - before.log) / 1e6;

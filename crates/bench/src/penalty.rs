@@ -98,13 +98,17 @@ impl PenaltyCase {
                 if rows > FIXED_ROWS_MAX { scaled(rows).max(FIXED_ROWS_MAX) } else { rows };
             (metric, rows_now, scaled(statements))
         });
-        let mut outcomes: Vec<[Outcome; SIZES.len()]> = WAYS
+        // What the others are compared with is always there.
+        let (asynchronous, others) = (WAYS[0], bench.plan.chosen(&WAYS)?);
+        let others = others.into_iter().filter(|(name, _)| *name != asynchronous.0);
+        let ways: Vec<(&'static str, Way)> = std::iter::once(asynchronous).chain(others).collect();
+        let mut outcomes: Vec<[Outcome; SIZES.len()]> = ways
             .iter()
             .map(|(name, _)| std::array::from_fn(|_| Outcome { name, runs: Vec::new() }))
             .collect();
         for run in 0..bench.plan.runs {
-            for (outcome, (name, way)) in outcomes.iter_mut().zip(WAYS) {
-                mirrored.take(way, conditions)?;
+            for (outcome, (name, way)) in outcomes.iter_mut().zip(&ways) {
+                mirrored.take(*way, conditions)?;
                 for (outcome, (metric, rows, statements)) in outcome.iter_mut().zip(sizes) {
                     // Of another size, what nobody waited for is not on the line any more.
                     mirrored.catch_up()?;

@@ -110,7 +110,10 @@ impl Installation {
     }
 
     /// Gives a file or directory to the user that PostgreSQL runs as.
-    pub(super) fn hand_over(&self, path: &Path) -> Result<()> {
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn hand_over(&self, path: &Path) -> Result<()> {
         if let Some(user) = self.run_as {
             std::os::unix::fs::chown(path, Some(user.uid), Some(user.gid))
                 .with_context(|| format!("give {} to user {}", path.display(), user.uid))?;

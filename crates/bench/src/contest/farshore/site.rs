@@ -80,13 +80,15 @@ impl Site {
         std::fs::remove_dir_all(&data).with_context(|| format!("remove {}", data.display()))
     }
 
-    /// Runs a verb for operators.
+    /// Runs a verb (`mirror seed` for instance) from where the site is; what it printed.
     ///
     /// # Errors
-    /// When it refuses.
-    pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<()> {
-        let output = Command::new(&self.binary)
-            .arg(verb)
+    /// When it refuses; with its message.
+    pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<Vec<u8>> {
+        let command = self.place.as_ref().map(|place| place.command(&self.binary));
+        let output = command
+            .unwrap_or_else(|| Command::new(&self.binary))
+            .args(verb.split(' '))
             .arg(&self.file)
             .args(arguments)
             .stdin(Stdio::null())
@@ -94,7 +96,7 @@ impl Site {
             .with_context(|| format!("run farshore {verb}"))?;
         let said = String::from_utf8_lossy(&output.stderr);
         ensure!(output.status.success(), "farshore {verb} failed: {}", said.trim());
-        Ok(())
+        Ok(output.stdout)
     }
 
     /// Measures the line to another site, from where the site is.
@@ -102,18 +104,7 @@ impl Site {
     /// # Errors
     /// When it fails; with its message.
     pub fn commission_link(&self, arguments: &[&str]) -> Result<serde_json::Value> {
-        let command = self.place.as_ref().map(|place| place.command(&self.binary));
-        let output = command
-            .unwrap_or_else(|| Command::new(&self.binary))
-            .args(["commission", "link"])
-            .arg(&self.file)
-            .args(arguments)
-            .stdin(Stdio::null())
-            .output()
-            .context("run farshore commission link")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "farshore commission link failed: {}", said.trim());
-        serde_json::from_slice(&output.stdout).context("read the report")
+        serde_json::from_slice(&self.verb("commission link", arguments)?).context("read the report")
     }
 
     /// What it says of itself; nothing while it is not up, or an agent is in trouble.
