@@ -1,5 +1,6 @@
 use crate::{load, runtime};
 use farshore_node::site::Site;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -29,6 +30,18 @@ fn keep_memory_small() {
     }
 }
 
+/// What a node writes holds what the databases hold, so no other user of the machine may read it;
+/// the group may where the data folder lets it in, as with PostgreSQL's own.
+fn keep_from_others(data_dir: &Path) {
+    let mode = std::fs::metadata(data_dir).map_or(0o700, |found| found.permissions().mode());
+    // SAFETY: umask takes and gives a number and cannot fail; no other thread of ours runs yet, which
+    // would make files in between.
+    unsafe {
+        let before = libc::umask(0o077);
+        libc::umask(before | 0o007 | (!mode & 0o070));
+    }
+}
+
 /// Runs a site until SIGTERM or SIGINT.
 pub fn run(site: &Path) -> ExitCode {
     keep_memory_small();
@@ -45,6 +58,7 @@ pub fn run(site: &Path) -> ExitCode {
         Ok(config) => config,
         Err(code) => return code,
     };
+    keep_from_others(&config.data_dir);
     let fail = |error: &dyn std::fmt::Display| {
         eprintln!("farshore: {error}");
         ExitCode::FAILURE

@@ -124,6 +124,17 @@ struct Shared {
     harden_last_us: AtomicU64,
 }
 
+impl Shared {
+    /// Tells whoever waits why nothing is written any more.
+    fn stop(&self, error: SpoolError) {
+        tracing::error!(folder = %self.folder.display(), "the spool stops: {error}");
+        // Whoever hands over looks here.
+        let _ = self.failure.set(error);
+        self.positions.send_modify(|_| {});
+        self.done.send_modify(|_| {});
+    }
+}
+
 /// A spool that is open.
 #[derive(Debug)]
 pub struct Spool {
@@ -140,6 +151,8 @@ pub struct Spool {
     /// Removing segments, one at a time.
     forgetting: Mutex<()>,
     closed: OnceLock<Closed>,
+    /// Where it began.
+    begin: Lsn,
     /// The end of a whole record that was durable.
     noted: Mutex<Option<Lsn>>,
     /// What came when damage was looked for last.
@@ -205,6 +218,9 @@ impl Spool {
             let _ = closed.set(found);
         }
         let noted = noted::read(folder)?;
+        if let Err(error) = closed::reserve(folder) {
+            tracing::warn!("a promotion will need room on the disk: {error}");
+        }
         let forgotten = Forgotten::default();
         if state::State::is_of_earlier_version(folder) {
             let durable = recovered.positions.durable;
@@ -232,6 +248,7 @@ impl Spool {
             harden_last_us: AtomicU64::new(0),
         });
         let (work, queue) = mpsc::channel(QUEUE_PIECES_MAX);
+        let begin = recovered.state.begin;
         let writer = writer::Writer::new(shared.clone(), recovered.state);
         let writer = Arc::new(Mutex::new(writer));
         let thread = std::thread::Builder::new().name("spool".to_owned());
@@ -249,6 +266,7 @@ impl Spool {
             newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
             closed,
+            begin,
             noted: Mutex::new(noted),
             looked: Mutex::default(),
             damage: Mutex::default(),
@@ -533,11 +551,8 @@ impl Spool {
     }
 
     /// A slot's user has everything before `flushed`. Blocks on the disk, once per segment.
-    ///
-    /// # Errors
-    /// [`SpoolError::Io`].
-    pub fn advance_slot(&self, name: &SlotName, flushed: Lsn) -> Result<(), SpoolError> {
-        self.slots().advance(self.folder(), name, flushed, self.identity().segment)
+    pub fn advance_slot(&self, name: &SlotName, flushed: Lsn) {
+        self.slots().advance(self.folder(), name, flushed, self.identity().segment);
     }
 
     /// Every slot but temporary ones.

@@ -27,7 +27,9 @@ use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
 use std::collections::{BTreeMap, VecDeque};
-use std::path::PathBuf;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -56,6 +58,17 @@ pub enum SiteError {
         /// Reason.
         error: std::io::Error,
     },
+    /// Another node runs on this data folder.
+    #[error(
+        "{path} is in use by process {pid}, a node that runs already. Stop that one first, or give \
+         this site another data_dir"
+    )]
+    Running {
+        /// The data folder.
+        path: PathBuf,
+        /// The other's process, as it wrote it there.
+        pid: String,
+    },
     /// A publication's store.
     #[error("publication \"{publication}\": {error}")]
     Store {
@@ -83,6 +96,32 @@ pub enum SiteError {
     Link(#[from] LinkError),
 }
 
+/// Takes the data folder for this process; the kernel lets go of it when the process dies.
+fn take_folder(data_dir: &Path) -> Result<File, SiteError> {
+    let path = data_dir.join("node.lock");
+    let failed = |action| {
+        let path = path.clone();
+        move |error| SiteError::DataDir { action, path, error }
+    };
+    let mut options = OpenOptions::new();
+    let options = options.read(true).write(true).create(true).truncate(false);
+    let mut file = options.open(&path).map_err(failed("open"))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::Error(error)) => return Err(failed("lock")(error)),
+        Err(TryLockError::WouldBlock) => {
+            // Only for the message: the owner may not have written it yet.
+            let mut pid = String::new();
+            let _ = (&mut file).take(32).read_to_string(&mut pid);
+            let pid = if pid.trim().is_empty() { "unknown" } else { pid.trim() }.to_owned();
+            return Err(SiteError::Running { path: data_dir.to_owned(), pid });
+        }
+    }
+    // On a full disk the node runs all the same: this is for the message alone.
+    let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+    Ok(file)
+}
+
 /// A site whose stores are open.
 pub struct Site {
     pub(crate) config: SiteConfig,
@@ -94,6 +133,8 @@ pub struct Site {
     serving: Option<Arc<Serving>>,
     identity: Option<Arc<Identity>>,
     started: Instant,
+    /// This node is the only one here: the control socket is its own.
+    _lock: File,
     /// Tracer tokens that were posted here, the newest first.
     pub(crate) tracers: Mutex<VecDeque<TracerReport>>,
 }
@@ -115,6 +156,7 @@ impl Site {
             path: config.data_dir.clone(),
             error,
         })?;
+        let lock = take_folder(&config.data_dir)?;
         let identity = config.sites.identity.as_ref().map(Identity::load).transpose()?;
         if let Some(identity) = identity.as_ref().filter(|id| id.site() != config.name) {
             return Err(SiteError::AnotherSite {
@@ -236,6 +278,7 @@ impl Site {
             serving,
             identity,
             started: Instant::now(),
+            _lock: lock,
             tracers: Mutex::default(),
         };
         stores::drop_cursors_of_removed(

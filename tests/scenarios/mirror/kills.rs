@@ -1,6 +1,7 @@
 //! Kills, power cuts and a full disk: nothing that was acknowledged is lost.
 
 use crate::mirrored::{LONG, Mirrored, report};
+use crate::promotion::{check_fork, check_rows, promote};
 use anyhow::{Context, Result, bail, ensure};
 use farshore_tests::{Site, SmallDisk};
 use rand::rngs::StdRng;
@@ -131,6 +132,44 @@ fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
     mirrored.check_standby(&mirrored.returned())?;
     mirrored.finish()
     // The disk goes after what works on it.
+}
+
+/// Without a byte of room slots still move on, and a standby still takes over: there is room
+/// in reserve for the note that the spool is closed.
+#[test]
+fn a_standby_takes_over_where_the_disk_is_full() -> Result<()> {
+    let far = Site::named("far")?;
+    let Some(disk) = SmallDisk::mount(&far.directory().join("data"), 256)? else { return Ok(()) };
+    let mut mirrored = Mirrored::start_in(15, "far", None, far)?;
+    mirrored.await_commits(20)?;
+    disk.fill()?;
+    // The standby's slot is at another segment, and cannot be saved there.
+    mirrored.principal.execute_script("SELECT pg_switch_wal()")?;
+    mirrored.await_commits(20)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}{}", mirrored.far.log_tail());
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)?;
+    let standby = std::fs::read_to_string(mirrored.standby.log_path())?;
+    ensure!(!standby.contains("closed the connection"), "the standby was sent away: {standby}");
+    Ok(())
+    // The disk goes after what works on it.
+}
+
+/// Who removes a spool that is in use is told so, and no commit is acknowledged into nothing.
+#[test]
+fn a_spool_that_is_removed_while_it_is_used_stops() -> Result<()> {
+    let mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(10)?;
+    std::fs::remove_dir_all(mirrored.far.directory().join("data/mirrors/m"))?;
+    let stopped =
+        report(&mirrored.far, "the mirror to stop", |mirror| mirror["state"] == "stopped")?;
+    let said = stopped["error"].as_str().unwrap_or_default();
+    ensure!(said.contains("was removed while the spool was in use"), "{said}");
+    mirrored.await_silence()?;
+    mirrored.check_standby(&mirrored.returned())
 }
 
 /// However the log is packed, it arrives; and what `status` says of it is so.

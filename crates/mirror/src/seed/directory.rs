@@ -38,8 +38,17 @@ pub fn look(root: &Path, overwrite: bool) -> Result<(), SeedError> {
         return Ok(());
     }
     let has_files = std::fs::read_dir(root).map_err(SeedError::io("list", root))?.count() > 0;
-    if root.join("postmaster.pid").exists() {
-        return Err(refuse("has a postmaster.pid: a server runs there. Stop it first".to_owned()));
+    if let Ok(text) = std::fs::read_to_string(root.join("postmaster.pid")) {
+        return Err(refuse(match server_of(&text) {
+            Some(pid) => {
+                format!("has a server: process {pid}, as postmaster.pid says. Stop it first")
+            }
+            None => {
+                "has the postmaster.pid of a server that was killed. If none runs there (pg_ctl \
+                     status), remove that file"
+                    .to_owned()
+            }
+        }));
     }
     if has_files && !root.join(MARKER).exists() && !overwrite {
         return Err(refuse(
@@ -50,6 +59,13 @@ pub fn look(root: &Path, overwrite: bool) -> Result<(), SeedError> {
     }
     let there = Directory { root: root.to_owned(), owner: None, has_files };
     there.check_links()
+}
+
+/// The process that a postmaster.pid names, if it is there. On another machine's disk it is never.
+fn server_of(postmaster_pid: &str) -> Option<&str> {
+    let pid = postmaster_pid.lines().next()?.trim();
+    let is_there = pid.parse::<u32>().is_ok() && Path::new("/proc").join(pid).exists();
+    is_there.then_some(pid)
 }
 
 /// Looks whether a directory may be written to, and marks it.
@@ -308,9 +324,16 @@ mod tests {
         let refused = prepare(&other, "8", true).unwrap_err().to_string();
         assert!(refused.contains("is of cluster 7"), "{refused}");
         assert!(other.join(CONTROL).exists());
-        std::fs::write(other.join("postmaster.pid"), "1").unwrap();
-        let refused = prepare(&other, "7", true).unwrap_err().to_string();
-        assert!(refused.contains("a server runs there"), "{refused}");
+        for (pid, said) in [
+            (std::process::id().to_string(), "has a server: process"),
+            // No process has it.
+            (u32::MAX.to_string(), "of a server that was killed"),
+            ("x".to_owned(), "of a server that was killed"),
+        ] {
+            std::fs::write(other.join("postmaster.pid"), pid + "\n/data\n").unwrap();
+            let refused = prepare(&other, "7", true).unwrap_err().to_string();
+            assert!(refused.contains(said), "{refused}");
+        }
         std::fs::remove_file(other.join("postmaster.pid")).unwrap();
         prepare(&other, "7", true).unwrap();
         assert!(!other.join(CONTROL).exists());

@@ -11,9 +11,9 @@ use crate::relay::compression::Unpacker;
 use crate::relay::message::Packing;
 use ring::digest::{Context, SHA256};
 use std::collections::{HashMap, HashSet};
-use std::fs::{File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::thread;
 use tokio::sync::{mpsc, watch};
@@ -118,7 +118,11 @@ impl Writer {
 
     fn place_tablespaces(&mut self) -> Result<(), SeedError> {
         for (oid, here) in &self.tablespaces {
-            std::fs::create_dir_all(here).map_err(SeedError::io("create", here))?;
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(here)
+                .map_err(SeedError::io("create", here))?;
             self.directory.owned(here)?;
             let links = self.directory.root.join("pg_tblspc");
             std::fs::create_dir_all(&links).map_err(SeedError::io("create", &links))?;

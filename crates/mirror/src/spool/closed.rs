@@ -7,6 +7,17 @@ use farshore_model::Lsn;
 use std::path::Path;
 
 pub(super) const CLOSED: &str = "closed";
+/// Room for the note: a standby must be able to take over also where the disk is full.
+const RESERVE: &str = "closed.reserve";
+/// More than any note takes.
+const RESERVE_BYTES: usize = 4_096;
+
+/// Sees to it that there is room for the note. Blocks on the disk.
+pub(super) fn reserve(folder: &Path) -> Result<(), SpoolError> {
+    let path = folder.join(RESERVE);
+    let is_there = path.metadata().is_ok_and(|found| found.len() == RESERVE_BYTES as u64);
+    if is_there { Ok(()) } else { folder::replace(&path, &[0; RESERVE_BYTES]) }
+}
 
 /// Up to where a spool had the log when it was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +47,15 @@ impl Closed {
 
     /// Makes it durable.
     pub(super) fn write(&self, folder: &Path) -> Result<(), SpoolError> {
-        folder::replace(&folder.join(CLOSED), self.encode().as_bytes())
+        let (path, text) = (folder.join(CLOSED), self.encode());
+        match folder::replace(&path, text.as_bytes()) {
+            Err(error) if error.is_out_of_room() => {
+                let reserve = folder.join(RESERVE);
+                // What is wrong is that there is no room, whatever became of the reserve.
+                folder::become_file(&reserve, &path, text.as_bytes()).map_err(|_| error)
+            }
+            written => written,
+        }
     }
 
     /// `None` if the spool is open.
@@ -64,6 +83,15 @@ mod tests {
         let closed = Closed { timeline: Timeline(3), end: Lsn(0x300_0148), server };
         closed.write(folder.path()).unwrap();
         assert_eq!(Closed::read(folder.path()).unwrap().as_ref(), Some(&closed));
+        // The same where all that is left is what was reserved.
+        let reserved = tempfile::tempdir().unwrap();
+        reserve(reserved.path()).unwrap();
+        // Where the new file would be there is none to be made.
+        std::fs::create_dir(reserved.path().join("closed.tmp")).unwrap();
+        assert!(!closed.write(reserved.path()).unwrap_err().is_out_of_room());
+        let (from, to) = (reserved.path().join(RESERVE), reserved.path().join(CLOSED));
+        folder::become_file(&from, &to, closed.encode().as_bytes()).unwrap();
+        assert_eq!(Closed::read(reserved.path()).unwrap().as_ref(), Some(&closed));
         let text = closed.encode();
         for len in 0..text.len() {
             std::fs::write(folder.path().join(CLOSED), &text[..len]).unwrap();

@@ -60,6 +60,16 @@ pub enum SpoolError {
         /// The file.
         path: PathBuf,
     },
+    /// The newest segment is not there any more, or the folder as a whole.
+    #[error(
+        "{path} was removed while the spool was in use: log that was acknowledged may be nowhere \
+         else. Nothing more is taken in. Stop this node; put the files back, or remove what is left \
+         of the folder; start it, and seed the standbys anew that lack log then"
+    )]
+    Removed {
+        /// The file, or the folder.
+        path: PathBuf,
+    },
     /// A segment has another size than the log's segments have.
     #[error(
         "{path} has {found} bytes, and a segment of this log has {expected}. Put it back from a backup, or make the mirror anew"

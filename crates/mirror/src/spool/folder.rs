@@ -104,6 +104,20 @@ pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), SpoolError> {
     sync(path.parent().unwrap_or(Path::new(".")))
 }
 
+/// The file at `from` gets `content` and the name `path`, durable, and takes no more room than it
+/// has: `content` must be shorter than what it held.
+pub(super) fn become_file(from: &Path, path: &Path, content: &[u8]) -> Result<(), SpoolError> {
+    let write = || {
+        let mut file = OpenOptions::new().write(true).open(from)?;
+        file.write_all(content)?;
+        file.set_len(content.len() as u64)?;
+        file.sync_all()
+    };
+    write().map_err(SpoolError::io("write", from))?;
+    std::fs::rename(from, path).map_err(SpoolError::io("rename", from))?;
+    sync(path.parent().unwrap_or(Path::new(".")))
+}
+
 pub(super) fn history_text(
     folder: &Path,
     timeline: Timeline,

@@ -6,7 +6,7 @@
 //! a record the one before ([`crate::wal::scan`]).
 
 use super::folder::{self, OLD_PREFIX};
-use super::{Spool, SpoolError, recovery};
+use super::{Positions, Spool, SpoolError, recovery};
 use crate::wal::{Segment, Timeline};
 use farshore_fault as fault;
 use farshore_model::Lsn;
@@ -78,7 +78,7 @@ impl Spool {
     pub fn forget(&self, needed: Lsn, bytes_max: u64) -> Result<usize, SpoolError> {
         let _turn = self.forgetting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let size = self.identity().segment;
-        let segments = self.segments()?;
+        let segments = self.segments_in_place()?;
         let needed = needed.min(self.shared.positions.borrow().durable);
         let mut total = segments.len() as u64 * size.get();
         let mut removed = 0;
@@ -106,6 +106,29 @@ impl Spool {
             removed += 1;
         }
         Ok(removed)
+    }
+
+    /// The segments, among which the one that the log has come to must be.
+    fn segments_in_place(&self) -> Result<Vec<Segment>, SpoolError> {
+        let Positions { durable, timeline, .. } = *self.shared.positions.borrow();
+        let gone = |path: PathBuf| {
+            let error = SpoolError::Removed { path };
+            if !self.has_failed() {
+                self.shared.stop(error.clone());
+            }
+            error
+        };
+        let segments = match self.segments() {
+            Err(_) if !self.folder().exists() => return Err(gone(self.folder().to_owned())),
+            listed => listed?,
+        };
+        let size = self.identity().segment;
+        let number = size.number(Lsn(durable.0.saturating_sub(1)));
+        if durable > self.begin && segments.iter().all(|segment| segment.number != number) {
+            let name = Segment { timeline, number }.file_name(size);
+            return Err(gone(self.folder().join(name)));
+        }
+        Ok(segments)
     }
 
     /// Renames a segment's file for one to come; or removes it, where enough are kept.

@@ -193,28 +193,26 @@ impl Slots {
         temporary.or_else(|| self.restart.get(name).copied())
     }
 
-    pub fn advance(
-        &mut self,
-        dir: &Path,
-        name: &SlotName,
-        flushed: Lsn,
-        size: SegmentBytes,
-    ) -> Result<(), SpoolError> {
+    /// Where that cannot be saved it counts all the same: for want of room, perhaps, which the
+    /// segments will give that it needs no more. After a restart it keeps what is left of them.
+    pub fn advance(&mut self, dir: &Path, name: &SlotName, flushed: Lsn, size: SegmentBytes) {
         if self.lost.contains(name) {
-            return Ok(());
+            return;
         }
         let (restart, is_kept) = match (self.temporary.get_mut(name), self.restart.get_mut(name)) {
             (Some((_, restart)), _) => (restart, false),
             (None, Some(restart)) => (restart, true),
-            (None, None) => return Ok(()),
+            (None, None) => return,
         };
         // Whole segments are kept and dropped, so no more needs to be known.
         let flushed = size.floor(flushed);
         if restart.is_some_and(|restart| restart >= flushed) {
-            return Ok(());
+            return;
         }
         *restart = Some(flushed);
-        if is_kept { self.save(dir) } else { Ok(()) }
+        if is_kept && let Err(error) = self.save(dir) {
+            tracing::warn!(slot = %name, "what the slot has is not saved yet: {error}");
+        }
     }
 
     pub fn oldest(&self) -> Option<Lsn> {
@@ -241,7 +239,7 @@ mod tests {
         assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)), std::slice::from_ref(behind));
         assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)), [], "once");
         // Its standby may be in the middle of a stream.
-        slots.advance(dir.path(), behind, Lsn(2 << 20), size).unwrap();
+        slots.advance(dir.path(), behind, Lsn(2 << 20), size);
         let mut again = Slots::load(dir.path()).unwrap();
         assert_eq!(again.views(), slots.views());
         let lost: Vec<bool> = again.views().iter().map(|view| view.is_lost).collect();
@@ -262,8 +260,8 @@ mod tests {
         assert!(slots.create(dir.path(), &a, None).unwrap());
         assert!(!slots.create(dir.path(), &a, None).unwrap());
         assert!(slots.create(dir.path(), &b, Some(Lsn(5 << 20))).unwrap());
-        slots.advance(dir.path(), &a, Lsn((3 << 20) + 7), size).unwrap();
-        slots.advance(dir.path(), &b, Lsn(1 << 20), size).unwrap();
+        slots.advance(dir.path(), &a, Lsn((3 << 20) + 7), size);
+        slots.advance(dir.path(), &b, Lsn(1 << 20), size);
         let again = Slots::load(dir.path()).unwrap();
         assert_eq!(again.restart, slots.restart);
         assert_eq!(again.get(&a), Some(Some(Lsn(3 << 20))));
@@ -279,9 +277,9 @@ mod tests {
         assert!(!slots.create(dir.path(), &c, None).unwrap());
         assert_eq!(slots.create_temporary(&a, None), None);
         assert_eq!(slots.oldest(), Some(Lsn(1 << 20)));
-        slots.advance(dir.path(), &c, Lsn(2 << 20), size).unwrap();
+        slots.advance(dir.path(), &c, Lsn(2 << 20), size);
         assert_eq!(slots.get(&c), Some(Some(Lsn(2 << 20))));
-        slots.advance(dir.path(), &b, Lsn(6 << 20), size).unwrap();
+        slots.advance(dir.path(), &b, Lsn(6 << 20), size);
         assert_eq!(Slots::load(dir.path()).unwrap().get(&c), None);
         assert!(slots.remove(dir.path(), &c).unwrap());
         let another = slots.create_temporary(&c, None).unwrap();
@@ -294,5 +292,18 @@ mod tests {
         for name in ["", "A", "a b", "a-b"] {
             assert_eq!(SlotName::new(name), None, "{name}");
         }
+    }
+
+    #[test]
+    fn a_slot_moves_on_where_that_cannot_be_saved() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = SegmentBytes::new(1 << 20).unwrap();
+        let name = SlotName::new("standby").unwrap();
+        let mut slots = Slots::default();
+        slots.create(dir.path(), &name, Some(Lsn(1 << 20))).unwrap();
+        slots.advance(&dir.path().join("gone"), &name, Lsn(3 << 20), size);
+        assert_eq!(slots.oldest(), Some(Lsn(3 << 20)));
+        slots.advance(dir.path(), &name, Lsn(4 << 20), size);
+        assert_eq!(Slots::read(dir.path()).unwrap().oldest(), Some(Lsn(4 << 20)));
     }
 }

@@ -352,7 +352,7 @@ async fn whole_segments_are_forgotten_when_nobody_needs_them() {
     let slot = SlotName::new("standby").unwrap();
     assert!(spool.create_slot(&slot, Some(Lsn(BEGIN))).unwrap());
     assert_eq!(spool.forget(spool.kept_for_slots().unwrap(), 0).unwrap(), 0);
-    spool.advance_slot(&slot, Lsn(BEGIN + SEGMENT_BYTES + 5)).unwrap();
+    spool.advance_slot(&slot, Lsn(BEGIN + SEGMENT_BYTES + 5));
     let needed = spool.kept_for_slots().unwrap();
     assert_eq!(spool.forget(needed, 100 * SEGMENT_BYTES).unwrap(), 0, "there is room");
     assert_eq!(spool.forget(needed, 0).unwrap(), 1);
@@ -506,6 +506,39 @@ fn one_process_at_a_time() {
     assert!(matches!(refused(folder.path()), SpoolError::Locked { .. }));
 }
 
+/// What goes to a file that has lost its name is kept by nobody.
+#[tokio::test]
+async fn nothing_is_taken_in_once_the_newest_segment_or_the_folder_is_gone() {
+    for is_whole in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let log = some_log();
+        let spool = created(folder.path());
+        spool.forget(Lsn(u64::MAX), u64::MAX).unwrap();
+        append(&spool, &log, BEGIN, BEGIN + SEGMENT_BYTES).await;
+        spool.forget(Lsn(u64::MAX), u64::MAX).unwrap();
+        let (from, to) = (BEGIN + SEGMENT_BYTES, log.end() - 100);
+        append(&spool, &log, from, to).await;
+        spool.forget(Lsn(u64::MAX), u64::MAX).unwrap();
+        assert!(!spool.has_failed());
+        if is_whole {
+            std::fs::remove_dir_all(folder.path()).unwrap();
+        } else {
+            std::fs::remove_file(segment(folder.path(), 2)).unwrap();
+        }
+        let error = spool.forget(Lsn(u64::MAX), u64::MAX).unwrap_err();
+        assert!(matches!(error, SpoolError::Removed { .. }), "{error}");
+        assert!(matches!(spool.failure(), SpoolError::Removed { .. }));
+        let more = Bytes::copy_from_slice(log.between(to, log.end()));
+        let taken = spool.append_at_once(Timeline(1), Lsn(to), &[more]).await;
+        let taken = match taken {
+            Ok(()) => spool.settled().await.map(drop),
+            refused => refused.map(drop),
+        };
+        assert!(matches!(taken, Err(SpoolError::Removed { .. })), "{taken:?}");
+        assert_eq!(spool.positions().borrow().durable, Lsn(to));
+    }
+}
+
 #[tokio::test]
 async fn a_temporary_slot_ends_with_the_task_that_has_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -515,7 +548,7 @@ async fn a_temporary_slot_ends_with_the_task_that_has_it() {
     let name = SlotName::new("temporary").unwrap();
     let slot = spool.create_temporary_slot(&name, Some(Lsn(BEGIN))).unwrap();
     assert!(spool.create_temporary_slot(&name, None).is_none());
-    spool.advance_slot(&name, Lsn(BEGIN + SEGMENT_BYTES)).unwrap();
+    spool.advance_slot(&name, Lsn(BEGIN + SEGMENT_BYTES));
     let file = std::fs::read_to_string(folder.path().join(folder::SLOTS)).unwrap();
     assert!(!file.contains("temporary"), "{file}");
     let task = tokio::spawn(async move {

@@ -174,11 +174,7 @@ impl Writer {
 
     /// Tells whoever waits why nothing is written any more.
     fn stop(&self, error: SpoolError) {
-        tracing::error!(folder = %self.shared.folder.display(), "the spool stops: {error}");
-        // Whoever hands over looks here.
-        let _ = self.shared.failure.set(error);
-        self.shared.positions.send_modify(|_| {});
-        self.shared.done.send_modify(|_| {});
+        self.shared.stop(error);
     }
 
     fn size(&self) -> SegmentBytes {

@@ -1,10 +1,14 @@
 //! Mirrors: the principal of a near end, and the room of a far end.
 
+mod standby_names;
+
 use super::Findings;
+use super::publisher::remedy_for;
 use crate::config::SiteConfig;
 use crate::config::mirrors::{FarMirror, NearMirror};
 use crate::mirrors;
 use farshore_mirror::receive::Promise;
+use farshore_pg::config::Address;
 use farshore_pg::{Connection, Error, Mode, Row};
 
 /// Oldest version that is supported, as `server_version_num` writes it.
@@ -19,7 +23,7 @@ pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
             let remedy = format!("farshore mirror resume SITE.toml {}", mirror.name);
             findings.error(why, remedy);
         }
-        near(mirror, &mut findings).await;
+        near(config, mirror, &mut findings).await;
         all.append(&mut findings.all);
     }
     for mirror in &config.mirrors.far {
@@ -30,7 +34,21 @@ pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
     all
 }
 
-async fn near(mirror: &NearMirror, findings: &mut Findings) {
+/// Whether the principal is where standbys of another mirror of this site connect.
+fn is_own_spool(config: &SiteConfig, mirror: &NearMirror) -> bool {
+    let is_local = |host: &str| matches!(host, "localhost" | "127.0.0.1" | "::1");
+    let named = |listen: &str| {
+        mirror.principal.hosts.iter().any(|host| {
+            let (address, port) = listen.rsplit_once(':').unwrap_or((listen, ""));
+            let address = address.trim_start_matches('[').trim_end_matches(']');
+            let Address::Tcp(at) = &host.address else { return false };
+            port == host.port.to_string() && (is_local(at) || at == address)
+        })
+    };
+    config.mirrors.far.iter().any(|far| named(&far.listen))
+}
+
+async fn near(config: &SiteConfig, mirror: &NearMirror, findings: &mut Findings) {
     // What the mirror itself does first.
     let streaming = async {
         let mut connection =
@@ -48,12 +66,24 @@ async fn near(mirror: &NearMirror, findings: &mut Findings) {
             "the principal can be streamed from: system identifier {}, timeline {}",
             system.system_id, system.timeline
         )),
-        Err(error) => {
-            findings.passing_error(
-                format!("the principal cannot be streamed from: {error}"),
-                "The role needs REPLICATION, and pg_hba.conf a line that lets it in for the \
-                 database \"replication\"",
+        Err(Error::Connect { .. }) if is_own_spool(config, mirror) => {
+            findings.note(
+                "the principal is a mirror of this site, whose log can be streamed once the node \
+                 runs",
             );
+            return;
+        }
+        Err(error) => {
+            let remedy = match error.sqlstate() {
+                Some("28000" | "42501") => {
+                    "The role needs LOGIN and REPLICATION, and pg_hba.conf a \
+                     line that lets it in for the database \"replication\""
+                        .to_owned()
+                }
+                _ => remedy_for(&error, "principal"),
+            };
+            let what = format!("the principal cannot be streamed from: {error}");
+            findings.passing_error(what, remedy);
             return;
         }
     }
@@ -130,8 +160,7 @@ fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
             "Set application_name under this mirror, or give the other one another",
         );
     }
-    let names = text(6).to_ascii_lowercase();
-    let is_named = names.contains(&mirror.application_name.to_ascii_lowercase());
+    let is_named = standby_names::includes(text(6), &mirror.application_name);
     match (mirror.promise, is_named) {
         (Promise::Async, true) => findings.warning(
             "mode is async, and synchronous_standby_names names it: commits wait up to a second",

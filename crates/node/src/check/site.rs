@@ -4,6 +4,7 @@ use super::Findings;
 use crate::config::SiteConfig;
 use farshore_capture::slot;
 use farshore_store::segmented::read_notes;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Less free space than this is worth a word, in bytes.
@@ -42,6 +43,15 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
             format!("Correct data_dir in the site file, or give this user {}", present.display()),
         );
         return;
+    }
+    let is_open =
+        std::fs::metadata(folder).is_ok_and(|found| found.permissions().mode() & 0o007 != 0);
+    if is_open {
+        findings.note(format!(
+            "every user of this machine may enter data_dir {0}. What a node writes there from now on \
+             is closed to them; files of earlier versions are not (chmod -R o-rwx {0})",
+            folder.display()
+        ));
     }
     let Ok(disk) = rustix::fs::statvfs(&present) else { return };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);

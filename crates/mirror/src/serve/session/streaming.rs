@@ -83,8 +83,7 @@ impl Session {
             return Ok(in_use(slot.as_ref().map_or("", SlotName::as_str)));
         };
         if let Some(slot) = slot.clone() {
-            let spool = self.spool.clone();
-            blocking(move || spool.advance_slot(&slot, start)).await?;
+            self.advance(slot, start).await?;
         }
         tracing::info!(mirror = %self.context.mirror, standby = %for_log(&name), %start, %timeline, "streams");
         server::copy_both_response(&mut self.out);
@@ -212,6 +211,16 @@ impl Session {
         Done::Answered
     }
 
+    /// A slot keeps log from there on.
+    async fn advance(&mut self, slot: SlotName, kept_from: Lsn) -> Result<(), SessionError> {
+        let spool = self.spool.clone();
+        let advance = move || {
+            spool.advance_slot(&slot, kept_from);
+            Ok(())
+        };
+        Ok(blocking(advance).await?)
+    }
+
     async fn keepalive(&mut self, wal_end: Lsn, reply_requested: bool) -> Result<(), SessionError> {
         let mut data = Vec::with_capacity(18);
         FromServer::PrimaryKeepalive(PrimaryKeepalive {
@@ -312,8 +321,7 @@ impl Session {
                 stream.place.replied(status.written, status.flushed, status.applied);
                 let kept_from = self.spool.identity().segment.floor(status.flushed);
                 if let Some(slot) = stream.slot.clone().filter(|_| kept_from > stream.kept_from) {
-                    let spool = self.spool.clone();
-                    blocking(move || spool.advance_slot(&slot, kept_from)).await?;
+                    self.advance(slot, kept_from).await?;
                     stream.kept_from = kept_from;
                 }
                 if status.reply_requested {
