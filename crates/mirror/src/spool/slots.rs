@@ -304,6 +304,6 @@ mod tests {
         slots.advance(&dir.path().join("gone"), &name, Lsn(3 << 20), size);
         assert_eq!(slots.oldest(), Some(Lsn(3 << 20)));
         slots.advance(dir.path(), &name, Lsn(4 << 20), size);
-        assert_eq!(Slots::read(dir.path()).unwrap().oldest(), Some(Lsn(4 << 20)));
+        assert_eq!(Slots::load(dir.path()).unwrap().oldest(), Some(Lsn(4 << 20)));
     }
 }
