@@ -522,6 +522,14 @@ impl FarAgent {
             report.slots = self.slots(&spool);
             report.kept_bytes = report.slots.iter().map(|slot| slot.kept_bytes).max();
             report.error = with_warning(report.error.take(), self.warning_of(&report.slots));
+            let is_waited_for = self.far.standbys.are_waited_for() && applied < self.durable();
+            if is_waited_for && status.connected && !self.far.standbys.is_any_there() {
+                let waits =
+                    "no standby streams, and in mode far-applied commits wait until one has \
+                             replayed them: start it"
+                        .to_owned();
+                report.error = with_warning(report.error.take(), Some(waits));
+            }
             let segments = spool.segments().map_or(0, |segments| segments.len() as u64);
             report.spool_bytes = segments * spool.identity().segment.get();
         }

@@ -3,8 +3,9 @@
 
 use crate::mirrored::{LONG, Mirrored, SLOT, report};
 use anyhow::{Result, ensure};
-use farshore_testkit::postgres::Cluster;
+use farshore_testkit::postgres::{Cluster, StopMode};
 use farshore_testkit::wait::wait_until;
+use farshore_tests::Site;
 use serde_json::Value;
 
 fn slots(mirrored: &Mirrored) -> Result<i64> {
@@ -84,4 +85,22 @@ fn is_dropped(mirror: &Value) -> bool {
 fn is_refused(mirror: &Value) -> bool {
     mirror["state"] == "retrying"
         && mirror["error"].as_str().is_some_and(|error| error.contains("farshore mirror resume"))
+}
+
+/// Where commits wait for a standby to replay them and there is none, `status` says whom to start.
+#[test]
+fn commits_that_wait_for_a_standby_that_is_gone_are_told_of() -> Result<()> {
+    let mut mirrored = Mirrored::start_in(15, "far-applied", None, Site::named("far")?)?;
+    mirrored.await_commits(5)?;
+    mirrored.standby.stop(StopMode::Fast)?;
+    mirrored.await_silence()?;
+    report(&mirrored.far, "the far end to say so", |far| {
+        far["error"].as_str().is_some_and(|error| error.contains("no standby streams"))
+    })?;
+    let said = mirrored.far.verb("status", &[])?;
+    ensure!(said.code == Some(4), "no warning: {said:?}");
+    mirrored.standby.start()?;
+    mirrored.await_commits(5)?;
+    report(&mirrored.far, "all to be well", |far| far["error"].is_null())?;
+    mirrored.finish()
 }

@@ -330,3 +330,17 @@ fn a_standby_that_has_what_is_damaged_is_promoted() -> Result<()> {
 fn spool(mirrored: &Mirrored) -> PathBuf {
     mirrored.far.directory().join("data/mirrors/m")
 }
+
+/// A unit that is enabled twice, or a hand that starts another: the node that works stays the one that
+/// is asked, and that can promote.
+#[test]
+fn a_second_node_of_the_same_site_is_refused() -> Result<()> {
+    let mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    let second = mirrored.far.verb("run", &[])?;
+    ensure!(second.code == Some(1), "{second:?}");
+    ensure!(second.stderr.contains("is in use by process"), "{second:?}");
+    mirrored.await_commits(5)?;
+    report(&mirrored.far, "the first to answer", |far| far["state"] == "receiving")?;
+    mirrored.finish()
+}

@@ -95,9 +95,9 @@ pub(super) fn resolve(
                 let near = resolve_near(site, name, principal, mirror).map_err(wrong)?;
                 refuse_twin(&mirrors, &near).map_err(wrong)?;
                 if near.direct {
-                    mirrors
-                        .far
-                        .push(resolve_far((folder, site), name, None, mirror).map_err(wrong)?);
+                    let far = resolve_far((folder, site), name, None, mirror).map_err(wrong)?;
+                    refuse_taken_address(site, &mirrors, &far).map_err(wrong)?;
+                    mirrors.far.push(far);
                 }
                 mirrors.near.push(near);
             }
@@ -108,6 +108,7 @@ pub(super) fn resolve(
                 }
                 let far =
                     resolve_far((folder, site), name, Some(upstream), mirror).map_err(wrong)?;
+                refuse_taken_address(site, &mirrors, &far).map_err(wrong)?;
                 mirrors.far.push(far);
             }
             (Some(_), Some(_)) => {
@@ -293,6 +294,24 @@ fn refuse_twin(mirrors: &MirrorsConfig, near: &NearMirror) -> Result<(), String>
                 other.name, near.application_name
             ));
         }
+    }
+    Ok(())
+}
+
+/// Each mirror's standbys connect to an address of their own.
+fn refuse_taken_address(
+    site: &SiteConfig,
+    mirrors: &MirrorsConfig,
+    far: &FarMirror,
+) -> Result<(), String> {
+    let taken = |by: &str| {
+        Err(format!("listen: {by} listens at {} already. Name another port", far.listen))
+    };
+    if let Some(other) = mirrors.far.iter().find(|other| other.listen == far.listen) {
+        return taken(&format!("mirror \"{}\"", other.name));
+    }
+    if site.sites.listen.as_ref() == Some(&far.listen) {
+        return taken("the site itself");
     }
     Ok(())
 }
@@ -515,6 +534,12 @@ spool_size = "10GB"
             (FAR, "upstream = \"tukwila\"", "upstream = \"tukwilla\"", "mean \"tukwila\"?"),
             (FAR, "listen = \"127.0.0.1:5433\"\n", "", "nowhere to connect"),
             (FAR, "127.0.0.1:5433", "0.0.0.0:5433", "Name standby_password too"),
+            (
+                FAR,
+                "\"10GB\"",
+                "\"10GB\"\n[mirror.dr-2]\nupstream = \"tukwila\"\nlisten = \"127.0.0.1:5433\"",
+                "mirror \"dr-1\" listens at 127.0.0.1:5433 already",
+            ),
             (FAR, "\"10GB\"", "\"10GB\"\nstandby_key = \"k\"", "without standby_certificate"),
             (FAR, "\"10GB\"", "\"10GB\"\nstandby_certificate = \"c\"", "without standby_key"),
             (
