@@ -223,9 +223,14 @@ pub async fn promote(
     }
     let was_already = !view.is_in_recovery;
     if was_already {
-        // A call of this that was broken off may have promoted it.
-        if spool.closed().is_none() {
-            return Err(PromoteError::NoStandby { server });
+        match spool.closed() {
+            None => return Err(PromoteError::NoStandby { server }),
+            // The old principal, for instance.
+            Some(closed) if timeline(&mut connection).await? <= positions.timeline => {
+                return Err(PromoteError::Chosen { server, chosen: closed.server });
+            }
+            // A call of this that was broken off may have promoted it.
+            Some(_) => {}
         }
     } else {
         if let Some(closed) = spool.closed()
@@ -440,14 +445,22 @@ async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
     })
 }
 
+/// The timeline that a server writes, which is in no recovery.
+async fn timeline(connection: &mut Connection) -> Result<Timeline, PromoteError> {
+    let rows = connection.query("SELECT pg_walfile_name(pg_current_wal_lsn())", &[]).await?;
+    let name = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
+    let timeline = name.get(..8).and_then(|hex| u32::from_str_radix(hex, 16).ok()).map(Timeline);
+    timeline.ok_or_else(|| PromoteError::WrongHistory {
+        server: connection.server().to_owned(),
+        what: format!("it names its log \"{name}\""),
+    })
+}
+
 /// The timeline that a promoted server is on, and where it left `own`, by its history file.
 async fn fork(connection: &mut Connection, own: Timeline) -> Result<(Timeline, Lsn), PromoteError> {
     let server = connection.server().to_owned();
     let wrong = |what: String| PromoteError::WrongHistory { server: server.clone(), what };
-    let rows = connection.query("SELECT pg_walfile_name(pg_current_wal_lsn())", &[]).await?;
-    let name = rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
-    let timeline = name.get(..8).and_then(|hex| u32::from_str_radix(hex, 16).ok()).map(Timeline);
-    let timeline = timeline.ok_or_else(|| wrong(format!("it names its log \"{name}\"")))?;
+    let timeline = timeline(connection).await?;
     let path = format!("pg_wal/{}", history_file_name(timeline));
     let rows = connection.query("SELECT pg_read_file($1)", &[Some(&path)]).await?;
     let text = rows.first().and_then(|row| row.get(0)).unwrap_or_default();

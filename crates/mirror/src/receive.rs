@@ -103,9 +103,38 @@ impl Near {
             self.status().acknowledged = Lsn::ZERO;
         }
         sender.send(json(&begun.answer(self.promise))).await?;
+        let (is_slot_new, start) = (begun.is_slot_new, begun.start);
         let ended = self.flow(&site, begun, &request, sender, receiver).await;
-        self.status().connected = false;
+        let received_any = {
+            let mut status = self.status();
+            status.connected = false;
+            status.received > start
+        };
+        if is_slot_new && !received_any && matches!(ended, Err(MirrorError::WrongPrincipal { .. }))
+        {
+            self.drop_slot().await;
+        }
         ended
+    }
+
+    /// A far end that can never go on from here has no use for a slot that was made for it a moment
+    /// ago, and that would keep log from then on, without an end.
+    async fn drop_slot(&self) {
+        let drop = async {
+            let mut connection = self.connect().await?;
+            // The walsender of the session that has just ended may still be there.
+            connection.drop_slot(&self.slot, true).await?;
+            Ok::<_, MirrorError>(())
+        };
+        match drop.await {
+            Ok(()) => {
+                tracing::info!(mirror = %self.name, slot = %self.slot, "dropped the slot again")
+            }
+            Err(error) => tracing::warn!(
+                mirror = %self.name, slot = %self.slot,
+                "the slot keeps log that nobody can use: {error}"
+            ),
+        }
     }
 
     /// Whether `synchronous_standby_names` would take another one for this mirror: a commit that it
@@ -172,18 +201,21 @@ impl Near {
         let shown = shown.unwrap_or_default();
         let segment = parse_segment_size(&shown)
             .ok_or_else(|| wrong(format!("its wal_segment_size is \"{shown}\"")))?;
-        match connection.create_physical_slot(&self.slot).await {
-            Ok(()) => tracing::info!(mirror = %self.name, slot = %self.slot, "made the slot"),
+        let is_slot_new = match connection.create_physical_slot(&self.slot).await {
+            Ok(()) => {
+                tracing::info!(mirror = %self.name, slot = %self.slot, "made the slot");
+                true
+            }
             // duplicate_object
-            Err(error) if error.sqlstate() == Some("42710") => {}
+            Err(error) if error.sqlstate() == Some("42710") => false,
             Err(error) => return Err(error.into()),
-        }
+        };
         let (timeline, start) = match have {
             Some(have) => (Timeline(have.timeline), have.durable),
             None => self.beginning(&mut connection, &system, segment).await?,
         };
         let server_version = connection.server_version();
-        Ok(Begun { connection, system, segment, server_version, timeline, start })
+        Ok(Begun { connection, system, segment, server_version, timeline, start, is_slot_new })
     }
 
     /// Where a far end that has nothing begins: with the oldest log that the slot keeps, so that a
@@ -346,6 +378,8 @@ struct Begun {
     server_version: u32,
     timeline: Timeline,
     start: Lsn,
+    /// The slot was made in this session.
+    is_slot_new: bool,
 }
 
 impl Begun {

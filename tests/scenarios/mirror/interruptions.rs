@@ -182,11 +182,19 @@ fn a_slot_that_lost_its_log_is_told_and_begun_anew() -> Result<()> {
     // Nothing returned meanwhile, and what had returned can be read, here and there.
     ensure!(mirrored.returned() == returned, "a commit returned");
     mirrored.check_standby(&returned)?;
+    // A slot that is made anew does not bring the log back, and keeps none from then on.
+    let sql = format!("SELECT pg_drop_replication_slot('{SLOT}')");
+    mirrored.principal.execute_script(&sql)?;
+    mirrored.far.restart()?;
+    report(&mirrored.far, "the far end to stop again", |m| m["state"] == "stopped")?;
+    wait_until("the new slot to be dropped", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1";
+        let slots: i64 = mirrored.principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
+        Ok((slots == 0).then_some(()))
+    })?;
     // As it says.
     mirrored.far.stop()?;
     std::fs::remove_dir_all(spool(&mirrored))?;
-    let sql = format!("SELECT pg_drop_replication_slot('{SLOT}')");
-    mirrored.principal.execute_script(&sql)?;
     mirrored.far.start()?;
     mirrored.await_commits(5)?;
     // The principal is stopped for a moment, to be copied.
