@@ -17,6 +17,10 @@ const NOTE_TIMELINE: &str = "publisher.timeline";
 const NOTE_SLOT: &str = "slot.name";
 const NOTE_CREATING: &str = "slot.creating";
 const NOTE_START: &str = "slot.start";
+/// That the publisher has lost what the store holds, in words; empty where it was another server.
+const NOTE_LOST: &str = "publisher.lost";
+/// The server on which that was found, as the site file names it.
+const NOTE_LOST_ON: &str = "publisher.lost_on";
 
 /// What to do when changes are missing.
 pub(crate) fn copy_anew(publication: &str) -> String {
@@ -25,6 +29,17 @@ pub(crate) fn copy_anew(publication: &str) -> String {
          data_dir/publications/{publication}, empty the target's tables, DROP SCHEMA farshore \
          CASCADE there, and start"
     )
+}
+
+/// What was found of a publisher that has lost what the store holds. Once it has written as much
+/// again its positions look right, and name other changes: so it is remembered, until the site file
+/// names another server.
+pub fn noted_loss(
+    spec: &PublicationSpec,
+    note: impl Fn(&str) -> Option<String>,
+) -> Option<CaptureError> {
+    let found = note(NOTE_LOST).filter(|found| !found.is_empty())?;
+    (note(NOTE_LOST_ON)? == spec.source.redacted()).then_some(CaptureError::Gap(found))
 }
 
 /// Says what would keep the slot from being made or adopted, without changing anything. `started`
@@ -129,7 +144,8 @@ async fn check_history(
     if end < known {
         return Err(CaptureError::Gap(format!(
             "publication \"{name}\": the publisher's log ends at {end}, before what the store holds \
-             ({known}): it was set back, or it is another server. {}",
+             ({known}): it was set back, or it is another server. What it writes from then on is \
+             not what the targets have. If it is another server, correct `source`. {}",
             copy_anew(name)
         )));
     }
@@ -258,7 +274,21 @@ pub async fn ensure_slot(
         let confirmed = check_slot(spec, &slot, &row)?;
         let known = durable.max(start);
         check_not_ahead(spec, confirmed, known)?;
-        check_history(spec, sql, store, known).await?;
+        if let Some(lost) = noted_loss(spec, |key| store.note(key)) {
+            return Err(lost);
+        }
+        let checked = check_history(spec, sql, store, known).await;
+        match &checked {
+            Err(CaptureError::Gap(found)) => {
+                store.set_note(NOTE_LOST_ON, &spec.source.redacted())?;
+                store.set_note(NOTE_LOST, found)?;
+            }
+            Ok(()) if store.note(NOTE_LOST).is_some_and(|found| !found.is_empty()) => {
+                store.set_note(NOTE_LOST, "")?;
+            }
+            Ok(()) | Err(_) => {}
+        }
+        checked?;
         return Ok(known);
     }
     if durable > Lsn::ZERO {

@@ -208,7 +208,8 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
 fn refuse_twins(site: &SiteConfig, subscription: &Subscription) -> Result<(), String> {
     let target = subscription.spec.target.redacted();
     let twin = site.subscriptions.iter().find(|other| {
-        other.publication == subscription.publication && other.spec.target.redacted() == target
+        other.publication == subscription.publication
+            && other.spec.target.is_same_place(&subscription.spec.target)
     });
     match twin {
         None => Ok(()),

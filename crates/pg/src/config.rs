@@ -104,6 +104,25 @@ pub struct Host {
     pub port: u16,
 }
 
+impl Host {
+    /// Whether both are the same machine, by their names.
+    fn is_same(&self, other: &Host) -> bool {
+        let is_here = |host: &Host| match (&host.address, host.ip) {
+            (Address::Unix(_), _) => true,
+            (Address::Tcp(_), Some(ip)) => ip.is_loopback(),
+            (Address::Tcp(name), None) => {
+                name.eq_ignore_ascii_case("localhost")
+                    || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+            }
+        };
+        let is_named_so = match (&self.address, &other.address) {
+            (Address::Tcp(one), Address::Tcp(two)) => one.eq_ignore_ascii_case(two),
+            (one, two) => one == two,
+        };
+        is_named_so || (is_here(self) && is_here(other))
+    }
+}
+
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.address {
@@ -222,6 +241,15 @@ impl Config {
         self.redacted_hosts(&self.hosts)
     }
 
+    /// Whether both name the same database, as far as that can be told without asking: all names of
+    /// this machine are one.
+    pub fn is_same_place(&self, other: &Config) -> bool {
+        self.dbname == other.dbname
+            && self.hosts.iter().any(|host| {
+                other.hosts.iter().any(|other| host.port == other.port && host.is_same(other))
+            })
+    }
+
     /// As [`Config::redacted`], for one of the hosts.
     pub(crate) fn redacted_host(&self, host: &Host) -> String {
         self.redacted_hosts(std::slice::from_ref(host))
@@ -332,4 +360,34 @@ pub enum ConfigError {
 /// What stands for `path` in messages, and whether it is there.
 fn existing(path: PathBuf) -> Option<PathBuf> {
     Path::exists(&path).then_some(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_the_same_however_it_is_spelled() {
+        let config = |text: &str| Config::parse_in(text, &Environment::default()).unwrap();
+        let one = config("postgres://a@127.0.0.1:5433/db");
+        for same in [
+            "postgres://b@localhost:5433/db?sslmode=disable",
+            "host=::1 port=5433 dbname=db user=c",
+            "host=/var/run/postgresql port=5433 dbname=db user=c",
+            "host=db1,LOCALHOST port=5433 dbname=db user=c",
+            "host=x hostaddr=127.0.0.1 port=5433 dbname=db user=c",
+        ] {
+            assert!(one.is_same_place(&config(same)) && config(same).is_same_place(&one), "{same}");
+        }
+        for other in [
+            "postgres://a@127.0.0.1:5433/other",
+            "postgres://a@127.0.0.1:5434/db",
+            "postgres://a@db1:5433/db",
+        ] {
+            assert!(!one.is_same_place(&config(other)), "{other}");
+        }
+        let (lower, upper) =
+            (config("host=db1 dbname=d user=a"), config("host=DB1 dbname=d user=a"));
+        assert!(lower.is_same_place(&upper));
+    }
 }

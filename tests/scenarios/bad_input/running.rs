@@ -87,7 +87,7 @@ const CASES: &[Case] = &[
             pair.publish("UPDATE t SET v = 'w' WHERE id = 5")
         },
         check: &[],
-        run: "subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …)",
+        run: "subscription \"s\": table public.t is not on the target. Create it there (for instance: pg_dump --schema-only --table='public.t' … | psql …); then copy it anew, since what it had does not come again by itself (farshore resync SITE.toml --subscription s --table public.t)",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER TABLE elsewhere RENAME TO t"),
     },

@@ -1,8 +1,8 @@
 //! Servers, roles and settings that do not let the work be done.
 
 use crate::case::{AS_CHECKED, Case, SCHEMA, Then, as_plain, run_all, start_with};
-use anyhow::Result;
-use farshore_tests::DATABASE;
+use anyhow::{Result, ensure};
+use farshore_tests::{DATABASE, Direction, Pair};
 
 const CASES: &[Case] = &[
     Case {
@@ -250,4 +250,37 @@ const CASES: &[Case] = &[
 #[test]
 fn wrong_servers() -> Result<()> {
     run_all(CASES, start_with)
+}
+
+/// However a server is spelled, it is told that a change would go round, or arrive twice.
+#[test]
+fn both_directions_and_another_spelling_are_refused() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let (source, target) = (pair.publisher.url("postgres"), pair.subscriber.url("postgres"));
+    pair.add_subscription("s", "p", &target)?;
+    let spelled = |url: &str| url.replace("127.0.0.1", "localhost");
+    ensure!(spelled(&source) != source, "{source}");
+    let back = format!(
+        "[publication.back]\nsource = \"{}\"\ntables = [\"public.t\"]\n\
+         [subscription.back]\npublication = \"back\"\ntarget = \"{}\"\n",
+        spelled(&target),
+        spelled(&source)
+    );
+    pair.site.add(&back)?;
+    let checked = pair.site.verb("check", &[])?;
+    let said = "subscription \"back\" brings the same tables back to the publisher: public.t";
+    ensure!(checked.code == Some(1) && checked.stdout.contains(said), "{checked:?}");
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "go round for ever")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    pair.site.stop()?;
+    let twin =
+        format!("[subscription.twin]\npublication = \"p\"\ntarget = \"{}\"\n", spelled(&target));
+    pair.site.replace(&back, &twin)?;
+    let checked = pair.site.verb("check", &[])?;
+    let said = "brings publication \"p\" to";
+    ensure!(checked.code == Some(2) && checked.stderr.contains(said), "{checked:?}");
+    Ok(())
 }

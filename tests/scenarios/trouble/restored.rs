@@ -66,6 +66,21 @@ fn the_publisher_from_a_backup_is_noticed() -> Result<()> {
     pair.publisher.restore(&backup)?;
     let (state, error) = pair.site.await_trouble("p", "was set back")?;
     ensure!(state == "stopped" && error.contains("To copy everything anew"), "{state}: {error}");
+    // Once it has written as much again, its positions look right and name other changes.
+    for from in [5_000, 6_000] {
+        pair.publish(&format!(
+            "INSERT INTO t SELECT i, 'other' FROM generate_series({from}, {from} + 99) AS i; \
+             SELECT pg_switch_wal()"
+        ))?;
+    }
+    let resumed = pair.site.verb("resume", &["--publication", "p"])?;
+    let (state, _) = pair.site.await_trouble("p", "was set back")?;
+    ensure!(state == "stopped", "{state} after {resumed:?}");
+    pair.site.restart()?;
+    let (state, _) = pair.site.await_trouble("p", "was set back")?;
+    ensure!(state == "stopped", "{state} after a restart");
+    let checked = pair.site.verb("check", &[])?;
+    ensure!(checked.code == Some(1) && checked.stdout.contains("was set back"), "{checked:?}");
     Ok(())
 }
 

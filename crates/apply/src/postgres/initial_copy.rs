@@ -13,7 +13,7 @@ use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{TargetTable, check_columns, target_table};
+use crate::postgres::target_table::{Filled, TargetTable, check_columns, target_table};
 use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublishedTable, TableName};
@@ -418,7 +418,7 @@ impl InitialCopy<'_> {
         let name = self.schema.names.table(&table.table);
         let target = target_table(session, &name).await?;
         let names = table.columns.iter().map(|column| column.name.as_str());
-        check_columns(self.subscription, &name, names, target.as_ref())?;
+        check_columns(self.subscription, &name, names, target.as_ref(), Filled::NotYet)?;
         let target = target.unwrap_or_default();
         let mut casts = Vec::new();
         for column in &table.columns {

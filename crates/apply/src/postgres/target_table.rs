@@ -132,17 +132,34 @@ pub(super) async fn looked_up(
     Ok(found)
 }
 
+/// What a table of the target has been given before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Filled {
+    /// Nothing: it is to be copied.
+    NotYet,
+    /// Its rows, which are gone with it, or with a column.
+    Before,
+}
+
 /// Checks that `table` on the target can take `columns`.
 pub fn check_columns<'a>(
     subscription: &str,
     table: &TableName,
     columns: impl Iterator<Item = &'a str>,
     target: Option<&TargetTable>,
+    filled: Filled,
 ) -> Result<(), ApplyError> {
+    let copy_anew = match filled {
+        Filled::NotYet => String::new(),
+        Filled::Before => format!(
+            "; then copy it anew, since what it had does not come again by itself (farshore resync \
+             SITE.toml --subscription {subscription} --table {table})"
+        ),
+    };
     let Some(target) = target else {
         return Err(ApplyError::Setup(format!(
             "subscription \"{subscription}\": table {table} is not on the target. Create it there \
-             (for instance: pg_dump --schema-only --table='{table}' … | psql …)"
+             (for instance: pg_dump --schema-only --table='{table}' … | psql …){copy_anew}"
         )));
     };
     let missing: Vec<String> = columns
@@ -156,8 +173,8 @@ pub fn check_columns<'a>(
     }
     Err(ApplyError::Setup(format!(
         "subscription \"{subscription}\": table {table} on the target has no writable column {}. \
-         Add it there, or publish the table without it",
-        missing.join(", ")
+         Add it there, or publish the table without it{copy_anew}",
+        missing.join(", "),
     )))
 }
 

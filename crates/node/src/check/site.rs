@@ -14,7 +14,14 @@ const FREE_MIN: u64 = 1 << 30;
 pub fn was_started(config: &SiteConfig, publication: &str, findings: &mut Findings) -> bool {
     let folder = config.data_dir.join("publications").join(publication);
     match read_notes(&folder) {
-        Ok(notes) => slot::has_begun(|key| notes.get(key).cloned()),
+        Ok(notes) => {
+            let note = |key: &str| notes.get(key).cloned();
+            let own = config.publication(publication);
+            if let Some(lost) = own.and_then(|own| slot::noted_loss(&own.spec, note)) {
+                findings.agent_error(&lost, false);
+            }
+            slot::has_begun(note)
+        }
         Err(error) => {
             findings.agent_error(&error, false);
             true

@@ -8,7 +8,7 @@ use super::{Findings, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
-use farshore_apply::postgres::target_table::{TargetColumn, TargetTable, check_columns};
+use farshore_apply::postgres::target_table::{Filled, TargetColumn, TargetTable, check_columns};
 use farshore_apply::{ApplyError, Initialise};
 use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
@@ -97,6 +97,7 @@ async fn look(
     }
     let Some(published) = published else { return Ok(()) };
     check_claims(config, subscription, published, findings);
+    check_circles(config, subscription, published, findings);
     if from_backup {
         let catalogue = tables::all(&mut session.connection).await;
         asked.catalogue = catalogue.map_err(|error| session.error(error));
@@ -235,7 +236,9 @@ fn check_claims(
 ) {
     let target = subscription.spec.target.redacted();
     for other in &config.subscriptions {
-        if other.spec.name == subscription.spec.name || other.spec.target.redacted() != target {
+        if other.spec.name == subscription.spec.name
+            || !other.spec.target.is_same_place(&subscription.spec.target)
+        {
             continue;
         }
         let Some(publication) = config.publication(&other.publication) else { continue };
@@ -257,6 +260,48 @@ fn check_claims(
                     some_of(&shared)
                 ),
                 "Remove one of the two, or take the tables out of one publication",
+            );
+        }
+    }
+}
+
+/// Nothing tells a change that was made at one side from one that came from there: with both
+/// directions it would go round for ever.
+fn check_circles(
+    config: &SiteConfig,
+    subscription: &Subscription,
+    published: &Published,
+    findings: &mut Findings,
+) {
+    let Some(own) = config.publication(&subscription.publication) else { return };
+    for back in &config.subscriptions {
+        let Some(publication) = config.publication(&back.publication) else { continue };
+        if !publication.spec.source.is_same_place(&subscription.spec.target)
+            || !back.spec.target.is_same_place(&own.spec.source)
+        {
+            continue;
+        }
+        let goes_round = |table: &TableName| {
+            let there = subscription.spec.schema.names.table(table);
+            publication.spec.tables.iter().any(|pattern| pattern.matches(&there))
+                && back.spec.schema.names.table(&there) == *table
+        };
+        let round: Vec<String> = published
+            .tables
+            .iter()
+            .filter(|(table, _)| goes_round(table))
+            .map(|(table, _)| table.to_string())
+            .collect();
+        if !round.is_empty() {
+            findings.error(
+                format!(
+                    "subscription \"{}\" brings the same tables back to the publisher: {}. Every \
+                     change would go round for ever",
+                    back.spec.name,
+                    some_of(&round)
+                ),
+                "Replicate each table in one direction only: remove one of the two, or take the \
+                 tables out of one publication",
             );
         }
     }
@@ -289,7 +334,8 @@ async fn check_tables(
             if subscription.spec.schema.create_tables && !known.contains(name) {
                 to_be_created.push(name);
             } else {
-                missing_table(subscription, name, findings);
+                let filled = if known.contains(name) { Filled::Before } else { Filled::NotYet };
+                missing_table(subscription, name, filled, findings);
             }
             continue;
         };
@@ -334,8 +380,14 @@ async fn check_tables(
 }
 
 /// The rule for a published table that the target does not have.
-fn missing_table(subscription: &Subscription, name: &TableName, findings: &mut Findings) {
-    if let Err(error) = check_columns(&subscription.spec.name, name, [].into_iter(), None) {
+fn missing_table(
+    subscription: &Subscription,
+    name: &TableName,
+    filled: Filled,
+    findings: &mut Findings,
+) {
+    let nothing = [].into_iter();
+    if let Err(error) = check_columns(&subscription.spec.name, name, nothing, None, filled) {
         findings.agent_error(&error, false);
     }
 }
@@ -384,7 +436,8 @@ fn check_table(
             .collect(),
         ..TargetTable::default()
     };
-    if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known)) {
+    let filled = if copied { Filled::Before } else { Filled::NotYet };
+    if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known), filled) {
         findings.agent_error(&error, false);
         return false;
     }

@@ -6,7 +6,7 @@ use crate::ApplyError;
 use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{Follow, load_definitions, note_definition, same_columns};
 use crate::postgres::statements::TargetRelation;
-use crate::postgres::target_table::{TargetTable, check_columns, target_table};
+use crate::postgres::target_table::{Filled, TargetTable, check_columns, target_table};
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_fault as fault;
@@ -127,7 +127,7 @@ impl Writer {
             }
         }
         let names = relation.columns.iter().map(|column| column.name.as_str());
-        check_columns(&self.subscription, &table, names, on_target.as_ref())?;
+        check_columns(&self.subscription, &table, names, on_target.as_ref(), Filled::Before)?;
         let on_target = on_target.unwrap_or_default();
         let target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
             .map_err(|misfit| misfit.error(&self.subscription, &table))?;
