@@ -4,6 +4,8 @@
 
 #[path = "trouble/full_disks.rs"]
 mod full_disks;
+#[path = "trouble/keys.rs"]
+mod keys;
 #[path = "trouble/links.rs"]
 mod links;
 #[path = "trouble/publication.rs"]

@@ -210,7 +210,15 @@ impl PublicationSpec {
     /// An SQL connection to the publisher.
     pub async fn connect(&self, mode: farshore_pg::Mode) -> Result<Connection, CaptureError> {
         let config = self.source.clone().with_application_name(&format!("farshore {}", self.name));
-        Connection::connect(&config, mode).await.map_err(|error| self.publisher_error(error))
+        let connected = async {
+            let mut connection = Connection::connect(&config, mode).await?;
+            // Limits of the role's or the database's are for other sessions: a slot waits for
+            // every transaction that is under way.
+            let sql = farshore_pg::no_timeouts(connection.server_version());
+            connection.simple_query(&sql).await?;
+            Ok(connection)
+        };
+        connected.await.map_err(|error| self.publisher_error(error))
     }
 
     /// An SQL connection on which a question that a lock on somebody's table keeps waiting is given

@@ -152,6 +152,8 @@ fn is_transient_sqlstate(code: &str) -> bool {
         "40001" | "40P01" | "40003" => true,
         // object_in_use (a slot is active), lock_not_available
         "55006" | "55P03" => true,
+        // query_canceled: by a person, or by a time limit that another statement may keep.
+        "57014" => true,
         // admin_shutdown, crash_shutdown, cannot_connect_now, idle_session_timeout
         "57P01" | "57P02" | "57P03" | "57P05" => true,
         // idle_in_transaction_session_timeout
@@ -169,11 +171,13 @@ mod tests {
         let server = |code: &str| {
             Error::Server(Box::new(ServerError { code: code.into(), ..ServerError::default() }))
         };
-        for code in ["08006", "40001", "40P01", "53300", "55006", "57P01", "57P02", "57P03"] {
+        for code in
+            ["08006", "40001", "40P01", "53300", "55006", "57014", "57P01", "57P02", "57P03"]
+        {
             assert!(server(code).is_transient(), "{code}");
             assert_eq!(server(code).sqlstate(), Some(code));
         }
-        for code in ["08P01", "25006", "23505", "28P01", "3D000", "42P01", "57014", "XX000", ""] {
+        for code in ["08P01", "25006", "23505", "28P01", "3D000", "42P01", "XX000", ""] {
             assert!(!server(code).is_transient(), "{code}");
         }
         for (severity, transient) in [("FATAL", true), ("ERROR", false)] {

@@ -11,6 +11,10 @@ use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error};
 use std::collections::{HashMap, HashSet};
 
+/// First version that refuses changes of a table whose replica identity has generated columns which
+/// are not published, as `server_version_num` writes it.
+const GENERATED_IDENTITY_REFUSED: u32 = 180_000;
+
 /// What a publisher would publish.
 pub struct Published {
     /// The publisher.
@@ -98,6 +102,7 @@ pub async fn check(
         all_named &= findings.all.len() == before;
         let mut table = table.clone();
         check_identity(&name, &table, columns.as_deref(), findings);
+        check_generated_identity(&name, &table, sql.server_version(), findings);
         table.columns.retain(|column| {
             columns.as_ref().map_or(!column.generated, |listed| listed.contains(&column.name))
         });
@@ -185,6 +190,42 @@ fn check_identity(
                 some_of(&left_out)
             ),
             "Add them to `columns` in the site file",
+        );
+    }
+}
+
+/// Generated columns are not published, and a row may not be told apart without them.
+fn check_generated_identity(
+    name: &TableName,
+    table: &Table,
+    version: u32,
+    findings: &mut Findings,
+) {
+    let is_key = |column: &String| table.identity == 'f' || table.key.contains(column);
+    let generated = table.columns.iter().filter(|column| column.generated);
+    let generated: Vec<String> =
+        generated.map(|column| &column.name).filter(|name| is_key(name)).cloned().collect();
+    if generated.is_empty() {
+        return;
+    }
+    let generated = some_of(&generated);
+    if version >= GENERATED_IDENTITY_REFUSED {
+        findings.warning(
+            format!(
+                "the replica identity of {name} has generated columns ({generated}), which are not \
+                 published: the publisher will refuse every UPDATE and DELETE of it"
+            ),
+            format!("ALTER TABLE {name} REPLICA IDENTITY USING INDEX one of other columns"),
+        );
+    } else if table.identity != 'f' {
+        findings.error(
+            format!(
+                "the replica identity of {name} has generated columns ({generated}), which the \
+                 publisher does not send: its rows could not be told apart"
+            ),
+            format!(
+                "ALTER TABLE {name} REPLICA IDENTITY FULL, or USING INDEX one of other columns"
+            ),
         );
     }
 }
