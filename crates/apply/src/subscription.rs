@@ -313,7 +313,13 @@ impl Subscription {
         }
         let cursor = self.store.register_cursor(name)?;
         if progress.is_none() && self.spec.initialise == Initialise::Backup {
-            return Err(backup::waits(name, cursor.applied.0));
+            let Some(begins) = slot::log_begins(self.store.as_ref()) else {
+                return Err(ApplyError::NotYet(format!(
+                    "subscription \"{name}\" is to be initialised from a backup, and none may be \
+                     taken yet: its log has not begun"
+                )));
+            };
+            return Err(backup::waits(name, cursor.applied.0.max(begins)));
         }
         let unfinished = progress.as_ref().is_none_or(|progress| progress.state == state::COPYING);
         if let (Some(start), false) = (cursor.expired, unfinished) {
@@ -389,6 +395,14 @@ impl Subscription {
         }
         let durable = self.store.durable().borrow().0;
         if progress.state == state::STREAMING && applied > durable.max(consistent_at) {
+            if slot::is_replica(self.store.as_ref()) {
+                return Err(ApplyError::NotYet(format!(
+                    "subscription \"{name}\": the target has applied up to {applied}, and the store \
+                     here holds the log up to {durable}: it waits for the rest from the upstream \
+                     site. If that does not have it either, it was set back: empty the target's \
+                     tables and drop its farshore schema to copy anew"
+                )));
+            }
             return Err(ApplyError::Gap(format!(
                 "subscription \"{name}\": the target has applied up to {applied}, but the store \
                  holds only up to {durable}: the store or the publisher was replaced or set back. \

@@ -214,6 +214,11 @@ pub fn log_begins(store: &dyn LogStore) -> Option<Lsn> {
     store.note(NOTE_START)?.parse().ok()
 }
 
+/// Whether a store's log is that of another site's.
+pub fn is_replica(store: &dyn LogStore) -> bool {
+    store.note(NOTE_START).is_some() && store.note(NOTE_SLOT).is_none()
+}
+
 /// Notes in a store that is to be a replica of another site's where its log begins, and which
 /// publisher it comes from.
 pub fn begin_replica(
