@@ -130,6 +130,9 @@ impl Capture {
             parallel_streaming: false,
         };
         let place = slot::place(&self.spec, &mut sql).await?;
+        if let Some(place) = &place {
+            slot::check_overlap(&self.spec, &mut sql, &self.store, place).await?;
+        }
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);
         let mut intake = Intake::new(self, assembler, binary, sql.is_close(), stop);

@@ -4,12 +4,15 @@
 //! server, or stands ahead of what the store holds durable means that changes may be missing: that
 //! is an error, never a fresh start.
 
+mod overlap;
+
 use crate::{CaptureError, publication::PublicationSpec};
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, Mode};
 use farshore_store::LogStore;
+pub(crate) use overlap::check_overlap;
 
 /// Notes in the store about where its log comes from.
 const NOTE_SYSTEM: &str = "publisher.system_identifier";
@@ -40,6 +43,16 @@ pub fn noted_loss(
 ) -> Option<CaptureError> {
     let found = note(NOTE_LOST).filter(|found| !found.is_empty())?;
     (note(NOTE_LOST_ON)? == spec.source.redacted()).then_some(CaptureError::Gap(found))
+}
+
+/// Remembers it. Durable when this returns.
+fn note_loss(
+    spec: &PublicationSpec,
+    store: &dyn LogStore,
+    found: &str,
+) -> Result<(), farshore_store::StoreError> {
+    store.set_note(NOTE_LOST_ON, &spec.source.redacted())?;
+    store.set_note(NOTE_LOST, found)
 }
 
 /// Says what would keep the slot from being made or adopted, without changing anything. `started`
@@ -284,10 +297,7 @@ pub async fn ensure_slot(
         }
         let checked = check_history(spec, sql, store, known).await;
         match &checked {
-            Err(CaptureError::Gap(found)) => {
-                store.set_note(NOTE_LOST_ON, &spec.source.redacted())?;
-                store.set_note(NOTE_LOST, found)?;
-            }
+            Err(CaptureError::Gap(found)) => note_loss(spec, store, found)?,
             Ok(()) if store.note(NOTE_LOST).is_some_and(|found| !found.is_empty()) => {
                 store.set_note(NOTE_LOST, "")?;
             }

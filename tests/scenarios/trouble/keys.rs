@@ -28,7 +28,7 @@ fn a_key_with_a_generated_column_is_refused_before_and_on_the_way() -> Result<()
         "{checked:?}"
     );
     pair.site.start()?;
-    let (state, error) = pair.site.await_trouble("s", "has generated columns (s)")?;
+    let (state, error) = pair.site.await_trouble("p", "has generated columns (s)")?;
     ensure!(state == "stopped", "{state}: {error}");
     // By the whole row there is no doubt.
     pair.publish("ALTER TABLE g REPLICA IDENTITY FULL")?;
@@ -51,18 +51,18 @@ fn a_key_with_a_generated_column_is_refused_before_and_on_the_way() -> Result<()
     Ok(())
 }
 
-/// Row by row, and in batches.
+/// As it comes, and in batches.
 #[test]
 fn composite_values_are_keys_like_others() -> Result<()> {
-    for batches in ["never", "always"] {
+    for is_side_by_side in [false, true] {
         let schema = "CREATE TYPE c AS (a integer, b text); CREATE DOMAIN d AS c; \
             CREATE TABLE one (k c PRIMARY KEY, v text); \
             CREATE TABLE two (n integer, k c, v text, PRIMARY KEY (n, k)); \
             CREATE TABLE three (k d PRIMARY KEY, v text)";
         let mut pair = pair(Direction::UP, schema)?;
-        let target = pair.subscriber.url("postgres");
-        let line = format!("target = \"{target}\"\n");
-        pair.site.replace(&line, &format!("{line}batches = \"{batches}\"\n"))?;
+        if is_side_by_side {
+            pair.apply_side_by_side()?;
+        }
         for (table, key) in [("one", "k"), ("two (n, k, v)", "7, k"), ("three", "k::c::d")] {
             pair.publish(&format!(
                 "INSERT INTO {table} SELECT {key}, 'x' FROM (SELECT ROW(g, 'a' || g)::c AS k \

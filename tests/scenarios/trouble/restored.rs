@@ -84,6 +84,45 @@ fn the_publisher_from_a_backup_is_noticed() -> Result<()> {
     Ok(())
 }
 
+/// Nobody looked before it had written more than it lost.
+#[test]
+fn the_publisher_from_a_backup_is_noticed_also_when_it_has_written_more_since() -> Result<()> {
+    let mut pair = streaming("")?;
+    let backup = pair.publisher.back_up()?;
+    change(&mut pair, 1_000)?;
+    pair.site.stop()?;
+    pair.publisher.restore(&backup)?;
+    for from in [5_000, 6_000] {
+        pair.publish(&format!(
+            "INSERT INTO t SELECT i, 'other' FROM generate_series({from}, {from} + 99) AS i; \
+             SELECT pg_switch_wal()"
+        ))?;
+    }
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "has written other changes since")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    pair.site.restart()?;
+    let (state, _) = pair.site.await_trouble("p", "has written other changes since")?;
+    ensure!(state == "stopped", "{state} after a restart");
+    Ok(())
+}
+
+/// What is given once more after kills is what the store has.
+#[test]
+fn a_slot_that_is_behind_the_store_is_no_trouble() -> Result<()> {
+    let mut pair = streaming("")?;
+    for round in 1..=4 {
+        change(&mut pair, 1_000 * round)?;
+        pair.site.kill9()?;
+        // What the slot was told last is lost as well.
+        pair.publisher.kill9()?;
+        pair.publisher.start()?;
+        pair.site.start()?;
+        change(&mut pair, 1_000 * round + 500)?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_store_that_was_replaced_is_noticed() -> Result<()> {
     let mut pair = streaming("")?;
