@@ -60,8 +60,8 @@ pub enum SiteError {
     },
     /// Another node runs on this data folder.
     #[error(
-        "{path} is in use by process {pid}, a node that runs already. Stop that one first, or give \
-         this site another data_dir"
+        "data_dir {path} is in use by another node (pid {pid}). Stop it, or give this site another \
+         data_dir"
     )]
     Running {
         /// The data folder.

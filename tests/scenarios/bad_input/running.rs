@@ -195,7 +195,7 @@ fn a_data_directory_that_is_in_use() -> Result<()> {
         "run",
         &[normal(&pair, last)],
         &[
-            "farshore: publication \"p\": store DIRECTORY/data/publications/p is in use by another process (pid PID). Stop it, or give this site another data_dir.",
+            "farshore: data_dir DIRECTORY/data is in use by another node (pid PID). Stop it, or give this site another data_dir",
         ],
     )?;
     // The first is none the worse for it, and still answers.

@@ -347,7 +347,7 @@ fn a_second_node_of_the_same_site_is_refused() -> Result<()> {
     mirrored.await_commits(5)?;
     let second = mirrored.far.verb("run", &[])?;
     ensure!(second.code == Some(1), "{second:?}");
-    ensure!(second.stderr.contains("is in use by process"), "{second:?}");
+    ensure!(second.stderr.contains("is in use by another node"), "{second:?}");
     mirrored.await_commits(5)?;
     report(&mirrored.far, "the first to answer", |far| far["state"] == "receiving")?;
     mirrored.finish()

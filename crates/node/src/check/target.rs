@@ -276,7 +276,9 @@ fn check_circles(
     let Some(own) = config.publication(&subscription.publication) else { return };
     for back in &config.subscriptions {
         let Some(publication) = config.publication(&back.publication) else { continue };
-        if !publication.spec.source.is_same_place(&subscription.spec.target)
+        // Of one whose two ends are the same database more is said elsewhere.
+        if back.spec.name == subscription.spec.name
+            || !publication.spec.source.is_same_place(&subscription.spec.target)
             || !back.spec.target.is_same_place(&own.spec.source)
         {
             continue;
