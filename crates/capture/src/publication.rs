@@ -172,7 +172,18 @@ pub struct PublishedTable {
     pub binary_copy: bool,
     /// The table is partitioned itself (published through its root).
     pub partitioned: bool,
+    /// A generated column that tells rows apart, and is not sent: the others may not do it alone.
+    #[serde(default)]
+    pub unsent_key: Option<String>,
 }
+
+/// Lifts the limits on time that a role or a database may have.
+const LIMITS: &str = "SELECT set_config(name, '0', false) FROM unnest(ARRAY['statement_timeout', \
+    'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout']) AS name";
+/// The same where there is one more.
+const LIMITS_SINCE_17: &str = "SELECT set_config(name, '0', false) \
+    FROM unnest(ARRAY['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', \
+    'idle_session_timeout', 'transaction_timeout']) AS name";
 
 /// A published column as the publisher describes it now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -213,9 +224,14 @@ impl PublicationSpec {
         let connected = async {
             let mut connection = Connection::connect(&config, mode).await?;
             // Limits of the role's or the database's are for other sessions: a slot waits for
-            // every transaction that is under way.
-            let sql = farshore_pg::no_timeouts(connection.server_version());
-            connection.simple_query(&sql).await?;
+            // every transaction that is under way. One statement: walsenders of 14.0 and 14.1 take
+            // no more at once. Older versions are told of elsewhere.
+            let limits = match connection.server_version() {
+                ..140_000 => return Ok(connection),
+                140_000..170_000 => LIMITS,
+                _ => LIMITS_SINCE_17,
+            };
+            connection.simple_query(limits).await?;
             Ok(connection)
         };
         connected.await.map_err(|error| self.publisher_error(error))
@@ -448,7 +464,12 @@ impl PublicationSpec {
                  (SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) \
                   FROM pg_partition_ancestors(c.oid) a JOIN pg_publication_rel r \
                     ON r.prrelid = a.relid AND r.prpubid = pub.oid \
-                  WHERE a.relid <> c.oid) END \
+                  WHERE a.relid <> c.oid) END, \
+               (SELECT g.attname FROM pg_index i JOIN pg_attribute g ON g.attrelid = c.oid \
+                  AND g.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
+                WHERE i.indrelid = c.oid AND g.attgenerated <> '' AND \
+                  CASE c.relreplident WHEN 'd' THEN i.indisprimary \
+                  WHEN 'i' THEN i.indisreplident ELSE false END LIMIT 1) \
              FROM p \
              JOIN pg_namespace n ON n.nspname = p.schemaname \
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
@@ -494,6 +515,7 @@ impl PublicationSpec {
                     types: Vec::new(),
                     binary_safe: true,
                     binary_copy: true,
+                    unsent_key: row.get(11).map(str::to_owned),
                 });
             }
             let Some(table) = tables.last_mut() else { continue };
@@ -510,6 +532,8 @@ impl PublicationSpec {
         let described = catalog.describe(sql, types).await;
         described.map_err(|error| self.publisher_error(error))?;
         for table in &mut tables {
+            let is_sent = |name: &String| table.columns.iter().any(|column| column.name == *name);
+            table.unsent_key = table.unsent_key.take().filter(|name| !is_sent(name));
             let types = || table.columns.iter().map(|column| column.type_oid);
             table.binary_safe = types().all(|oid| catalog.travels_in_binary(oid));
             table.binary_copy = types().all(|oid| catalog.has_binary_form(oid));

@@ -42,7 +42,9 @@ pub fn noted_loss(
     note: impl Fn(&str) -> Option<String>,
 ) -> Option<CaptureError> {
     let found = note(NOTE_LOST).filter(|found| !found.is_empty())?;
-    (note(NOTE_LOST_ON)? == spec.source.redacted()).then_some(CaptureError::Gap(found))
+    // Under another role, or spelled otherwise, it is the same one.
+    let on = farshore_pg::Config::parse(&note(NOTE_LOST_ON)?).ok()?;
+    on.is_same_place(&spec.source).then_some(CaptureError::Gap(found))
 }
 
 /// Remembers it. Durable when this returns.
@@ -154,15 +156,21 @@ async fn check_history(
 ) -> Result<(), CaptureError> {
     let name = &spec.name;
     let (timeline, end) = log_end(spec, sql).await?;
+    let noted = store.note(NOTE_TIMELINE).and_then(|noted| noted.parse::<u32>().ok());
     if end < known {
-        return Err(CaptureError::Gap(format!(
+        let lost = format!(
             "publication \"{name}\": the publisher's log ends at {end}, before what the store holds \
              ({known}): it was set back, or it is another server. What it writes from then on is \
              not what the targets have. If it is another server, correct `source`. {}",
             copy_anew(name)
-        )));
+        );
+        // Of another timeline it is not the server that the store was filled from: an old primary,
+        // which an address led to for a moment, and that is seen again each time.
+        if noted.is_none_or(|noted| noted == timeline) {
+            note_loss(spec, store, &lost)?;
+        }
+        return Err(CaptureError::Gap(lost));
     }
-    let noted = store.note(NOTE_TIMELINE).and_then(|noted| noted.parse::<u32>().ok());
     if let Some(before) = noted.filter(|before| *before != timeline) {
         let left_at = timeline_left_at(spec, timeline, before).await?;
         if left_at.is_none_or(|left_at| left_at < known) {
@@ -297,7 +305,6 @@ pub async fn ensure_slot(
         }
         let checked = check_history(spec, sql, store, known).await;
         match &checked {
-            Err(CaptureError::Gap(found)) => note_loss(spec, store, found)?,
             Ok(()) if store.note(NOTE_LOST).is_some_and(|found| !found.is_empty()) => {
                 store.set_note(NOTE_LOST, "")?;
             }

@@ -103,12 +103,13 @@ impl Near {
             self.status().acknowledged = Lsn::ZERO;
         }
         sender.send(json(&begun.answer(self.promise))).await?;
-        let (is_slot_new, start) = (begun.is_slot_new, begun.start);
+        let (is_slot_new, before) = (begun.is_slot_new, self.status().log_bytes);
         let ended = self.flow(&site, begun, &request, sender, receiver).await;
+        // Another session's counts as well: where log flows the slot is somebody's.
         let received_any = {
             let mut status = self.status();
             status.connected = false;
-            status.received > start
+            status.log_bytes > before
         };
         if is_slot_new && !received_any && matches!(ended, Err(MirrorError::WrongPrincipal { .. }))
         {
@@ -122,9 +123,20 @@ impl Near {
     async fn drop_slot(&self) {
         let drop = async {
             let mut connection = self.connect().await?;
-            // The walsender of the session that has just ended may still be there.
-            connection.drop_slot(&self.slot, true).await?;
-            Ok::<_, MirrorError>(())
+            let until = tokio::time::Instant::now() + LAST_WORDS;
+            loop {
+                match connection.drop_slot(&self.slot, false).await {
+                    // object_in_use: by the walsender of the session that has just ended. Whoever
+                    // has it for longer needs it.
+                    Err(error)
+                        if error.sqlstate() == Some("55006")
+                            && tokio::time::Instant::now() < until =>
+                    {
+                        tokio::time::sleep(DROP_AGAIN).await;
+                    }
+                    dropped => return Ok::<_, MirrorError>(dropped?),
+                }
+            }
         };
         match drop.await {
             Ok(()) => {
@@ -366,6 +378,9 @@ fn explain(server: &str, error: MirrorError) -> MirrorError {
         error => error,
     }
 }
+
+/// How often a slot that is in use is tried again.
+const DROP_AGAIN: Duration = Duration::from_millis(100);
 
 /// How long a refused far end has to take in why.
 const LAST_WORDS: Duration = Duration::from_secs(5);

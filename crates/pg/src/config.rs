@@ -105,21 +105,21 @@ pub struct Host {
 }
 
 impl Host {
-    /// Whether both are the same machine, by their names.
+    /// Whether both are one server, by what is written: not by a socket on one side and a port on the
+    /// other, which may lead anywhere.
     fn is_same(&self, other: &Host) -> bool {
-        let is_here = |host: &Host| match (&host.address, host.ip) {
-            (Address::Unix(_), _) => true,
-            (Address::Tcp(_), Some(ip)) => ip.is_loopback(),
-            (Address::Tcp(name), None) => {
-                name.eq_ignore_ascii_case("localhost")
-                    || name.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+        let is_here = |name: &str| {
+            matches!(name, "127.0.0.1" | "::1") || name.eq_ignore_ascii_case("localhost")
+        };
+        self.port == other.port
+            && match (&self.address, &other.address) {
+                (Address::Tcp(one), Address::Tcp(two)) => {
+                    let one = self.ip.map_or_else(|| one.clone(), |ip| ip.to_string());
+                    let two = other.ip.map_or_else(|| two.clone(), |ip| ip.to_string());
+                    one.eq_ignore_ascii_case(&two) || (is_here(&one) && is_here(&two))
+                }
+                (one, two) => one == two,
             }
-        };
-        let is_named_so = match (&self.address, &other.address) {
-            (Address::Tcp(one), Address::Tcp(two)) => one.eq_ignore_ascii_case(two),
-            (one, two) => one == two,
-        };
-        is_named_so || (is_here(self) && is_here(other))
     }
 }
 
@@ -241,13 +241,14 @@ impl Config {
         self.redacted_hosts(&self.hosts)
     }
 
-    /// Whether both name the same database, as far as that can be told without asking: all names of
-    /// this machine are one.
+    /// Whether both name the same database of the same servers, however they are spelled.
     pub fn is_same_place(&self, other: &Config) -> bool {
+        let are_among = |some: &[Host], all: &[Host]| {
+            some.iter().all(|host| all.iter().any(|other| host.is_same(other)))
+        };
         self.dbname == other.dbname
-            && self.hosts.iter().any(|host| {
-                other.hosts.iter().any(|other| host.port == other.port && host.is_same(other))
-            })
+            && are_among(&self.hosts, &other.hosts)
+            && are_among(&other.hosts, &self.hosts)
     }
 
     /// As [`Config::redacted`], for one of the hosts.
@@ -373,8 +374,6 @@ mod tests {
         for same in [
             "postgres://b@localhost:5433/db?sslmode=disable",
             "host=::1 port=5433 dbname=db user=c",
-            "host=/var/run/postgresql port=5433 dbname=db user=c",
-            "host=db1,LOCALHOST port=5433 dbname=db user=c",
             "host=x hostaddr=127.0.0.1 port=5433 dbname=db user=c",
         ] {
             assert!(one.is_same_place(&config(same)) && config(same).is_same_place(&one), "{same}");
@@ -382,10 +381,19 @@ mod tests {
         for other in [
             "postgres://a@127.0.0.1:5433/other",
             "postgres://a@127.0.0.1:5434/db",
+            "postgres://a@127.0.0.2:5433/db",
             "postgres://a@db1:5433/db",
+            "host=/var/run/postgresql port=5433 dbname=db user=c",
+            "host=db1,localhost port=5433 dbname=db user=c",
         ] {
             assert!(!one.is_same_place(&config(other)), "{other}");
         }
+        let sockets = ["/cloudsql/a", "/cloudsql/b"]
+            .map(|folder| config(&format!("host={folder} dbname=d user=a")));
+        assert!(!sockets[0].is_same_place(&sockets[1]) && sockets[0].is_same_place(&sockets[0]));
+        let [one, two] =
+            ["host=db1,db2 dbname=d user=a", "host=DB2,db1 dbname=d user=b"].map(config);
+        assert!(one.is_same_place(&two));
         let (lower, upper) =
             (config("host=db1 dbname=d user=a"), config("host=DB1 dbname=d user=a"));
         assert!(lower.is_same_place(&upper));

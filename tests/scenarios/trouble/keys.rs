@@ -46,7 +46,7 @@ fn a_key_with_a_generated_column_is_refused_before_and_on_the_way() -> Result<()
     pair.on_both(&another)?;
     pair.publish("INSERT INTO h (a, b) SELECT 5, b FROM generate_series(1, 2) b")?;
     pair.publish("DELETE FROM h WHERE b = 1")?;
-    let (state, error) = pair.site.await_trouble("s", "which the publisher does not send")?;
+    let (state, error) = pair.site.await_trouble("s", "which it does not send")?;
     ensure!(state == "stopped", "{state}: {error}");
     Ok(())
 }

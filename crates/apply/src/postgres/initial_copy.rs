@@ -416,6 +416,17 @@ impl InitialCopy<'_> {
         table: &PublishedTable,
     ) -> Result<(TargetTable, CopyPlan), ApplyError> {
         let name = self.schema.names.table(&table.table);
+        if let Some(column) = &table.unsent_key {
+            return Err(ApplyError::Setup(format!(
+                "subscription \"{}\": the publisher's table {} tells rows apart by the generated \
+                 column {}, which it does not send. On the publisher: ALTER TABLE {1} REPLICA \
+                 IDENTITY FULL, or USING INDEX one of other columns; or take the table out of the \
+                 publication",
+                self.subscription,
+                table.table,
+                farshore_model::quote_identifier(column)
+            )));
+        }
         let target = target_table(session, &name).await?;
         let names = table.columns.iter().map(|column| column.name.as_str());
         check_columns(self.subscription, &name, names, target.as_ref(), Filled::NotYet)?;

@@ -70,9 +70,6 @@ impl TargetRelation {
         copied_at: Lsn,
         target: TargetTable,
     ) -> Result<TargetRelation, Misfit> {
-        if let Some(column) = target.identity_not_sent(&relation) {
-            return Err(Misfit::IdentityNotSent(column.to_owned()));
-        }
         let (mut columns, mut plans) = (Vec::new(), Vec::new());
         for column in &relation.columns {
             let publisher = ColumnType {
@@ -236,12 +233,13 @@ impl TargetRelation {
         if self.relation.identity != ReplicaIdentity::Full {
             let mut terms = Vec::new();
             for column in find {
-                let TargetColumn { equals, type_name, .. } = &self.columns[*column];
+                let TargetColumn { equals, type_name, base_name, .. } = &self.columns[*column];
                 let value = match self.value_plan(*column) {
                     ValuePlan::Verbatim { from } if from != 0 => parameter(*column),
                     // Beside an operator of composite types the server takes a parameter for any
                     // record, which has no input.
-                    ValuePlan::Verbatim { .. } | ValuePlan::Cast { .. } => {
+                    ValuePlan::Verbatim { .. } => format!("{}::{base_name}", parameter(*column)),
+                    ValuePlan::Cast { .. } => {
                         format!("{}::{type_name}", parameter(*column))
                     }
                 };

@@ -5,7 +5,7 @@ use crate::postgres::session::Session;
 use crate::postgres::value_plan::{ColumnType, ValuePlan, value_plan};
 use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
-use farshore_model::{Relation, ReplicaIdentity, UserType, quote_identifier};
+use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Row, text_array};
 
 /// A table on the target.
@@ -173,8 +173,8 @@ pub fn check_columns<'a>(
     }
     Err(ApplyError::Setup(format!(
         "subscription \"{subscription}\": table {table} on the target has no writable column {}. \
-         Add it there, or publish the table without it{copy_anew}",
-        missing.join(", "),
+         Add it there, or publish the table without it",
+        missing.join(", ")
     )))
 }
 
@@ -190,30 +190,9 @@ pub enum Misfit {
         /// The target's type, as SQL names it.
         target: String,
     },
-    /// Rows are told apart by a generated column as well, which the publisher does not send.
-    IdentityNotSent(String),
 }
 
 impl TargetTable {
-    /// The generated column of the primary key that would be missing in what identifies a row: by
-    /// the others alone a change would meet several.
-    pub fn identity_not_sent(&self, relation: &Relation) -> Option<&str> {
-        let of_key = || self.columns.iter().filter(|column| column.primary_key);
-        let mut identifying = relation.columns.iter().filter(|column| column.key);
-        let is_ours = |name: &str| of_key().any(|column| column.name == name);
-        // What identifies rows by an index of its own does not need the primary key.
-        if relation.identity == ReplicaIdentity::Full
-            || relation.identity == ReplicaIdentity::Nothing
-            || !identifying.all(|column| is_ours(&column.name))
-        {
-            return None;
-        }
-        let is_sent = |name: &str| relation.columns.iter().any(|column| column.name == name);
-        of_key()
-            .find(|column| column.generated && !is_sent(&column.name))
-            .map(|column| column.name.as_str())
-    }
-
     /// The column of this name, and how values of the publisher's type get into it.
     pub fn plan(
         &self,
@@ -250,13 +229,6 @@ impl Misfit {
                      publish the table without it"
                 )
             }
-            Misfit::IdentityNotSent(column) => format!(
-                "subscription \"{subscription}\": the primary key of {table} has the generated \
-                 column {}, which the publisher does not send, so its rows cannot be told apart. On \
-                 the publisher: ALTER TABLE … REPLICA IDENTITY FULL, or USING another unique INDEX; \
-                 or take the table out of the publication",
-                quote_identifier(column)
-            ),
         })
     }
 }

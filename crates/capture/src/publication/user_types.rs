@@ -75,6 +75,7 @@ mod tests {
             binary_safe: true,
             binary_copy: false,
             partitioned: true,
+            unsent_key: None,
         };
         let json = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<PublishedTable>(&json).unwrap(), table);

@@ -342,6 +342,7 @@ mod tests {
             binary_safe: true,
             binary_copy: true,
             partitioned: false,
+            unsent_key: None,
         };
         let mut plan = CopyPlan { format: CopyFormat::Binary, casts: vec![None, None] };
         let range = BlockRange { start: 10, end: Some(20) };

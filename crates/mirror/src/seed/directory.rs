@@ -38,17 +38,22 @@ pub fn look(root: &Path, overwrite: bool) -> Result<(), SeedError> {
         return Ok(());
     }
     let has_files = std::fs::read_dir(root).map_err(SeedError::io("list", root))?.count() > 0;
-    if let Ok(text) = std::fs::read_to_string(root.join("postmaster.pid")) {
-        return Err(refuse(match server_of(&text) {
-            Some(pid) => {
-                format!("has a server: process {pid}, as postmaster.pid says. Stop it first")
-            }
-            None => {
-                "has the postmaster.pid of a server that was killed. If none runs there (pg_ctl \
-                     status), remove that file"
-                    .to_owned()
-            }
-        }));
+    let pid_file = root.join("postmaster.pid");
+    match std::fs::read_to_string(&pid_file) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+        Err(error) => return Err(SeedError::io("read", &pid_file)(error)),
+        Ok(text) => {
+            return Err(refuse(match server_of(&text) {
+                Some(pid) => {
+                    format!("has a server: process {pid}, as postmaster.pid says. Stop it first")
+                }
+                None => {
+                    "has the postmaster.pid of a server that was killed, or that runs in another \
+                         container. If none runs (pg_ctl status, there), remove that file"
+                        .to_owned()
+                }
+            }));
+        }
     }
     if has_files && !root.join(MARKER).exists() && !overwrite {
         return Err(refuse(
@@ -236,9 +241,12 @@ impl Directory {
         let some = || {
             let mut chunk = vec![0; CHUNK_BYTES];
             while let Some(found) = files.get(next.fetch_add(1, Ordering::Relaxed)) {
-                if !digests_of(found, &mut chunk, &tell)? {
+                let told = digests_of(found, &mut chunk, &tell);
+                if !matches!(told, Ok(true)) {
+                    // The others have no more to do either.
                     next.store(files.len(), Ordering::Relaxed);
                 }
+                told?;
             }
             Ok(())
         };

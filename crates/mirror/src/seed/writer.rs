@@ -118,11 +118,13 @@ impl Writer {
 
     fn place_tablespaces(&mut self) -> Result<(), SeedError> {
         for (oid, here) in &self.tablespaces {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(here)
-                .map_err(SeedError::io("create", here))?;
+            if let Some(parent) = here.parent() {
+                std::fs::create_dir_all(parent).map_err(SeedError::io("create", parent))?;
+            }
+            if !here.is_dir() {
+                let made = DirBuilder::new().mode(0o700).create(here);
+                made.map_err(SeedError::io("create", here))?;
+            }
             self.directory.owned(here)?;
             let links = self.directory.root.join("pg_tblspc");
             std::fs::create_dir_all(&links).map_err(SeedError::io("create", &links))?;

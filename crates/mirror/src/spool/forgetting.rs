@@ -77,6 +77,10 @@ impl Spool {
     /// [`SpoolError::Io`].
     pub fn forget(&self, needed: Lsn, bytes_max: u64) -> Result<usize, SpoolError> {
         let _turn = self.forgetting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // Nothing comes any more, and what is there may be taken away by hand.
+        if self.closed().is_some() || self.has_failed() {
+            return Ok(0);
+        }
         let size = self.identity().segment;
         let segments = self.segments_in_place()?;
         let needed = needed.min(self.shared.positions.borrow().durable);
@@ -119,14 +123,19 @@ impl Spool {
             error
         };
         let segments = match self.segments() {
-            Err(_) if !self.folder().exists() => return Err(gone(self.folder().to_owned())),
+            Err(_) if matches!(self.folder().try_exists(), Ok(false)) => {
+                return Err(gone(self.folder().to_owned()));
+            }
             listed => listed?,
         };
         let size = self.identity().segment;
         let number = size.number(Lsn(durable.0.saturating_sub(1)));
         if durable > self.begin && segments.iter().all(|segment| segment.number != number) {
-            let name = Segment { timeline, number }.file_name(size);
-            return Err(gone(self.folder().join(name)));
+            let path = self.folder().join(Segment { timeline, number }.file_name(size));
+            // Some file systems' lists may miss a name while others are renamed.
+            if matches!(path.try_exists(), Ok(false)) {
+                return Err(gone(path));
+            }
         }
         Ok(segments)
     }

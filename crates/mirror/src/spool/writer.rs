@@ -426,6 +426,9 @@ impl Writer {
                     if self.shared.is_closing.load(Relaxed) {
                         return Err(SpoolError::Closing);
                     }
+                    if let Some(failure) = self.shared.failure.get() {
+                        return Err(failure.clone());
+                    }
                     std::thread::park_timeout(ROOM_AGAIN);
                 }
                 done => {

@@ -102,7 +102,8 @@ pub async fn check(
         all_named &= findings.all.len() == before;
         let mut table = table.clone();
         check_identity(&name, &table, columns.as_deref(), findings);
-        check_generated_identity(&name, &table, sql.server_version(), findings);
+        let listed = columns.as_deref().unwrap_or_default();
+        check_generated_identity(&name, &table, listed, sql.server_version(), findings);
         table.columns.retain(|column| {
             columns.as_ref().map_or(!column.generated, |listed| listed.contains(&column.name))
         });
@@ -198,10 +199,13 @@ fn check_identity(
 fn check_generated_identity(
     name: &TableName,
     table: &Table,
+    listed: &[String],
     version: u32,
     findings: &mut Findings,
 ) {
-    let is_key = |column: &String| table.identity == 'f' || table.key.contains(column);
+    let is_key = |column: &String| {
+        (table.identity == 'f' || table.key.contains(column)) && !listed.contains(column)
+    };
     let generated = table.columns.iter().filter(|column| column.generated);
     let generated: Vec<String> =
         generated.map(|column| &column.name).filter(|name| is_key(name)).cloned().collect();

@@ -74,7 +74,7 @@ impl Table {
 
 const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
        (SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
-         ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[]) \
+         ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
          CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
          ELSE false END), \

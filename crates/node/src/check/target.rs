@@ -10,7 +10,7 @@ use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::postgres::target_table::{Filled, TargetColumn, TargetTable, check_columns};
 use farshore_apply::{ApplyError, Initialise};
-use farshore_capture::publication::TableName;
+use farshore_capture::publication::{PublicationSpec, TableName};
 use farshore_model::quote_identifier;
 use farshore_pg::{Question, Row};
 use std::collections::HashMap;
@@ -285,6 +285,13 @@ fn check_circles(
         }
         let goes_round = |table: &TableName| {
             let there = subscription.spec.schema.names.table(table);
+            // With a filter on each way they may be different rows.
+            let is_filtered = |spec: &PublicationSpec, table: &TableName| {
+                spec.articles.get(table).is_some_and(|article| article.row_filter.is_some())
+            };
+            if is_filtered(&own.spec, table) && is_filtered(&publication.spec, &there) {
+                return false;
+            }
             publication.spec.tables.iter().any(|pattern| pattern.matches(&there))
                 && back.spec.schema.names.table(&there) == *table
         };
