@@ -132,7 +132,7 @@ fn three_commands(major: u32) -> Result<()> {
     // What a server uses is not written over.
     let refused = pair.seed(&standby.data_dir(), &["--slot", "other", "--overwrite"])?;
     ensure!(refused.code == Some(1), "{refused:?}");
-    ensure!(refused.stderr.contains("a server runs there"), "{refused:?}");
+    ensure!(refused.stderr.contains("has a server: process"), "{refused:?}");
     // The data directory of a server that was is: little crosses.
     standby.stop(StopMode::Fast)?;
     let again = pair.seed(&standby.data_dir(), &["--overwrite"])?;
