@@ -159,7 +159,10 @@ fn fill(principal: &Cluster, rows: usize, seed: u64) -> Result<()> {
              CREATE UNIQUE INDEX ON small_{number} (id);"
         )?;
     }
-    principal.execute_script(&(small + "CHECKPOINT"))
+    principal.execute_script(&small)?;
+    // Hint bits are set, as where nothing was written lately.
+    principal.execute_script("VACUUM (FREEZE, ANALYZE)")?;
+    principal.execute_script("CHECKPOINT")
 }
 
 /// `pg_basebackup` begins anew each time, and wants an empty directory.
