@@ -395,16 +395,16 @@ impl Subscription {
         }
         let durable = self.store.durable().borrow().0;
         if progress.state == state::STREAMING && applied > durable.max(consistent_at) {
-            let fetched = if slot::is_replica(self.store.as_ref()) {
-                ". If this site's store alone was put back to an older copy of itself, it has \
-                 fetched, or will fetch, the rest from its upstream: then farshore resume. Else e"
+            let advice = if slot::is_replica(self.store.as_ref()) {
+                "If this site's store alone was put back to an older copy of itself, it fetches the \
+                 rest from its upstream: farshore resume, once it has. Otherwise empty"
             } else {
-                ". E"
+                "Empty"
             };
             return Err(ApplyError::Gap(format!(
                 "subscription \"{name}\": the target has applied up to {applied}, but the store \
-                 holds only up to {durable}: the store or the publisher was replaced or set \
-                 back{fetched}mpty the target's tables and drop its farshore schema to copy anew"
+                 holds only up to {durable}: the store or the publisher was replaced or set back. \
+                 {advice} the target's tables and drop its farshore schema to copy anew"
             )));
         }
         if applied < cursor.applied.0 && cursor.expired.is_none() {
