@@ -256,6 +256,11 @@ pub fn has_begun(note: impl Fn(&str) -> Option<String>) -> bool {
     note(NOTE_START).is_some() || note(NOTE_CREATING).is_some()
 }
 
+/// The slot that feeds a store, as far as its notes tell.
+pub fn noted_slot(note: impl Fn(&str) -> Option<String>) -> Option<String> {
+    note(NOTE_SLOT)
+}
+
 /// The publisher's system identifier, as far as the store knows it.
 pub fn publisher_identity(store: &dyn LogStore) -> Option<String> {
     store.note(NOTE_SYSTEM)

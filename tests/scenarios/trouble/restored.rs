@@ -144,3 +144,15 @@ fn a_store_that_was_replaced_is_noticed() -> Result<()> {
     ensure!(state == "stopped" && error.contains("To copy anew"), "{state}: {error}");
     Ok(())
 }
+
+/// A slot that nobody reads any more keeps the publisher's log: whoever renames a publication is told.
+#[test]
+fn a_publication_that_is_named_no_more_is_told_of() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    pair.site.replace("[publication.p]", "[publication.q]")?;
+    pair.site.replace("publication = \"p\"", "publication = \"q\"")?;
+    let checked = pair.site.verb("check", &[])?;
+    ensure!(checked.stdout.contains("its slot \"farshore_p\" keeps the log"), "{checked:?}");
+    Ok(())
+}

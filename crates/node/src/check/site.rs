@@ -60,6 +60,7 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
             folder.display()
         ));
     }
+    check_left_behind(config, findings);
     let Ok(disk) = rustix::fs::statvfs(&present) else { return };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let room = format!("{} are free under data_dir {}", bytes(free), folder.display());
@@ -89,6 +90,31 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
     if limits.len() < logs.len() {
         findings.note(
             "without retention_size a subscriber that stays away fills the disk under data_dir",
+        );
+    }
+}
+
+/// Logs of publications that the site file does not name any more: their slots keep the publisher's
+/// log for nobody.
+fn check_left_behind(config: &SiteConfig, findings: &mut Findings) {
+    let Ok(folders) = std::fs::read_dir(config.data_dir.join("publications")) else { return };
+    for folder in folders.flatten() {
+        let Ok(name) = folder.file_name().into_string() else { continue };
+        if config.publication(&name).is_some() {
+            continue;
+        }
+        let notes = read_notes(&folder.path()).unwrap_or_default();
+        let Some(slot) = slot::noted_slot(|key| notes.get(key).cloned()) else { continue };
+        findings.warning(
+            format!(
+                "data_dir holds the log of publication \"{name}\", which the site file does not \
+                 name: its slot \"{slot}\" keeps the log of its publisher, without bound"
+            ),
+            format!(
+                "Name it again; or, on its publisher, SELECT pg_drop_replication_slot('{slot}'), and \
+                 remove {}",
+                folder.path().display()
+            ),
         );
     }
 }
