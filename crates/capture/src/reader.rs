@@ -131,7 +131,11 @@ impl Capture {
         };
         let place = slot::place(&self.spec, &mut sql).await?;
         if let Some(place) = &place {
-            slot::check_overlap(&self.spec, &mut sql, &self.store, place).await?;
+            // The server may have much to decode for it.
+            tokio::select! {
+                checked = slot::check_overlap(&self.spec, &mut sql, &self.store, place) => checked?,
+                _ = stop.wait_for(|stop| *stop) => return Ok(()),
+            }
         }
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);

@@ -32,6 +32,10 @@ pub(crate) async fn check_overlap(
     let last = tokio::task::spawn_blocking(move || last_transaction(reading.as_ref(), after));
     let Ok(last) = last.await else { return Ok(()) };
     let Some((position, xid)) = last? else { return Ok(()) };
+    tracing::info!(
+        publication = %spec.name, slot_at = %place.confirmed, store_at = %position,
+        "looking whether the publisher's log is still the one that the store was filled from"
+    );
     // 67 is 'C', a commit; its position is the end of the commit record. With messages, as capture
     // asks for them: a tracer token may be all that a transaction has.
     let sql_text = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes($1, $2::text::pg_lsn, \
