@@ -51,6 +51,31 @@ fn a_key_with_a_generated_column_is_refused_before_and_on_the_way() -> Result<()
     Ok(())
 }
 
+/// What would make the publisher refuse its own application's changes is said before it does.
+#[test]
+fn a_filter_by_other_columns_than_the_key_is_warned_of() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v text, n integer)")?;
+    let filter = "[publication.p.article.\"public.t\"]\nwhere = \"n > 10 AND id > 0\"\n";
+    pair.add_publication("p", &["public.*"], filter)?;
+    let checked = pair.site.verb("check", &[])?;
+    let said = "the filter of public.t asks for n, which its replica identity has not";
+    ensure!(checked.code == Some(0) && checked.stdout.contains(said), "{checked:?}");
+    for identity in ["USING INDEX both", "FULL"] {
+        pair.publish(
+            "ALTER TABLE t ALTER n SET NOT NULL; \
+             CREATE UNIQUE INDEX IF NOT EXISTS \"both\" ON t (id, n)",
+        )?;
+        pair.publish(&format!(
+            "ALTER TABLE t REPLICA IDENTITY {}",
+            identity.replace("both", "\"both\"")
+        ))?;
+        let checked = pair.site.verb("check", &[])?;
+        ensure!(!checked.stdout.contains("the filter of"), "{identity}: {checked:?}");
+    }
+    Ok(())
+}
+
 /// As it comes, and in batches.
 #[test]
 fn composite_values_are_keys_like_others() -> Result<()> {

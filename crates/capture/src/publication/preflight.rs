@@ -6,6 +6,34 @@ use super::{
 use crate::CaptureError;
 use farshore_pg::Connection;
 
+/// What came of trying to publish articles.
+#[derive(Debug, Default)]
+pub struct Tried {
+    /// Why some cannot be published.
+    pub refused: Vec<CaptureError>,
+    /// Columns of filters that are not in the table's replica identity: the publisher refuses every
+    /// UPDATE and DELETE of such a table (PostgreSQL docs: "29.4.2. Expression Restrictions").
+    pub filtered_by: Vec<(TableName, Vec<String>)>,
+}
+
+/// First version with row filters, as `server_version_num` writes it.
+const FILTERS_SINCE: u32 = 150_000;
+
+/// Which those are, of a publication that was just made. A list of columns leaves dependencies of
+/// the same kind.
+const FILTERED_BY: &str = "SELECT a.attname FROM pg_publication p \
+    JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid \
+    JOIN pg_depend d ON d.classid = 'pg_publication_rel'::regclass AND d.objid = r.oid \
+      AND d.refclassid = 'pg_class'::regclass AND d.refobjid = c.oid AND d.refobjsubid > 0 \
+    JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = d.refobjsubid \
+    WHERE p.pubname = 'farshore_check' AND r.prqual IS NOT NULL AND c.relreplident <> 'f' \
+    AND coalesce(a.attnum <> ALL (r.prattrs::int2[]), true) \
+    AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid \
+      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
+      AND CASE c.relreplident WHEN 'd' THEN i.indisprimary \
+        WHEN 'i' THEN i.indisreplident ELSE false END) \
+    ORDER BY a.attnum";
+
 impl PublicationSpec {
     /// Whether the publisher's publication needs no change to publish just what is configured; an
     /// adopted one never does.
@@ -18,29 +46,45 @@ impl PublicationSpec {
     }
 
     /// Tries, in a transaction that is rolled back, whether each table with a filter or a column
-    /// list can be published.
-    pub async fn try_articles(&self, sql: &mut Connection) -> Vec<CaptureError> {
-        let members = match self.members(sql).await {
-            Ok(members) => members,
-            Err(error) => return vec![error],
+    /// list can be published, and looks what of a filter would make the publisher refuse changes.
+    pub async fn try_articles(&self, sql: &mut Connection) -> Tried {
+        let mut done = Tried::default();
+        let asked = match self.members(sql).await {
+            Ok(members) => self.expand_tables(sql).await.map(|tables| (members, tables)),
+            Err(error) => Err(error),
         };
-        let plain: Vec<String> = match self.expand_tables(sql).await {
-            Ok(tables) => tables.iter().map(TableName::to_string).collect(),
-            Err(error) => return vec![error],
+        let (members, tables) = match asked {
+            Ok(asked) => asked,
+            Err(error) => {
+                done.refused.push(error);
+                return done;
+            }
         };
-        let mut refused = Vec::new();
-        for member in members.iter().filter(|member| !plain.contains(member)) {
+        let listed = tables.into_iter().zip(&members);
+        for (table, member) in listed.filter(|(table, member)| table.to_string() != **member) {
             let create = create_statement("farshore_check", member, self.via_partition_root);
-            let tried = sql.simple_query(&format!("BEGIN; {create}; ROLLBACK")).await;
-            if let Err(error) = tried {
-                refused.push(self.refused(member, &error));
-                if let Err(error) = sql.simple_query("ROLLBACK").await {
-                    refused.push(self.publisher_error(error));
-                    break;
+            let has_filters = sql.server_version() >= FILTERS_SINCE;
+            let look = if has_filters { FILTERED_BY } else { "SELECT 1 WHERE false" };
+            let tried = sql.simple_query(&format!("BEGIN; {create}; {look}; ROLLBACK")).await;
+            match tried {
+                Ok(sets) => {
+                    let rows = sets.iter().flat_map(|set| &set.rows);
+                    let columns = rows.filter_map(|row| row.get(0).map(str::to_owned));
+                    let columns: Vec<String> = columns.collect();
+                    if !columns.is_empty() {
+                        done.filtered_by.push((table, columns));
+                    }
+                }
+                Err(error) => {
+                    done.refused.push(self.refused(member, &error));
+                    if let Err(error) = sql.simple_query("ROLLBACK").await {
+                        done.refused.push(self.publisher_error(error));
+                        break;
+                    }
                 }
             }
         }
-        refused
+        done
     }
 
     /// Why a pattern matches nothing that can be published.

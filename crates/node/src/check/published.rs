@@ -111,8 +111,21 @@ pub async fn check(
     }
     if !as_wanted && may_change && all_named {
         // Filters and column lists: only the server itself can tell.
-        for error in spec.try_articles(sql).await {
+        let tried = spec.try_articles(sql).await;
+        for error in tried.refused {
             findings.agent_error(&error, error.is_transient());
+        }
+        for (name, columns) in tried.filtered_by {
+            findings.warning(
+                format!(
+                    "the filter of {name} asks for {}, which its replica identity has not: the \
+                     publisher will refuse every UPDATE and DELETE of it",
+                    some_of(&columns)
+                ),
+                format!(
+                    "ALTER TABLE {name} REPLICA IDENTITY FULL, or filter by columns of its key"
+                ),
+            );
         }
     }
     Ok(tables)
