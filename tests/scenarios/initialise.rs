@@ -97,7 +97,7 @@ fn a_copy_of_another_target_goes_on_from_where_that_stood() -> Result<()> {
     pair.site.stop()?;
     let copy = pair.subscriber.standby(&[], &[])?;
     // The site file takes that for another server.
-    let live = pair.subscriber.url(DATABASE).replace("127.0.0.1", "localhost");
+    let live = pair.subscriber.url(DATABASE).replace("127.0.0.1", "127.1");
     for (name, target) in [("near", copy.url(DATABASE)), ("live", live)] {
         pair.add_subscription(name, "p", &target)?;
         let section = format!("[subscription.{name}]\n");
