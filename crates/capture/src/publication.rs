@@ -177,14 +177,6 @@ pub struct PublishedTable {
     pub unsent_key: Option<String>,
 }
 
-/// Lifts the limits on time that a role or a database may have.
-const LIMITS: &str = "SELECT set_config(name, '0', false) FROM unnest(ARRAY['statement_timeout', \
-    'lock_timeout', 'idle_in_transaction_session_timeout', 'idle_session_timeout']) AS name";
-/// The same where there is one more.
-const LIMITS_SINCE_17: &str = "SELECT set_config(name, '0', false) \
-    FROM unnest(ARRAY['statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', \
-    'idle_session_timeout', 'transaction_timeout']) AS name";
-
 /// A published column as the publisher describes it now.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublishedColumn {
@@ -224,14 +216,10 @@ impl PublicationSpec {
         let connected = async {
             let mut connection = Connection::connect(&config, mode).await?;
             // Limits of the role's or the database's are for other sessions: a slot waits for
-            // every transaction that is under way. One statement: walsenders of 14.0 and 14.1 take
-            // no more at once. Older versions are told of elsewhere.
-            let limits = match connection.server_version() {
-                ..140_000 => return Ok(connection),
-                140_000..170_000 => LIMITS,
-                _ => LIMITS_SINCE_17,
-            };
-            connection.simple_query(limits).await?;
+            // every transaction that is under way.
+            if let Some(sql) = farshore_pg::no_timeouts_at_once(connection.server_version()) {
+                connection.simple_query(sql).await?;
+            }
             Ok(connection)
         };
         connected.await.map_err(|error| self.publisher_error(error))

@@ -41,6 +41,24 @@ pub use quote::{quote_literal, text_array};
 pub use socket::{FAR, wake_at};
 pub use tls::end_point_hash;
 
+/// What [`no_timeouts`] does, in one statement: walsenders of 14.0 and 14.1 take no more at once.
+/// `None` before version 14, which is not supported, and is told so elsewhere.
+pub fn no_timeouts_at_once(server_version: u32) -> Option<&'static str> {
+    match server_version {
+        ..140_000 => None,
+        140_000..170_000 => Some(
+            "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.unnest(ARRAY[\
+             'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', \
+             'idle_session_timeout']) AS name",
+        ),
+        _ => Some(
+            "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.unnest(ARRAY[\
+             'statement_timeout', 'lock_timeout', 'idle_in_transaction_session_timeout', \
+             'idle_session_timeout', 'transaction_timeout']) AS name",
+        ),
+    }
+}
+
 /// SQL that lifts the role's and the server's time limits for a session that waits by design.
 pub fn no_timeouts(server_version: u32) -> String {
     let mut sql = "SET statement_timeout = 0; SET lock_timeout = 0; \

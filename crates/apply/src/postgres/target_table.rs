@@ -137,7 +137,7 @@ pub(super) async fn looked_up(
 pub enum Filled {
     /// Nothing: it is to be copied.
     NotYet,
-    /// Its rows, which are gone with it, or with a column.
+    /// Its rows, which are gone if it is.
     Before,
 }
 

@@ -143,9 +143,8 @@ pub(super) async fn run(
 async fn connect(spec: &PublicationSpec) -> Result<Connection, CaptureError> {
     let mut sql = spec.connect(Mode::Sql).await?;
     let settings = format!(
-        "{}; SET search_path = ''; SET lc_monetary = 'C'; SET work_mem = '64MB'; \
+        "SET search_path = ''; SET lc_monetary = 'C'; SET work_mem = '64MB'; \
          SET statement_timeout = {}",
-        farshore_pg::no_timeouts(sql.server_version()),
         CALL_MAX.as_millis()
     );
     let set = sql.simple_query(&settings).await;

@@ -90,10 +90,9 @@ impl ExportedSnapshot {
             // A policy that would hide rows must be an error, never rows left out. And whoever waits
             // for a table for himself may wait for another connection of ours: to queue up behind
             // him for long would be a deadlock that no server sees.
-            "{}; SET row_security = off; SET search_path = ''; SET lc_monetary = 'C'; \
+            "SET row_security = off; SET search_path = ''; SET lc_monetary = 'C'; \
              SET lock_timeout = '{}s'; \
              BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {}",
-            farshore_pg::no_timeouts(connection.server_version()),
             WAITED_LONG.as_secs(),
             quote_literal(name)
         );
