@@ -11,6 +11,7 @@ pub mod initial_copy;
 pub mod lanes;
 pub mod pipeline;
 pub mod progress;
+mod remade;
 pub mod resume;
 pub mod schema;
 pub(crate) mod sequences;

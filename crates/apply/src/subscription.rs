@@ -139,6 +139,12 @@ impl SubscriptionSpec {
     pub fn application_name(&self) -> String {
         application_name(&self.name)
     }
+
+    /// Copied tables, each with its name on the target.
+    pub(crate) fn copied_to(&self, tables: &[TableProgress]) -> Vec<(TableName, TableName)> {
+        let copied = tables.iter().filter(|progress| progress.copied);
+        copied.map(|p| (p.table.clone(), self.schema.names.table(&p.table))).collect()
+    }
 }
 
 /// How far groups do not run side by side, because some were in each other's way.
@@ -422,6 +428,7 @@ impl Subscription {
         if !is_known {
             requests = session.load_requests(name).await?;
         }
+        session.check_remade(name, &self.spec.copied_to(&tables)).await?;
         let Requests { skips, foreign_keys_wait } = requests;
         let consistent = applied >= consistent_at;
         if consistent && foreign_keys_wait {

@@ -1,13 +1,13 @@
 //! Who this site is, and whom it trusts.
 
 use crate::site_name::{site_of, validity_of};
-use crate::trust::PeerCheck;
+use crate::trust::{PeerCheck, why_untrusted};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, PrivateKeyDer, UnixTime};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
-use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use rustls::{CertificateError, ClientConfig, RootCertStore, ServerConfig};
 use std::fmt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -139,6 +139,21 @@ impl Identity {
     /// When our own certificate stops being valid.
     pub fn expires(&self) -> SystemTime {
         self.expires
+    }
+
+    /// What a peer that trusts the same authorities would say of our own certificate now, if
+    /// anything, and whether every peer would say so.
+    pub fn doubt(&self) -> Option<(String, bool)> {
+        let check = PeerCheck::new(self.chain.clone(), self.provider.clone(), &self.site);
+        let (own, between) = self.certificates.split_first()?;
+        let error = check.judge(own, between, UnixTime::now()).err()?;
+        let by_all = !matches!(
+            error,
+            rustls::Error::InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature
+            )
+        );
+        Some((why_untrusted(&error).unwrap_or_else(|| error.to_string()), by_all))
     }
 
     /// For a listener.

@@ -153,12 +153,15 @@ async fn a_listener_whose_certificate_does_not_do() -> Result<()> {
         (sites.folder("dialer")?.join("dialer.crt"), sites.folder("dialer")?.join("dialer.key"));
     let after = Arc::new(Identity::load(&sites.files_of(&certificate, &key))?);
     let other = Authority::create(&sites.folder("other")?)?.issue("foreign", 10, &folder)?;
+    assert_eq!(before.doubt(), None);
     for (site, made, words) in [
         ("expired", &expired, "it expired 10 days ago"),
         ("revoked", &revoked, "it has been revoked"),
         ("foreign", &other, "no authority that this site trusts has signed it"),
     ] {
         let identity = Identity::load(&sites.files_of(&made.certificate, &made.key))?;
+        let (doubt, by_all) = identity.doubt().context("no doubt about it")?;
+        assert_eq!((doubt.contains(words), by_all), (true, site != "foreign"), "{doubt}");
         let listener =
             Listener::bind("127.0.0.1:0", Arc::new(identity), LinkOptions::default()).await?;
         let address = listener.local_address().to_string();

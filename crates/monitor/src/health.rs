@@ -144,6 +144,17 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
     for p in &mut report.publications {
         let mut verdict = Verdict::default();
         verdict.agent(&p.state, p.error.as_deref());
+        for site in report.downstreams.iter().filter(|site| site.publication == p.name) {
+            if let Some(begins) = &site.dropped_before {
+                verdict.find(Health::Critical, || {
+                    format!(
+                        "site {} cannot go on: retention limits dropped what it still needed, and \
+                         the log here begins at {begins}",
+                        site.site
+                    )
+                });
+            }
+        }
         let thresholds = limits.publications.get(&p.name).copied().unwrap_or_default();
         // While the publisher is not heard it keeps what it kept, and more.
         let (kept, bytes) = match p.unacknowledged_bytes {
@@ -184,7 +195,8 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
 }
 
 impl SiteReport {
-    /// The worst of all objects. Downstream sites are judged by nobody here: they may be away.
+    /// The worst of all objects. Downstream sites are no objects of their own: they may be
+    /// away. Of one that cannot go on its publication tells.
     pub fn health(&self) -> Health {
         let publications = self.publications.iter().map(|p| p.health);
         let subscriptions = self.subscriptions.iter().map(|s| s.health);
@@ -208,7 +220,7 @@ fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{PublicationReport, SubscriptionReport};
+    use crate::report::{DownstreamReport, PublicationReport, SubscriptionReport};
 
     fn judged(
         change: impl FnOnce(&mut PublicationReport, &mut SubscriptionReport),
@@ -240,6 +252,31 @@ mod tests {
         let (p, s) = (&report.publications[0], &report.subscriptions[0]);
         let text = |reason: &Option<String>| reason.clone().unwrap_or_default();
         [(p.health, text(&p.reason)), (s.health, text(&s.reason))]
+    }
+
+    #[test]
+    fn a_site_that_cannot_go_on_is_told_of_by_its_publication() {
+        let site = |dropped_before: Option<&str>| DownstreamReport {
+            site: "dublin".into(),
+            publication: "p".into(),
+            dropped_before: dropped_before.map(str::to_owned),
+            ..DownstreamReport::default()
+        };
+        let publications = ["p", "q"]
+            .map(|name| PublicationReport { name: name.into(), ..PublicationReport::default() });
+        let mut report = SiteReport {
+            publications: publications.to_vec(),
+            downstreams: vec![site(None)],
+            ..SiteReport::default()
+        };
+        judge(&mut report, &Limits::default());
+        assert_eq!(report.health(), Health::Good);
+        report.downstreams.push(site(Some("0/2A")));
+        judge(&mut report, &Limits::default());
+        let [p, q] = &report.publications[..] else { panic!("two") };
+        assert_eq!((p.health, q.health), (Health::Critical, Health::Good));
+        let reason = p.reason.as_deref().unwrap_or_default();
+        assert!(reason.contains("site dublin") && reason.contains("0/2A"), "{reason}");
     }
 
     #[test]

@@ -210,6 +210,10 @@ pub struct DownstreamReport {
     pub connected: bool,
     /// Durable there; the log is kept for it from here on.
     pub durable: String,
+    /// Where the log here begins, if what the site still needed was dropped by the retention limits:
+    /// it cannot go on.
+    #[serde(default)]
+    pub dropped_before: Option<String>,
     /// Bytes of the publisher's log between what is durable here and there.
     pub behind_bytes: u64,
     /// Commands that are durable here and not there, up to a batch too many. Absent of a received

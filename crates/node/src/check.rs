@@ -175,14 +175,17 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
             all.append(&mut findings.all);
         }
     }
-    all.append(&mut sites::check(config).await);
+    let mut given = sites::Given::new();
+    all.append(&mut sites::check(config, &mut given).await);
     all.append(&mut mirrors::check(config).await);
     for subscription in &config.subscriptions {
         if config.sites.received(&subscription.publication).is_none() {
             continue;
         }
         let mut findings = Findings::subscription(&subscription.spec.name);
-        target::check(config, subscription, None, NAME, &mut findings).await;
+        let published =
+            given.get(&subscription.publication).map(|tables| published::Published::told(tables));
+        target::check(config, subscription, published.as_ref(), NAME, &mut findings).await;
         all.append(&mut findings.all);
     }
     let mut findings = Findings::about(format!("site \"{}\"", config.name));

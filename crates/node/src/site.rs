@@ -584,6 +584,7 @@ impl Site {
                     publication,
                     connected: following.connected,
                     durable: following.durable.to_string(),
+                    dropped_before: following.dropped_before.map(|start| start.to_string()),
                     behind_bytes: end.bytes_since(following.durable),
                     sent_bytes: following.sent_bytes,
                     packed_bytes: following.packed_bytes,

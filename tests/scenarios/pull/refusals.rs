@@ -48,6 +48,11 @@ fn sites_get_what_they_are_granted_and_others_nothing() -> Result<()> {
     ];
     for (what, right, wrong, there, here) in cases {
         pair.site.replace(right, wrong)?;
+        if wrong == foreign {
+            let check = pair.site.verb("check", &[])?;
+            let doubt = "other sites will refuse its certificate";
+            ensure!(check.stdout.contains(doubt), "{check:?}");
+        }
         pair.site.start()?;
         let seen = pair.site.await_log(there, SOON).with_context(|| what.to_owned())?;
         ensure!(seen.contains("up"), "{what}: {seen}");
@@ -79,11 +84,35 @@ fn sites_get_what_they_are_granted_and_others_nothing() -> Result<()> {
         let mut rest = Vec::new();
         let _ = knock.read_to_end(&mut rest);
     }
+    check_looks_at_targets(&mut pair)?;
     pair.site.start()?;
     pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100) AS i")?;
     pair.assert_equal(&["public"])?;
     let check = pair.site.verb("check", &[])?;
     ensure!(check.code == Some(0) && check.stdout.contains("site \"up\" gives it"), "{check:?}");
+    Ok(())
+}
+
+/// What would stop the first copy is said before it: the upstream site tells what is published.
+fn check_looks_at_targets(pair: &mut Pair) -> Result<()> {
+    let mends = [
+        ("DROP TABLE t", "not on the target", "CREATE TABLE t (id bigint PRIMARY KEY, v text)"),
+        ("ALTER TABLE t DROP v", "no writable column v", "ALTER TABLE t ADD v text"),
+        ("ALTER TABLE t ADD w text NOT NULL", "have no default: w", "ALTER TABLE t DROP w"),
+        ("INSERT INTO t VALUES (1, 'own')", "has rows already", "TRUNCATE t"),
+        (
+            "CREATE TRIGGER a BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION \
+             suppress_redundant_updates_trigger(); ALTER TABLE t ENABLE ALWAYS TRIGGER a",
+            "a on public.t",
+            "DROP TRIGGER a ON t",
+        ),
+    ];
+    for (spoil, said, mend) in mends {
+        pair.subscriber.execute_script(spoil)?;
+        let check = pair.site.verb("check", &[])?;
+        ensure!(check.stdout.contains(said), "{spoil}: {check:?}");
+        pair.subscriber.execute_script(mend)?;
+    }
     Ok(())
 }
 

@@ -156,3 +156,56 @@ fn a_publication_that_is_named_no_more_is_told_of() -> Result<()> {
     ensure!(checked.stdout.contains("its slot \"farshore_p\" keeps the log"), "{checked:?}");
     Ok(())
 }
+
+const MADE_AGAIN: &str = "DROP TABLE t; CREATE TABLE t (id integer PRIMARY KEY, v text)";
+
+/// Statements go by name: what was in the old table would be gone, and inserts would go on.
+#[test]
+fn a_target_table_that_was_made_again_is_noticed() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    pair.subscriber.execute_script(MADE_AGAIN)?;
+    pair.publish("INSERT INTO t VALUES (1000, 'since')")?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "made again, and is empty")?;
+    ensure!(state == "stopped" && error.contains("--table public.t"), "{state}: {error}");
+    let resumed = pair.site.verb("resume", &["--subscription", "s"])?;
+    let (state, _) = pair.site.await_trouble("s", "made again, and is empty")?;
+    ensure!(state == "stopped", "{state} after {resumed:?}");
+    let said = pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+    ensure!(said.code == Some(0), "{said:?}");
+    pair.site.await_log("table copied", std::time::Duration::from_secs(60))?;
+    pair.site.restart()?;
+    pair.assert_equal(&["public"])?;
+    // What somebody made again and filled is gone on with, and known from then on.
+    pair.site.stop()?;
+    pair.subscriber.execute_script(
+        "CREATE TABLE filled (LIKE t INCLUDING ALL); INSERT INTO filled SELECT * FROM t; \
+         DROP TABLE t; ALTER TABLE filled RENAME TO t",
+    )?;
+    pair.site.start()?;
+    change(&mut pair, 2_000)?;
+    pair.site.await_log("gone on with as it is", std::time::Duration::from_secs(60))?;
+    pair.publish("DELETE FROM t")?;
+    pair.assert_equal(&["public"])?;
+    pair.site.restart()?;
+    change(&mut pair, 3_000)
+}
+
+/// A dump that is restored has new tables, and that one of them is empty says nothing.
+#[test]
+fn a_target_that_was_restored_from_a_dump_is_gone_on_with() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.publish("DELETE FROM t")?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    pair.subscriber.execute_script(
+        "CREATE TABLE restored AS TABLE farshore.table_copy; \
+         DROP TABLE farshore.table_copy; ALTER TABLE restored SET SCHEMA farshore; \
+         ALTER TABLE farshore.restored RENAME TO table_copy; \
+         ALTER TABLE farshore.table_copy ADD PRIMARY KEY (subscription, schema_name, table_name)",
+    )?;
+    pair.subscriber.execute_script(MADE_AGAIN)?;
+    pair.site.start()?;
+    change(&mut pair, 1_000)
+}

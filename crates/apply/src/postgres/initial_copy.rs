@@ -603,7 +603,8 @@ impl InitialCopy<'_> {
             format!("subscription = {name} AND schema_name = {schema} AND table_name = {table}");
         target
             .simple(&format!(
-                "BEGIN; UPDATE farshore.table_copy SET state = '{TABLE_COPIED}' WHERE {this}; \
+                "BEGIN; UPDATE farshore.table_copy SET state = '{TABLE_COPIED}', \
+                 target_oid = NULL WHERE {this}; \
                  DELETE FROM farshore.range_copy WHERE {this}; COMMIT"
             ))
             .await?;

@@ -50,7 +50,12 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
   membership bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name)
 );
-ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea;
+ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea,
+  ADD COLUMN IF NOT EXISTS target_oid oid, ADD COLUMN IF NOT EXISTS noted_in oid;
+COMMENT ON COLUMN farshore.table_copy.target_oid IS
+  'OID of the table here that the rows were copied to; NULL until it is noted';
+COMMENT ON COLUMN farshore.table_copy.noted_in IS
+  'OID of farshore.table_copy when target_oid was noted: another after a restore from a dump';
 COMMENT ON COLUMN farshore.table_copy.definition IS
   'The publisher''s columns that the target''s table follows; see docs/formats/transaction.md';
 COMMENT ON COLUMN farshore.table_copy.copied_at IS
@@ -113,7 +118,7 @@ COMMENT ON COLUMN farshore.after_copy.refusal IS
 
 /// Whether the newest part of the schema is there.
 const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'definition' \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'noted_in' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 const LOAD_PROGRESS: &str =

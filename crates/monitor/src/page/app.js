@@ -123,7 +123,7 @@ function picture() {
     for (const d of status.downstreams.filter((d) => d.publication === p.name)) {
       const rate = rates("downstreams", `${d.site} ${d.publication}`);
       const id = `d:${d.site} ${d.publication}`;
-      nodes.push({ id, column: 2, title: `site ${d.site}`, note: `${d.connected ? "connected" : "away"}, ${bytes(d.behind_bytes)} behind`, state: d.connected ? "good" : "warning" });
+      nodes.push({ id, column: 2, title: `site ${d.site}`, note: `${downstreamState(d)[1]}, ${bytes(d.behind_bytes)} behind`, state: downstreamState(d)[0] });
       edges.push({ from: `p:${p.name}`, to: id, label: perSecond(rate.sent_bytes_per_second, bytes), moving: rate.sent_bytes_per_second > 0 });
     }
   }
@@ -167,7 +167,7 @@ function overview() {
       ["Site", "Publication", "State", "Link leg", "To send", "Commands", "There in", "On the link", "Sent"],
       status.downstreams.map((d) => {
         const rate = rates("downstreams", `${d.site} ${d.publication}`);
-        return [d.site, link("publication", d.publication), badge(d.connected ? "good" : "warning", d.connected ? "connected" : "away"), leg(d.link_ms), bytes(d.behind_bytes), commands(d), drain(rate.drain_seconds, d.behind_bytes), perSecond(rate.sent_bytes_per_second, bytes), bytes(d.sent_bytes)];
+        return [d.site, link("publication", d.publication), badge(...downstreamState(d)), leg(d.link_ms), bytes(d.behind_bytes), commands(d), drain(rate.drain_seconds, d.behind_bytes), perSecond(rate.sent_bytes_per_second, bytes), bytes(d.sent_bytes)];
       })));
   }
   if (status.mirrors.length) {
@@ -179,6 +179,11 @@ function overview() {
 }
 
 // ---- one publication ----
+
+function downstreamState(d) {
+  if (d.dropped_before) return ["critical", "cannot go on"];
+  return d.connected ? ["good", "connected"] : ["warning", "away"];
+}
 
 function tracers(p) {
   const posted = status.tracers.filter((tracer) => tracer.publication === p.name);

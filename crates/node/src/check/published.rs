@@ -2,11 +2,11 @@
 //! will refuse once they are published.
 
 use super::server::Server;
-use super::tables::Table;
+use super::tables::{Column, Table};
 use super::{Findings, publisher, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
-use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_capture::publication::{PublicationSpec, PublishedColumn, PublishedTable, TableName};
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error};
 use std::collections::{HashMap, HashSet};
@@ -17,8 +17,9 @@ const GENERATED_IDENTITY_REFUSED: u32 = 180_000;
 
 /// What a publisher would publish.
 pub struct Published {
-    /// The publisher.
-    pub server: Server,
+    /// The publisher; `None` where another site asks it. Then of its tables no more is known than
+    /// their names and their columns' names.
+    pub server: Option<Server>,
     /// Tables in name order; their columns are those that are published.
     pub tables: Vec<(TableName, Table)>,
     /// The publisher's foreign keys, where they could be read.
@@ -26,6 +27,31 @@ pub struct Published {
 }
 
 impl Published {
+    /// As another site tells.
+    pub fn told(tables: &[PublishedTable]) -> Published {
+        let column = |column: &PublishedColumn| Column {
+            name: column.name.clone(),
+            type_name: String::new(),
+            not_null: false,
+            has_default: false,
+            generated: false,
+        };
+        let mut tables: Vec<(TableName, Table)> = tables
+            .iter()
+            .map(|published| {
+                let table = Table {
+                    kind: if published.partitioned { 'p' } else { 'r' },
+                    bytes: published.bytes,
+                    columns: published.columns.iter().map(column).collect(),
+                    ..Table::default()
+                };
+                (published.table.clone(), table)
+            })
+            .collect();
+        tables.sort_by(|(one, _), (other, _)| one.cmp(other));
+        Published { server: None, tables, foreign_keys: None }
+    }
+
     /// Bytes of the tables with TOAST and without indexes.
     pub fn bytes(&self) -> u64 {
         self.tables.iter().map(|(_, table)| table.bytes).sum()

@@ -70,7 +70,7 @@ async fn look(
         findings.agent_error(&error, error.is_transient());
     }
     let foreign_keys = ForeignKeys::load(sql).await.ok();
-    Ok(Some(Published { server, tables, foreign_keys }))
+    Ok(Some(Published { server: Some(server), tables, foreign_keys }))
 }
 
 fn unreachable_server(error: &CaptureError, findings: &mut Findings) {

@@ -3,12 +3,17 @@
 use super::{Finding, Findings};
 use crate::config::SiteConfig;
 use crate::sites::{SourceOpener, dialer};
+use farshore_capture::publication::PublishedTable;
 use farshore_capture::source::{Remote, Source};
 use farshore_link::Identity;
+use std::collections::HashMap;
 use std::sync::Arc;
 
+/// What other sites give this one: tables by publication.
+pub type Given = HashMap<String, Vec<PublishedTable>>;
+
 /// Looks at the certificates here, and asks every upstream site for what is received from it.
-pub async fn check(config: &SiteConfig) -> Vec<Finding> {
+pub async fn check(config: &SiteConfig, given: &mut Given) -> Vec<Finding> {
     let Some(files) = &config.sites.identity else { return Vec::new() };
     let mut about = Findings::about(format!("site \"{}\"", config.name));
     let identity = match Identity::load(files) {
@@ -29,7 +34,19 @@ pub async fn check(config: &SiteConfig) -> Vec<Finding> {
             return about.all;
         }
     };
-    about.note(format!("its certificate {} can be used", files.certificate.display()));
+    let certificate = files.certificate.display();
+    match identity.doubt() {
+        None => about.note(format!("its certificate {certificate} can be used")),
+        Some((doubt, by_all)) => {
+            let (why, remedy) = doubt.split_once(". ").unwrap_or((&doubt, "Make another"));
+            let what = format!("other sites will refuse its certificate {certificate}: {why}");
+            if by_all {
+                about.error(what, remedy);
+            } else {
+                about.warning(format!("{what}, if they trust the same authorities"), remedy);
+            }
+        }
+    }
     let mut all = about.all;
     for received in &config.sites.received {
         let mut findings = Findings::publication(&received.name);
@@ -50,6 +67,7 @@ pub async fn check(config: &SiteConfig) -> Vec<Finding> {
                     received.upstream,
                     tables.len()
                 ));
+                given.insert(received.name.clone(), tables);
             }
             Err(error) => findings.agent_error(&error, error.is_transient()),
         }

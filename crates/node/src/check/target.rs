@@ -76,14 +76,16 @@ async fn look(
     // Lanes have a connection more for a moment, to look for locks; tables may be copied beside.
     let needed = (subscription.spec.copy.workers + 1) + (subscription.spec.streams.near + 1);
     server.check_connections("target", needed, findings);
-    if let Some(published) = published {
+    if let Some(published) = published
+        && let Some(publisher) = &published.server
+    {
         let names = &subscription.spec.schema.names;
         let onto_itself = published.tables.iter().find(|(name, _)| {
             let target = names.table(name);
             published.tables.iter().any(|(published, _)| *published == target)
         });
         let onto_itself = onto_itself.map(|(name, _)| names.table(name));
-        both::check(&published.server, &server, onto_itself.as_ref(), findings);
+        both::check(publisher, &server, onto_itself.as_ref(), findings);
     }
     session.has_seen_schema = check_schema(&server, &schema?, findings);
     // Where a backup is being restored, tables come and go.
@@ -349,6 +351,7 @@ async fn check_tables(
             continue;
         };
         let copied = known.contains(name);
+        let source = (source, published.server.is_some());
         if check_table(subscription, name, source, table, copied, server, findings) && !copied {
             match of_others.get(name) {
                 Some(other) => findings.error(
@@ -401,11 +404,12 @@ fn missing_table(
     }
 }
 
-/// Whether rows of a table can be written.
+/// Whether rows of a table can be written. `in_full` tells that more is known of the publisher's
+/// columns than their names.
 fn check_table(
     subscription: &Subscription,
     name: &TableName,
-    source: &Table,
+    (source, in_full): (&Table, bool),
     table: &Table,
     copied: bool,
     server: &Server,
@@ -450,7 +454,11 @@ fn check_table(
         findings.agent_error(&error, false);
         return false;
     }
-    columns::check(name, source, table, findings);
+    if in_full {
+        columns::check(name, source, table, findings);
+    } else {
+        columns::check_unfilled(name, source, table, findings);
+    }
     if table.row_security {
         findings.error(
             format!("row-level security of {name} on the target holds for role {role}"),

@@ -65,6 +65,8 @@ pub(crate) struct Following {
     pub connected: bool,
     /// Durable there.
     pub durable: Lsn,
+    /// Where the log here begins, if what it still needed was dropped.
+    pub dropped_before: Option<Lsn>,
     /// Bytes sent in the session that is open.
     pub sent_bytes: u64,
     /// Payload bytes that crossed in packs in this session, before compression.
@@ -141,6 +143,7 @@ impl Serving {
                 let name = cursor_of(&downstream.site);
                 if let Some(cursor) = cursors.iter().find(|cursor| cursor.name == name) {
                     following.durable = cursor.applied.0;
+                    following.dropped_before = cursor.expired;
                 }
             }
         }

@@ -1,0 +1,106 @@
+//! A table on the target that was dropped and made again has lost its rows, and nothing else tells:
+//! statements go by name, and meet the new table. So `farshore.table_copy` keeps the OID of the
+//! table whose rows were copied (`target_oid`).
+//!
+//! OIDs change too where the whole database is restored from a dump. Then `farshore.table_copy` is
+//! another table itself, and `noted_in`, which is its OID, tells.
+
+use crate::ApplyError;
+use crate::postgres::follow_ddl::schemas_and_names;
+use crate::postgres::progress::TABLE_COPIED;
+use crate::postgres::session::Session;
+use crate::postgres::target_table::names;
+use farshore_capture::publication::TableName;
+
+/// Copied tables that are not known by their OIDs as they are now: their numbers among the
+/// parameters, and whether another table was known. Parameters: the subscription, the tables'
+/// schemas and names, and their names on the target.
+const OTHERS: &str = "SELECT w.number - 1, \
+       c.target_oid IS NOT NULL AND c.noted_in IS NOT DISTINCT FROM c.tableoid \
+     FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
+       WITH ORDINALITY AS w (schema_name, table_name, target, number) \
+     JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
+       AND c.table_name = w.table_name AND c.state = $5 \
+     JOIN pg_catalog.pg_class t ON t.oid = pg_catalog.to_regclass(w.target) \
+     WHERE (c.target_oid, c.noted_in) IS DISTINCT FROM (t.oid, c.tableoid) ORDER BY 1";
+
+const NOTE: &str = "UPDATE farshore.table_copy c \
+     SET target_oid = pg_catalog.to_regclass(w.target)::oid, noted_in = c.tableoid \
+     FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
+       AS w (schema_name, table_name, target) \
+     WHERE c.subscription = $1 AND c.schema_name = w.schema_name \
+       AND c.table_name = w.table_name AND c.state = $5";
+
+impl Session {
+    /// Checks that copied tables, each with its name on the target, are still those that were
+    /// copied, and notes which they are. One that is another and has rows was filled by somebody.
+    ///
+    /// # Errors
+    /// One is another and empty; the target's.
+    pub async fn check_remade(
+        &mut self,
+        subscription: &str,
+        tables: &[(TableName, TableName)],
+    ) -> Result<(), ApplyError> {
+        let rows = {
+            let asked = Asked::of(tables);
+            self.query(OTHERS, &asked.parameters(subscription)).await?
+        };
+        let mut noted = Vec::new();
+        for row in &rows {
+            let number: usize = row.parse(0).map_err(|error| self.error(error))?;
+            let Some((table, target)) = tables.get(number) else { continue };
+            if row.get(1) == Some("t") {
+                if self.query(&format!("SELECT FROM {target} LIMIT 1"), &[]).await?.is_empty() {
+                    return Err(lost(subscription, table, target));
+                }
+                tracing::warn!(
+                    subscription, table = %target,
+                    "the table on the target is not the one that was copied: it was dropped and \
+                     made again. It has rows, and is gone on with as it is; farshore validate \
+                     compares it"
+                );
+            }
+            noted.push((table.clone(), target.clone()));
+        }
+        if !noted.is_empty() {
+            let asked = Asked::of(&noted);
+            self.execute(NOTE, &asked.parameters(subscription)).await?;
+        }
+        Ok(())
+    }
+}
+
+fn lost(subscription: &str, table: &TableName, target: &TableName) -> ApplyError {
+    ApplyError::Setup(format!(
+        "subscription \"{subscription}\": table {target} on the target is not the one that was \
+         copied: it was dropped and made again, and is empty. What it had does not come again by \
+         itself: copy it anew (farshore resync SITE.toml --subscription {subscription} --table \
+         {table})"
+    ))
+}
+
+/// The parameters of [`OTHERS`] and [`NOTE`].
+struct Asked {
+    schemas: String,
+    names: String,
+    targets: String,
+}
+
+impl Asked {
+    fn of(tables: &[(TableName, TableName)]) -> Asked {
+        let (published, targets): (Vec<TableName>, Vec<TableName>) = tables.iter().cloned().unzip();
+        let [schemas, published] = schemas_and_names(&published);
+        Asked { schemas, names: published, targets: names(&targets) }
+    }
+
+    fn parameters<'a>(&'a self, subscription: &'a str) -> [Option<&'a str>; 5] {
+        [
+            Some(subscription),
+            Some(&self.schemas),
+            Some(&self.names),
+            Some(&self.targets),
+            Some(TABLE_COPIED),
+        ]
+    }
+}
