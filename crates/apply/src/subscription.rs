@@ -350,7 +350,8 @@ impl Subscription {
                 is_known = false;
                 self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, true).await?;
             }
-            let joined = self.new_tables(&begun).await;
+            // Before capture is there, streaming asks as soon as it is.
+            let joined = if asked > 0 { self.new_tables(&begun).await } else { Some(Vec::new()) };
             ask_again = joined.is_none();
             let joined = joined.unwrap_or_default();
             let left = if ends { Vec::new() } else { half_copied };

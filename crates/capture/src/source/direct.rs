@@ -30,12 +30,18 @@ pub struct Direct {
     spec: PublicationSpec,
     published_tables: Arc<SharedAnswer<Vec<PublishedTable>>>,
     partitioned_tables: Arc<SharedAnswer<Vec<u32>>>,
+    sequences: Arc<SharedAnswer<Vec<SequencePosition>>>,
 }
 
 impl Direct {
     /// The publisher of `spec`.
     pub fn new(spec: PublicationSpec) -> Self {
-        Direct { spec, published_tables: Arc::default(), partitioned_tables: Arc::default() }
+        Direct {
+            spec,
+            published_tables: Arc::default(),
+            partitioned_tables: Arc::default(),
+            sequences: Arc::default(),
+        }
     }
 }
 
@@ -88,12 +94,13 @@ impl Source for Direct {
     }
 
     fn sequences(&self) -> Asked<'_, Vec<SequencePosition>> {
-        Box::pin(async move {
+        let ask = async {
             let mut sql = self.spec.connect_to_ask().await?;
             let positions = self.spec.sequences(&mut sql).await?;
             sql.close().await;
             Ok(positions)
-        })
+        };
+        Box::pin(async move { self.sequences.get(ask).await.map(Arc::unwrap_or_clone) })
     }
 
     fn dropped_columns<'a>(
