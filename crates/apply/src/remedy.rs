@@ -5,7 +5,7 @@ use crate::error::passes_by_itself;
 
 /// The next step where progress is not kept any more.
 const PROGRESS_GONE: &str = "Farshore keeps its progress there: restore it; or empty the target's \
-     tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and start this node again to copy anew";
+     tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew";
 
 /// The next step, as a sentence without its end.
 pub fn next_step(code: &str) -> &'static str {

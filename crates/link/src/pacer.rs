@@ -71,13 +71,18 @@ pub enum RatesError {
     /// A window without length.
     #[error("a window from minute {0} to itself is empty; for the whole day set the usual rate")]
     Empty(u16),
+    /// Windows that both hold in a minute.
+    #[error(
+        "two windows hold at {:02}:{:02}; let one end where the other begins", .0 / 60, .0 % 60
+    )]
+    Overlap(u16),
 }
 
 impl Rates {
     /// No cap at any time.
     pub const UNLIMITED: Rates = Rates { usual: None, windows: Vec::new() };
 
-    /// `usual` holds outside of all windows; where windows overlap, the first one listed holds.
+    /// `usual` holds outside of all windows, of which no two may overlap.
     pub fn new(usual: Rate, windows: Vec<RateWindow>) -> Result<Rates, RatesError> {
         for rate in windows.iter().map(|window| window.rate).chain([usual]).flatten() {
             if rate.get() < RATE_MIN {
@@ -94,6 +99,11 @@ impl Rates {
             if window.from_minute == window.to_minute {
                 return Err(RatesError::Empty(window.from_minute));
             }
+        }
+        let holding = |minute: u16| windows.iter().filter(|w| w.holds(minute)).count();
+        // Where two overlap, one of them begins within the other.
+        if let Some(two) = windows.iter().find(|window| holding(window.from_minute) > 1) {
+            return Err(RatesError::Overlap(two.from_minute));
         }
         Ok(Rates { usual, windows })
     }
@@ -198,9 +208,9 @@ mod tests {
     }
 
     #[test]
-    fn the_first_window_that_holds_the_minute_gives_the_rate() {
+    fn the_window_that_holds_the_minute_gives_the_rate() {
         let windows =
-            vec![window(480, 1080, 10_000), window(1320, 360, 20_000), window(1000, 1440, 30_000)];
+            vec![window(480, 1080, 10_000), window(1320, 360, 20_000), window(1080, 1320, 30_000)];
         let rates = Rates::new(None, windows).unwrap();
         for (minute, expected) in [
             (0, rate(20_000)),
@@ -225,6 +235,9 @@ mod tests {
             (None, vec![window(1440, 10, 9_000)], RatesError::Minute(1440)),
             (None, vec![window(0, 1441, 9_000)], RatesError::Minute(1441)),
             (None, vec![window(7, 7, 9_000)], RatesError::Empty(7)),
+            (None, vec![window(0, 10, 9_000), window(9, 20, 9_000)], RatesError::Overlap(9)),
+            (None, vec![window(1_400, 10, 9_000), window(0, 5, 9_000)], RatesError::Overlap(0)),
+            (None, vec![window(60, 70, 9_000), window(60, 70, 9_000)], RatesError::Overlap(60)),
         ] {
             assert_eq!(Rates::new(usual, windows), Err(expected));
         }

@@ -175,6 +175,32 @@ fn await_trouble(pair: &Pair) -> Result<(String, String)> {
     })
 }
 
+/// Resumes what has stopped, and waits until nothing is.
+fn go_on(pair: &Pair) -> Result<()> {
+    let stopped = |kind: &str| -> Result<Vec<String>> {
+        let status = pair.site.status()?;
+        let agents = status[kind].as_array().into_iter().flatten();
+        let stopped = agents.filter(|agent| agent["state"] == "stopped");
+        Ok(stopped.filter_map(|agent| Some(agent["name"].as_str()?.to_owned())).collect())
+    };
+    for (kind, option) in [("publications", "--publication"), ("subscriptions", "--subscription")] {
+        for name in stopped(kind)? {
+            let resumed = pair.site.verb("resume", &[option, &name])?;
+            ensure!(resumed.code == Some(0), "{resumed:?}");
+        }
+        farshore_testkit::wait::wait_until("work to go on", SOON, &[], || {
+            let status = pair.site.status()?;
+            let mut agents = status[kind].as_array().into_iter().flatten();
+            let goes = |agent: &serde_json::Value| {
+                matches!(agent["state"].as_str(), Some("streaming" | "copying" | "catching-up"))
+                    && agent["error"].is_null()
+            };
+            Ok(agents.all(goes).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
 /// The trouble is there, is said, and ends when the input is mended.
 pub fn meet_trouble(pair: &mut Pair, case: &Case) -> Result<()> {
     let (state, said) = await_trouble(pair)?;
@@ -186,7 +212,13 @@ pub fn meet_trouble(pair: &mut Pair, case: &Case) -> Result<()> {
     let status = pair.site.verb("status", &[])?;
     ensure!(status.code == Some(1), "exit code of status: {status:?}");
     ensure!(status.stdout.contains(&said), "{status:?}");
-    if is_stopped {
+    // What is corrected in the site file needs a node that reads it.
+    if is_stopped && said.contains("go on (farshore resume)") && !said.contains("Correct") {
+        (case.mend)(pair).context("mend")?;
+        go_on(pair).with_context(|| said.clone())?;
+        // The log has the trouble.
+        pair.site.restart()?;
+    } else if is_stopped {
         pair.site.stop()?;
         (case.mend)(pair).context("mend")?;
         pair.site.start()?;

@@ -76,7 +76,7 @@ const CASES: &[Case] = &[
             pair.publish("ALTER TABLE t ALTER id TYPE bigint; INSERT INTO t VALUES (200, 'x', 'y')")
         },
         check: &[],
-        run: "subscription \"s\": the publisher's table public.t was altered: column id has another type: ALTER TABLE public.t ALTER COLUMN id TYPE bigint (with the USING clause of the publisher, if it had one). Then start this node again",
+        run: "subscription \"s\": the publisher's table public.t was altered: column id has another type: ALTER TABLE public.t ALTER COLUMN id TYPE bigint (with the USING clause of the publisher, if it had one). Then go on (farshore resume)",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("ALTER TABLE t ALTER id TYPE bigint"),
     },
@@ -160,7 +160,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
         },
         check: &[],
-        run: "target SUBSCRIBER: ERROR 42P01: relation \"farshore.table_copy\" does not exist. Farshore keeps its progress there: restore it; or empty the target's tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and start this node again to copy anew",
+        run: "target SUBSCRIBER: ERROR 42P01: relation \"farshore.table_copy\" does not exist. Farshore keeps its progress there: restore it; or empty the target's tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("TRUNCATE t, u, farshore_marks.mark"),
     },

@@ -147,7 +147,7 @@ const CASES: &[Case] = &[
         },
         check: &[
             "subscription \"s\": `source` and `target` are the same database (postgres): every change of farshore_marks.mark would be published again → Correct one of the two, or map the tables to a schema that is not published",
-            "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns) → Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
+            "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns) → Empty it (TRUNCATE public.t) or take it out of the publication, and go on (farshore resume)",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

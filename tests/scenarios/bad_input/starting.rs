@@ -291,7 +291,7 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.subscriber.execute_script("INSERT INTO t VALUES (7, 'mine', 'precious')")
         },
         check: &[
-            "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns) → Empty it (TRUNCATE public.t) or take it out of the publication, and start this node again",
+            "subscription \"s\": table public.t on the target has rows already, and it is to be copied (it is new here, or it left the publication or changed its filter or columns) → Empty it (TRUNCATE public.t) or take it out of the publication, and go on (farshore resume)",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

@@ -25,7 +25,7 @@ pub fn explain(
             return ApplyError::Setup(format!(
                 "subscription \"{subscription}\": its progress table farshore.subscription has gone \
                  from the target ({error}). Restore it; or empty the target's tables, DROP SCHEMA IF \
-                 EXISTS farshore CASCADE there, and start this node again to copy anew"
+                 EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew"
             ));
         }
         PipelineError::Server(error) => {

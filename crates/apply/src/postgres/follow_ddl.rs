@@ -392,8 +392,8 @@ impl Follow<'_> {
 
     fn stops(&self, what: &str) -> ApplyError {
         ApplyError::Setup(format!(
-            "subscription \"{}\": the publisher's table {} was altered: {what}. Then start this node \
-             again",
+            "subscription \"{}\": the publisher's table {} was altered: {what}. Then go on \
+             (farshore resume)",
             self.subscription,
             published_name(self.relation)
         ))

@@ -323,7 +323,7 @@ impl InitialCopy<'_> {
                     "subscription \"{}\": table {target} on the target has rows already, and it is to be \
                      copied (it is new here, or it left the publication or changed its filter or \
                      columns). Empty it (TRUNCATE {target}) or take it out of the publication, and \
-                     start this node again",
+                     go on (farshore resume)",
                     self.subscription
                 )));
             }

@@ -512,8 +512,8 @@ async fn check_empty(
                      new here, or it left the publication or changed its filter or columns)"
                 ),
                 format!(
-                    "Empty it (TRUNCATE {name}) or take it out of the publication, and start this \
-                     node again"
+                    "Empty it (TRUNCATE {name}) or take it out of the publication, and go on \
+                     (farshore resume)"
                 ),
             );
         }
