@@ -1,5 +1,6 @@
 //! The far end's server: unmodified standbys and `pg_receivewal` connect to it with a plain
-//! `primary_conninfo`, as to a walsender, and get what is durable in the spool.
+//! `primary_conninfo`, as to a walsender, and get what is durable in the spool. `pg_basebackup` gets
+//! the principal's files, by way of the near end.
 //!
 //! ```text
 //! access    who may connect, and how it shows that: TLS and a password
@@ -17,8 +18,11 @@ pub use access::Access;
 pub use standbys::{Seen, StandbyReport, Standbys};
 
 use crate::error::MirrorError;
+use crate::seed::BackupRequest;
 use crate::spool::Spool;
 use access::Door;
+use farshore_link::Session;
+use futures_util::future::BoxFuture;
 use session::SessionError;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,6 +39,13 @@ const KNOCKING_MAX: usize = 256;
 /// After the system refused a connection (no file descriptors left, for instance).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
+/// The way to the principal's files, by a mirror's near end.
+pub trait NearEnd: Send + Sync + std::fmt::Debug {
+    /// Opens a session for a base backup ([`pass`](crate::seed::pass) is the other side), or says
+    /// why there is none.
+    fn open_backup(&self, request: BackupRequest) -> BoxFuture<'_, Result<Session, String>>;
+}
+
 /// Serves a mirror's standbys. Dropping it ends their sessions.
 #[derive(Debug)]
 pub struct Server {
@@ -49,6 +60,7 @@ struct Context {
     mirror: String,
     spool: watch::Receiver<Option<Arc<Spool>>>,
     standbys: Arc<Standbys>,
+    near_end: Arc<dyn NearEnd>,
     door: Arc<Door>,
     sessions: Arc<Semaphore>,
 }
@@ -64,6 +76,7 @@ impl Server {
         mirror: &str,
         spool: watch::Receiver<Option<Arc<Spool>>>,
         standbys: Arc<Standbys>,
+        near_end: Arc<dyn NearEnd>,
     ) -> Result<Server, MirrorError> {
         let failed = |what: String| MirrorError::Listen { address: address.to_owned(), what };
         // Not the name again: it may lead elsewhere the next time.
@@ -74,7 +87,8 @@ impl Server {
             failed(format!("{error}. Choose another address, or stop what uses it"))
         })?;
         let local = listener.local_addr().map_err(|error| failed(error.to_string()))?;
-        let context = Context { mirror: mirror.to_owned(), spool, standbys, door, sessions };
+        let mirror = mirror.to_owned();
+        let context = Context { mirror, spool, standbys, near_end, door, sessions };
         Ok(Server { listener, local, context })
     }
 

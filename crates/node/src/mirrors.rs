@@ -24,7 +24,7 @@ use farshore_mirror::keep::{Far, Forgotten};
 use farshore_mirror::receive::{self, Near, NearStatus};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::message::MirrorRequest;
-use farshore_mirror::seed::{self, SeedRequest};
+use farshore_mirror::seed::{self, BackupRequest, SeedRequest};
 use farshore_mirror::serve::Server;
 use farshore_model::Lsn;
 use note::Note;
@@ -108,6 +108,7 @@ impl NearAgent {
         match wanted {
             Wanted::Mirror(request) => self.serve(session, request).await,
             Wanted::Seed(request) => self.seed(session, &request).await,
+            Wanted::Backup(request) => self.back_up(session, &request).await,
             Wanted::MirrorEnd(_) => self.near.tell_end(session).await,
             // Not a mirror's.
             Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
@@ -145,6 +146,20 @@ impl NearAgent {
         tracing::info!(%mirror, %site, "a standby is seeded");
         seed::give(&self.near.principal, self.near.compression, session, request).await?;
         tracing::info!(%mirror, %site, "a standby was given all files");
+        Ok(())
+    }
+
+    /// Gives a client of its far end's server a base backup of the principal.
+    async fn back_up(&self, session: Session, request: &BackupRequest) -> Result<(), MirrorError> {
+        let (mirror, site) = (&self.near.name, session.peer_site().to_owned());
+        if let Some(why) = self.why_dropped() {
+            let dropped = MirrorError::Dropped(why);
+            seed::decline(session, &dropped).await?;
+            return Err(dropped);
+        }
+        tracing::info!(%mirror, %site, "a base backup of the principal is taken");
+        seed::pass(&self.near.principal, self.near.compression, session, request).await?;
+        tracing::info!(%mirror, %site, "a base backup of the principal was handed on");
         Ok(())
     }
 
@@ -288,7 +303,7 @@ pub(crate) struct FarAgent {
     far: Far,
     /// Its spool could be opened, or there was none yet.
     is_usable: bool,
-    near_side: NearSide,
+    near_side: Arc<NearSide>,
     /// Halts what takes log in.
     intake: Switch,
     apply_rate: Mutex<ApplyRate>,
@@ -315,7 +330,7 @@ impl FarAgent {
             config: mirror.clone(),
             far,
             is_usable,
-            near_side,
+            near_side: Arc::new(near_side),
             intake: Switch::new(false),
             apply_rate: Mutex::default(),
             failure,
@@ -411,7 +426,8 @@ impl FarAgent {
         let agent = || async {
             let spool = self.far.spool.subscribe();
             let FarMirror { name, listen, access, .. } = &self.config;
-            match Server::bind(listen, access, name, spool, self.far.standbys.clone()).await {
+            let (standbys, near_end) = (self.far.standbys.clone(), self.near_side.clone());
+            match Server::bind(listen, access, name, spool, standbys, near_end).await {
                 Ok(server) => {
                     let address = server.local_address();
                     tracing::info!(mirror = %name, %address, "standbys may connect");
@@ -533,7 +549,7 @@ impl FarAgent {
             let segments = spool.segments().map_or(0, |segments| segments.len() as u64);
             report.spool_bytes = segments * spool.identity().segment.get();
         }
-        if let NearSide::Direct { near, .. } = &self.near_side {
+        if let NearSide::Direct { near, .. } = &*self.near_side {
             near.add_to(&mut report);
         }
         report

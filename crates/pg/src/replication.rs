@@ -4,7 +4,7 @@ mod backup;
 mod slot;
 mod stream;
 
-pub use backup::{BackupMessage, BackupOptions, BaseBackup, Tablespace};
+pub use backup::{BackupMessage, BaseBackup, PassedBackup, Tablespace};
 pub use slot::{CreatedSlot, IdentifySystem, PhysicalSlot, SlotOptions, SlotSnapshot};
 pub use stream::{ReplicationStream, StreamMessage, TimelineSwitch};
 

@@ -4,6 +4,7 @@
 //! One file per layer, named as PostgreSQL's documentation names it.
 
 pub mod backend;
+pub mod base_backup;
 pub mod copy_binary;
 pub mod frontend;
 pub mod pgoutput;

@@ -3,6 +3,7 @@
 //!
 //! Total: every text gives a command or a [`CommandError`].
 
+use crate::base_backup::BackupOptions;
 use farshore_model::Lsn;
 
 /// What a physical receiver may ask for.
@@ -36,6 +37,8 @@ pub enum ReplicationCommand {
     ReadSlot(String),
     /// A slot is to be dropped.
     DropSlot(String),
+    /// The server's files.
+    BaseBackup(BackupOptions),
 }
 
 /// Why a command is not carried out.
@@ -189,11 +192,108 @@ impl Parser {
     }
 }
 
+impl Parser {
+    /// `( NAME [value], … )`, or bare words as servers before 15 had them.
+    fn backup_options(&mut self) -> Result<BackupOptions, CommandError> {
+        let mut options = BackupOptions::default();
+        let in_parentheses = self.take_mark('(');
+        loop {
+            if !in_parentheses && matches!(self.tokens.peek(), None | Some(Token::Mark(';'))) {
+                return Ok(options);
+            }
+            let Some(Token::Word(name, _)) = self.tokens.next() else {
+                return self.syntax("an option");
+            };
+            self.backup_option(&name, in_parentheses, &mut options)?;
+            if in_parentheses && self.take_mark(')') {
+                return Ok(options);
+            }
+            if in_parentheses && !self.take_mark(',') {
+                return self.syntax(", or )");
+            }
+        }
+    }
+
+    fn backup_option(
+        &mut self,
+        name: &str,
+        in_parentheses: bool,
+        options: &mut BackupOptions,
+    ) -> Result<(), CommandError> {
+        match (name, in_parentheses) {
+            ("LABEL", _) => options.label = Some(self.text()?),
+            ("MANIFEST", _) => options.manifest = Some(self.text()?),
+            ("MANIFEST_CHECKSUMS", _) => options.manifest_checksums = Some(self.text()?),
+            ("MAX_RATE", _) => options.max_rate_kb = Some(self.number("a rate")?),
+            ("PROGRESS", _) => options.progress = self.switch(in_parentheses)?,
+            ("WAL", _) => options.wal = self.switch(in_parentheses)?,
+            ("TABLESPACE_MAP", _) => options.tablespace_map = self.switch(in_parentheses)?,
+            ("FAST", false) => options.fast = true,
+            ("NOWAIT", false) => options.wait = false,
+            ("NOVERIFY_CHECKSUMS", false) => options.verify_checksums = false,
+            ("CHECKPOINT", true) => options.fast = self.text()?.eq_ignore_ascii_case("fast"),
+            ("WAIT", true) => options.wait = self.switch(true)?,
+            ("VERIFY_CHECKSUMS", true) => options.verify_checksums = self.switch(true)?,
+            ("COMPRESSION", true) => options.compression = Some(self.text()?),
+            ("COMPRESSION_DETAIL", true) => options.compression_detail = Some(self.text()?),
+            // Nobody has a server write files at a place of his choice by way of a mirror.
+            ("TARGET", true) if self.text()? == "client" => {}
+            ("TARGET" | "TARGET_DETAIL", true) => {
+                return Err(CommandError::Unsupported(
+                    "a backup by way of a mirror goes to the client that asks for it; for another \
+                     target ask the principal"
+                        .to_owned(),
+                ));
+            }
+            ("INCREMENTAL", true) => {
+                return Err(CommandError::Unsupported(
+                    "incremental backups do not go through a mirror: take them from the principal"
+                        .to_owned(),
+                ));
+            }
+            _ => return Err(CommandError::Syntax(format!("unknown backup option {name}"))),
+        }
+        Ok(())
+    }
+
+    /// The value of an option that is text.
+    fn text(&mut self) -> Result<String, CommandError> {
+        match self.tokens.peek() {
+            Some(Token::Text(value) | Token::Quoted(value) | Token::Word(_, value)) => {
+                let value = value.clone();
+                self.tokens.next();
+                Ok(value)
+            }
+            _ => self.syntax("a value"),
+        }
+    }
+
+    fn number(&mut self, what: &str) -> Result<u32, CommandError> {
+        let value = self.text()?;
+        let wrong = |_| CommandError::Syntax(format!("{what} expected, not \"{value}\""));
+        value.parse().map_err(wrong)
+    }
+
+    /// The value of an option that is on or off; where none may follow it is on.
+    fn switch(&mut self, may_have_value: bool) -> Result<bool, CommandError> {
+        let is_last = matches!(self.tokens.peek(), None | Some(Token::Mark(_)));
+        if !may_have_value || is_last {
+            return Ok(true);
+        }
+        let value = self.text()?;
+        match value.to_ascii_lowercase().as_str() {
+            "true" | "on" | "1" => Ok(true),
+            "false" | "off" | "0" => Ok(false),
+            _ => Err(CommandError::Syntax(format!("\"{value}\" is neither true nor false"))),
+        }
+    }
+}
+
 impl ReplicationCommand {
     /// Reads a command.
     ///
     /// # Errors
-    /// What is wrong with it, and that logical replication and base backups are not for here.
+    /// What is wrong with it, and that logical replication is not for here.
     pub fn parse(text: &str) -> Result<ReplicationCommand, CommandError> {
         let unsupported = |what: &str| Err(CommandError::Unsupported(what.to_owned()));
         let mut parser = Parser { tokens: tokens(text)?.into_iter().peekable() };
@@ -235,8 +335,10 @@ impl ReplicationCommand {
             parser.take("WAIT");
             ReplicationCommand::DropSlot(name)
         } else if parser.take("BASE_BACKUP") {
+            ReplicationCommand::BaseBackup(parser.backup_options()?)
+        } else if parser.take("UPLOAD_MANIFEST") {
             return unsupported(
-                "a mirror's spool holds only the log; take the base backup from the principal",
+                "incremental backups do not go through a mirror: take them from the principal",
             );
         } else {
             return unsupported(
@@ -291,11 +393,80 @@ mod tests {
     }
 
     #[test]
+    fn options_of_backups_are_read_as_they_are_written() {
+        let all = BackupOptions {
+            label: Some("a 'b'".into()),
+            progress: true,
+            fast: true,
+            wal: true,
+            wait: false,
+            max_rate_kb: Some(1_024),
+            tablespace_map: true,
+            verify_checksums: false,
+            manifest: Some("force-encode".into()),
+            manifest_checksums: Some("SHA256".into()),
+            ..BackupOptions::default()
+        };
+        let compressed = BackupOptions {
+            compression: Some("gzip".into()),
+            compression_detail: Some("level=1".into()),
+            ..BackupOptions::default()
+        };
+        for (options, version, text) in [
+            (&BackupOptions::default(), 140_000, "BASE_BACKUP"),
+            (&BackupOptions::default(), 180_000, "BASE_BACKUP"),
+            (
+                &all,
+                140_000,
+                "BASE_BACKUP LABEL 'a ''b''' MANIFEST 'force-encode' MANIFEST_CHECKSUMS 'SHA256' \
+                 PROGRESS FAST WAL NOWAIT TABLESPACE_MAP NOVERIFY_CHECKSUMS MAX_RATE 1024",
+            ),
+            (
+                &all,
+                150_000,
+                "BASE_BACKUP (LABEL 'a ''b''', MANIFEST 'force-encode', MANIFEST_CHECKSUMS \
+                 'SHA256', PROGRESS, CHECKPOINT 'fast', WAL, WAIT false, TABLESPACE_MAP, \
+                 VERIFY_CHECKSUMS false, MAX_RATE 1024)",
+            ),
+            (
+                &compressed,
+                180_000,
+                "BASE_BACKUP (COMPRESSION 'gzip', COMPRESSION_DETAIL 'level=1')",
+            ),
+        ] {
+            assert_eq!(options.command(version), text);
+            let read = ReplicationCommand::parse(text);
+            assert_eq!(read, Ok(ReplicationCommand::BaseBackup(options.clone())), "{text}");
+        }
+        // As pg_basebackup writes it.
+        let text = "BASE_BACKUP ( LABEL 'pg_basebackup base backup',  PROGRESS,  \
+                    CHECKPOINT 'fast',  WAIT 0,  MANIFEST 'yes',  TARGET 'client')";
+        let expected = BackupOptions {
+            label: Some("pg_basebackup base backup".into()),
+            progress: true,
+            fast: true,
+            wait: false,
+            manifest: Some("yes".into()),
+            ..BackupOptions::default()
+        };
+        assert_eq!(ReplicationCommand::parse(text), Ok(ReplicationCommand::BaseBackup(expected)));
+    }
+
+    #[test]
     fn anything_else_is_an_error() {
         for text in [
             "",
             "SELECT 1",
-            "BASE_BACKUP",
+            "BASE_BACKUP (",
+            "BASE_BACKUP (LABEL)",
+            "BASE_BACKUP (FAST)",
+            "BASE_BACKUP LABEL 'a', PROGRESS",
+            "BASE_BACKUP (MAX_RATE 'fast')",
+            "BASE_BACKUP (WAL maybe)",
+            "BASE_BACKUP (TARGET 'server', TARGET_DETAIL '/tmp/x')",
+            "BASE_BACKUP (TARGET_DETAIL '/tmp/x')",
+            "BASE_BACKUP (INCREMENTAL)",
+            "UPLOAD_MANIFEST",
             "START_REPLICATION",
             "START_REPLICATION 0/1 TIMELINE 0",
             "START_REPLICATION SLOT s LOGICAL 0/1",

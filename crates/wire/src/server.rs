@@ -357,6 +357,14 @@ pub fn copy_data_head(out: &mut BytesMut, head: &[u8], more: usize) -> Result<()
     crate::frontend::copy_data_head(out, head, more)
 }
 
+/// CopyOutResponse: text overall, no columns, as a base backup begins.
+pub fn copy_out_response(out: &mut BytesMut) {
+    framed(out, b'H', |out| {
+        out.put_u8(0);
+        out.put_u16(0);
+    });
+}
+
 /// CopyDone.
 pub fn copy_done(out: &mut BytesMut) {
     framed(out, b'c', |_| {});

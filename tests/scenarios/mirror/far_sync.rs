@@ -4,6 +4,7 @@
 
 use crate::bounds::write_segments;
 use crate::mirrored::{Client, LONG, client, let_commits_wait, position, report};
+use crate::seeding::own_as;
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
@@ -155,6 +156,25 @@ fn what_a_nearby_node_hardened_gets_to_the_far_site() -> Result<()> {
     let durable = position(shown["durable"].as_str().context("no position")?)?;
     ensure!(durable >= hardened, "promoted at {durable}, the node in between has {hardened}");
     chain.check(returned)
+}
+
+/// The node in between has no files: the far site's standby gets the principal's, through both hops.
+#[test]
+fn a_standby_at_the_end_of_a_chain_is_seeded() -> Result<()> {
+    let chain = Chain::start("")?;
+    let home = tempfile::Builder::new().prefix("farshore-seeded").tempdir()?;
+    own_as(home.path(), &chain.principal.data_dir())?;
+    let data = home.path().join("data");
+    let seeded = chain.far.verb("mirror seed", &["n", "--pgdata", &data.display().to_string()])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}");
+    println!("{}", seeded.stdout.trim());
+    let mut standby = chain.principal.adopt(&data)?;
+    standby.start()?;
+    chain.principal.execute_script("INSERT INTO t VALUES (77, 1)")?;
+    wait_until("the standby to replay", LONG, &[&standby.log_path()], || {
+        let sql = "SELECT count(*) FROM t WHERE client = 77";
+        Ok((standby.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })
 }
 
 /// The second hop is dropped for being too far behind, so the node in between has log that the far

@@ -11,16 +11,16 @@ use std::path::Path;
 use std::process::Command;
 use tempfile::TempDir;
 
-struct Pair {
-    principal: Cluster,
-    near: Site,
-    far: Site,
+pub struct Pair {
+    pub principal: Cluster,
+    pub near: Site,
+    pub far: Site,
     _certificates: TempDir,
-    _ports: (ReservedPort, ReservedPort),
+    ports: (ReservedPort, ReservedPort),
 }
 
 impl Pair {
-    fn start(major: u32) -> Result<Pair> {
+    pub fn start(major: u32) -> Result<Pair> {
         Pair::start_at(major, "127.0.0.1", "")
     }
 
@@ -54,7 +54,12 @@ impl Pair {
             "[upstream.near]\naddress = \"127.0.0.1:{link}\"\n\
              [mirror.m]\nupstream = \"near\"\nlisten = \"{host}:{listen}\"\n{keys}"
         ))?;
-        Ok(Pair { principal, near, far, _certificates: certificates, _ports: ports })
+        Ok(Pair { principal, near, far, _certificates: certificates, ports })
+    }
+
+    /// Where standbys connect.
+    pub fn port(&self) -> u16 {
+        self.ports.1.number()
     }
 
     fn seed(&self, pgdata: &Path, more: &[&str]) -> Result<Verb> {
@@ -63,14 +68,14 @@ impl Pair {
     }
 
     /// Where the server's user may make a data directory.
-    fn home(&self) -> Result<TempDir> {
+    pub fn home(&self) -> Result<TempDir> {
         let home = tempfile::Builder::new().prefix("farshore-seeded").tempdir()?;
         own_as(home.path(), &self.principal.data_dir())?;
         Ok(home)
     }
 
     /// All of what the principal has, in the standby's files and in what can be read there.
-    fn compare(&mut self, standby: &Cluster) -> Result<()> {
+    pub fn compare(&mut self, standby: &Cluster) -> Result<()> {
         let principal = &self.principal;
         principal.execute_script(
             "INSERT INTO big SELECT (SELECT least(min(id), 0) FROM big) - g, 'late' \
@@ -92,7 +97,7 @@ impl Pair {
 }
 
 /// Gives a path the owner that another has.
-fn own_as(path: &Path, other: &Path) -> Result<()> {
+pub fn own_as(path: &Path, other: &Path) -> Result<()> {
     use std::os::unix::fs::MetadataExt;
     let owner = other.metadata()?;
     std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()))?;
@@ -190,7 +195,7 @@ fn a_standby_of_a_mirror_with_a_password_is_seeded_and_streams_by_tls() -> Resul
 }
 
 /// PostgreSQL's own tool agrees.
-fn verify_backup(principal: &Cluster, pgdata: &Path) -> Result<()> {
+pub fn verify_backup(principal: &Cluster, pgdata: &Path) -> Result<()> {
     let program = principal.installation().command("pg_verifybackup").get_program().to_owned();
     if !Path::new(&program).exists() {
         println!("skipped: no pg_verifybackup here");

@@ -11,8 +11,9 @@ use crate::relay::compression::{Compression, Packer};
 use bytes::{Bytes, BytesMut};
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
-use farshore_pg::replication::{BackupMessage, BackupOptions, BaseBackup};
+use farshore_pg::replication::{BackupMessage, BaseBackup};
 use farshore_pg::{Config, Connection, Mode};
+use farshore_wire::base_backup::BackupOptions;
 use ring::digest::{SHA256, digest};
 use std::collections::HashMap;
 use std::time::Duration;
@@ -49,18 +50,27 @@ pub async fn give(
             return Err(error);
         }
     };
+    hand_over((sender, receiver), packer, |pieces| {
+        let (path, chunk) = (String::new(), BytesMut::with_capacity(CHUNK_BYTES));
+        Reading { pieces, has, path, chunk, number: 0 }.files(backup)
+    })
+    .await
+}
+
+/// Has what `read` hands on packed and sent, all three at once.
+///
+/// # Errors
+/// Why it ended. The far end is told where it can be.
+pub(super) async fn hand_over<Reading: Future<Output = Result<(), MirrorError>>>(
+    (mut sender, mut receiver): (Sender, Receiver),
+    packer: Packer,
+    read: impl FnOnce(mpsc::Sender<Piece>) -> Reading,
+) -> Result<(), MirrorError> {
     let (pieces, to_pack) = mpsc::channel(QUEUE_MESSAGES_MAX);
     let (packed, to_send) = mpsc::channel(QUEUE_MESSAGES_MAX);
     let packing = tokio::task::spawn_blocking(move || pack(packer, to_pack, &packed));
-    let reading = Reading {
-        pieces,
-        has,
-        path: String::new(),
-        chunk: BytesMut::with_capacity(CHUNK_BYTES),
-        number: 0,
-    };
     let ended = tokio::select! {
-        ended = async { tokio::try_join!(reading.files(backup), send(&mut sender, to_send)) } => {
+        ended = async { tokio::try_join!(read(pieces), send(&mut sender, to_send)) } => {
             ended.map(|((), ())| ())
         }
         gone = gone(&mut receiver) => Err(gone),
@@ -96,13 +106,22 @@ pub async fn refuse(session: Session, why: &MirrorError) -> Result<(), MirrorErr
     say_no(sender, why).await
 }
 
-async fn say_no(mut sender: Sender, why: &MirrorError) -> Result<(), MirrorError> {
+/// Tells a far end why there is no base backup.
+///
+/// # Errors
+/// The link's.
+pub async fn decline(session: Session, why: &MirrorError) -> Result<(), MirrorError> {
+    let (sender, _receiver) = session.split();
+    say_no(sender, why).await
+}
+
+pub(super) async fn say_no(mut sender: Sender, why: &MirrorError) -> Result<(), MirrorError> {
     sender.send(json(&SeedAnswer::Refused { why: why.to_string() })).await?;
     let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
     Ok(())
 }
 
-async fn gone(receiver: &mut Receiver) -> MirrorError {
+pub(super) async fn gone(receiver: &mut Receiver) -> MirrorError {
     let site = receiver.peer_site().to_owned();
     match receiver.next().await {
         Ok(_) => MirrorError::Protocol { site, what: "something while files came".to_owned() },
@@ -110,7 +129,7 @@ async fn gone(receiver: &mut Receiver) -> MirrorError {
     }
 }
 
-fn json(answer: &SeedAnswer) -> Bytes {
+pub(super) fn json(answer: &SeedAnswer) -> Bytes {
     serde_json::to_vec(answer).unwrap_or_default().into()
 }
 
@@ -144,8 +163,14 @@ async fn begin(
     let mut connection = Connection::connect(&config, Mode::PhysicalReplication).await?;
     let system_id = connection.identify_system().await?.system_id;
     let options = BackupOptions {
-        label: format!("farshore mirror {}", request.mirror),
+        label: Some(format!("farshore mirror {}", request.mirror)),
+        progress: true,
+        fast: true,
+        wait: false,
         max_rate_kb: request.max_rate_kb,
+        manifest: Some("yes".to_owned()),
+        manifest_checksums: Some("SHA256".to_owned()),
+        ..BackupOptions::default()
     };
     let backup = connection.base_backup(&options).await?;
     let answer = SeedAnswer::Begins {
@@ -159,7 +184,7 @@ async fn begin(
 }
 
 /// What reading hands to packing.
-enum Piece {
+pub(super) enum Piece {
     /// A chunk of the file that was told of last.
     Chunk {
         chunk: Bytes,
@@ -170,7 +195,7 @@ enum Piece {
     Say(FromGiver),
 }
 
-fn stopped() -> MirrorError {
+pub(super) fn stopped() -> MirrorError {
     let error = std::io::Error::other("the thread that does it ended");
     MirrorError::Io { action: "compress files", error }
 }

@@ -1,5 +1,6 @@
 //! One standby's session, from its first byte on.
 
+mod backup;
 mod messages;
 mod streaming;
 
@@ -56,6 +57,8 @@ pub(super) enum SessionError {
     Denied(#[from] Denied),
     #[error("nothing was heard from it for {DEAD_AFTER:?}")]
     Silent,
+    #[error("it left while a base backup came")]
+    Left,
     #[error("it sent {0} where that has no place")]
     OutOfPlace(&'static str),
 }
@@ -283,6 +286,7 @@ impl Session {
                 server::command_complete(&mut self.out, "DROP_REPLICATION_SLOT");
                 Ok(Done::Answered)
             }
+            ReplicationCommand::BaseBackup(options) => self.base_backup(&options).await,
             ReplicationCommand::StartPhysical { slot, start, timeline } => {
                 let timeline = timeline.map_or(positions.timeline, Timeline);
                 self.stream(slot, start, timeline).await

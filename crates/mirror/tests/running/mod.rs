@@ -3,15 +3,17 @@
 
 use anyhow::{Context, Result};
 use farshore_link::certificates::Authority;
-use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions, Listener};
+use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions, Listener, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
 use farshore_mirror::receive::{Near, NearStatus, Promise};
 use farshore_mirror::relay::compression::{Compression, Method};
-use farshore_mirror::serve::{Access, Server};
+use farshore_mirror::seed::BackupRequest;
+use farshore_mirror::serve::{Access, NearEnd, Server};
 use farshore_mirror::spool::{Positions, Spool};
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
+use futures_util::future::BoxFuture;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -196,7 +198,17 @@ impl Mirror {
 
 async fn bind(far: &Far, access: &Access) -> Result<Server, MirrorError> {
     let (spool, standbys) = (far.spool.subscribe(), far.standbys.clone());
-    Server::bind("127.0.0.1:0", access, NAME, spool, standbys).await
+    Server::bind("127.0.0.1:0", access, NAME, spool, standbys, Arc::new(NoWay)).await
+}
+
+/// Nobody takes a base backup here; the scenarios do.
+#[derive(Debug)]
+struct NoWay;
+
+impl NearEnd for NoWay {
+    fn open_backup(&self, _: BackupRequest) -> BoxFuture<'_, Result<Session, String>> {
+        Box::pin(async { Err("there is none in this test".to_owned()) })
+    }
 }
 
 impl Drop for Mirror {

@@ -4,6 +4,9 @@
 use super::NearAgent;
 use crate::sites::protocol::Wanted;
 use farshore_link::{Dialer, LinkError, Session};
+use farshore_mirror::seed::BackupRequest;
+use farshore_mirror::serve::NearEnd;
+use farshore_store::BoxFuture;
 use std::sync::Arc;
 
 /// Messages between two ends in one process that wait to be taken.
@@ -48,5 +51,39 @@ impl NearSide {
                 Ok(told)
             }
         }
+    }
+}
+
+impl std::fmt::Debug for NearSide {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            NearSide::Link(dialer) => f.debug_tuple("Link").field(dialer).finish(),
+            NearSide::Direct { near, .. } => f.debug_tuple("Direct").field(&near.name()).finish(),
+        }
+    }
+}
+
+impl NearEnd for NearSide {
+    fn open_backup(&self, request: BackupRequest) -> BoxFuture<'_, Result<Session, String>> {
+        let wanted = Wanted::Backup(request);
+        Box::pin(async move {
+            match self {
+                NearSide::Link(dialer) => {
+                    let text = serde_json::to_vec(&wanted).unwrap_or_default();
+                    dialer.open(&text).await.map_err(|error| error.to_string())
+                }
+                NearSide::Direct { near, site } => {
+                    let (here, there) = Session::within(site, MESSAGES_MAX);
+                    let near = near.clone();
+                    // It ends with the session, whose other side the client's has.
+                    tokio::spawn(async move {
+                        if let Err(error) = near.answer(there, wanted).await {
+                            tracing::warn!(mirror = %near.name(), "base backup ended: {error}");
+                        }
+                    });
+                    Ok(here)
+                }
+            }
+        })
     }
 }

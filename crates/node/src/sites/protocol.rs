@@ -4,7 +4,7 @@
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use farshore_mirror::relay::end::EndRequest;
 use farshore_mirror::relay::message::MirrorRequest;
-use farshore_mirror::seed::SeedRequest;
+use farshore_mirror::seed::{BackupRequest, SeedRequest};
 use farshore_model::Lsn;
 use farshore_store::{SpillId, StoredBlock};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,8 @@ pub(crate) enum Wanted {
     Measure {},
     /// The files of a mirror's principal. What follows is `farshore_mirror`'s.
     Seed(SeedRequest),
+    /// A base backup of a mirror's principal. What follows is `farshore_mirror`'s.
+    Backup(BackupRequest),
 }
 
 /// How much of a log a downstream site has.

@@ -16,7 +16,7 @@ use farshore_link::{Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, S
 use farshore_mirror::MirrorError;
 use farshore_mirror::relay::end::EndRequest;
 use farshore_mirror::relay::message::MirrorRequest;
-use farshore_mirror::seed::SeedRequest;
+use farshore_mirror::seed::{BackupRequest, SeedRequest};
 use farshore_model::{Lsn, PgTime, Timeline, leg_micros};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
@@ -194,7 +194,8 @@ impl Serving {
             Wanted::Log { publication, .. } | Wanted::Source { publication } => publication.clone(),
             Wanted::Mirror(MirrorRequest { mirror, .. })
             | Wanted::MirrorEnd(EndRequest { mirror })
-            | Wanted::Seed(SeedRequest { mirror, .. }) => {
+            | Wanted::Seed(SeedRequest { mirror, .. })
+            | Wanted::Backup(BackupRequest { mirror, .. }) => {
                 let mirror = mirror.clone();
                 return self.mirror(downstream, incoming, (&mirror, wanted), stop).await;
             }
@@ -279,6 +280,17 @@ impl Serving {
         // A publication's name has no colon.
         let kind = match wanted {
             Wanted::Seed(_) => "seed",
+            // Several clients may take one each.
+            Wanted::Backup(_) => {
+                let ended = tokio::select! {
+                    _ = stop.wait_for(|stop| *stop) => return,
+                    ended = mirror.answer(session, wanted) => ended,
+                };
+                if let Err(error) = ended {
+                    tracing::warn!(%site, mirror = %name, "base backup ended: {error}");
+                }
+                return;
+            }
             Wanted::MirrorEnd(_) => "end",
             _ => "mirror",
         };
@@ -397,9 +409,11 @@ impl Serving {
                 Ok(())
             }
             // Served apart.
-            Wanted::Mirror(_) | Wanted::MirrorEnd(_) | Wanted::Seed(_) | Wanted::Measure {} => {
-                Ok(())
-            }
+            Wanted::Mirror(_)
+            | Wanted::MirrorEnd(_)
+            | Wanted::Seed(_)
+            | Wanted::Backup(_)
+            | Wanted::Measure {} => Ok(()),
         }
     }
 

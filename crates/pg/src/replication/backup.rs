@@ -1,28 +1,15 @@
 //! BASE_BACKUP: a server's files, as tar archives, while it runs. Up to PostgreSQL 14 each archive
 //! is a COPY of its own; later all are in one, each piece behind a byte that says what it is.
 
-use super::quote_string;
 use crate::connection::{Connection, Unfinished};
 use crate::query::Row;
 use crate::{Error, ResultSet};
-use bytes::{Buf, Bytes};
+use bytes::{Buf, Bytes, BytesMut};
 use farshore_model::Lsn;
-use farshore_wire::backend::Message;
-use farshore_wire::frontend;
+use farshore_wire::backend::{DataRow, Message};
+use farshore_wire::base_backup::{BackupOptions, ONE_COPY};
+use farshore_wire::{frontend, server};
 use std::sync::Arc;
-
-/// The first version that sends everything in one COPY.
-const ONE_COPY: u32 = 150_000;
-
-/// How a base backup is taken.
-#[derive(Clone, Debug)]
-pub struct BackupOptions {
-    /// What the server calls it, in its backup label.
-    pub label: String,
-    /// At most so many kilobytes per second are read; 32 to 1048576. Without it, as fast as it
-    /// goes.
-    pub max_rate_kb: Option<u32>,
-}
 
 /// A part of the backup: the main data directory, or a tablespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,39 +48,18 @@ pub struct BaseBackup {
     end: Option<Lsn>,
 }
 
-fn command(options: &BackupOptions, server_version: u32) -> Result<String, Error> {
-    let label = quote_string(&options.label)?;
-    let rate = options.max_rate_kb;
-    Ok(if server_version < ONE_COPY {
-        let rate = rate.map(|rate| format!(" MAX_RATE {rate}")).unwrap_or_default();
-        format!(
-            "BASE_BACKUP LABEL {label} PROGRESS FAST NOWAIT{rate} MANIFEST 'yes' \
-             MANIFEST_CHECKSUMS 'SHA256'"
-        )
-    } else {
-        let rate = rate.map(|rate| format!(", MAX_RATE {rate}")).unwrap_or_default();
-        format!(
-            "BASE_BACKUP (LABEL {label}, PROGRESS, CHECKPOINT 'fast', WAIT false{rate}, \
-             MANIFEST 'yes', MANIFEST_CHECKSUMS 'SHA256')"
-        )
-    })
-}
-
 fn unexpected(what: &dyn std::fmt::Debug) -> Error {
     Error::Protocol(format!("{what:?} in BASE_BACKUP"))
 }
 
 impl Connection {
-    /// Begins a base backup, after a checkpoint that is made at once. Checksums in its manifest are
-    /// SHA-256.
+    /// Begins a base backup, of which the archives are taken apart here: without compression by the
+    /// server, and with a manifest.
     ///
     /// # Errors
     /// The server's. The connection is closed then.
     pub async fn base_backup(mut self, options: &BackupOptions) -> Result<BaseBackup, Error> {
-        self.settle().await?;
-        let sql = command(options, self.server_version())?;
-        self.encode(|out| frontend::query(out, &sql))?;
-        self.unfinished = Unfinished::Answer;
+        self.ask_for_backup(options).await?;
         let begin = self.backup_result("where it begins").await?;
         let parts = self.backup_result("its parts").await?;
         let begin = begin.rows.first().ok_or_else(|| unexpected(&begin.tag))?;
@@ -119,6 +85,41 @@ impl Connection {
         })
     }
 
+    /// Begins a base backup for somebody else.
+    ///
+    /// # Errors
+    /// The server's. The connection is closed then.
+    pub async fn pass_base_backup(
+        mut self,
+        options: &BackupOptions,
+    ) -> Result<PassedBackup, Error> {
+        self.ask_for_backup(options).await?;
+        let mut read = BytesMut::new();
+        loop {
+            let message = self.receive().await?;
+            pass_on(&message, &mut read)?;
+            match message {
+                Message::RowDescription(_) => {}
+                Message::DataRow(row) => {
+                    let columns: Arc<[String]> = row.values().map(|_| String::new()).collect();
+                    let begin = Row::new(&columns, &row)?;
+                    let (start, timeline) = (begin.parse(0)?, begin.parse(1)?);
+                    return Ok(PassedBackup { connection: self, start, timeline, read });
+                }
+                Message::ErrorResponse(error) => return Err(self.fail(error).await),
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    async fn ask_for_backup(&mut self, options: &BackupOptions) -> Result<(), Error> {
+        self.settle().await?;
+        let sql = options.command(self.server_version());
+        self.encode(|out| frontend::query(out, &sql))?;
+        self.unfinished = Unfinished::Answer;
+        Ok(())
+    }
+
     async fn backup_result(&mut self, what: &str) -> Result<ResultSet, Error> {
         let mut columns: Arc<[String]> = Arc::new([]);
         let mut rows = Vec::new();
@@ -137,6 +138,64 @@ impl Connection {
             }
         }
     }
+}
+
+/// A base backup that is handed on as the server sends it. Dropping it ends it on the server.
+#[derive(Debug)]
+pub struct PassedBackup {
+    connection: Connection,
+    /// Where the log begins that the backup needs.
+    pub start: Lsn,
+    /// On which timeline.
+    pub timeline: u32,
+    /// Messages that were read, as they are for the client.
+    read: BytesMut,
+}
+
+impl PassedBackup {
+    /// As log messages name the server.
+    pub fn server(&self) -> &str {
+        self.connection.server()
+    }
+
+    /// The next messages for whoever asked: some `bytes` of them, less at the end, and `None` behind
+    /// it. What only this connection is told (that the server is ready) is not among them.
+    ///
+    /// # Errors
+    /// The server's, and lost connections.
+    pub async fn next(&mut self, bytes: usize) -> Result<Option<Bytes>, Error> {
+        while self.connection.unfinished != Unfinished::Nothing && self.read.len() < bytes {
+            match self.connection.receive().await? {
+                Message::ReadyForQuery(_) => self.connection.unfinished = Unfinished::Nothing,
+                Message::ErrorResponse(error) => return Err(self.connection.fail(error).await),
+                message => pass_on(&message, &mut self.read)?,
+            }
+        }
+        Ok((!self.read.is_empty()).then(|| self.read.split().freeze()))
+    }
+}
+
+/// A server's message, as it is for the client.
+fn pass_on(message: &Message, out: &mut BytesMut) -> Result<(), Error> {
+    match message {
+        Message::RowDescription(fields) => {
+            let columns: Vec<(&str, u32)> =
+                fields.iter().map(|field| (&*field.name, field.type_oid)).collect();
+            server::row_description(out, &columns);
+        }
+        Message::DataRow(row) => {
+            let values: Vec<Option<&[u8]>> = DataRow::values(row).collect();
+            server::data_row(out, &values);
+        }
+        Message::CommandComplete(tag) => server::command_complete(out, tag.as_str()),
+        Message::CopyOutResponse(_) => server::copy_out_response(out),
+        Message::CopyData(data) => server::copy_data(out, data)?,
+        Message::CopyDone => server::copy_done(out),
+        // The client is told by whoever hands it on.
+        Message::ErrorResponse(_) => {}
+        other => return Err(unexpected(other)),
+    }
+    Ok(())
 }
 
 impl BaseBackup {
@@ -207,26 +266,5 @@ impl BaseBackup {
     /// Up to where the log must be replayed for the backup to be consistent; known at the end.
     pub fn end(&self) -> Option<Lsn> {
         self.end
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_is_what_each_version_understands() {
-        let options = BackupOptions { label: "a 'b'".into(), max_rate_kb: Some(1024) };
-        assert_eq!(
-            command(&options, 140_000).unwrap(),
-            "BASE_BACKUP LABEL 'a ''b''' PROGRESS FAST NOWAIT MAX_RATE 1024 \
-             MANIFEST 'yes' MANIFEST_CHECKSUMS 'SHA256'"
-        );
-        let options = BackupOptions { max_rate_kb: None, ..options };
-        assert_eq!(
-            command(&options, 180_000).unwrap(),
-            "BASE_BACKUP (LABEL 'a ''b''', PROGRESS, CHECKPOINT 'fast', WAIT false, \
-             MANIFEST 'yes', MANIFEST_CHECKSUMS 'SHA256')"
-        );
     }
 }
