@@ -73,9 +73,14 @@ fn a_standby_by_pg_basebackup_on_15() -> Result<()> {
     a_standby_by_pg_basebackup(15)
 }
 
+/// With FARSHORE_VERSIONS=all, which `make test-versions` sets and installs them for.
 #[test]
-fn a_standby_by_pg_basebackup_on_14() -> Result<()> {
-    a_standby_by_pg_basebackup(14)
+fn a_standby_by_pg_basebackup_on_14_16_and_17() -> Result<()> {
+    if std::env::var("FARSHORE_VERSIONS").as_deref() != Ok("all") {
+        println!("skipped: FARSHORE_VERSIONS is not \"all\"");
+        return Ok(());
+    }
+    [14, 16, 17].into_iter().try_for_each(a_standby_by_pg_basebackup)
 }
 
 #[test]

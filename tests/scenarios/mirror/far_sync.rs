@@ -165,6 +165,8 @@ fn a_standby_at_the_end_of_a_chain_is_seeded() -> Result<()> {
     let home = tempfile::Builder::new().prefix("farshore-seeded").tempdir()?;
     own_as(home.path(), &chain.principal.data_dir())?;
     let data = home.path().join("data");
+    std::fs::create_dir(&data)?;
+    own_as(&data, home.path())?;
     let seeded = chain.far.verb("mirror seed", &["n", "--pgdata", &data.display().to_string()])?;
     ensure!(seeded.code == Some(0), "{seeded:?}");
     println!("{}", seeded.stdout.trim());
