@@ -194,6 +194,13 @@ impl Careful<'_> {
                     continue;
                 }
                 Err(ApplyError::Change(failed)) if failed.is_conflict() => failed,
+                Err(ApplyError::Change(failed))
+                    if failed.has_checks_pending() && self.writer.empty_by_delete() =>
+                {
+                    self.writer.undo_changes().await?;
+                    self.writer.keep_changes().await?;
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
             let which = run.iter().position(|change| change.as_ptr() == failed.command.as_ptr());

@@ -190,6 +190,14 @@ impl ApplyError {
 }
 
 impl FailedChange {
+    /// A TRUNCATE that the target refuses (object_in_use) because foreign keys are still to be
+    /// checked for rows that the same transaction changed before: on the publisher they were checked
+    /// at once, here all together.
+    pub(crate) fn has_checks_pending(&self) -> bool {
+        let in_use = |cause: &Cause| matches!(cause, Cause::Refused(e) if e.code == "55006");
+        self.operation == "TRUNCATE" && in_use(&self.cause)
+    }
+
     /// Whether the data is at odds with the target, so that a policy decides; anything else is the
     /// server's or the set-up's trouble.
     pub fn is_conflict(&self) -> bool {

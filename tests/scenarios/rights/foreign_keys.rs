@@ -64,5 +64,7 @@ pub const CHANGES: &[&str] = &[
     "TRUNCATE alone RESTART IDENTITY",
     "INSERT INTO alone VALUES (1, 'x')",
     "INSERT INTO a_line SELECT id, 1, 'again' FROM orders WHERE id % 2 = 0",
+    "BEGIN; UPDATE department SET head = 17 WHERE id = 3; TRUNCATE employee, department; INSERT INTO department VALUES (1); \
+     INSERT INTO employee VALUES (2001, 1); COMMIT",
     "BEGIN; TRUNCATE orders CASCADE; INSERT INTO orders VALUES (1, 1, 1); INSERT INTO a_line VALUES (1, 1, 'l'); COMMIT",
 ];

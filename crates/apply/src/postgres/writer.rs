@@ -77,6 +77,8 @@ pub struct Writer {
     /// The transaction's commit has not come: nothing but rows in bulk, on tables that the target
     /// has as they are.
     early: bool,
+    /// In this group DELETE does what TRUNCATE may not.
+    empties_by_delete: bool,
 }
 
 /// What the target's columns follow.
@@ -163,6 +165,7 @@ impl Writer {
             batches: Batches::new(row_by_row, foreign_keys),
             cascades,
             early: false,
+            empties_by_delete: false,
         };
         match outcome {
             Ok(()) => Ok(writer),
@@ -200,6 +203,7 @@ impl Writer {
 
     /// Begins a target transaction; of a batch nothing is sent before there is something to say.
     pub async fn begin(&mut self, batch: bool) -> Result<(), ApplyError> {
+        self.empties_by_delete = false;
         // What careful application has left: it has drained.
         self.forget_superseded();
         self.batching = batch;
@@ -349,7 +353,7 @@ impl Writer {
                 Err(error) => return Err(self.explain(error)),
             };
         let identity = if restarts { " RESTART IDENTITY" } else { "" };
-        let sql = if passed_over {
+        let sql = if passed_over || self.empties_by_delete {
             let (last, others) = tables.split_last().map_or(("", &[][..]), |(l, o)| (l, o));
             let others: Vec<String> = others
                 .iter()
@@ -370,6 +374,11 @@ impl Writer {
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
         let sent = self.lanes.current().run_sql(&sql, Expect::Truncated(reference));
         sent.map_err(|error| self.explain(error))
+    }
+
+    /// Has TRUNCATE done by DELETE in the open group. False if it is already.
+    pub(crate) fn empty_by_delete(&mut self) -> bool {
+        !std::mem::replace(&mut self.empties_by_delete, true)
     }
 
     /// Tables whose changes were passed over since the last call, because they are not copied.
