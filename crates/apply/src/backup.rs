@@ -110,7 +110,10 @@ pub async fn initialise(
         Backup::CopiedFrom(other) => {
             Some(session.stands_at(other, spec, &publisher).await?.map_err(&refused)?)
         }
-        Backup::TellsItself | Backup::At(_) => session.left_publisher_at(&publisher).await?,
+        Backup::TellsItself | Backup::At(_) => match session.own_history(&publisher).await? {
+            None => None,
+            Some(history) => source.timelines().await?.left_at(&history),
+        },
     };
     let given = if let Backup::At(given) = backup { Some(*given) } else { None };
     let lsn = match (given, proved) {
@@ -122,8 +125,9 @@ pub async fn initialise(
         (Some(lsn), _) | (None, Some(lsn)) => lsn,
         (None, None) => {
             return Err(refused(
-                "the target does not tell where its backup stands (a dump, a server that was never \
-                 promoted, or a role that may not read pg_wal there): say it with --lsn"
+                "the target does not tell where its backup stands (a dump, a server that was not \
+                 promoted since or left the publisher elsewhere, or a role that may not read \
+                 pg_wal there): say it with --lsn"
                     .to_owned(),
             ));
         }
@@ -330,9 +334,9 @@ impl Session {
         Ok(rows.iter().map(|row| row.get(0).unwrap_or_default().to_owned()).collect())
     }
 
-    /// Where this server left the timeline of the publisher with that system identifier, if it was
-    /// made of a physical backup of it, was promoted, and may be asked.
-    async fn left_publisher_at(&mut self, publisher: &str) -> Result<Option<Lsn>, ApplyError> {
+    /// The history of this server's timeline, if it was made of a physical backup of the publisher
+    /// with that system identifier, was promoted, and may be asked.
+    async fn own_history(&mut self, publisher: &str) -> Result<Option<String>, ApplyError> {
         let rows = self
             .query(
                 "SELECT system_identifier::text, \
@@ -352,8 +356,7 @@ impl Session {
         let file = quote_literal(&format!("pg_wal/{timeline}.history"));
         let history = format!("SELECT pg_catalog.pg_read_file({file})");
         let rows = self.query(&history, &[]).await?;
-        let history = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
-        Ok(last_switch(history))
+        Ok(rows.first().and_then(|row| row.get(0)).map(str::to_owned))
     }
 
     /// Published tables that the backup holds, and those that it does not.
@@ -389,26 +392,5 @@ impl Session {
         };
         let (held, left_out): (Vec<_>, Vec<_>) = published.iter().partition(is_held);
         Ok((held, left_out.into_iter().map(|table| table.table.clone()).collect()))
-    }
-}
-
-/// The position in the last line of a timeline's history: where it left the one before it
-/// (`TimeLineHistoryEntry`, timeline.c).
-fn last_switch(history: &str) -> Option<Lsn> {
-    let mut lines = history.lines().map(str::trim);
-    let last = lines.rfind(|line| !line.is_empty() && !line.starts_with('#'))?;
-    last.split_whitespace().nth(1)?.parse().ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_history_tells_where_its_timeline_left_another() {
-        let two = "1\t0/3000158\tno recovery target specified\n\n2\t0/5000000\tafter x\n";
-        assert_eq!(last_switch(two), Some(Lsn(0x500_0000)));
-        assert_eq!(last_switch("# nothing\n"), None);
-        assert_eq!(last_switch("1\tx\ty"), None);
     }
 }

@@ -14,6 +14,11 @@ pub enum CaptureError {
         #[source]
         error: farshore_pg::Error,
     },
+    /// The publisher takes no changes.
+    #[error(
+        "publisher {0} is a standby (it is in recovery). Trying again until it is promoted; if its primary is elsewhere, point `source` there (with several hosts and target_session_attrs=read-write in the URL it is found after a failover too)"
+    )]
+    Standby(String),
     /// Another site, which has the publisher, or the way to it.
     #[error("site {site}: {message}")]
     Remote {
@@ -81,6 +86,7 @@ impl CaptureError {
             // A full disk may get room again; a log that failed stays closed and says so itself.
             CaptureError::Store(StoreError::Io { .. })
             | CaptureError::TurnToText
+            | CaptureError::Standby(_)
             | CaptureError::Interrupted(_) => true,
             CaptureError::Store(_)
             | CaptureError::Decode { .. }

@@ -4,6 +4,7 @@
 //! ```text
 //! publication   which tables, columns and rows: the PostgreSQL publication, created or adopted
 //! alterations   whether something else altered it
+//! timelines     the timelines that a publisher has been on
 //! slot          the replication slot: created, adopted, checked against the store, kept moving
 //! assembler     pgoutput messages → batches and spills (no network, no clock)
 //! types         what user-defined types are made of, and whether their values may travel in binary
@@ -28,6 +29,7 @@ pub mod schema;
 pub mod slot;
 pub mod snapshot;
 pub mod source;
+pub mod timelines;
 pub mod tracer;
 pub mod types;
 

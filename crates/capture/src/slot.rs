@@ -133,8 +133,9 @@ pub(crate) fn log_undecodable(spec: &PublicationSpec, error: &farshore_pg::Error
 async fn log_end(spec: &PublicationSpec, sql: &mut Connection) -> Result<(u32, Lsn), CaptureError> {
     let rows = sql
         .query(
-            "SELECT ('x' || substr(pg_walfile_name(lsn), 1, 8))::bit(32)::int, lsn \
-             FROM pg_current_wal_flush_lsn() AS lsn",
+            "SELECT CASE WHEN NOT pg_is_in_recovery() THEN \
+               ('x' || substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8))::bit(32)::int END, \
+             CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() END",
             &[],
         )
         .await
@@ -142,6 +143,10 @@ async fn log_end(spec: &PublicationSpec, sql: &mut Connection) -> Result<(u32, L
     let row = rows
         .first()
         .ok_or_else(|| CaptureError::Protocol("no answer to where the log ends".to_owned()))?;
+    // In the middle of a failover it may be promoted any moment.
+    if row.get(1).is_none() {
+        return Err(CaptureError::Standby(spec.source.redacted()));
+    }
     let parse = |error| spec.publisher_error(error);
     Ok((row.parse(0).map_err(parse)?, row.parse(1).map_err(parse)?))
 }

@@ -1,7 +1,7 @@
 //! A publisher that has no connection left, loses the slot, or fails over.
 
 use anyhow::{Result, ensure};
-use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Checked, Direction, Link, Pair, publisher_cluster, subscriber_cluster};
 use std::io::{Read, Write};
@@ -199,5 +199,33 @@ fn it_fails_over_to_a_standby_that_lacks_changes() -> Result<()> {
     standby.execute_script("INSERT INTO t VALUES (3)")?;
     let (state, error) = pair.site.await_trouble("p", "before what the store holds")?;
     ensure!(state == "stopped" && error.contains("To copy everything anew"), "{state}: {error}");
+    Ok(())
+}
+
+/// In the middle of a failover an address leads to a standby for a moment: it is waited for.
+#[test]
+fn a_publisher_that_is_a_standby_for_a_while_is_waited_for() -> Result<()> {
+    let publisher = publisher_cluster(18)?.start()?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(15)?.start()?)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.publish("INSERT INTO t VALUES (1, 'before')")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    for round in 2..=3 {
+        pair.publisher.stop(StopMode::Fast)?;
+        std::fs::write(pair.publisher.data_dir().join("standby.signal"), "")?;
+        pair.publisher.start()?;
+        if round == 3 {
+            pair.site.restart()?;
+        }
+        let (state, error) = pair.site.await_trouble("p", "is a standby")?;
+        ensure!(state == "retrying", "{state}: {error}");
+        promote(&pair.publisher)?;
+        pair.publish(&format!("INSERT INTO t VALUES ({round}, 'after')"))?;
+        pair.assert_equal(&["public"])?;
+    }
     Ok(())
 }

@@ -10,6 +10,7 @@ use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
 use crate::snapshot::{BlockRange, CopyPlan, LookUpStatement, SnapshotConnection, StillSnapshot};
+use crate::timelines::Timelines;
 use bytes::Bytes;
 use farshore_model::Lsn;
 use farshore_pg::CopyOut;
@@ -101,6 +102,10 @@ impl Source for Direct {
             Ok(positions)
         };
         Box::pin(async move { self.sequences.get(ask).await.map(Arc::unwrap_or_clone) })
+    }
+
+    fn timelines(&self) -> Asked<'_, Timelines> {
+        Box::pin(self.spec.timelines())
     }
 
     fn dropped_columns<'a>(

@@ -8,6 +8,7 @@ use super::{AddedColumn, DroppedColumns, Key, OldValue};
 use crate::publication::{PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
 use crate::snapshot::{BlockRange, CopyPlan};
+use crate::timelines::Timelines;
 use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,7 @@ pub(super) enum Request {
         tables: Vec<u32>,
     },
     Sequences,
+    Timelines,
     DroppedColumns {
         table: TableName,
         gone: Vec<String>,
@@ -80,6 +82,7 @@ pub(super) enum Answer {
     Partitions(Option<(Vec<PublishedTable>, Definitions)>),
     Definitions(Definitions),
     Sequences(Vec<SequencePosition>),
+    Timelines(Timelines),
     Dropped(DroppedColumns),
     OldValues(Vec<OldValue>),
     Exported {

@@ -41,6 +41,7 @@ use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
 use crate::snapshot::{BlockRange, CopyPlan};
+use crate::timelines::Timelines;
 use bytes::Bytes;
 use farshore_model::Lsn;
 use farshore_store::BoxFuture;
@@ -72,6 +73,9 @@ pub trait Source: fmt::Debug + Send + Sync {
 
     /// The sequences that belong to what is published, and where they stand.
     fn sequences(&self) -> Asked<'_, Vec<SequencePosition>>;
+
+    /// The timelines that the publisher has been on.
+    fn timelines(&self) -> Asked<'_, Timelines>;
 
     /// Which of the columns `gone` (they were published once) the publisher has dropped.
     fn dropped_columns<'a>(

@@ -11,6 +11,7 @@ use super::{AddedColumn, Asked, DroppedColumns, Key, OldValue, Snapshot, Snapsho
 use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
+use crate::timelines::Timelines;
 use farshore_model::Lsn;
 use farshore_store::BoxFuture;
 use session::RemoteSession;
@@ -171,6 +172,15 @@ impl Source for Remote {
         Box::pin(async move {
             match self.ask(&Request::Sequences).await? {
                 Answer::Sequences(positions) => Ok(positions),
+                other => Err(self.site.failed(other)),
+            }
+        })
+    }
+
+    fn timelines(&self) -> Asked<'_, Timelines> {
+        Box::pin(async move {
+            match self.ask(&Request::Timelines).await? {
+                Answer::Timelines(timelines) => Ok(timelines),
                 other => Err(self.site.failed(other)),
             }
         })

@@ -238,6 +238,7 @@ impl<'a> Server<'a> {
             Request::PublishedTables => Answer::Tables(self.direct.published_tables().await?),
             Request::PartitionedTables => Answer::Oids(self.direct.partitioned_tables().await?),
             Request::Partitions => Answer::Partitions(self.direct.partitions().await?),
+            Request::Timelines => Answer::Timelines(self.direct.timelines().await?),
             Request::Sequences => Answer::Sequences(self.direct.sequences().await?),
             Request::Definitions { tables } => {
                 Answer::Definitions(self.definitions(&tables).await?)
