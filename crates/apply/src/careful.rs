@@ -212,8 +212,12 @@ impl Careful<'_> {
                     *run_length = before;
                 }
                 _ => {
-                    self.conflict(failed, at.header).await?;
-                    conflicts += 1;
+                    if self.writer.apply_as_shown(&failed).await? {
+                        self.writer.keep_changes().await?;
+                    } else {
+                        self.conflict(failed, at.header).await?;
+                        conflicts += 1;
+                    }
                     next += 1;
                     *run_length = 1;
                 }

@@ -51,6 +51,11 @@ const ROW_MISSING: &str = "The row is not on the target: something else changed 
      the row back and go on (farshore resume), leave the transaction out (farshore skip), set \
      on_conflict, or copy the table anew (farshore resync)";
 
+const ROW_DIFFERS: &str = "No row on the target is in all columns what this one was on the publisher \
+     (REPLICA IDENTITY FULL): something else changed the target. Mend the row and go on (farshore \
+     resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew \
+     (farshore resync)";
+
 const SEVERAL_ROWS: &str = "The key is not unique on the target: something else changed the \
      target. Remove the rows that do not belong there and go on (farshore resume)";
 
@@ -69,10 +74,11 @@ const IN_FUNCTION: &str = "A function on the target (`where` names it) meets som
 pub const COMMIT_REFUSED: &str = "A deferred constraint or trigger of the target does not hold. \
      Mend the target and go on (farshore resume), or leave the transaction out (farshore skip)";
 
-/// What to do about a failed change.
-pub fn remedy(cause: &Cause, is_insert: bool) -> &'static str {
+/// What to do about a failed change; `by_image`: of a table whose rows are found by all old values.
+pub fn remedy(cause: &Cause, is_insert: bool, by_image: bool) -> &'static str {
     match cause {
         Cause::Rows(_) if is_insert => NOT_INSERTED,
+        Cause::Rows(0) if by_image => ROW_DIFFERS,
         Cause::Rows(0) => ROW_MISSING,
         Cause::Rows(_) => SEVERAL_ROWS,
         Cause::Refused(error) if is_unknown_in_function(error) => IN_FUNCTION,
@@ -224,7 +230,7 @@ mod tests {
                 context: context.map(str::to_owned),
                 ..ServerError::default()
             };
-            remedy(&Cause::Refused(Box::new(error)), true)
+            remedy(&Cause::Refused(Box::new(error)), true, false)
         };
         let inside = refused(Some("PL/pgSQL function public.f() line 1 at SQL statement"));
         assert!(inside.contains("search_path"), "{inside}");

@@ -293,3 +293,71 @@ fn a_conflict_is_recorded_once_whatever_kills_the_node() -> Result<()> {
     ensure!(fine == CASES.len().to_string(), "{fine}");
     Ok(())
 }
+
+/// Rows that are found by all of their old values: one that differs there and has the same primary
+/// key is the one that the publisher's overwrites.
+#[test]
+fn rows_of_a_full_identity_are_overwritten_by_their_key() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(
+        "CREATE TABLE f (id integer PRIMARY KEY, v text, w integer); \
+         ALTER TABLE f REPLICA IDENTITY FULL",
+    )?;
+    pair.publish("INSERT INTO f SELECT i, 'v', i FROM generate_series(1, 20) AS i")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.replace("batches = ", "on_conflict = \"overwrite\"\nbatches = ")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.subscriber.execute_script("UPDATE f SET w = 99 WHERE id IN (2, 3, 4, 5)")?;
+    pair.publish("DELETE FROM f WHERE id = 2")?;
+    pair.publish("UPDATE f SET id = 50 WHERE id = 3")?;
+    pair.publish("BEGIN; UPDATE f SET id = 30 WHERE id = 4; UPDATE f SET v = 'w', w = 5 WHERE id = 5; COMMIT")?;
+    pair.assert_equal(&["public"])?;
+    let recorded = "SELECT string_agg(concat_ws(' ', action, existing_row ->> 'w'), ',' \
+                    ORDER BY id) FROM farshore.conflicts";
+    let said = pair.subscriber_says(recorded)?;
+    ensure!(said == ["overwritten 99"; 4].join(","), "{said}");
+    Ok(())
+}
+
+/// Values that are equal and have other bytes are no conflict.
+#[test]
+fn equal_rows_of_a_full_identity_are_found_whatever_their_bytes() -> Result<()> {
+    for batches in ["never", "always"] {
+        let mut pair = Pair::bare(Direction::UP)?;
+        pair.on_both(
+            "CREATE TYPE co AS (n integer, t text); CREATE TABLE f (id integer PRIMARY KEY, \
+             x float8, c co, v text); ALTER TABLE f REPLICA IDENTITY FULL; \
+             CREATE TABLE named (id integer PRIMARY KEY, r regclass)",
+        )?;
+        pair.publish(
+            "INSERT INTO f SELECT i, -'NaN'::float8, ROW(i, 't')::co, 'v' \
+             FROM generate_series(1, 20) AS i",
+        )?;
+        pair.add_publication("p", &["public.*"], "")?;
+        let target = pair.subscriber.url("postgres");
+        pair.add_subscription("s", "p", &target)?;
+        let before = pair.site.replace("batches = \"auto\"", &format!("batches = \"{batches}\""));
+        if before.is_err() {
+            println!("skipped: FARSHORE_BATCHES says how changes are applied");
+            return Ok(());
+        }
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.on_both("ALTER TYPE co ADD ATTRIBUTE z integer")?;
+        pair.publish("UPDATE f SET v = 'w' WHERE id IN (2, 3)")?;
+        pair.publish("DELETE FROM f WHERE id = 4; UPDATE f SET id = 100 WHERE id = 5")?;
+        pair.assert_equal(&["public"])?;
+        let recorded = pair.subscriber_says("SELECT count(*) FROM farshore.conflicts")?;
+        ensure!(recorded == "0", "{recorded}");
+        // What is not equal is one, and is said to be.
+        pair.subscriber.execute_script("UPDATE f SET v = 'other' WHERE id = 6")?;
+        pair.publish("UPDATE f SET v = 'w' WHERE id = 6")?;
+        let (state, error) = pair.site.await_trouble("s", "in all columns what this one was")?;
+        ensure!(state == "stopped", "{state}: {error}");
+        pair.site.stop()?;
+    }
+    Ok(())
+}

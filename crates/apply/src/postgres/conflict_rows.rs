@@ -4,8 +4,9 @@
 //! The change has a savepoint of its own ([`CHANGE`]), rolled back to before anything here begins.
 //! Publisher's row over target's rows: an insert that meets its own key there becomes an update of
 //! that row; other rows that hold a value it must have (unique, exclusion) are deleted; an update
-//! whose row is missing becomes an insert if the publisher sent the whole row. What cannot be
-//! stored even so is left out.
+//! whose row is missing becomes an insert if the publisher sent the whole row. Where rows are found
+//! by all of their old values, the one with the same primary key is the row, whatever the rest of it.
+//! What cannot be stored even so is left out.
 
 use crate::ApplyError;
 use crate::conflict::{self, OnConflict};
@@ -13,7 +14,7 @@ use crate::error::{Cause, FailedChange, is_about_data};
 use crate::postgres::answers;
 use crate::postgres::pipeline::{Expect, PipelineError};
 use crate::postgres::session::Session;
-use crate::postgres::statements::{Shape, TargetRelation};
+use crate::postgres::statements::{Likeness, Shape, TargetRelation};
 use crate::postgres::writer::{Writer, parameter, shape_of};
 use farshore_model::quote_identifier;
 use farshore_model::transaction::Header;
@@ -103,6 +104,34 @@ impl Writer {
         target.map_or(OnConflict::Stop, |target| self.on_conflict.of(&target.relation))
     }
 
+    /// Undoes the run and applies the change in it that found no row to the row that shows the same
+    /// values. False where there is none, and for rows that are found by a key.
+    pub(crate) async fn apply_as_shown(
+        &mut self,
+        failed: &FailedChange,
+    ) -> Result<bool, ApplyError> {
+        if !matches!(failed.cause, Cause::Rows(0)) {
+            return Ok(false);
+        }
+        self.undo_changes().await?;
+        let position = failed.position;
+        let stored = |what: String| ApplyError::Stored { position, what };
+        let change = decode_stored(&failed.command).map_err(|error| stored(error.to_string()))?;
+        let Some(target) = self.relations.get(&failed.relation) else { return Ok(false) };
+        if !target.is_found_by_image() || target.primary_key.is_empty() {
+            return Ok(false);
+        }
+        let (shape, new, find) = shape_of(&change, target).map_err(stored)?;
+        let session = self.lanes.current().session();
+        let step = Step::Like(shape.clone(), Likeness::Shown);
+        let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
+        match row.run(&step).await {
+            Ok(rows) => Ok(rows == 1),
+            Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => Ok(false),
+            Err(error) => Err(row.session.error(error)),
+        }
+    }
+
     /// Leaves a change out or overwrites the target, and records it.
     pub(crate) async fn resolve(
         &mut self,
@@ -181,6 +210,8 @@ enum Overwrite {
 enum Step {
     /// As it would be without a conflict.
     Plain(Shape),
+    /// To a row that is like the old one as far as this.
+    Like(Shape, Likeness),
     /// An update of the row that is in the way of an insert.
     Replace(Condition),
 }
@@ -227,8 +258,11 @@ impl<'a> ConflictRow<'a> {
         {
             return self.keep_existing(&constraint.condition, CHANGE).await;
         }
-        if self.shape == Shape::Insert || matches!(cause, Cause::Rows(0)) {
+        if self.shape == Shape::Insert {
             return Ok(());
+        }
+        if matches!(cause, Cause::Rows(0)) {
+            return self.look_by_key().await;
         }
         let (condition, types) = self.target.identified();
         let (_, find) = self.target.parameters(&Shape::Delete);
@@ -236,11 +270,27 @@ impl<'a> ConflictRow<'a> {
         self.select(&condition, &types, &values, CHANGE).await
     }
 
+    /// Finds the row with the old one's primary key, where it is not the same in the rest.
+    async fn look_by_key(&mut self) -> Result<(), ApplyError> {
+        if !self.target.is_found_by_image() || self.target.primary_key.is_empty() {
+            return Ok(());
+        }
+        let (condition, types) = self.target.identified_by_key();
+        let values = bound(&self.target.primary_key, self.find);
+        self.select(&condition, &types, &values, CHANGE).await
+    }
+
     /// Makes the publisher's row win.
     async fn overwrite(&mut self, cause: &Cause) -> Result<Overwrite, ApplyError> {
         let is_complete =
             |tuple: Tuple<'_>| tuple.values().all(|value| !matches!(value, Value::Unchanged));
+        if matches!(cause, Cause::Rows(0)) {
+            self.look_by_key().await?;
+        }
         let mut step = match (cause, &self.shape) {
+            (Cause::Rows(0), shape) if !self.existing.is_empty() => {
+                Step::Like(shape.clone(), Likeness::Key)
+            }
             (Cause::Rows(0), Shape::Update { .. }) => {
                 if !self.new.is_some_and(is_complete) {
                     let why = "the publisher did not send all of the row (unchanged large values)";
@@ -302,6 +352,13 @@ impl<'a> ConflictRow<'a> {
             Step::Plain(shape) => {
                 let (sql, types) = self.target.sql(shape);
                 let (set, find) = self.target.parameters(shape);
+                let mut values = bound(&set, self.new);
+                values.extend(bound(&find, self.find));
+                (sql, types, values)
+            }
+            Step::Like(shape, likeness) => {
+                let (sql, types, find) = self.target.sql_by(shape, *likeness);
+                let (set, _) = self.target.parameters(shape);
                 let mut values = bound(&set, self.new);
                 values.extend(bound(&find, self.find));
                 (sql, types, values)

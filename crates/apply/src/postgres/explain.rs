@@ -85,9 +85,10 @@ fn failed_change(
         table = target.table.to_string();
         key = conflict::readable_key(stored, &target.relation);
     }
+    let by_image = relations.get(&change.relation).is_some_and(TargetRelation::is_found_by_image);
     let is_insert = matches!(stored, Ok(Stored::Insert { .. }));
     FailedChange {
-        remedy: conflict::remedy(&cause, is_insert),
+        remedy: conflict::remedy(&cause, is_insert, by_image),
         subscription,
         operation,
         table,

@@ -47,6 +47,20 @@ pub struct TargetRelation {
     pub prepared: HashMap<Shape, Prepared>,
 }
 
+/// How like its whole old values (`REPLICA IDENTITY FULL`) the row must be that they find. All but the
+/// first need a primary key on the target that is published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Likeness {
+    /// In every byte.
+    Image,
+    /// In what is shown: equal values may have several images (a NaN with a sign, an array with a
+    /// bitmap of NULLs that it no longer needs, a row that was written before its type got another
+    /// attribute), and of one in text the image is not known.
+    Shown,
+    /// In the primary key.
+    Key,
+}
+
 /// A statement with the columns that its parameters come from.
 #[derive(Clone, Debug)]
 pub struct Prepared {
@@ -135,13 +149,23 @@ impl TargetRelation {
     /// The SQL of a shape and its parameters' type OIDs (0 where the target must decide). The
     /// parameters' order: see [`TargetRelation::parameters`].
     pub fn sql(&self, shape: &Shape) -> (String, Vec<u32>) {
+        let (sql, types, _) = self.sql_by(shape, Likeness::Image);
+        (sql, types)
+    }
+
+    /// As [`TargetRelation::sql`], for a row that is known by its whole old values and need not be
+    /// like them in every byte; and the columns whose identifying values are the last parameters.
+    pub fn sql_by(&self, shape: &Shape, likeness: Likeness) -> (String, Vec<u32>, Vec<usize>) {
         let mut types = Vec::new();
         let mut parameter = |column: usize| {
             types.push(self.parameter_type(column));
             format!("${}", types.len())
         };
         let name = |column: usize| quote_identifier(&self.relation.columns[column].name);
-        let (set, find) = self.parameters(shape);
+        let (set, mut find) = self.parameters(shape);
+        if likeness == Likeness::Key {
+            find.clone_from(&self.primary_key);
+        }
         let text = match shape {
             Shape::Insert if set.is_empty() => format!("INSERT INTO {} DEFAULT VALUES", self.table),
             Shape::Insert => {
@@ -156,7 +180,7 @@ impl TargetRelation {
             }
             Shape::Update { .. } => {
                 let values: Vec<String> = set.iter().map(|c| parameter(*c)).collect();
-                let condition = self.condition(&find, &mut parameter);
+                let condition = self.condition(&find, likeness, &mut parameter);
                 if set.iter().any(|c| self.columns[*c].identity_always) {
                     self.replace(&set, &values, &condition)
                 } else {
@@ -180,11 +204,11 @@ impl TargetRelation {
                 }
             }
             Shape::Delete => {
-                let condition = self.condition(&find, &mut parameter);
+                let condition = self.condition(&find, likeness, &mut parameter);
                 format!("DELETE FROM {} WHERE {condition}", self.rows_of_its_own())
             }
         };
-        (text, types)
+        (text, types, find)
     }
 
     /// The type OID that a column's value is sent with, 0 where the target must decide.
@@ -194,13 +218,27 @@ impl TargetRelation {
 
     /// The condition that finds the row by its identifying values, and their type OIDs.
     pub fn identified(&self) -> (String, Vec<u32>) {
-        let mut types = Vec::new();
         let (_, find) = self.parameters(&Shape::Delete);
-        let condition = self.condition(&find, &mut |column| {
+        self.found_by(&find, Likeness::Image)
+    }
+
+    /// The condition that finds the row by its primary key alone, and the type OIDs of that.
+    pub fn identified_by_key(&self) -> (String, Vec<u32>) {
+        self.found_by(&self.primary_key, Likeness::Key)
+    }
+
+    fn found_by(&self, find: &[usize], likeness: Likeness) -> (String, Vec<u32>) {
+        let mut types = Vec::new();
+        let condition = self.condition(find, likeness, &mut |column| {
             types.push(self.parameter_type(column));
             format!("${}", types.len())
         });
         (condition, types)
+    }
+
+    /// Rows are found by all of their old values.
+    pub fn is_found_by_image(&self) -> bool {
+        self.relation.identity == ReplicaIdentity::Full
     }
 
     /// The table without the tables that inherit from it, which are published by themselves.
@@ -228,7 +266,12 @@ impl TargetRelation {
         )
     }
 
-    fn condition(&self, find: &[usize], parameter: &mut impl FnMut(usize) -> String) -> String {
+    fn condition(
+        &self,
+        find: &[usize],
+        likeness: Likeness,
+        parameter: &mut impl FnMut(usize) -> String,
+    ) -> String {
         let name = |column: usize| quote_identifier(&self.relation.columns[column].name);
         if self.relation.identity != ReplicaIdentity::Full {
             let mut terms = Vec::new();
@@ -256,8 +299,15 @@ impl TargetRelation {
             if self.columns[*column].primary_key {
                 terms.push(format!("{} {} {value}", name(*column), self.columns[*column].equals));
             }
+            if likeness == Likeness::Shown && !self.columns[*column].primary_key {
+                let name = name(*column);
+                terms.push(format!("({name})::text IS NOT DISTINCT FROM ({value})::text"));
+            }
             names.push(name(*column));
             values.push(value);
+        }
+        if likeness != Likeness::Image {
+            return terms.join(" AND ");
         }
         terms.push(format!(
             "ROW({})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({})",
