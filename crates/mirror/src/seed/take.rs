@@ -142,9 +142,11 @@ impl Take {
         let (queue, messages) = mpsc::channel(QUEUE_MESSAGES_MAX);
         let writing = tokio::task::spawn_blocking(move || writer.run(messages));
         let received = receive(&site, &mut receiver, queue).await;
-        // What stopped the writer comes first: the queue was closed by it.
-        let written = writing.await.map_err(|_| died(&self.pgdata))??;
+        let written = writing.await.map_err(|_| died(&self.pgdata))?;
+        // Where no more came, the writer was left with half a file. Where the writer stopped, that
+        // was what it closed the queue for, and nothing is wrong with what came.
         let end = received?;
+        let written = written?;
         let take = self.clone();
         let finish = move || written.finish(&take.conninfo, &take.slot);
         let files = tokio::task::spawn_blocking(finish).await.map_err(|_| died(&self.pgdata))??;

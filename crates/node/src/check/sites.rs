@@ -2,10 +2,13 @@
 
 use super::{Finding, Findings};
 use crate::config::SiteConfig;
+use crate::mirrors::NearSide;
+use crate::sites::protocol::Wanted;
 use crate::sites::{SourceOpener, dialer};
 use farshore_capture::publication::PublishedTable;
 use farshore_capture::source::{Remote, Source};
-use farshore_link::Identity;
+use farshore_link::{Dialer, Identity};
+use farshore_mirror::relay::end::{EndRequest, PrincipalsLog, hear_end};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -73,5 +76,31 @@ pub async fn check(config: &SiteConfig, given: &mut Given) -> Vec<Finding> {
         }
         all.append(&mut findings.all);
     }
+    for mirror in &config.mirrors.far {
+        let Some(upstream) = &mirror.upstream else { continue };
+        let mut findings = Findings::about(format!("mirror \"{}\"", mirror.name));
+        match dialer(&config.sites, upstream, &identity) {
+            Ok(Some(dialer)) => near_end(&mirror.name, upstream, dialer, &mut findings).await,
+            Ok(None) => {}
+            Err(error) => findings.agent_error(&error, false),
+        }
+        all.append(&mut findings.all);
+    }
     all
+}
+
+/// Asks the site that has a mirror's near end.
+async fn near_end(mirror: &str, site: &str, dialer: Dialer, findings: &mut Findings) {
+    let wanted = Wanted::MirrorEnd(EndRequest { mirror: mirror.to_owned() });
+    let asked = NearSide::Link(dialer).talk(wanted, hear_end).await;
+    match asked.map(|answer| answer.map(|answer| answer.log)) {
+        Ok(Ok(PrincipalsLog::EndsAt { end, .. })) => findings
+            .note(format!("site \"{site}\" has its near end, whose principal's log ends at {end}")),
+        Ok(Ok(PrincipalsLog::Unknown { why })) => findings.warning(
+            format!("its near end at site \"{site}\" does not reach its principal: {why}"),
+            "Run farshore check there",
+        ),
+        Ok(Err(error)) => findings.agent_error(&error, true),
+        Err(error) => findings.agent_error(&error, error.may_pass()),
+    }
 }
