@@ -154,6 +154,8 @@ struct Log {
     told: Mutex<replica::Told>,
     /// Held while retention works.
     retaining: Mutex<()>,
+    /// What retention tells ages by.
+    clock: retention::EvenClock,
     old_files: Arc<OldFiles>,
     /// Compression contexts that spill writers take turns with.
     compressors: Mutex<Vec<sink::Compressor>>,
@@ -253,6 +255,7 @@ impl SegmentedStore {
             failure: Mutex::new(None),
             told: Mutex::default(),
             retaining: Mutex::new(()),
+            clock: retention::EvenClock::begin(),
             old_files: Arc::default(),
             compressors: Mutex::new(Vec::new()),
             #[cfg(test)]

@@ -5,26 +5,46 @@ use super::segment::{Segment, lock};
 use super::{Log, cursors::CursorState, old_files};
 use crate::{Cursor, Retention, StoreError};
 use farshore_fault as fault;
-use farshore_model::{Lsn, PgTime};
+use farshore_model::Lsn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
 
 /// What the decision needs to know of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Facts {
     last: Lsn,
-    /// Newest commit time; `None` if the segment has no entries.
-    newest: Option<PgTime>,
+    /// When its file was written to last; `None` if the segment has no entries. Not when the
+    /// transactions committed: that is the publisher's clock, and what a publisher has kept while
+    /// nobody took it is not old here.
+    written: Option<SystemTime>,
     /// The segment with its index and its spills.
     bytes: u64,
 }
 
-/// Whether a segment whose newest entry is from `newest` is older than the limit allows.
-fn too_old(newest: Option<PgTime>, retention: &Retention, now: PgTime) -> bool {
-    match (newest, retention.age_max) {
-        (Some(newest), Some(age_max)) => {
-            let age = u128::try_from(now.micros_since(newest)).unwrap_or(0);
-            age > age_max.as_micros()
+/// This machine's clock when it was made, and evenly on from there: what sets the clock in between
+/// makes nothing old.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EvenClock {
+    began: (Instant, SystemTime),
+}
+
+impl EvenClock {
+    pub(super) fn begin() -> EvenClock {
+        EvenClock { began: (Instant::now(), SystemTime::now()) }
+    }
+
+    fn now(self) -> SystemTime {
+        let (instant, time) = self.began;
+        time + instant.elapsed()
+    }
+}
+
+/// Whether a segment that was written to last at `written` is older than the limit allows.
+fn too_old(written: Option<SystemTime>, retention: &Retention, now: SystemTime) -> bool {
+    match (written, retention.age_max) {
+        (Some(written), Some(age_max)) => {
+            now.duration_since(written).unwrap_or(Duration::ZERO) > age_max
         }
         (None, _) | (_, None) => false,
     }
@@ -37,13 +57,13 @@ fn drop_count(
     active: Facts,
     needed_after: Lsn,
     retention: &Retention,
-    now: PgTime,
+    now: SystemTime,
 ) -> usize {
     let mut bytes = active.bytes + sealed.iter().map(|facts| facts.bytes).sum::<u64>();
     let mut count = 0;
     for facts in sealed {
         let too_many = retention.bytes_max.is_some_and(|max| bytes > max);
-        if facts.last > needed_after && !too_many && !too_old(facts.newest, retention, now) {
+        if facts.last > needed_after && !too_many && !too_old(facts.written, retention, now) {
             break;
         }
         bytes -= facts.bytes;
@@ -59,11 +79,11 @@ fn roll_first(
     total_bytes: u64,
     needed_after: Lsn,
     retention: &Retention,
-    now: PgTime,
+    now: SystemTime,
     roll_bytes_min: u64,
 ) -> bool {
-    active.newest.is_some()
-        && (too_old(active.newest, retention, now)
+    active.written.is_some()
+        && (too_old(active.written, retention, now)
             || (active.last <= needed_after && active.bytes >= roll_bytes_min)
             || retention.bytes_max.is_some_and(|max| total_bytes > max && active.bytes >= max / 4))
 }
@@ -79,9 +99,12 @@ impl Log {
         let published = lock(&segment.published);
         let spills = lock(&self.spills);
         let spilled = published.spills.iter().filter_map(|spill| spills.finished.get(spill));
+        let has_entries = published.commit_times.is_some();
+        let written = || std::fs::metadata(&segment.path)?.modified();
         Facts {
             last: published.last,
-            newest: published.commit_times.map(|(_, newest)| newest),
+            // A file that cannot be looked at is as new as can be.
+            written: has_entries.then(|| written().unwrap_or_else(|_| SystemTime::now())),
             bytes: published.end + spilled.map(|spill| spill.bytes).sum::<u64>(),
         }
     }
@@ -97,7 +120,7 @@ impl Log {
     pub fn enforce_retention(&self, retention: &Retention) -> Result<Vec<Cursor>, StoreError> {
         let _one_at_a_time = lock(&self.retaining);
         self.old_files.give_up_unused();
-        let now = PgTime::now();
+        let now = self.clock.now();
         let (sealed, active) = self.all_facts();
         let claim = needed_after(&lock(&self.cursors.state));
         if let Some(active) = active {
@@ -152,7 +175,7 @@ impl Log {
     fn take_from_list(
         &self,
         retention: &Retention,
-        now: PgTime,
+        now: SystemTime,
     ) -> (Vec<Arc<Segment>>, Vec<Cursor>) {
         let mut state = lock(&self.cursors.state);
         let (sealed, active) = self.all_facts();
@@ -196,46 +219,49 @@ impl Log {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::Duration;
 
-    fn facts(last: u64, newest: i64, bytes: u64) -> Facts {
-        Facts { last: Lsn(last), newest: Some(PgTime(newest)), bytes }
+    fn at(seconds: f64) -> SystemTime {
+        SystemTime::UNIX_EPOCH + Duration::from_secs_f64(1e6 + seconds)
+    }
+
+    fn facts(last: u64, written: f64, bytes: u64) -> Facts {
+        Facts { last: Lsn(last), written: Some(at(written)), bytes }
     }
 
     #[test]
     fn only_what_all_cursors_applied_goes() {
-        let sealed = [facts(10, 0, 5), facts(20, 0, 5), facts(30, 0, 5)];
-        let active = facts(40, 0, 5);
+        let sealed = [facts(10, 0.0, 5), facts(20, 0.0, 5), facts(30, 0.0, 5)];
+        let active = facts(40, 0.0, 5);
         let none = Retention::default();
         for (needed, count) in [(0, 0), (9, 0), (10, 1), (29, 2), (30, 3), (u64::MAX, 3)] {
-            assert_eq!(drop_count(&sealed, active, Lsn(needed), &none, PgTime(0)), count);
+            assert_eq!(drop_count(&sealed, active, Lsn(needed), &none, at(0.0)), count);
         }
     }
 
     #[test]
     fn limits_override_claims_oldest_first() {
-        let sealed = [facts(10, 1_000_000, 5), facts(20, 2_000_000, 5), facts(30, 3_000_000, 5)];
-        let active = facts(40, 4_000_000, 5);
+        let sealed = [facts(10, 1.0, 5), facts(20, 2.0, 5), facts(30, 3.0, 5)];
+        let active = facts(40, 4.0, 5);
         let bytes = Retention { bytes_max: Some(11), age_max: None };
-        assert_eq!(drop_count(&sealed, active, Lsn(0), &bytes, PgTime(0)), 2);
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &bytes, at(0.0)), 2);
         let age = Retention { bytes_max: None, age_max: Some(Duration::from_secs(3)) };
-        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, PgTime(5_500_000)), 2);
-        // A clock that runs behind the publisher's drops nothing.
-        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, PgTime(-9)), 0);
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, at(5.5)), 2);
+        // A clock that was put back drops nothing.
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, at(-9.0)), 0);
     }
 
     #[test]
     fn the_active_segment_is_rolled_only_when_that_helps() {
         let none = Retention::default();
         let roll = |active, total, needed, retention: &Retention| {
-            roll_first(active, total, Lsn(needed), retention, PgTime(0), 10)
+            roll_first(active, total, Lsn(needed), retention, at(0.0), 10)
         };
-        assert!(!roll(facts(5, 0, 9), 9, 5, &none), "not worth the trouble");
-        assert!(roll(facts(5, 0, 10), 10, 5, &none));
-        assert!(!roll(facts(5, 0, 10), 10, 4, &none), "still needed");
-        assert!(!roll(Facts { newest: None, ..facts(5, 0, 99) }, 99, 5, &none), "empty");
+        assert!(!roll(facts(5, 0.0, 9), 9, 5, &none), "not worth the trouble");
+        assert!(roll(facts(5, 0.0, 10), 10, 5, &none));
+        assert!(!roll(facts(5, 0.0, 10), 10, 4, &none), "still needed");
+        assert!(!roll(Facts { written: None, ..facts(5, 0.0, 99) }, 99, 5, &none), "empty");
         let bytes = Retention { bytes_max: Some(40), age_max: None };
-        assert!(roll(facts(5, 0, 10), 41, 0, &bytes));
-        assert!(!roll(facts(5, 0, 9), 41, 0, &bytes), "the sealed ones are the bulk");
+        assert!(roll(facts(5, 0.0, 10), 41, 0, &bytes));
+        assert!(!roll(facts(5, 0.0, 9), 41, 0, &bytes), "the sealed ones are the bulk");
     }
 }
