@@ -87,6 +87,7 @@ impl Subscription {
                 ends: false,
                 only_begun: false,
                 schema: &self.spec.schema,
+                follow_ddl: self.spec.follow_ddl,
                 status: &self.status,
             };
             match copy.run(&mut session, &known).await {

@@ -597,6 +597,7 @@ impl Subscription {
             only_begun,
             streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
             schema: &self.spec.schema,
+            follow_ddl: self.spec.follow_ddl,
             status: &self.status,
         };
         let point = copy.run(session, known).await?;

@@ -132,6 +132,7 @@ fn a_target_is_made_and_filled_over_channels() {
                 settings: CopySettings { workers: 2, range_blocks: 50 },
                 streaming: false,
                 schema: &schema,
+                follow_ddl: farshore_apply::postgres::follow_ddl::FollowDdl::Add,
                 ends: true,
                 only_begun: false,
                 status: &status,

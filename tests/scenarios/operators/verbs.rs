@@ -329,6 +329,22 @@ fn the_rest_streams_while_a_table_is_copied_anew() -> Result<()> {
     })
 }
 
+/// A column of a table that has not changed since: no change brings it, and the copy needs it.
+#[test]
+fn resync_brings_columns_that_were_added_since() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = pair(direction)?;
+        pair.publish(
+            "ALTER TABLE t ADD z integer DEFAULT 7; ALTER TABLE t ADD w float8 DEFAULT random()",
+        )?;
+        verb(&pair, "resync", &["--table", "public.t"])?;
+        pair.publish("INSERT INTO u VALUES (5000, 'u')")?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("UPDATE t SET z = 8 WHERE id = 1")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 #[test]
 fn resync_minds_foreign_keys_that_are_checked() -> Result<()> {
     let mut pair = Pair::bare(Direction::UP)?;

@@ -59,6 +59,8 @@ pub struct Follow<'a> {
     pub policy: FollowDdl,
     /// Columns are not dropped yet, and the version is not noted if there are such.
     pub puts_drops_off: bool,
+    /// The table is about to be emptied and copied: what rows there had in a new column is nothing.
+    pub is_emptied: bool,
     /// Where the publisher is.
     pub source: &'a dyn Source,
     /// What tables are called on the target.
@@ -288,7 +290,11 @@ impl Follow<'_> {
             .iter()
             .map(|column| AddedColumn { name: column.name.clone(), type_oid: column.type_oid });
         let (published, added) = (published_name(self.relation), added.collect::<Vec<_>>());
-        let old_values = self.source.old_values(&published, &added).await?;
+        let old_values = if self.is_emptied {
+            missing.iter().map(|_| OldValue::Null).collect()
+        } else {
+            self.source.old_values(&published, &added).await?
+        };
         let file_node = self.file_node_of_copy(session).await?;
         let (root, _) = self.root(session).await?;
         for (column, old) in missing.iter().zip(old_values) {

@@ -7,7 +7,9 @@
 
 use crate::ApplyError;
 use crate::postgres::copy_order::{CopyOrder, Standing};
-use crate::postgres::follow_ddl::{definition_of, load_definition, note_definition, same_columns};
+use crate::postgres::follow_ddl::{
+    Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
+};
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
@@ -61,6 +63,8 @@ pub struct InitialCopy<'a> {
     pub streaming: bool,
     /// What tables are called on the target, and whether missing ones are made.
     pub schema: &'a SchemaSettings,
+    /// What is done about columns that tables gained after their copy was begun.
+    pub follow_ddl: FollowDdl,
     /// Tables whose rows are all on the target are done; otherwise they wait for another run, at a
     /// point that follows everything the stream has passed over.
     pub ends: bool,
@@ -308,6 +312,9 @@ impl InitialCopy<'_> {
         begun: bool,
         point: Lsn,
     ) -> Result<Work, ApplyError> {
+        if begun {
+            self.follow(session, &table, true).await?;
+        }
         let (_, plan) = self.check_target(session, &table).await?;
         let name = &table.table;
         let target = self.schema.names.table(name);
@@ -384,6 +391,7 @@ impl InitialCopy<'_> {
             );
             return self.start(session, table, true, point).await;
         }
+        self.follow(session, &table, false).await?;
         let (there, plan) = self.check_target(session, &table).await?;
         let into = self.schema.names.table(&table.table);
         let resume = Resume {
@@ -410,6 +418,36 @@ impl InitialCopy<'_> {
     }
 
     /// Checks that the target's table can take the rows, and says how they travel.
+    /// Adds what a table that is copied already, or in part, lacks of the publisher's columns: a
+    /// change that would have brought them may be long in coming.
+    async fn follow(
+        &self,
+        session: &mut Session,
+        table: &PublishedTable,
+        is_emptied: bool,
+    ) -> Result<(), ApplyError> {
+        let name = self.schema.names.table(&table.table);
+        let Some(target) = target_table(session, &name).await? else { return Ok(()) };
+        let has = |column: &str| target.columns.iter().any(|there| there.name == column);
+        if self.follow_ddl == FollowDdl::Stop || table.columns.iter().all(|c| has(&c.name)) {
+            return Ok(());
+        }
+        let relation = definition_of(table);
+        let follow = Follow {
+            subscription: self.subscription,
+            policy: self.follow_ddl,
+            puts_drops_off: true,
+            is_emptied,
+            source: self.source,
+            names: &self.schema.names,
+            table: &name,
+            relation: &relation,
+        };
+        session.simple("BEGIN").await?;
+        follow.follow(session, &target).await?;
+        session.simple("COMMIT").await
+    }
+
     async fn check_target(
         &self,
         session: &mut Session,
