@@ -15,6 +15,19 @@ struct State {
     /// The port at the far end.
     to: u16,
     open: Vec<TcpStream>,
+    /// Bytes that have passed, both ways.
+    passed: u64,
+    /// Connections are broken off whenever so many bytes more have passed.
+    cut_every: Option<u64>,
+    cut_at: u64,
+}
+
+impl State {
+    fn break_off(&mut self) {
+        for stream in self.open.drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -32,11 +45,18 @@ impl Shared {
     }
 
     /// Lets the time of the way pass, and waits while the link is stalled; false when it is cut.
-    fn pass(&self) -> bool {
+    fn pass(&self, bytes: usize) -> bool {
         std::thread::sleep(self.delay);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.changed.wait_while(state, |state| state.stalled && !state.cut);
-        !waited.unwrap_or_else(PoisonError::into_inner).cut
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        state.passed += bytes as u64;
+        if let Some(every) = state.cut_every.filter(|_| state.passed >= state.cut_at) {
+            state.cut_at = state.passed + every;
+            state.break_off();
+            return false;
+        }
+        !state.cut
     }
 }
 
@@ -93,10 +113,20 @@ impl Link {
     pub fn cut(&self) {
         self.shared.change(|state| {
             state.cut = true;
-            for stream in state.open.drain(..) {
-                let _ = stream.shutdown(Shutdown::Both);
-            }
+            state.break_off();
         });
+    }
+
+    /// From now on every connection is broken off whenever so many bytes have passed on all of them.
+    pub fn cut_every(&self, bytes: u64) {
+        self.shared.change(|state| {
+            (state.cut_every, state.cut_at) = (Some(bytes), state.passed + bytes);
+        });
+    }
+
+    /// Bytes that have passed so far, both ways.
+    pub fn passed(&self) -> u64 {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner).passed
     }
 
     /// New connections go to this port.
@@ -106,7 +136,9 @@ impl Link {
 
     /// Everything passes again. What was broken off stays so.
     pub fn mend(&self) {
-        self.shared.change(|state| (state.stalled, state.cut) = (false, false));
+        self.shared.change(|state| {
+            (state.stalled, state.cut, state.cut_every) = (false, false, None);
+        });
     }
 }
 
@@ -126,7 +158,7 @@ fn forward(shared: &Arc<Shared>, one: TcpStream, other: TcpStream) {
             loop {
                 match from.read(&mut buffer) {
                     Ok(0) => break,
-                    Ok(read) if shared.pass() && to.write_all(&buffer[..read]).is_ok() => {}
+                    Ok(read) if shared.pass(read) && to.write_all(&buffer[..read]).is_ok() => {}
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
                     Ok(_) | Err(_) => break,
                 }

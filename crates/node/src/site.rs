@@ -210,6 +210,7 @@ impl Site {
                     store,
                     status: Mutex::new(ReceiveStatus::default()),
                     spills: Arc::default(),
+                    held: Mutex::default(),
                     ready: watch::channel(0).0,
                 }),
                 failure: Arc::default(),

@@ -3,8 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::prefix::create_tables;
 use farshore_tests::{
-    Checked, DATABASE, Direction, Upstream, publisher_cluster, subscriber_cluster,
+    Checked, DATABASE, Direction, Pair, Upstream, publisher_cluster, subscriber_cluster,
 };
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 fn start(direction: Direction) -> Result<Checked> {
@@ -38,6 +39,49 @@ fn a_link_that_is_cut_and_stalled_loses_nothing() -> Result<()> {
         checked.await_commits(7)?;
     }
     checked.finish().map(drop)
+}
+
+/// A large transaction goes on where it was, on a line that never lasts for the whole of it.
+#[test]
+fn a_large_transaction_crosses_a_link_that_is_cut_again_and_again() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], "CREATE TABLE t (id integer, v text)")?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (0, 'before')")?;
+    pair.await_arrival()?;
+    // Two of them, which commit side by side, and a little one behind.
+    upstream.link.cut();
+    let before = upstream.link.passed();
+    let large = "INSERT INTO t SELECT i, md5(random()::text) || md5(random()::text) || \
+                 md5(random()::text) FROM generate_series(1, 120000) AS i";
+    let mut other = pair.publisher.connect()?;
+    let mut other = other.transaction()?;
+    other.batch_execute(large)?;
+    pair.publish(&format!("{large}; INSERT INTO t VALUES (-1, 'small')"))?;
+    other.commit()?;
+    pair.publish("INSERT INTO t VALUES (-2, 'behind')")?;
+    upstream.link.mend();
+    upstream.link.cut_every(3 << 20);
+    pair.await_arrival()?;
+    let crossed = upstream.link.passed() - before;
+    println!("{crossed} bytes crossed");
+    let disk = disk_bytes(&upstream.site.directory().join("data"))?;
+    ensure!(crossed < 2 * disk, "{crossed} bytes crossed for {disk} in the store");
+    ensure!(crossed > 6 << 20, "{crossed} bytes: it was not cut");
+    upstream.link.mend();
+    pair.assert_equal(&["public"])
+}
+
+/// Bytes of the files below a folder.
+fn disk_bytes(folder: &Path) -> Result<u64> {
+    let mut bytes = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += if metadata.is_dir() { disk_bytes(&entry.path())? } else { metadata.len() };
+    }
+    Ok(bytes)
 }
 
 #[test]

@@ -48,11 +48,18 @@ pub(super) struct Blocks {
     reader: Option<Box<dyn StoredReader>>,
     /// Read, and not to cross with what was read before it.
     held: VecDeque<StoredBlock>,
+    /// That many are passed over first.
+    pass_over: u64,
 }
 
 impl Blocks {
     pub fn new(reader: Box<dyn StoredReader>) -> Blocks {
-        Blocks { reader: Some(reader), held: VecDeque::new() }
+        Blocks::behind(reader, 0)
+    }
+
+    /// Those behind so many.
+    pub fn behind(reader: Box<dyn StoredReader>, blocks: u64) -> Blocks {
+        Blocks { reader: Some(reader), held: VecDeque::new(), pass_over: blocks }
     }
 
     /// The next block, or several if they are to be packed.
@@ -61,7 +68,13 @@ impl Blocks {
         let mut reader = self.reader.take().ok_or_else(gone)?;
         let mut held = std::mem::take(&mut self.held);
         let (packed, compression) = (packing.is_on(), packing.compression);
+        let pass_over = std::mem::take(&mut self.pass_over);
         let read = tokio::task::spawn_blocking(move || {
+            for _ in 0..pass_over {
+                if let Err(error) = reader.next_stored() {
+                    return (reader, held, Err(error));
+                }
+            }
             let crossing = next_crossing(reader.as_mut(), &mut held, packed, compression);
             (reader, held, crossing)
         });

@@ -23,6 +23,9 @@ pub(crate) enum Wanted {
         /// The downstream site can take blocks in packs.
         #[serde(default)]
         packs: bool,
+        /// Spills that are there without the block that names them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        spills: Vec<HeldSpill>,
     },
     /// To ask the publisher something: an initial copy, a table's definition.
     Source {
@@ -39,6 +42,16 @@ pub(crate) enum Wanted {
     Seed(SeedRequest),
     /// A base backup of a mirror's principal. What follows is `farshore_mirror`'s.
     Backup(BackupRequest),
+}
+
+/// A spill that has come to a downstream site, or the beginning of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct HeldSpill {
+    /// Which.
+    pub id: u64,
+    /// How many blocks of it; `None` if that is all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub blocks: Option<u64>,
 }
 
 /// How much of a log a downstream site has.
@@ -83,6 +96,8 @@ pub(crate) enum FromUpstream {
     Packed(Bytes),
     /// A spill that the next block names begins.
     SpillBegins(SpillId),
+    /// A spill goes on behind what the downstream site has said that it has.
+    SpillGoesOn(SpillId),
     /// A block of that spill.
     SpillBlock(StoredBlock),
     /// Blocks of that spill, in one pack.
@@ -118,6 +133,7 @@ mod as_text {
 const TAG_BLOCK: u8 = b'B';
 const TAG_PACKED: u8 = b'P';
 const TAG_SPILL_BEGINS: u8 = b'S';
+const TAG_SPILL_GOES_ON: u8 = b'G';
 const TAG_SPILL_BLOCK: u8 = b'C';
 const TAG_SPILL_PACKED: u8 = b'Q';
 const TAG_SPILL_ENDS: u8 = b'E';
@@ -145,6 +161,9 @@ impl FromUpstream {
             FromUpstream::SpillBegins(spill) => {
                 vec![tag(TAG_SPILL_BEGINS, &spill.0.to_le_bytes())]
             }
+            FromUpstream::SpillGoesOn(spill) => {
+                vec![tag(TAG_SPILL_GOES_ON, &spill.0.to_le_bytes())]
+            }
             FromUpstream::SpillEnds => vec![tag(TAG_SPILL_ENDS, &[])],
             FromUpstream::Ready => vec![tag(TAG_READY, &[])],
         }
@@ -165,6 +184,9 @@ impl FromUpstream {
             TAG_SPILL_PACKED => Ok(FromUpstream::SpillPacked(bytes)),
             TAG_SPILL_BEGINS if bytes.len() == 8 => {
                 Ok(FromUpstream::SpillBegins(SpillId(bytes.get_u64_le())))
+            }
+            TAG_SPILL_GOES_ON if bytes.len() == 8 => {
+                Ok(FromUpstream::SpillGoesOn(SpillId(bytes.get_u64_le())))
             }
             TAG_SPILL_ENDS if bytes.is_empty() => Ok(FromUpstream::SpillEnds),
             TAG_READY if bytes.is_empty() => Ok(FromUpstream::Ready),
@@ -201,9 +223,12 @@ mod tests {
 
     #[test]
     fn messages_round_trip_and_no_cut_passes() {
-        for message in
-            [FromUpstream::SpillBegins(SpillId(7)), FromUpstream::SpillEnds, FromUpstream::Ready]
-        {
+        for message in [
+            FromUpstream::SpillBegins(SpillId(7)),
+            FromUpstream::SpillGoesOn(SpillId(8)),
+            FromUpstream::SpillEnds,
+            FromUpstream::Ready,
+        ] {
             let bytes = message.encode().concat();
             let again = FromUpstream::decode(Bytes::from(bytes.clone())).unwrap();
             assert_eq!(again.encode().concat(), bytes);
@@ -223,8 +248,16 @@ mod tests {
     fn requests_are_read_as_they_were_written() {
         let have = Some(Have { log_id: u64::MAX, durable: Lsn(3) });
         for wanted in [
-            Wanted::Log { publication: "sales".into(), have, packs: true },
-            Wanted::Log { publication: "sales".into(), have: None, packs: false },
+            Wanted::Log { publication: "sales".into(), have, packs: true, spills: Vec::new() },
+            Wanted::Log {
+                publication: "sales".into(),
+                have: None,
+                packs: false,
+                spills: vec![
+                    HeldSpill { id: 7, blocks: None },
+                    HeldSpill { id: 8, blocks: Some(3) },
+                ],
+            },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest {
                 mirror: "dr".into(),

@@ -1,6 +1,6 @@
 //! A publication's log from its upstream site into a store here.
 
-use super::protocol::{Answer, FromDownstream, FromUpstream, Have, Wanted};
+use super::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill, Wanted};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_fault as fault;
@@ -12,11 +12,16 @@ use farshore_store::{
     Batch, EntryKind, EntryMeta, LogStore, Replicate, SpillId, SpillReceiver, StoreError,
     StoredBlock,
 };
+use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use tokio::sync::{OwnedMutexGuard, watch};
 
 /// zstd level of blocks that came in packs, as they are stored here.
 const STORED_LEVEL: i32 = 1;
+
+/// What was on its way to the disk when a session ended gets there within this, or begins anew.
+const LAST_PIECE: Duration = Duration::from_secs(5);
 
 /// The store's note of which log it is a replica of.
 const NOTE_LOG: &str = "upstream.log";
@@ -105,8 +110,30 @@ pub(crate) struct Receive {
     /// Whoever writes a spill. A session that has ended may still be at it, on a thread of its own,
     /// and its end removes the file.
     pub spills: Arc<tokio::sync::Mutex<()>>,
+    /// What has come of spills whose block has not: after a cut it does not come again.
+    pub held: Mutex<Held>,
     /// As a capture's: counts occasions on which tables may have joined the publication.
     pub ready: watch::Sender<u64>,
+}
+
+/// Spills whose block has not come.
+#[derive(Default)]
+pub struct Held {
+    /// Those that are complete.
+    whole: Vec<SpillId>,
+    /// The one that is coming. It has its turn at writing spills.
+    coming: Option<Taking>,
+}
+
+impl Held {
+    fn told(&self) -> Vec<HeldSpill> {
+        let whole = self.whole.iter().map(|id| HeldSpill { id: id.0, blocks: None });
+        let coming = self
+            .coming
+            .iter()
+            .map(|taking| HeldSpill { id: taking.id.0, blocks: Some(taking.blocks) });
+        whole.chain(coming).collect()
+    }
 }
 
 impl Receive {
@@ -134,11 +161,14 @@ impl Receive {
     }
 
     async fn session(&self) -> Result<(), ReceiveError> {
-        drop(self.spills.lock().await);
+        if self.held().coming.is_none() {
+            drop(self.spills.lock().await);
+        }
         // What an earlier session handed over is asked for again unless it is durable.
         self.until_durable(self.store.accepted_end()).await?;
         let have = self.have();
-        let wanted = Wanted::Log { publication: self.publication.clone(), have, packs: true };
+        let publication = self.publication.clone();
+        let wanted = Wanted::Log { publication, have, packs: true, spills: self.held().told() };
         let request = serde_json::to_vec(&wanted).map_err(|error| {
             self.protocol(format!("nothing, since a request could not be written ({error})"))
         })?;
@@ -157,10 +187,18 @@ impl Receive {
             status.received = self.store.durable().borrow().0;
         }
         self.ready.send_modify(|times| *times += 1);
-        tokio::select! {
-            ended = self.take_in(&mut receiver) => ended,
+        let mut taking_in = pin!(self.take_in(&mut receiver));
+        let ended = tokio::select! {
+            ended = &mut taking_in => return ended,
             ended = self.acknowledge(&mut sender) => ended,
-        }
+        };
+        // What is being written of a spill is kept, and not written once more.
+        let _ = tokio::time::timeout(LAST_PIECE, taking_in).await;
+        ended
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// What is here.
@@ -230,7 +268,6 @@ impl Receive {
     }
 
     async fn take_in(&self, receiver: &mut Receiver) -> Result<(), ReceiveError> {
-        let mut spill = None;
         while let Some(message) = receiver.next().await? {
             self.status().traffic = receiver.meter().traffic();
             let message = FromUpstream::decode(message).map_err(|what| self.protocol(what))?;
@@ -242,26 +279,29 @@ impl Receive {
                     }
                 }
                 FromUpstream::SpillBegins(id) => {
+                    // Of an upstream site that knows nothing of going on.
+                    drop(self.held().coming.take());
+                    self.held().whole.retain(|held| *held != id);
                     let turn = self.spills.clone().lock_owned().await;
-                    spill = Some(Taking::begin(self.store.clone(), turn, id).await?);
+                    let taking = Taking::begin(self.store.clone(), turn, id).await?;
+                    self.held().coming = Some(taking);
                 }
-                FromUpstream::SpillBlock(block) => {
-                    let taking =
-                        spill.take().ok_or_else(|| self.protocol("a piece of no spill"))?;
-                    spill = Some(taking.take(block).await?);
-                }
-                FromUpstream::SpillPacked(packed) => {
-                    let mut taking =
-                        spill.take().ok_or_else(|| self.protocol("a piece of no spill"))?;
-                    for block in self.unpack(packed).await? {
-                        taking = taking.take(block).await?;
+                FromUpstream::SpillGoesOn(id) => {
+                    let is_held = self.held().coming.as_ref().is_some_and(|c| c.id == id);
+                    if !is_held {
+                        return Err(self.protocol("the rest of a spill that is not here"));
                     }
-                    spill = Some(taking);
+                }
+                FromUpstream::SpillBlock(block) => self.take_spilled(vec![block]).await?,
+                FromUpstream::SpillPacked(packed) => {
+                    let blocks = self.unpack(packed).await?;
+                    self.take_spilled(blocks).await?;
                 }
                 FromUpstream::SpillEnds => {
-                    let taking =
-                        spill.take().ok_or_else(|| self.protocol("the end of no spill"))?;
+                    let taking = self.coming("the end of no spill")?;
+                    let id = taking.id;
                     taking.finish().await?;
+                    self.held().whole.push(id);
                 }
                 FromUpstream::Ready => self.ready.send_modify(|times| *times += 1),
             }
@@ -269,12 +309,29 @@ impl Receive {
         Err(self.protocol("no more, without a reason"))
     }
 
+    fn coming(&self, without: &str) -> Result<Taking, ReceiveError> {
+        self.held().coming.take().ok_or_else(|| self.protocol(without))
+    }
+
+    /// Between two blocks the spill is where a session that begins after this one finds it.
+    async fn take_spilled(&self, blocks: Vec<StoredBlock>) -> Result<(), ReceiveError> {
+        for block in blocks {
+            fault::point("receive.before-spill-block");
+            let taking = self.coming("a piece of no spill")?.take(block).await?;
+            self.held().coming = Some(taking);
+        }
+        Ok(())
+    }
+
     async fn take_block(&self, block: StoredBlock) -> Result<(), ReceiveError> {
-        let last = block.last;
+        let (last, spilled) = (block.last, block.spilled.clone());
         fault::point("receive.before-block");
         self.store.append_stored(block).await?;
         fault::point("receive.after-block");
-        self.status().received = last;
+        self.held().whole.retain(|held| !spilled.contains(held));
+        let mut status = self.status();
+        // Blocks without entries say an earlier position.
+        status.received = status.received.max(last);
         Ok(())
     }
 
@@ -301,6 +358,9 @@ impl Receive {
 
 /// A spill that comes in; what it does to the disk it does on a thread that may wait.
 struct Taking {
+    id: SpillId,
+    /// Taken.
+    blocks: u64,
     receiver: Box<dyn SpillReceiver>,
     // Let go of last, when nothing touches the file any more.
     turn: OwnedMutexGuard<()>,
@@ -312,16 +372,25 @@ impl Taking {
         turn: OwnedMutexGuard<()>,
         id: SpillId,
     ) -> Result<Taking, ReceiveError> {
-        blocking(move || store.receive_spill(id).map(|receiver| Taking { receiver, turn })).await
+        blocking(move || {
+            let receiver = store.receive_spill(id)?;
+            Ok(Taking { id, blocks: 0, receiver, turn })
+        })
+        .await
     }
 
     async fn take(mut self, block: StoredBlock) -> Result<Taking, ReceiveError> {
-        blocking(move || self.receiver.take(block).map(|()| self)).await
+        blocking(move || {
+            self.receiver.take(block)?;
+            self.blocks += 1;
+            Ok(self)
+        })
+        .await
     }
 
     async fn finish(self) -> Result<(), ReceiveError> {
         blocking(move || {
-            let Taking { receiver, turn } = self;
+            let Taking { receiver, turn, .. } = self;
             let finished = receiver.finish().map(drop);
             drop(turn);
             finished

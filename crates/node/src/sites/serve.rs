@@ -377,11 +377,11 @@ impl Serving {
         halted: watch::Receiver<bool>,
     ) -> Result<(), LinkError> {
         match wanted {
-            Wanted::Log { have, packs, .. } => {
+            Wanted::Log { have, packs, spills, .. } => {
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
-                    ended = self.serve_log(&key, downstream, served, session, have, packs) => {
+                    ended = self.serve_log(&key, downstream, served, session, (have, spills), packs) => {
                         if let Some(following) = self.lock_following().get_mut(&key) {
                             following.connected = false;
                         }

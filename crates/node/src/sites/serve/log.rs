@@ -5,13 +5,13 @@ use crate::agents::lock;
 use crate::config::sites::Downstream;
 use crate::sites::crossing::Blocks;
 use crate::sites::packing::Packing;
-use crate::sites::protocol::{Answer, FromDownstream, FromUpstream, Have};
+use crate::sites::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_link::{LinkError, Receiver, Sender, Session};
 use farshore_model::{Applied, Lsn, PgTime};
 use farshore_store::segmented::SegmentedStore;
-use farshore_store::{LogStore, Replicate, SpillId, StoreError, StoredReader};
+use farshore_store::{LogStore, Replicate, SpillId, StoreError};
 use std::time::Instant;
 use tokio::sync::watch;
 
@@ -38,7 +38,7 @@ impl Serving {
         downstream: &Downstream,
         served: &Served,
         session: Session,
-        have: Option<Have>,
+        (have, held): (Option<Have>, Vec<HeldSpill>),
         packs: bool,
     ) -> Result<(), LinkError> {
         let (mut sender, mut receiver) = session.split();
@@ -70,7 +70,7 @@ impl Serving {
         }
         let packing = Packing::new(downstream.compression, packs, Instant::now());
         tokio::select! {
-            ended = self.send_log(key, &mut sender, served, ready, after, packing) => ended,
+            ended = self.send_log(key, &mut sender, served, ready, (after, held), packing) => ended,
             ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
         }
     }
@@ -114,7 +114,7 @@ impl Serving {
         sender: &mut Sender,
         served: &Served,
         mut ready: watch::Receiver<u64>,
-        after: Lsn,
+        (after, mut held): (Lsn, Vec<HeldSpill>),
         mut packing: Packing,
     ) -> Result<(), LinkError> {
         let failed = |error: StoreError| {
@@ -140,9 +140,17 @@ impl Serving {
             match blocks.next(&packing).await {
                 Ok(Some(crossing)) => {
                     for spill in crossing.spilled() {
+                        let there = held.iter().position(|there| there.id == spill.0);
+                        let there = there.map(|at| held.swap_remove(at).blocks);
+                        let there = match there {
+                            Some(None) => continue,
+                            Some(Some(blocks)) => blocks,
+                            None => 0,
+                        };
                         match served.store.read_stored_spill(*spill) {
                             Ok(reader) => {
-                                let sent = send_spill(sender, *spill, reader, &mut packing);
+                                let blocks = Blocks::behind(reader, there);
+                                let sent = send_spill(sender, *spill, there, blocks, &mut packing);
                                 if let Err(error) = sent.await? {
                                     return {
                                         failed(error);
@@ -263,14 +271,19 @@ async fn send_measured(
     Ok(())
 }
 
+/// Sends a spill, but for so many blocks that are `there`.
 async fn send_spill(
     sender: &mut Sender,
     spill: SpillId,
-    reader: Box<dyn StoredReader>,
+    there: u64,
+    mut blocks: Blocks,
     packing: &mut Packing,
 ) -> Result<Result<(), StoreError>, LinkError> {
-    sender.send_parts(&FromUpstream::SpillBegins(spill).encode()).await?;
-    let mut blocks = Blocks::new(reader);
+    let begins = match there {
+        0 => FromUpstream::SpillBegins(spill),
+        _ => FromUpstream::SpillGoesOn(spill),
+    };
+    sender.send_parts(&begins.encode()).await?;
     loop {
         match blocks.next(packing).await {
             Ok(Some(crossing)) => {
