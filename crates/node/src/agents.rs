@@ -77,6 +77,11 @@ impl AgentFailure {
         self.retrying.as_deref()
     }
 
+    /// Why it does not work now.
+    fn why(&self) -> Option<String> {
+        self.stopped.clone().or_else(|| self.retrying.clone())
+    }
+
     /// Why it has stopped for good.
     pub(crate) fn stopped(&self) -> Option<&str> {
         self.stopped.as_deref()
@@ -96,6 +101,15 @@ pub(crate) fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
 }
 
 impl PublicationAgent {
+    /// Why its log gets nothing more, if that is so.
+    pub(crate) fn trouble(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+        let (failure, capture) = (self.failure.clone(), self.capture.clone());
+        move || {
+            let streams = lock(&capture.status).streaming;
+            if streams { None } else { lock(&failure).why() }
+        }
+    }
+
     pub(crate) fn report(&self) -> PublicationReport {
         let capture = lock(&self.capture.status).clone();
         let store = self.store.status();
@@ -152,6 +166,22 @@ impl PublicationAgent {
 }
 
 impl ReceivedAgent {
+    fn has_no_more(&self, why: &str) -> String {
+        format!("site \"{}\" gets nothing more of it: {why}", self.receive.site)
+    }
+
+    /// Why its log gets nothing more, if that is so.
+    pub(crate) fn trouble(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
+        let (failure, receive) = (self.failure.clone(), self.receive.clone());
+        move || {
+            let status = receive.status().clone();
+            if status.connected {
+                return status.trouble;
+            }
+            lock(&failure).why()
+        }
+    }
+
     pub(crate) fn report(&self) -> PublicationReport {
         let receive = self.receive.status().clone();
         let store = self.receive.store.status();
@@ -159,7 +189,8 @@ impl ReceivedAgent {
         let (state, error) = match (&failure.stopped, receive.connected) {
             (Some(error), _) => ("stopped", Some(error.clone())),
             (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
-            (None, true) => ("receiving", None),
+            // What the upstream site does not get does not come here either.
+            (None, true) => ("receiving", receive.trouble.map(|why| self.has_no_more(&why))),
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", None),
         };

@@ -541,7 +541,10 @@ impl Site {
         // What the publisher has that was not heard of yet cannot be told.
         let is_heard = |name: &str| {
             let mut publications = report.publications.iter();
-            publications.any(|p| p.name == name && matches!(&*p.state, "streaming" | "receiving"))
+            publications.any(|p| {
+                let comes = matches!(&*p.state, "streaming" | "receiving") && p.error.is_none();
+                p.name == name && comes
+            })
         };
         let heard: Vec<bool> =
             report.subscriptions.iter().map(|s| is_heard(&s.publication)).collect();
@@ -631,13 +634,15 @@ fn served(
         let source =
             ServedSource::Here(Box::new(agent.capture.spec.clone()), Arc::new(Registry::default()));
         let ready = agent.capture.ready.subscribe();
-        (agent.name.clone(), Served { store: agent.store.clone(), ready, source })
+        let trouble = Box::new(agent.trouble());
+        (agent.name.clone(), Served { store: agent.store.clone(), ready, source, trouble })
     });
     let received = received.iter().map(|agent| {
         let receive = &agent.receive;
         let source = ServedSource::Upstream(receive.dialer.clone(), receive.publication.clone());
         let ready = receive.ready.subscribe();
-        (agent.name.clone(), Served { store: receive.store.clone(), ready, source })
+        let trouble = Box::new(agent.trouble());
+        (agent.name.clone(), Served { store: receive.store.clone(), ready, source, trouble })
     });
     own.chain(received).collect()
 }

@@ -1,7 +1,9 @@
 //! The link and the sites fail while changes cross.
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::postgres::StopMode;
 use farshore_testkit::prefix::create_tables;
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{
     Checked, DATABASE, Direction, Pair, Upstream, publisher_cluster, subscriber_cluster,
 };
@@ -71,6 +73,31 @@ fn a_large_transaction_crosses_a_link_that_is_cut_again_and_again() -> Result<()
     ensure!(crossed > 6 << 20, "{crossed} bytes: it was not cut");
     upstream.link.mend();
     pair.assert_equal(&["public"])
+}
+
+/// What the upstream site does not get does not come here: that is said here too, and ends.
+#[test]
+fn a_site_is_told_that_its_upstream_gets_nothing_more() -> Result<()> {
+    let mut pair =
+        Pair::new(Direction::UP, &["public.*"], "CREATE TABLE t (id integer PRIMARY KEY)")?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (1)")?;
+    pair.assert_equal(&["public"])?;
+    pair.publisher.stop(StopMode::Fast)?;
+    let (state, error) = pair.site.await_trouble("up/p", "gets nothing more of it: publisher")?;
+    ensure!(state == "receiving", "{state}: {error}");
+    let status = pair.site.status()?;
+    ensure!(status["subscriptions"][0]["latency_ms"].is_null(), "{status}");
+    ensure!(pair.site.verb("status", &[])?.code != Some(0), "all is well there");
+    pair.publisher.start()?;
+    pair.publish("INSERT INTO t VALUES (2)")?;
+    pair.assert_equal(&["public"])?;
+    wait_until("the trouble to be over", Duration::from_secs(60), &[], || {
+        let status = pair.site.status()?;
+        Ok(status["publications"][0]["error"].is_null().then_some(()))
+    })
 }
 
 /// Bytes of the files below a folder.

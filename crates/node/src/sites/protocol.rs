@@ -23,6 +23,9 @@ pub(crate) enum Wanted {
         /// The downstream site can take blocks in packs.
         #[serde(default)]
         packs: bool,
+        /// The downstream site can hear [`FromUpstream::Trouble`].
+        #[serde(default)]
+        hears_trouble: bool,
         /// Spills that are there without the block that names them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         spills: Vec<HeldSpill>,
@@ -106,6 +109,8 @@ pub(crate) enum FromUpstream {
     SpillEnds,
     /// Tables may have joined the publication, or its capture has started.
     Ready,
+    /// Why the log here gets nothing more, for a person; empty when it does again.
+    Trouble(String),
 }
 
 /// A message of the downstream site.
@@ -138,6 +143,7 @@ const TAG_SPILL_BLOCK: u8 = b'C';
 const TAG_SPILL_PACKED: u8 = b'Q';
 const TAG_SPILL_ENDS: u8 = b'E';
 const TAG_READY: u8 = b'R';
+const TAG_TROUBLE: u8 = b'T';
 const TAG_DURABLE: u8 = b'D';
 
 impl FromUpstream {
@@ -166,6 +172,7 @@ impl FromUpstream {
             }
             FromUpstream::SpillEnds => vec![tag(TAG_SPILL_ENDS, &[])],
             FromUpstream::Ready => vec![tag(TAG_READY, &[])],
+            FromUpstream::Trouble(why) => vec![tag(TAG_TROUBLE, why.as_bytes())],
         }
     }
 
@@ -190,6 +197,10 @@ impl FromUpstream {
             }
             TAG_SPILL_ENDS if bytes.is_empty() => Ok(FromUpstream::SpillEnds),
             TAG_READY if bytes.is_empty() => Ok(FromUpstream::Ready),
+            TAG_TROUBLE => {
+                let why = String::from_utf8(bytes.into()).map_err(|_| "trouble that is no text")?;
+                Ok(FromUpstream::Trouble(why))
+            }
             _ => Err("a message of an unknown kind"),
         }
     }
@@ -242,17 +253,30 @@ mod tests {
             assert!(FromDownstream::decode(Bytes::from(vec![TAG_DURABLE; len])).is_err());
         }
         assert!(FromUpstream::decode(Bytes::from_static(b"Xyz")).is_err());
+        for why in ["", "publisher \"p\": away"] {
+            let bytes = FromUpstream::Trouble(why.to_owned()).encode().concat();
+            let again = FromUpstream::decode(Bytes::from(bytes.clone())).unwrap();
+            assert_eq!(again.encode().concat(), bytes);
+        }
+        assert!(FromUpstream::decode(Bytes::from_static(b"T\xff")).is_err());
     }
 
     #[test]
     fn requests_are_read_as_they_were_written() {
         let have = Some(Have { log_id: u64::MAX, durable: Lsn(3) });
         for wanted in [
-            Wanted::Log { publication: "sales".into(), have, packs: true, spills: Vec::new() },
+            Wanted::Log {
+                publication: "sales".into(),
+                have,
+                packs: true,
+                hears_trouble: true,
+                spills: Vec::new(),
+            },
             Wanted::Log {
                 publication: "sales".into(),
                 have: None,
                 packs: false,
+                hears_trouble: false,
                 spills: vec![
                     HeldSpill { id: 7, blocks: None },
                     HeldSpill { id: 8, blocks: Some(3) },

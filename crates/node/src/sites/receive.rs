@@ -35,6 +35,8 @@ pub(crate) struct ReceiveStatus {
     pub received: Lsn,
     /// What the upstream site was told last.
     pub acknowledged: Lsn,
+    /// Why the upstream site's own log gets nothing more, in its words.
+    pub trouble: Option<String>,
     /// Bytes on the link in this session, as frames.
     pub traffic: Traffic,
 }
@@ -168,7 +170,8 @@ impl Receive {
         self.until_durable(self.store.accepted_end()).await?;
         let have = self.have();
         let publication = self.publication.clone();
-        let wanted = Wanted::Log { publication, have, packs: true, spills: self.held().told() };
+        let spills = self.held().told();
+        let wanted = Wanted::Log { publication, have, packs: true, hears_trouble: true, spills };
         let request = serde_json::to_vec(&wanted).map_err(|error| {
             self.protocol(format!("nothing, since a request could not be written ({error})"))
         })?;
@@ -184,6 +187,7 @@ impl Receive {
         {
             let mut status = self.status();
             status.connected = true;
+            status.trouble = None;
             status.received = self.store.durable().borrow().0;
         }
         self.ready.send_modify(|times| *times += 1);
@@ -304,6 +308,13 @@ impl Receive {
                     self.held().whole.push(id);
                 }
                 FromUpstream::Ready => self.ready.send_modify(|times| *times += 1),
+                FromUpstream::Trouble(why) => {
+                    if !why.is_empty() {
+                        let (site, publication) = (&self.site, &self.publication);
+                        tracing::warn!(%site, %publication, "its log gets nothing more: {why}");
+                    }
+                    self.status().trouble = (!why.is_empty()).then_some(why);
+                }
             }
         }
         Err(self.protocol("no more, without a reason"))

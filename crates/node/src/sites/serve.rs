@@ -20,6 +20,7 @@ use farshore_mirror::seed::{BackupRequest, SeedRequest};
 use farshore_model::{Lsn, PgTime, Timeline, leg_micros};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
+use log::Takes;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -48,6 +49,8 @@ pub(crate) struct Served {
     pub ready: watch::Receiver<u64>,
     /// Where its publisher can be asked.
     pub source: ServedSource,
+    /// Why its log gets nothing more, if that is so.
+    pub trouble: Box<dyn Fn() -> Option<String> + Send + Sync>,
 }
 
 /// Where a publication's publisher can be asked.
@@ -377,11 +380,12 @@ impl Serving {
         halted: watch::Receiver<bool>,
     ) -> Result<(), LinkError> {
         match wanted {
-            Wanted::Log { have, packs, spills, .. } => {
+            Wanted::Log { have, packs, hears_trouble, spills, .. } => {
+                let takes = Takes { packs, trouble: hears_trouble };
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
-                    ended = self.serve_log(&key, downstream, served, session, (have, spills), packs) => {
+                    ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => {
                         if let Some(following) = self.lock_following().get_mut(&key) {
                             following.connected = false;
                         }

@@ -12,7 +12,7 @@ use farshore_link::{LinkError, Receiver, Sender, Session};
 use farshore_model::{Applied, Lsn, PgTime};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, Replicate, SpillId, StoreError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Why a site does not get a log.
@@ -31,6 +31,19 @@ impl Refusal {
     }
 }
 
+/// What a downstream site can take beside blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Takes {
+    pub packs: bool,
+    /// It hears why the log gets nothing more.
+    pub trouble: bool,
+}
+
+/// Whether the log gets nothing more is looked at this often while there is nothing to send.
+const LOOK_FOR_TROUBLE_EVERY: Duration = Duration::from_secs(2);
+/// That much of the reason is told.
+const TROUBLE_CHARS_MAX: usize = 1_000;
+
 impl Serving {
     pub(super) async fn serve_log(
         &self,
@@ -39,7 +52,7 @@ impl Serving {
         served: &Served,
         session: Session,
         (have, held): (Option<Have>, Vec<HeldSpill>),
-        packs: bool,
+        takes: Takes,
     ) -> Result<(), LinkError> {
         let (mut sender, mut receiver) = session.split();
         let cursor = cursor_of(&downstream.site);
@@ -68,9 +81,9 @@ impl Serving {
                 Following { connected: true, durable: after, arrivals, ..Default::default() };
             all.insert(key.clone(), begun);
         }
-        let packing = Packing::new(downstream.compression, packs, Instant::now());
+        let packing = Packing::new(downstream.compression, takes.packs, Instant::now());
         tokio::select! {
-            ended = self.send_log(key, &mut sender, served, ready, (after, held), packing) => ended,
+            ended = self.send_log(key, &mut sender, served, ready, (after, held), (packing, takes)) => ended,
             ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
         }
     }
@@ -115,7 +128,7 @@ impl Serving {
         served: &Served,
         mut ready: watch::Receiver<u64>,
         (after, mut held): (Lsn, Vec<HeldSpill>),
-        mut packing: Packing,
+        (mut packing, takes): (Packing, Takes),
     ) -> Result<(), LinkError> {
         let failed = |error: StoreError| {
             tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
@@ -131,7 +144,14 @@ impl Serving {
             }
         };
         let mut blocks = Blocks::new(reader);
+        let mut told = None;
         loop {
+            let trouble = if takes.trouble { (served.trouble)() } else { None };
+            if trouble != told {
+                let why = trouble.as_deref().unwrap_or_default().chars().take(TROUBLE_CHARS_MAX);
+                sender.send_parts(&FromUpstream::Trouble(why.collect()).encode()).await?;
+                told = trouble;
+            }
             durable.mark_unchanged();
             if ready.has_changed().unwrap_or(false) {
                 ready.mark_unchanged();
@@ -176,6 +196,7 @@ impl Serving {
                 }
                 Ok(None) => {
                     tokio::select! {
+                        () = tokio::time::sleep(LOOK_FOR_TROUBLE_EVERY), if takes.trouble => {}
                         changed = durable.changed() => if changed.is_err() {
                             // The store is closed, and the node with it, or it has failed.
                             return Ok(());
