@@ -5,6 +5,7 @@
 //! publication   which tables, columns and rows: the PostgreSQL publication, created or adopted
 //! alterations   whether something else altered it
 //! timelines     the timelines that a publisher has been on
+//! patience      which running transactions a slot's creation waits for
 //! slot          the replication slot: created, adopted, checked against the store, kept moving
 //! assembler     pgoutput messages → batches and spills (no network, no clock)
 //! types         what user-defined types are made of, and whether their values may travel in binary
@@ -23,6 +24,7 @@ mod alterations;
 pub mod assembler;
 mod attendant;
 mod error;
+mod patience;
 pub mod publication;
 mod reader;
 pub mod schema;

@@ -14,6 +14,7 @@ mod stream;
 
 use crate::assembler::Assembler;
 use crate::attendant::Attendant;
+use crate::patience::patiently;
 use crate::publication::PublicationSpec;
 use crate::slot;
 use crate::tracer::Tracer;
@@ -50,6 +51,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub struct CaptureStatus {
     /// Whether what the publisher commits comes in, by stream or in batches.
     pub streaming: bool,
+    /// What it waits for before it can begin, for a person.
+    pub waits_for: Option<String>,
     /// End of the publisher's log as last heard of.
     pub publisher_end: Lsn,
     /// Newest position taken from the stream.
@@ -117,7 +120,9 @@ impl Capture {
         let mut sql = self.spec.connect(Mode::Sql).await?;
         let silence_max = check_settings(&self.spec, &mut sql).await?;
         alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
-        let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref()).await?;
+        let ensured = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref());
+        let tell = |why| self.set_status(|status| status.waits_for = why);
+        let start = patiently(&self.spec, ensured, tell).await?;
         let binary = !self.text_only.load(Ordering::Relaxed)
             && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
         let context = Context {

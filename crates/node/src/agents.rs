@@ -119,7 +119,7 @@ impl PublicationAgent {
             (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
             (None, true) => ("streaming", None),
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
-            (None, false) => ("starting", None),
+            (None, false) => ("starting", capture.waits_for.clone()),
         };
         // Nothing has come on a connection that has just begun.
         let taken = capture.received.0.max(store.durable.0);

@@ -229,3 +229,20 @@ fn a_publisher_that_is_a_standby_for_a_while_is_waited_for() -> Result<()> {
     }
     Ok(())
 }
+
+/// A slot and a snapshot wait for transactions that are running: which they are is said.
+#[test]
+fn transactions_that_the_start_waits_for_are_named() -> Result<()> {
+    let publisher = publisher_cluster(15)?.setting("max_prepared_transactions", 4).start()?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(18)?.start()?)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.publish("BEGIN; INSERT INTO t VALUES (1, 'prepared'); PREPARE TRANSACTION 'it''s held'")?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "prepared transaction 'it''s held'")?;
+    ensure!(state == "starting" && error.contains("ROLLBACK PREPARED"), "{state}: {error}");
+    pair.publish("COMMIT PREPARED 'it''s held'")?;
+    pair.assert_equal(&["public"])
+}

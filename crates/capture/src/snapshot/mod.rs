@@ -16,6 +16,7 @@ pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
 pub use still::StillSnapshot;
 
 use crate::CaptureError;
+use crate::patience::patiently;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::schema::Definitions;
 use crate::source::{Key, WAITED_LONG};
@@ -50,10 +51,8 @@ impl ExportedSnapshot {
             failover: false,
             two_phase: false,
         };
-        let created = connection
-            .create_logical_slot(&slot, options)
-            .await
-            .map_err(|error| spec.publisher_error(error))?;
+        let created = patiently(spec, connection.create_logical_slot(&slot, options), |_| ()).await;
+        let created = created.map_err(|error| spec.publisher_error(error))?;
         let name = created.snapshot.ok_or_else(|| {
             CaptureError::Protocol("the publisher made a slot but exported no snapshot".to_owned())
         })?;
