@@ -27,6 +27,7 @@ pub mod conflict;
 mod copy_beside;
 mod early;
 mod error;
+mod held_up;
 mod log_feed;
 pub mod netting;
 pub mod postgres;

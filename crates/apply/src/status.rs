@@ -78,6 +78,8 @@ pub struct SubscriptionStatus {
     pub copies: Vec<TableCopy>,
     /// Newest point at which a table was copied.
     pub copied_at: Option<Lsn>,
+    /// Who on the target keeps it waiting, for a person.
+    pub waits_for: Option<String>,
     /// Last error, with what to do; cleared when the agent works again.
     pub error: Option<String>,
     /// How often the agent was started again after an error.

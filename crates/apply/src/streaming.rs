@@ -32,6 +32,9 @@ pub(crate) enum StreamEnd {
 /// With nothing to apply, progress on the target follows the log this often.
 const IDLE_PROGRESS_EVERY: Duration = Duration::from_secs(10);
 
+/// A connection that was idle for so long is watched for its end.
+const IDLE_BEFORE_WATCHED: Duration = Duration::from_secs(1);
+
 /// Connections that a backlog needed are closed after this long without one.
 const SPARES_KEPT_FOR: Duration = Duration::from_secs(30);
 
@@ -343,6 +346,11 @@ impl<'a> Streaming<'a> {
             () = tokio::time::sleep_until(ask_at), if ask_again && !may_ask => false,
             () = self.feed.wait_for_more() => false,
             () = self.early.wait() => false,
+            // Without this a target that has gone would be found with the next change.
+            error = async {
+                tokio::time::sleep(IDLE_BEFORE_WATCHED).await;
+                self.writer.ended().await
+            } => return Err(error),
             _ = stop.wait_for(|stop| *stop) => false,
             () = tokio::time::sleep_until(self.progress_at + IDLE_PROGRESS_EVERY), if behind => false,
             () = tokio::time::sleep_until(self.progress_at + SPARES_KEPT_FOR), if has_spares => true,

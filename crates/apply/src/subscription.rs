@@ -27,7 +27,7 @@ use farshore_model::{Applied, Lsn};
 use farshore_pg::Config;
 use farshore_store::{LogStore, StoreError};
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
 
@@ -186,8 +186,12 @@ impl Subscription {
             }
         };
         tokio::select! {
-            result = self.work(session, stop, &cancel) => return result,
+            result = self.work(session, stop, &cancel) => {
+                self.set_status(|status| status.waits_for = None);
+                return result;
+            }
             () = grace_over => {}
+            never = self.watch_for_holders() => match never {},
         }
         // A statement that waits on the target would keep the connection, and with it the lock.
         self.cancel(&cancel).await;
@@ -725,6 +729,10 @@ impl Subscription {
     }
 
     pub(crate) fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {
-        change(&mut self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
+        change(&mut self.lock_status());
+    }
+
+    pub(crate) fn lock_status(&self) -> MutexGuard<'_, SubscriptionStatus> {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

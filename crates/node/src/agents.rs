@@ -234,7 +234,7 @@ impl SubscriptionAgent {
             _ if self.switch.is_paused() => ("paused", None),
             (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
-            (None, _) => (status.phase.word(), None),
+            (None, _) => (status.phase.word(), status.waits_for.clone()),
         };
         let applied = if status.applied.0 == Lsn::ZERO {
             let cursors = self.store.cursors();

@@ -1,7 +1,8 @@
 //! A target that refuses, is in the way, or waits for others.
 
 use anyhow::{Result, ensure};
-use farshore_tests::{Checked, Pair, publisher_cluster, subscriber_cluster};
+use farshore_testkit::postgres::StopMode;
+use farshore_tests::{Checked, Direction, Pair, publisher_cluster, subscriber_cluster};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -106,6 +107,8 @@ fn others_hold_locks_and_statements_time_out() -> Result<()> {
     other.batch_execute("BEGIN; LOCK TABLE prefix.ledger IN SHARE MODE")?;
     await_apply_waits(&mut checked.pair, &mut other, "2 s")?;
     checked.await_commits(50)?;
+    let (state, error) = checked.pair.site.await_trouble("s", "that another session holds")?;
+    ensure!(state == "streaming" && error.contains("idle in transaction"), "{state}: {error}");
     // What somebody cancels is tried again.
     other.batch_execute(
         "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
@@ -153,4 +156,26 @@ fn a_deadlock_with_an_outside_session() -> Result<()> {
         ensure!(pair.subscriber_says(both)? == format!("{round},{round}"), "not exactly once");
     }
     checked.finish().map(drop)
+}
+
+/// Nothing is to be applied, and the target is gone: that is noticed all the same.
+#[test]
+fn a_target_that_goes_while_nothing_happens_is_noticed() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.publish("INSERT INTO t VALUES (1)")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    // No watermark comes either.
+    pair.publisher.stop(StopMode::Fast)?;
+    pair.subscriber.stop(StopMode::Fast)?;
+    let (state, error) = pair.site.await_trouble("s", "refused")?;
+    ensure!(state == "retrying", "{state}: {error}");
+    pair.subscriber.start()?;
+    pair.publisher.start()?;
+    pair.publish("INSERT INTO t VALUES (2)")?;
+    pair.assert_equal(&["public"])
 }

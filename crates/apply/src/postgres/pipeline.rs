@@ -236,6 +236,21 @@ impl Pipeline {
     }
 
     /// The session, whatever is in flight: for use after [`Pipeline::idle_session`] only.
+    /// Waits until the connection has ended, of itself, while nothing is asked of it. Cancel-safe.
+    pub async fn ended(&mut self) -> PipelineError {
+        if !self.in_flight.is_empty() {
+            // Whoever waits for the answers hears of it.
+            return std::future::pending().await;
+        }
+        loop {
+            match self.session.connection.receive().await {
+                Ok(Message::ErrorResponse(error)) => return PipelineError::Server(error),
+                Ok(_) => {}
+                Err(error) => return PipelineError::Connection(error),
+            }
+        }
+    }
+
     pub(super) fn session(&mut self) -> &mut Session {
         &mut self.session
     }

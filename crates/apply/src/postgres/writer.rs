@@ -441,6 +441,12 @@ impl Writer {
         self.lanes.close_spares().await;
     }
 
+    /// Waits until the target has ended the idle connection. No group may be open. Cancel-safe.
+    pub async fn ended(&mut self) -> ApplyError {
+        let error = self.lanes.current().ended().await;
+        self.explain(error)
+    }
+
     /// Checks that copied tables are still those that were copied (`Session::check_remade`).
     /// No group may be open.
     pub async fn check_remade(
