@@ -319,6 +319,8 @@ impl Subscription {
         let Opened { mut progress, mut tables, mut requests } =
             session.open_subscription(name, LOCK_WAIT).await?;
         if let Some(progress) = &progress {
+            // Also of one that stops here.
+            self.set_status(|status| status.applied = Applied(progress.applied));
             self.check_origin(progress)?;
         }
         let cursor = self.store.register_cursor(name)?;
