@@ -69,8 +69,20 @@ pub async fn look_at_slot(
         (Some(row), Some(_)) => check_slot(spec, &slot, &row).map(drop),
         (None, Some(_)) => Err(nothing_to_adopt(spec, &slot)),
         (Some(row), None) if !started => Err(somebody_elses(spec, &slot, &row)),
-        (Some(_) | None, None) => Ok(()),
+        (Some(row), None) => check_slot(spec, &slot, &row).map(drop),
+        (None, None) if started => Err(gone(spec, &slot)),
+        (None, None) => Ok(()),
     }
+}
+
+fn gone(spec: &PublicationSpec, slot: &str) -> CaptureError {
+    CaptureError::Gap(format!(
+        "publication \"{}\": replication slot \"{slot}\" is gone from {}. Changes after what this \
+         store holds may be lost to it. {}",
+        spec.name,
+        spec.source.redacted(),
+        copy_anew(&spec.name)
+    ))
 }
 
 fn nothing_to_adopt(spec: &PublicationSpec, slot: &str) -> CaptureError {
@@ -300,12 +312,7 @@ pub async fn ensure_slot(
             )));
         }
         let Some(row) = row else {
-            return Err(CaptureError::Gap(format!(
-                "publication \"{name}\": replication slot \"{slot}\" is gone from {}. Changes \
-                 after {durable} may be lost to this store. {}",
-                spec.source.redacted(),
-                copy_anew(name)
-            )));
+            return Err(gone(spec, &slot));
         };
         let confirmed = check_slot(spec, &slot, &row)?;
         let known = durable.max(start);

@@ -112,7 +112,7 @@ const CASES: &[Case] = &[
             pair.site.start()
         },
         check: &[],
-        run: "publication \"p\": replication slot \"farshore_p\" is gone from PUBLISHER. Changes after LSN may be lost to this store. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
+        run: "publication \"p\": replication slot \"farshore_p\" is gone from PUBLISHER. Changes after what this store holds may be lost to it. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
         then: Then::Stops,
         mend: copy_anew,
     },
