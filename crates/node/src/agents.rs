@@ -11,8 +11,8 @@ use farshore_apply::{Phase, Subscription};
 use farshore_capture::Capture;
 use farshore_capture::source::Direct;
 use farshore_model::{Lsn, PgTime, leg_micros};
-use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
+use farshore_store::{Cursor, LogStore};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -225,20 +225,29 @@ impl ReceivedAgent {
     }
 }
 
+/// What a subscription that is paused is to know before it is resumed.
+fn dropped(cursor: &Cursor) -> Option<String> {
+    let begins = cursor.expired?;
+    Some(format!(
+        "retention limits dropped changes that it still needed; the log begins at {begins} now, and \
+         it must be copied anew"
+    ))
+}
+
 impl SubscriptionAgent {
     pub(crate) fn report(&self) -> SubscriptionReport {
         let status = lock(&self.subscription.status).clone();
         let failure = lock(&self.failure);
         let live = matches!(status.phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming);
+        let cursor = self.store.cursors().into_iter().find(|cursor| cursor.name == self.name);
         let (state, error) = match (&failure.stopped, &failure.retrying) {
-            _ if self.switch.is_paused() => ("paused", None),
+            _ if self.switch.is_paused() => ("paused", cursor.as_ref().and_then(dropped)),
             (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
             (None, _) => (status.phase.word(), status.waits_for.clone()),
         };
         let applied = if status.applied.0 == Lsn::ZERO {
-            let cursors = self.store.cursors();
-            cursors.iter().find(|c| c.name == self.name).map_or(Lsn::ZERO, |c| c.applied.0)
+            cursor.as_ref().map_or(Lsn::ZERO, |cursor| cursor.applied.0)
         } else {
             status.applied.0
         };
