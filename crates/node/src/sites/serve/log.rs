@@ -219,6 +219,10 @@ impl Serving {
     }
 }
 
+const BEGIN_ANEW: &str = "To begin anew: stop that site's node, remove its folder of this log \
+     (data_dir/received/SITE+PUBLICATION), empty the targets' tables, DROP SCHEMA farshore CASCADE \
+     there, and start it; sites that it passes the log on to have to do the same";
+
 /// Where a log begins for a site that has this much of it; and the publisher's identity.
 fn begin(
     store: &SegmentedStore,
@@ -236,11 +240,10 @@ fn begin(
     let durable = store.durable().borrow().0;
     let after = match have {
         Some(have) if have.log_id != store.log_id() => {
-            return Err(Refusal::lasting(
-                "the log here is another one than the site has: the store was replaced. Remove \
-                 the site's store of it, empty the targets' tables, DROP SCHEMA farshore CASCADE \
-                 there, and start it",
-            ));
+            return Err(Refusal::lasting(format!(
+                "the log here is another one than the site has: the store was replaced. \
+                     {BEGIN_ANEW}"
+            )));
         }
         // A replica that was set back is filled again from its own upstream site.
         Some(have) if have.durable > durable && received => {
@@ -268,8 +271,7 @@ fn begin(
         Ok(()) => Ok((after, publisher)),
         Err(StoreError::Dropped { start, .. }) => Err(Refusal::lasting(format!(
             "the log no longer has what follows {after}; it begins at {start} now (retention \
-             limits dropped it, or the site was not granted it for a while). Remove the site's store of it, empty the targets' tables, DROP \
-             SCHEMA farshore CASCADE there, and start it"
+             limits dropped it, or the site was not granted it for a while). {BEGIN_ANEW}"
         ))),
         Err(error) => Err(failed(error)),
     }
