@@ -102,7 +102,7 @@ pub(crate) struct Serving {
     /// How much sites have measured.
     allowances: Mutex<Allowances>,
     /// Counts the sessions of each site and publication: a new one ends the one before it.
-    sessions: Mutex<HashMap<(String, String), watch::Sender<u64>>>,
+    sessions: Mutex<HashMap<(String, String), Sessions>>,
 }
 
 impl Serving {
@@ -429,9 +429,38 @@ impl Serving {
     /// Ends the session that the site has of this publication, if any: it lost touch with it.
     fn begin_session(&self, key: &(String, String)) -> watch::Receiver<u64> {
         let mut sessions = self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let count = sessions.entry(key.clone()).or_insert_with(|| watch::channel(0).0);
-        count.send_modify(|count| *count += 1);
-        count.subscribe()
+        let sessions = sessions.entry(key.clone()).or_default();
+        if sessions.newest.receiver_count() > 0 && sessions.take_over(Instant::now()) {
+            tracing::warn!(
+                site = %key.0, log = %key.1,
+                "{TAKEN_OVER_OFTEN} sessions within a minute, each begun while the one before was \
+                 open. If two nodes run with this site's certificate, each ends the other's: give \
+                 each its own (farshore site-cert)"
+            );
+        }
+        sessions.newest.send_modify(|count| *count += 1);
+        sessions.newest.subscribe()
+    }
+}
+
+/// Sessions of one site about one thing. A new one ends the one before.
+#[derive(Default)]
+struct Sessions {
+    newest: watch::Sender<u64>,
+    /// How many took over from one that was open, since when.
+    taken_over: Option<(u32, Instant)>,
+}
+
+/// A site that lost touch takes over now and then; two sites with one certificate do without end.
+const TAKEN_OVER_OFTEN: u32 = 5;
+
+impl Sessions {
+    /// Whether that is to be told.
+    fn take_over(&mut self, now: Instant) -> bool {
+        let recent = self.taken_over.filter(|(_, since)| *since + Duration::from_secs(60) > now);
+        let (count, since) = recent.unwrap_or((0, now));
+        self.taken_over = Some((count + 1, since));
+        count + 1 == TAKEN_OVER_OFTEN
     }
 }
 
