@@ -11,7 +11,7 @@ use rustls::pki_types::{DnsName, ServerName};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
@@ -22,8 +22,14 @@ use tokio_rustls::TlsConnector;
 pub struct Dialer {
     address: String,
     site: String,
-    tls: TlsConnector,
+    /// Clones share it.
+    tls: Arc<RwLock<TlsConnector>>,
     options: LinkOptions,
+}
+
+fn connector(identity: &Identity, site: &str) -> Result<TlsConnector, LinkError> {
+    let config = identity.client(site).map_err(|error| LinkError::Options(error.to_string()))?;
+    Ok(TlsConnector::from(config))
 }
 
 impl std::fmt::Debug for Dialer {
@@ -47,10 +53,20 @@ impl Dialer {
     ) -> Result<Dialer, LinkError> {
         options.check()?;
         check_site_name(site).map_err(LinkError::Options)?;
-        let config =
-            identity.client(site).map_err(|error| LinkError::Options(error.to_string()))?;
+        let tls = Arc::new(RwLock::new(connector(identity, site)?));
         let (address, site) = (address.to_owned(), site.to_owned());
-        Ok(Dialer { address, site, tls: TlsConnector::from(config), options })
+        Ok(Dialer { address, site, tls, options })
+    }
+
+    /// Another identity for connections from now on, of this dialer and its clones: renewed, or with
+    /// more revocations. Sessions that are open go on.
+    ///
+    /// # Errors
+    /// Its certificate and key do not go together.
+    pub fn set_identity(&self, identity: &Identity) -> Result<(), LinkError> {
+        let connector = connector(identity, &self.site)?;
+        *self.tls.write().unwrap_or_else(PoisonError::into_inner) = connector;
+        Ok(())
     }
 
     /// Opens a session: connects, says `request` (at most 64 KiB) and waits for the peer to accept
@@ -195,7 +211,8 @@ impl Dialer {
         let name = DnsName::try_from_str("farshore.internal")
             .map_err(|error| LinkError::Options(error.to_string()))?
             .to_owned();
-        match self.tls.connect(ServerName::DnsName(name), socket).await {
+        let connector = self.tls.read().unwrap_or_else(PoisonError::into_inner).clone();
+        match connector.connect(ServerName::DnsName(name), socket).await {
             Ok(tls) => Ok(wire(tls)),
             Err(error) => Err(self.tls_failed(error)),
         }

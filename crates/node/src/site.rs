@@ -15,6 +15,7 @@ use crate::monitoring;
 use crate::operate;
 use crate::report::{DownstreamReport, SiteReport, TracerReport};
 use crate::sites::receive::{Receive, ReceiveStatus};
+use crate::sites::renewal::Renewal;
 use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
@@ -22,7 +23,7 @@ use crate::switch::Switch;
 use farshore_apply::{Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus};
-use farshore_link::{Identity, IdentityError, LinkError, LinkOptions, Listener};
+use farshore_link::{Dialer, Identity, IdentityError, LinkError, LinkOptions, Listener};
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
@@ -132,6 +133,8 @@ pub struct Site {
     far_mirrors: Vec<Arc<FarAgent>>,
     serving: Option<Arc<Serving>>,
     identity: Option<Arc<Identity>>,
+    /// Of every upstream site, as its sessions are opened.
+    dialers: Vec<Dialer>,
     started: Instant,
     /// This node is the only one here: the control socket is its own.
     _lock: File,
@@ -191,12 +194,13 @@ impl Site {
                 tracing: tokio::sync::Mutex::default(),
             });
         }
-        let mut received = Vec::new();
+        let (mut received, mut dialers) = (Vec::new(), Vec::new());
         for (log, identity) in config.sites.received.iter().zip(identity.iter().cycle()) {
             let dialer = sites::dialer(&config.sites, &log.upstream, identity)?;
             let Some((dialer, upstream)) = dialer.zip(config.sites.upstream(&log.upstream)) else {
                 continue;
             };
+            dialers.push(dialer.clone());
             let folder = stores::received_folder(&config, &log.name);
             let store = stores::open_at(&folder, &log.name, &upstream.log)?;
             received.push(ReceivedAgent {
@@ -255,7 +259,9 @@ impl Site {
         for mirror in &config.mirrors.far {
             let near_side = match (&mirror.upstream, &identity) {
                 (Some(upstream), Some(identity)) => {
-                    sites::dialer(&config.sites, upstream, identity)?.map(NearSide::Link)
+                    let dialer = sites::dialer(&config.sites, upstream, identity)?;
+                    dialers.extend(dialer.clone());
+                    dialer.map(NearSide::Link)
                 }
                 (Some(_), None) => None,
                 (None, _) => near_mirrors
@@ -278,6 +284,7 @@ impl Site {
             far_mirrors,
             serving,
             identity,
+            dialers,
             started: Instant::now(),
             _lock: lock,
             tracers: Mutex::default(),
@@ -367,9 +374,15 @@ impl Site {
         if let Some(settings) = self.config.monitor.clone() {
             agents.spawn(monitoring::run(self.clone(), settings, stop.clone()));
         }
-        if let (Some(listener), Some(serving)) = (listener, &self.serving) {
-            agents.spawn(serving.clone().run(listener, stop.clone()));
+        let listener = listener.map(Arc::new).zip(self.serving.clone());
+        if let Some((listener, serving)) = &listener {
+            agents.spawn(serving.clone().run(listener.clone(), stop.clone()));
         }
+        let renewal = self.config.sites.identity.clone().map(|files| {
+            let (site, dialers) = (self.config.name.clone(), self.dialers.clone());
+            let revocations = self.config.sites.revocations.clone();
+            tokio::spawn(Renewal { files, revocations, site, dialers, listener }.watch())
+        });
         for agent in &self.received {
             let (switch, stop) = (agent.switch.clone(), stop.clone());
             let (name, receive) = (agent.name.clone(), agent.receive.clone());
@@ -426,6 +439,7 @@ impl Site {
         }
         agents.abort_all();
         retention.abort();
+        renewal.inspect(|renewal| renewal.abort());
         control.abort();
         let _ = std::fs::remove_file(control::socket_path(&self.config.data_dir));
         Ok(())

@@ -6,6 +6,7 @@
 //! serve      at the upstream site: sessions of downstream sites, and what they may have
 //! crossing   a log's blocks as they cross
 //! packing    blocks that cross several at a time, while the line is what is waited for
+//! renewal    certificates that are replaced while the node runs
 //! channel    a session, as what a far subscription asks its publisher through
 //! measure    what the line between two sites can carry
 //! ```
@@ -20,6 +21,7 @@ pub(crate) mod measure;
 mod packing;
 pub(crate) mod protocol;
 pub(crate) mod receive;
+pub(crate) mod renewal;
 pub(crate) mod serve;
 
 pub(crate) use channel::SourceOpener;

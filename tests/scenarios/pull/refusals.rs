@@ -136,3 +136,40 @@ fn a_site_whose_upstream_was_replaced_stops_and_says_so() -> Result<()> {
     ensure!(state == "stopped", "{state}");
     Ok(())
 }
+
+/// A site that is revoked loses its session, and one whose certificate is renewed goes on, while the
+/// nodes run.
+#[test]
+fn certificates_are_replaced_while_nodes_run() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (1, 'a')")?;
+    pair.assert_equal(&["public"])?;
+    let folder = upstream.certificates.path().to_owned();
+    let site_cert = |arguments: &[&str]| -> Result<()> {
+        let made = pair.site.command().arg("site-cert").args(arguments).output()?;
+        ensure!(made.status.success(), "{made:?}");
+        Ok(())
+    };
+    let dir = folder.display().to_string();
+    site_cert(&["revoke", "--dir", &dir, "t1"])?;
+    let list = upstream.site.directory().join("revoked.crl");
+    std::fs::copy(folder.join("revoked.crl"), &list)?;
+    let line = pair.site.await_log("refused our certificate", SOON)?;
+    ensure!(line.contains("revoked"), "{line}");
+    // Another one, under the same name.
+    for old in ["t1.crt", "t1.key"] {
+        std::fs::remove_file(folder.join(old))?;
+    }
+    site_cert(&["issue", "--dir", &dir, "t1"])?;
+    pair.site.await_log("certificates were replaced", SOON)?;
+    pair.publish("INSERT INTO t VALUES (2, 'b')")?;
+    // The site may have stopped asking at the refusal.
+    let _ = pair.site.verb("resume", &["--publication", "up/p"])?;
+    let mut target = pair.subscriber.connect()?;
+    farshore_testkit::wait::wait_until("the row to arrive", SOON, &[], || {
+        Ok(target.query_opt("SELECT FROM t WHERE id = 2", &[])?.map(drop))
+    })
+}

@@ -5,7 +5,7 @@ use super::{LogSettings, SiteConfig, check_name, parse_bytes, resolve_log};
 use farshore_link::{IdentityFiles, Rate, RateWindow, Rates};
 use farshore_model::nearest;
 use std::num::NonZeroU64;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Section and what is wrong in it.
 type Wrong = (String, String);
@@ -15,6 +15,8 @@ type Wrong = (String, String);
 pub struct SitesConfig {
     /// Who this site is to others; there if it has to do with any.
     pub identity: Option<IdentityFiles>,
+    /// Where a list of revocations is, or is looked for.
+    pub revocations: PathBuf,
     /// Where downstream sites connect, `host:port`.
     pub listen: Option<String>,
     /// Sites that may have publications from here.
@@ -148,23 +150,24 @@ pub(super) fn resolve(folder: &Path, typed: &typed::SiteFile) -> Result<SitesCon
         }
     }
     if sites.listen.is_some() || !sites.upstreams.is_empty() {
-        sites.identity = Some(identity(folder, &typed.site));
+        (sites.identity, sites.revocations) = identity(folder, &typed.site);
     }
     Ok(sites)
 }
 
-fn identity(folder: &Path, site: &typed::Site) -> IdentityFiles {
+fn identity(folder: &Path, site: &typed::Site) -> (Option<IdentityFiles>, PathBuf) {
     let beside = |typed: &Option<std::path::PathBuf>, default: String| {
         folder.join(typed.clone().unwrap_or_else(|| default.into()))
     };
     let revoked = beside(&site.revoked, "revoked.crl".to_owned());
-    IdentityFiles {
+    let files = IdentityFiles {
         certificate: beside(&site.certificate, format!("{}.crt", site.name)),
         key: beside(&site.key, format!("{}.key", site.name)),
         authorities: beside(&site.ca, "ca.crt".to_owned()),
         // One that was named must be there.
-        revoked: (site.revoked.is_some() || revoked.exists()).then_some(revoked),
-    }
+        revoked: (site.revoked.is_some() || revoked.exists()).then(|| revoked.clone()),
+    };
+    (Some(files), revoked)
 }
 
 fn resolve_upstream(site: &str, typed: &typed::Upstream) -> Result<Upstream, String> {

@@ -164,7 +164,7 @@ impl Serving {
     }
 
     /// Serves whoever connects until `stop` turns true.
-    pub async fn run(self: Arc<Self>, listener: Listener, mut stop: watch::Receiver<bool>) {
+    pub async fn run(self: Arc<Self>, listener: Arc<Listener>, mut stop: watch::Receiver<bool>) {
         let mut sessions = JoinSet::new();
         loop {
             let incoming = tokio::select! {
@@ -424,6 +424,14 @@ impl Serving {
     async fn turn(&self, asking: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
         let turn = tokio::time::timeout(ASKING_WAIT, asking.clone().acquire_owned());
         turn.await.ok()?.ok()
+    }
+
+    /// Ends all sessions that a site has of something.
+    pub(crate) fn end_sessions(&self) {
+        let sessions = self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        for sessions in sessions.values() {
+            sessions.newest.send_modify(|count| *count += 1);
+        }
     }
 
     /// Ends the session that the site has of this publication, if any: it lost touch with it.

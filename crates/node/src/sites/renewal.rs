@@ -1,0 +1,101 @@
+//! Certificates and lists of revocations that are replaced while the node runs are used from then
+//! on: a certificate lasts for some time, and a node may run longer.
+
+use super::serve::Serving;
+use farshore_link::{Dialer, Identity, IdentityFiles, Listener};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+/// The files are looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// All that shows this site's certificate, or judges others'.
+pub(crate) struct Renewal {
+    /// Where they are.
+    pub files: IdentityFiles,
+    /// Where a list of revocations may come to be.
+    pub revocations: PathBuf,
+    /// Who this is.
+    pub site: String,
+    /// To upstream sites.
+    pub dialers: Vec<Dialer>,
+    /// For downstream sites, and what serves them.
+    pub listener: Option<(Arc<Listener>, Arc<Serving>)>,
+}
+
+/// What is seen of the files from outside.
+#[derive(Clone, PartialEq, Eq)]
+struct Seen {
+    own: [Option<(SystemTime, u64)>; 2],
+    judging: [Option<(SystemTime, u64)>; 2],
+}
+
+fn seen(path: &Path) -> Option<(SystemTime, u64)> {
+    let metadata = std::fs::metadata(path).ok()?;
+    Some((metadata.modified().ok()?, metadata.len()))
+}
+
+impl Renewal {
+    fn look(&self) -> Seen {
+        let IdentityFiles { certificate, key, authorities, .. } = &self.files;
+        Seen {
+            own: [seen(certificate), seen(key)],
+            judging: [seen(authorities), seen(&self.revocations)],
+        }
+    }
+
+    /// Looks again and again.
+    pub async fn watch(self) {
+        let (mut used, mut before) = (self.look(), self.look());
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            let now = self.look();
+            // Who replaces several files is let finish.
+            let is_settled = now == before;
+            before = now.clone();
+            if now == used || !is_settled {
+                continue;
+            }
+            self.take(&now, &used);
+            used = now;
+        }
+    }
+
+    fn take(&self, now: &Seen, before: &Seen) {
+        let certificate = self.files.certificate.display();
+        let mut files = self.files.clone();
+        if self.revocations.exists() {
+            files.revoked = Some(self.revocations.clone());
+        }
+        let identity = match Identity::load(&files) {
+            Ok(identity) if identity.site() == self.site => Arc::new(identity),
+            Ok(identity) => {
+                return tracing::error!(
+                    "the certificate {certificate} was replaced by one for site \"{}\": going on \
+                     with the one from before",
+                    identity.site()
+                );
+            }
+            Err(error) => {
+                return tracing::error!(
+                    "certificates were replaced and cannot be used: {error}. Going on with those \
+                     from before"
+                );
+            }
+        };
+        for dialer in &self.dialers {
+            if let Err(error) = dialer.set_identity(&identity) {
+                return tracing::error!("certificates were replaced and cannot be used: {error}");
+            }
+        }
+        if let Some((listener, serving)) = &self.listener {
+            listener.set_identity(identity);
+            if now.judging != before.judging {
+                // Who is still trusted is back in a moment.
+                serving.end_sessions();
+            }
+        }
+        tracing::info!("certificates were replaced: {certificate} and its authorities are used");
+    }
+}
