@@ -31,7 +31,7 @@ use note::Note;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 
 /// Data to the principal of a direct mirror stays unacknowledged no longer.
@@ -41,6 +41,9 @@ const SILENT_MAX: Duration = Duration::from_secs(15);
 const FORGET_EVERY: Duration = Duration::from_millis(500);
 /// How long standbys replay until it is told how fast.
 const APPLY_RATE_EVERY: Duration = Duration::from_secs(2);
+
+/// Base backups of a principal at a time, for clients of its mirror's far end.
+const BACKUPS_MAX: usize = 2;
 
 /// A mirror whose near end is here. It runs while its far end is connected.
 pub(crate) struct NearAgent {
@@ -57,6 +60,8 @@ pub(crate) struct NearAgent {
     resumed: Note,
     /// Held by who drops the mirror or resumes it.
     dropping: tokio::sync::Mutex<()>,
+    /// Each takes a walsender of the principal, of which the log needs one.
+    backups: Semaphore,
     /// The session that runs ends when this changes.
     end_session: watch::Sender<u64>,
 }
@@ -89,6 +94,7 @@ impl NearAgent {
             dropped,
             resumed,
             dropping: tokio::sync::Mutex::default(),
+            backups: Semaphore::new(BACKUPS_MAX),
             end_session: watch::Sender::new(0),
         }
     }
@@ -157,6 +163,14 @@ impl NearAgent {
             seed::decline(session, &dropped).await?;
             return Err(dropped);
         }
+        let Ok(_permit) = self.backups.try_acquire() else {
+            let why = format!(
+                "{BACKUPS_MAX} base backups are being taken through mirror \"{mirror}\" already"
+            );
+            let busy = MirrorError::NearEnd { why, passes: true };
+            seed::decline(session, &busy).await?;
+            return Err(busy);
+        };
         tracing::info!(%mirror, %site, "a base backup of the principal is taken");
         seed::pass(&self.near.principal, self.near.compression, session, request).await?;
         tracing::info!(%mirror, %site, "a base backup of the principal was handed on");

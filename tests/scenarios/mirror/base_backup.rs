@@ -5,8 +5,10 @@ use crate::seeding::{Pair, own_as, verify_backup};
 use anyhow::{Result, ensure};
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::wait::wait_until;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use tempfile::TempDir;
 
 /// The program, unless this installation has none (packages without clients).
 fn pg_basebackup(cluster: &Cluster, port: u16, to: &Path) -> Option<Command> {
@@ -17,8 +19,23 @@ fn pg_basebackup(cluster: &Cluster, port: u16, to: &Path) -> Option<Command> {
     }
     let mut command = Command::new(program);
     command.args(["-h", "127.0.0.1", "-p", &port.to_string(), "-U", "s", "-c", "fast", "-D"]);
-    command.arg(to).stdin(Stdio::null());
+    command.arg(to).stdin(Stdio::null()).env("PGPASSWORD", PASSWORD);
     Some(command)
+}
+
+const PASSWORD: &str = "it's a secret";
+
+/// A mirror that asks for a password, and the folder that holds it.
+fn start(major: u32) -> Result<(Pair, TempDir)> {
+    let home = tempfile::Builder::new().prefix("farshore-password").tempdir()?;
+    let path = home.path().join("password");
+    std::fs::write(&path, PASSWORD)?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    let mut pair = Pair::start_at(major, "127.0.0.1", &format!("standby_password = {path:?}\n"))?;
+    pair.near.start()?;
+    pair.far.start()?;
+    report(&pair.far, "the far end", |mirror| mirror["state"] == "receiving")?;
+    Ok((pair, home))
 }
 
 fn done(output: &Output) -> Result<()> {
@@ -41,10 +58,7 @@ fn give(path: &Path, cluster: &Cluster) -> Result<()> {
 }
 
 fn a_standby_by_pg_basebackup(major: u32) -> Result<()> {
-    let mut pair = Pair::start(major)?;
-    pair.near.start()?;
-    pair.far.start()?;
-    report(&pair.far, "the far end", |mirror| mirror["state"] == "receiving")?;
+    let (mut pair, _password) = start(major)?;
     let home = pair.home()?;
     let data = home.path().join("data");
     let Some(mut streamed) = pg_basebackup(&pair.principal, pair.port(), &data) else {
@@ -91,10 +105,7 @@ fn a_standby_by_pg_basebackup_on_18() -> Result<()> {
 /// What cannot be had is said to who asks, and what breaks off leaves nothing behind.
 #[test]
 fn backups_that_cannot_be_had_and_backups_that_break_off() -> Result<()> {
-    let mut pair = Pair::start(15)?;
-    pair.near.start()?;
-    pair.far.start()?;
-    report(&pair.far, "the far end", |mirror| mirror["state"] == "receiving")?;
+    let (mut pair, _password) = start(15)?;
     let home = pair.home()?;
     let data = home.path().join("data");
     let Some(mut elsewhere) = pg_basebackup(&pair.principal, pair.port(), &data) else {
@@ -111,7 +122,8 @@ fn backups_that_cannot_be_had_and_backups_that_break_off() -> Result<()> {
     let psql = pair.principal.installation().command("psql").get_program().to_owned();
     let mut raw = Command::new(psql);
     let place = format!("host=127.0.0.1 port={} user=s replication=true", pair.port());
-    refused(raw.args([&place, "-c", text]).stdin(Stdio::null()), "goes to the client")?;
+    raw.args([&place, "-c", text]).stdin(Stdio::null()).env("PGPASSWORD", PASSWORD);
+    refused(&mut raw, "goes to the client")?;
     // A backup that takes its time, whose client goes, and one whose near end goes.
     let backups = "SELECT count(*) FROM pg_stat_activity \
                    WHERE application_name = 'farshore_backup_m'";
@@ -143,4 +155,22 @@ fn backups_that_cannot_be_had_and_backups_that_break_off() -> Result<()> {
         return Ok(());
     };
     refused(&mut late, "by its near end")
+}
+
+/// The server's own files are more than the log: keys, `pg_hba.conf`, passwords.
+#[test]
+fn backups_are_for_who_has_shown_a_password() -> Result<()> {
+    let mut pair = Pair::start(15)?;
+    pair.near.start()?;
+    pair.far.start()?;
+    report(&pair.far, "the far end", |mirror| mirror["state"] == "receiving")?;
+    let home = pair.home()?;
+    let data = home.path().join("data");
+    let Some(mut unasked) = pg_basebackup(&pair.principal, pair.port(), &data) else {
+        return Ok(());
+    };
+    let output = unasked.output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && said.contains("standby_password"), "{said}");
+    Ok(())
 }

@@ -11,6 +11,7 @@ use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Link, Site, Verb, certificate_lines, issue_certificates};
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
 use tempfile::TempDir;
 
@@ -161,7 +162,18 @@ fn what_a_nearby_node_hardened_gets_to_the_far_site() -> Result<()> {
 /// The node in between has no files: the far site's standby gets the principal's, through both hops.
 #[test]
 fn a_standby_at_the_end_of_a_chain_is_seeded() -> Result<()> {
-    let chain = Chain::start("")?;
+    let mut chain = Chain::start("")?;
+    // A node in between gives the files to who shows a password.
+    let path = chain.mid.directory().join("password");
+    std::fs::write(&path, "secret")?;
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600))?;
+    chain.mid.replace(
+        "upstream = \"near\"\n",
+        "upstream = \"near\"\nstandby_password = \"password\"\n",
+    )?;
+    chain.mid.replace("postgres://mid@", "postgres://mid:secret@")?;
+    chain.mid.restart()?;
+    mirror(&chain.far, "n", |mirror| mirror["state"] == "receiving")?;
     let home = tempfile::Builder::new().prefix("farshore-seeded").tempdir()?;
     own_as(home.path(), &chain.principal.data_dir())?;
     let data = home.path().join("data");

@@ -25,7 +25,7 @@ impl Pair {
     }
 
     /// `host` is where standbys may connect, `keys` what else the far end's section says.
-    fn start_at(major: u32, host: &str, keys: &str) -> Result<Pair> {
+    pub fn start_at(major: u32, host: &str, keys: &str) -> Result<Pair> {
         let principal = Cluster::builder(&Installation::find(major)?)
             .setting("wal_level", "replica")
             .setting("wal_keep_size", "512MB")

@@ -84,12 +84,14 @@ async fn begin(
 
 async fn hand_on(mut backup: PassedBackup, pieces: mpsc::Sender<Piece>) -> Result<(), MirrorError> {
     let hand_on = async |piece| pieces.send(piece).await.map_err(|_| stopped());
-    while let Some(mut bytes) = backup.next(CHUNK_BYTES).await? {
+    // Whole messages: behind each piece the client may be told that no more comes.
+    while let Some(chunk) = backup.next(CHUNK_BYTES / 2).await? {
         fault::point("backup.before-piece");
-        while !bytes.is_empty() {
-            let chunk = bytes.split_to(bytes.len().min(CHUNK_BYTES));
-            hand_on(Piece::Chunk { chunk, known: None }).await?;
+        if chunk.len() > CHUNK_BYTES {
+            let (server, what) = (backup.server().to_owned(), "sent a message that is too long");
+            return Err(MirrorError::WrongPrincipal { server, what: what.to_owned() });
         }
+        hand_on(Piece::Chunk { chunk, known: None }).await?;
     }
     hand_on(Piece::Say(FromGiver::End { end: Lsn::ZERO })).await
 }

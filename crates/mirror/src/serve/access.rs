@@ -144,6 +144,13 @@ pub(super) struct Door {
     end_point: Option<Vec<u8>>,
 }
 
+impl Door {
+    /// Whoever comes in has shown that he knows a password.
+    pub fn asks_password(&self) -> bool {
+        self.verifier.is_some()
+    }
+}
+
 impl fmt::Debug for Door {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Never what the password is checked with.

@@ -5,6 +5,8 @@ use super::{Done, Refusal, Session, SessionError, for_log};
 use crate::relay::compression::Unpacker;
 use crate::seed::BackupRequest;
 use crate::seed::message::{FromGiver, SeedAnswer};
+use crate::spool::Positions;
+use crate::wal::Timeline;
 use farshore_link::Receiver;
 use farshore_model::Lsn;
 use farshore_wire::base_backup::{BackupOptions, ONE_COPY};
@@ -16,6 +18,9 @@ use tokio::time::timeout;
 /// The log from the backup's start on is waited for so long: then the client streams it from here.
 const LOG_WITHIN: Duration = Duration::from_secs(60);
 
+/// A client that takes nothing for so long keeps the principal in a backup no longer.
+const TAKEN_WITHIN: Duration = Duration::from_secs(600);
+
 /// `connection_failure`: the way to the principal.
 const NO_WAY: &str = "08006";
 
@@ -25,6 +30,9 @@ impl Session {
         options: &BackupOptions,
     ) -> Result<Done, SessionError> {
         let mirror = self.context.mirror.clone();
+        if let Some(refusal) = self.no_backup() {
+            return Ok(Done::Refused(refusal));
+        }
         let request = BackupRequest { mirror: mirror.clone(), command: options.command(ONE_COPY) };
         let near_end = self.context.near_end.clone();
         let opened = tokio::select! {
@@ -47,8 +55,10 @@ impl Session {
             Ok(message) => serde_json::from_slice(&message).map_err(|error| error.to_string()),
             Err(why) => Err(why),
         };
-        let (system_id, start) = match answer {
-            Ok(SeedAnswer::Begins { system_id, start, .. }) => (system_id, start),
+        let (system_id, (start, timeline)) = match answer {
+            Ok(SeedAnswer::Begins { system_id, start, timeline, .. }) => {
+                (system_id, (start, Timeline(timeline)))
+            }
             Ok(SeedAnswer::Refused { why }) | Err(why) => return Ok(no_way(why)),
         };
         let own = self.spool.identity().system_id.to_string();
@@ -60,7 +70,7 @@ impl Session {
             return Ok(Done::Refused(Refusal::new("55000", why)));
         }
         if !options.wal
-            && let Some(refusal) = self.await_log(start).await?
+            && let Some(refusal) = self.await_log(start, timeline).await?
         {
             return Ok(Done::Refused(refusal));
         }
@@ -92,19 +102,49 @@ impl Session {
         }
     }
 
+    /// Why nobody gets one now.
+    fn no_backup(&self) -> Option<Refusal> {
+        let mirror = &self.context.mirror;
+        if !self.context.door.asks_password() {
+            // The log alone does not hold the server's own files: keys, pg_hba.conf, passwords.
+            let message = format!(
+                "mirror \"{mirror}\" asks nobody for a password, and gives base backups only to who \
+                 has shown one"
+            );
+            return Some(Refusal::new("28000", message).hint(
+                "Name a file under [mirror.NAME] standby_password at the far end, and start the \
+                 node again; farshore mirror seed needs none.",
+            ));
+        }
+        self.spool.closed().map(|closed| {
+            let message = format!(
+                "a standby of mirror \"{mirror}\" was promoted (timeline {}): what the old principal \
+                 has is not what was gone on with",
+                closed.timeline
+            );
+            Refusal::new("55000", message).hint("Take the backup from the server that was promoted.")
+        })
+    }
+
     /// Waits for the log from `start` on, which the client will ask for.
-    async fn await_log(&mut self, start: Lsn) -> Result<Option<Refusal>, SessionError> {
+    async fn await_log(
+        &mut self,
+        start: Lsn,
+        timeline: Timeline,
+    ) -> Result<Option<Refusal>, SessionError> {
         let mut positions = self.spool.positions();
-        let come = async { positions.wait_for(|now| now.durable >= start).await.is_ok() };
+        let has_come = |now: &Positions| now.timeline == timeline && now.durable >= start;
+        let come = async { positions.wait_for(has_come).await.is_ok() };
         let come = tokio::select! {
             come = timeout(LOG_WITHIN, come) => come.unwrap_or(false),
             left = left(&mut self.messages) => return Err(left),
         };
-        let durable = self.spool.positions().borrow().durable;
+        let now = *self.spool.positions().borrow();
         Ok((!come).then(|| {
             let message = format!(
-                "the backup begins at {start}, and the mirror's log ends at {durable}: it did not \
-                 come within {LOG_WITHIN:?}"
+                "the backup begins at {start} on timeline {timeline}, and the mirror's log ends at {} \
+                 on timeline {}: it did not come within {LOG_WITHIN:?}",
+                now.durable, now.timeline
             );
             Refusal::new("55000", message).hint("Try again once the mirror has caught up.")
         }))
@@ -118,7 +158,9 @@ impl Session {
             writer.flush().await
         };
         tokio::select! {
-            written = written => Ok(written?),
+            written = timeout(TAKEN_WITHIN, written) => {
+                Ok(written.map_err(|_| SessionError::Silent)??)
+            }
             left = left(from_client) => Err(left),
         }
     }
