@@ -59,8 +59,6 @@ pub struct Follow<'a> {
     pub policy: FollowDdl,
     /// Columns are not dropped yet, and the version is not noted if there are such.
     pub puts_drops_off: bool,
-    /// The table is about to be emptied and copied: what rows there had in a new column is nothing.
-    pub is_emptied: bool,
     /// Where the publisher is.
     pub source: &'a dyn Source,
     /// What tables are called on the target.
@@ -290,11 +288,7 @@ impl Follow<'_> {
             .iter()
             .map(|column| AddedColumn { name: column.name.clone(), type_oid: column.type_oid });
         let (published, added) = (published_name(self.relation), added.collect::<Vec<_>>());
-        let old_values = if self.is_emptied {
-            missing.iter().map(|_| OldValue::Null).collect()
-        } else {
-            self.source.old_values(&published, &added).await?
-        };
+        let old_values = self.source.old_values(&published, &added).await?;
         let file_node = self.file_node_of_copy(session).await?;
         let (root, _) = self.root(session).await?;
         for (column, old) in missing.iter().zip(old_values) {
@@ -305,7 +299,7 @@ impl Follow<'_> {
                     add.push_str(&format!(" DEFAULT {}::{definition}", quote_literal(&text)));
                 }
                 OldValue::Filled { file_node: now } if Some(now) != file_node => {
-                    self.check_empty(session, column).await?;
+                    self.check_empty(session, column, &root).await?;
                 }
                 OldValue::Filled { .. } | OldValue::Null => {}
             }
@@ -330,8 +324,14 @@ impl Follow<'_> {
     }
 
     /// Values that the publisher's rows got by a rewrite cannot be had from the log.
-    async fn check_empty(&self, session: &mut Session, column: &Column) -> Result<(), ApplyError> {
-        let filled = session.query(&format!("SELECT 1 FROM {} LIMIT 1", self.table), &[]).await?;
+    /// The column is added to all tables below `root`.
+    async fn check_empty(
+        &self,
+        session: &mut Session,
+        column: &Column,
+        root: &TableName,
+    ) -> Result<(), ApplyError> {
+        let filled = session.query(&format!("SELECT 1 FROM {root} LIMIT 1"), &[]).await?;
         if filled.is_empty() {
             return Ok(());
         }

@@ -312,17 +312,16 @@ impl InitialCopy<'_> {
         begun: bool,
         point: Lsn,
     ) -> Result<Work, ApplyError> {
-        if begun {
-            self.follow(session, &table, true).await?;
+        let target = self.schema.names.table(&table.table);
+        if begun && target_table(session, &target).await?.is_some() {
+            // Its rows are ours: the copy's first act was to find the table empty.
+            self.empty_table(session, &table, &target).await?;
+            self.follow(session, &table).await?;
         }
         let (_, plan) = self.check_target(session, &table).await?;
         let name = &table.table;
-        let target = self.schema.names.table(name);
         let only = if table.partitioned { "" } else { "ONLY " };
-        if begun {
-            // Its rows are ours: the copy's first act was to find the table empty.
-            self.empty_table(session, &table, &target).await?;
-        } else {
+        if !begun {
             let filled =
                 session.query(&format!("SELECT 1 FROM {only}{target} LIMIT 1"), &[]).await?;
             if !filled.is_empty() {
@@ -391,7 +390,6 @@ impl InitialCopy<'_> {
             );
             return self.start(session, table, true, point).await;
         }
-        self.follow(session, &table, false).await?;
         let (there, plan) = self.check_target(session, &table).await?;
         let into = self.schema.names.table(&table.table);
         let resume = Resume {
@@ -418,13 +416,12 @@ impl InitialCopy<'_> {
     }
 
     /// Checks that the target's table can take the rows, and says how they travel.
-    /// Adds what a table that is copied already, or in part, lacks of the publisher's columns: a
-    /// change that would have brought them may be long in coming.
+    /// Adds what a table that was copied before, and is empty now, lacks of the publisher's columns:
+    /// a change that would have brought them may be long in coming.
     async fn follow(
         &self,
         session: &mut Session,
         table: &PublishedTable,
-        is_emptied: bool,
     ) -> Result<(), ApplyError> {
         let name = self.schema.names.table(&table.table);
         let Some(target) = target_table(session, &name).await? else { return Ok(()) };
@@ -437,7 +434,6 @@ impl InitialCopy<'_> {
             subscription: self.subscription,
             policy: self.follow_ddl,
             puts_drops_off: true,
-            is_emptied,
             source: self.source,
             names: &self.schema.names,
             table: &name,

@@ -114,7 +114,6 @@ impl Writer {
                 subscription: &subscription,
                 policy: self.following.policy,
                 puts_drops_off,
-                is_emptied: false,
                 source: source.as_ref(),
                 names: &names,
                 table: &table,
