@@ -48,7 +48,7 @@ use farshore_model::{Applied, DictionaryId, Durable, Lsn};
 use old_files::OldFiles;
 use queue::{Queue, Queueable, Queued};
 use recent::Recent;
-use segment::{Segment, SegmentList, lock};
+use segment::{Segment, SegmentList, Written, lock};
 use spill::{SegmentedSpillFollower, SegmentedSpillWriter, SpillError, SpillFile, Spills};
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
@@ -154,8 +154,6 @@ struct Log {
     told: Mutex<replica::Told>,
     /// Held while retention works.
     retaining: Mutex<()>,
-    /// What retention tells ages by.
-    clock: retention::EvenClock,
     old_files: Arc<OldFiles>,
     /// Compression contexts that spill writers take turns with.
     compressors: Mutex<Vec<sink::Compressor>>,
@@ -226,7 +224,8 @@ impl SegmentedStore {
         let end = report.end;
         let last = recovered.segments.last();
         let tail = recovered.tail.zip(last).map(|(tail, last)| (tail, last.blocks));
-        let segments = recovered.segments.into_iter().map(|segment| {
+        let segments = recovered.segments.into_iter().map(|mut segment| {
+            segment.published.written = Written::found(&segment.path);
             Arc::new(Segment {
                 sequence: segment.sequence,
                 start: segment.start,
@@ -255,7 +254,6 @@ impl SegmentedStore {
             failure: Mutex::new(None),
             told: Mutex::default(),
             retaining: Mutex::new(()),
-            clock: retention::EvenClock::begin(),
             old_files: Arc::default(),
             compressors: Mutex::new(Vec::new()),
             #[cfg(test)]

@@ -9,7 +9,7 @@ use super::dictionary::Dictionary;
 use super::folder::{index_path, remove, sync_dir};
 use super::index::{IndexFile, SparseIndex};
 use super::scan::Scan;
-use super::segment::Published;
+use super::segment::{Published, Written};
 use super::spill::Finished;
 use super::{Options, damaged_with, io_error};
 use crate::{SpillId, StoreError};
@@ -193,6 +193,7 @@ fn published(scan: &Scan, sealed: bool) -> Published {
         spills: scan.spills.clone(),
         sealed,
         index,
+        written: Written::now(),
     }
 }
 

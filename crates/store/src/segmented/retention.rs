@@ -8,62 +8,33 @@ use farshore_fault as fault;
 use farshore_model::Lsn;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 /// What the decision needs to know of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Facts {
     last: Lsn,
-    /// When its file was written to last; `None` if the segment has no entries. Not when the
+    /// How long ago it was written to last; `None` if the segment has no entries. Not since the
     /// transactions committed: that is the publisher's clock, and what a publisher has kept while
     /// nobody took it is not old here.
-    written: Option<SystemTime>,
+    age: Option<Duration>,
     /// The segment with its index and its spills.
     bytes: u64,
 }
 
-/// This machine's clock when it was made, and evenly on from there: what sets the clock in between
-/// makes nothing old.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct EvenClock {
-    began: (Instant, SystemTime),
-}
-
-impl EvenClock {
-    pub(super) fn begin() -> EvenClock {
-        EvenClock { began: (Instant::now(), SystemTime::now()) }
-    }
-
-    fn now(self) -> SystemTime {
-        let (instant, time) = self.began;
-        time + instant.elapsed()
-    }
-}
-
-/// Whether a segment that was written to last at `written` is older than the limit allows.
-fn too_old(written: Option<SystemTime>, retention: &Retention, now: SystemTime) -> bool {
-    match (written, retention.age_max) {
-        (Some(written), Some(age_max)) => {
-            now.duration_since(written).unwrap_or(Duration::ZERO) > age_max
-        }
-        (None, _) | (_, None) => false,
-    }
+/// Whether a segment that was written to so long ago is older than the limit allows.
+fn too_old(age: Option<Duration>, retention: &Retention) -> bool {
+    age.zip(retention.age_max).is_some_and(|(age, age_max)| age > age_max)
 }
 
 /// How many of the sealed segments go, oldest first. `needed_after` is the lowest position any
 /// cursor has applied.
-fn drop_count(
-    sealed: &[Facts],
-    active: Facts,
-    needed_after: Lsn,
-    retention: &Retention,
-    now: SystemTime,
-) -> usize {
+fn drop_count(sealed: &[Facts], active: Facts, needed_after: Lsn, retention: &Retention) -> usize {
     let mut bytes = active.bytes + sealed.iter().map(|facts| facts.bytes).sum::<u64>();
     let mut count = 0;
     for facts in sealed {
         let too_many = retention.bytes_max.is_some_and(|max| bytes > max);
-        if facts.last > needed_after && !too_many && !too_old(facts.written, retention, now) {
+        if facts.last > needed_after && !too_many && !too_old(facts.age, retention) {
             break;
         }
         bytes -= facts.bytes;
@@ -79,11 +50,10 @@ fn roll_first(
     total_bytes: u64,
     needed_after: Lsn,
     retention: &Retention,
-    now: SystemTime,
     roll_bytes_min: u64,
 ) -> bool {
-    active.written.is_some()
-        && (too_old(active.written, retention, now)
+    active.age.is_some()
+        && (too_old(active.age, retention)
             || (active.last <= needed_after && active.bytes >= roll_bytes_min)
             || retention.bytes_max.is_some_and(|max| total_bytes > max && active.bytes >= max / 4))
 }
@@ -100,11 +70,9 @@ impl Log {
         let spills = lock(&self.spills);
         let spilled = published.spills.iter().filter_map(|spill| spills.finished.get(spill));
         let has_entries = published.commit_times.is_some();
-        let written = || std::fs::metadata(&segment.path)?.modified();
         Facts {
             last: published.last,
-            // A file that cannot be looked at is as new as can be.
-            written: has_entries.then(|| written().unwrap_or_else(|_| SystemTime::now())),
+            age: has_entries.then(|| published.written.age()),
             bytes: published.end + spilled.map(|spill| spill.bytes).sum::<u64>(),
         }
     }
@@ -120,7 +88,6 @@ impl Log {
     pub fn enforce_retention(&self, retention: &Retention) -> Result<Vec<Cursor>, StoreError> {
         let _one_at_a_time = lock(&self.retaining);
         self.old_files.give_up_unused();
-        let now = self.clock.now();
         let (sealed, active) = self.all_facts();
         let claim = needed_after(&lock(&self.cursors.state));
         if let Some(active) = active {
@@ -128,11 +95,11 @@ impl Log {
             // Without any claim the active segment is left alone: it will be rolled in its time.
             let applied = claim.unwrap_or(Lsn::ZERO);
             let roll_bytes_min = self.options.roll_bytes_min;
-            if roll_first(active, total, applied, retention, now, roll_bytes_min) {
+            if roll_first(active, total, applied, retention, roll_bytes_min) {
                 self.queue.roll();
             }
         }
-        let (dropped, expired) = self.take_from_list(retention, now);
+        let (dropped, expired) = self.take_from_list(retention);
         if dropped.is_empty() {
             return Ok(Vec::new());
         }
@@ -172,16 +139,12 @@ impl Log {
 
     /// Decides, expires cursors and takes segments from the list in one step that cursors cannot
     /// move in, so that no cursor moves back to what is about to go.
-    fn take_from_list(
-        &self,
-        retention: &Retention,
-        now: SystemTime,
-    ) -> (Vec<Arc<Segment>>, Vec<Cursor>) {
+    fn take_from_list(&self, retention: &Retention) -> (Vec<Arc<Segment>>, Vec<Cursor>) {
         let mut state = lock(&self.cursors.state);
         let (sealed, active) = self.all_facts();
         let Some(active) = active else { return (Vec::new(), Vec::new()) };
         let claim = needed_after(&state).unwrap_or(Lsn::MAX);
-        let count = drop_count(&sealed, active, claim, retention, now);
+        let count = drop_count(&sealed, active, claim, retention);
         let (dropped, start) = {
             let mut segments = lock(&self.segments.segments);
             let dropped: Vec<_> = segments.drain(..count).collect();
@@ -220,48 +183,42 @@ impl Log {
 mod tests {
     use super::*;
 
-    fn at(seconds: f64) -> SystemTime {
-        SystemTime::UNIX_EPOCH + Duration::from_secs_f64(1e6 + seconds)
-    }
-
-    fn facts(last: u64, written: f64, bytes: u64) -> Facts {
-        Facts { last: Lsn(last), written: Some(at(written)), bytes }
+    fn facts(last: u64, age: u64, bytes: u64) -> Facts {
+        Facts { last: Lsn(last), age: Some(Duration::from_secs(age)), bytes }
     }
 
     #[test]
     fn only_what_all_cursors_applied_goes() {
-        let sealed = [facts(10, 0.0, 5), facts(20, 0.0, 5), facts(30, 0.0, 5)];
-        let active = facts(40, 0.0, 5);
+        let sealed = [facts(10, 0, 5), facts(20, 0, 5), facts(30, 0, 5)];
+        let active = facts(40, 0, 5);
         let none = Retention::default();
         for (needed, count) in [(0, 0), (9, 0), (10, 1), (29, 2), (30, 3), (u64::MAX, 3)] {
-            assert_eq!(drop_count(&sealed, active, Lsn(needed), &none, at(0.0)), count);
+            assert_eq!(drop_count(&sealed, active, Lsn(needed), &none), count);
         }
     }
 
     #[test]
     fn limits_override_claims_oldest_first() {
-        let sealed = [facts(10, 1.0, 5), facts(20, 2.0, 5), facts(30, 3.0, 5)];
-        let active = facts(40, 4.0, 5);
+        let sealed = [facts(10, 6, 5), facts(20, 5, 5), facts(30, 3, 5)];
+        let active = facts(40, 2, 5);
         let bytes = Retention { bytes_max: Some(11), age_max: None };
-        assert_eq!(drop_count(&sealed, active, Lsn(0), &bytes, at(0.0)), 2);
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &bytes), 2);
         let age = Retention { bytes_max: None, age_max: Some(Duration::from_secs(3)) };
-        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, at(5.5)), 2);
-        // A clock that was put back drops nothing.
-        assert_eq!(drop_count(&sealed, active, Lsn(0), &age, at(-9.0)), 0);
+        assert_eq!(drop_count(&sealed, active, Lsn(0), &age), 2);
     }
 
     #[test]
     fn the_active_segment_is_rolled_only_when_that_helps() {
         let none = Retention::default();
         let roll = |active, total, needed, retention: &Retention| {
-            roll_first(active, total, Lsn(needed), retention, at(0.0), 10)
+            roll_first(active, total, Lsn(needed), retention, 10)
         };
-        assert!(!roll(facts(5, 0.0, 9), 9, 5, &none), "not worth the trouble");
-        assert!(roll(facts(5, 0.0, 10), 10, 5, &none));
-        assert!(!roll(facts(5, 0.0, 10), 10, 4, &none), "still needed");
-        assert!(!roll(Facts { written: None, ..facts(5, 0.0, 99) }, 99, 5, &none), "empty");
+        assert!(!roll(facts(5, 0, 9), 9, 5, &none), "not worth the trouble");
+        assert!(roll(facts(5, 0, 10), 10, 5, &none));
+        assert!(!roll(facts(5, 0, 10), 10, 4, &none), "still needed");
+        assert!(!roll(Facts { age: None, ..facts(5, 0, 99) }, 99, 5, &none), "empty");
         let bytes = Retention { bytes_max: Some(40), age_max: None };
-        assert!(roll(facts(5, 0.0, 10), 41, 0, &bytes));
-        assert!(!roll(facts(5, 0.0, 9), 41, 0, &bytes), "the sealed ones are the bulk");
+        assert!(roll(facts(5, 0, 10), 41, 0, &bytes));
+        assert!(!roll(facts(5, 0, 9), 41, 0, &bytes), "the sealed ones are the bulk");
     }
 }

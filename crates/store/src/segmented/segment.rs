@@ -38,8 +38,9 @@ use crate::{EntryKind, EntryMeta, SpillId};
 use bytes::Bytes;
 use farshore_model::{DictionaryId, Lsn, PgTime};
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
 
 pub(crate) const SEGMENT_MAGIC: [u8; 8] = *b"FARSHSEG";
 pub(crate) const SPILL_MAGIC: [u8; 8] = *b"FARSHSPL";
@@ -232,6 +233,36 @@ pub(crate) struct Published {
     pub sealed: bool,
     /// The active segment's index. A sealed one's is in its `.idx` file.
     pub index: Option<SparseIndex>,
+    /// When it was written to last.
+    pub written: Written,
+}
+
+/// How long ago something was written, by a clock that nobody sets.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Written {
+    seen: Instant,
+    /// Then it was so old.
+    age: Duration,
+}
+
+impl Written {
+    /// Just now.
+    pub fn now() -> Written {
+        Written { seen: Instant::now(), age: Duration::ZERO }
+    }
+
+    /// As a file that is found says by this machine's clock; one that cannot be looked at, or is
+    /// from the future, is new.
+    pub fn found(path: &Path) -> Written {
+        let written = std::fs::metadata(path).and_then(|metadata| metadata.modified());
+        let age = written.ok().and_then(|at| SystemTime::now().duration_since(at).ok());
+        Written { seen: Instant::now(), age: age.unwrap_or_default() }
+    }
+
+    /// How long that is ago.
+    pub fn age(self) -> Duration {
+        self.age.saturating_add(self.seen.elapsed())
+    }
 }
 
 /// One segment as all threads share it.

@@ -9,8 +9,8 @@ use super::queue::{Queueable, Queued};
 use super::recent::{BlockPlace, RecentBlock};
 use super::scan::widen;
 use super::segment::{
-    ENTRY_HEADER_LEN, FILE_HEADER_LEN, FileHeader, Published, SEGMENT_MAGIC, Segment, entry_header,
-    lock, push_definition,
+    ENTRY_HEADER_LEN, FILE_HEADER_LEN, FileHeader, Published, SEGMENT_MAGIC, Segment, Written,
+    entry_header, lock, push_definition,
 };
 use super::sink::{BlockSink, Compressor, SinkStart};
 use super::{Log, io_error};
@@ -359,6 +359,7 @@ impl Writer {
             self.log.counters.stored_bytes.fetch_add(end - published.end, Ordering::Relaxed);
             published.end = end;
             published.last = last;
+            published.written = Written::now();
             published.spills.extend(unpublished.spills);
             if let Some((min, max)) = unpublished.commit_times {
                 published.commit_times = widen(published.commit_times, min, max);
@@ -465,6 +466,7 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
             spills: Vec::new(),
             sealed: false,
             index: Some(SparseIndex::default()),
+            written: Written::now(),
         }),
     });
     let sink_start = SinkStart {

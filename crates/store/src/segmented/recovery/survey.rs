@@ -9,7 +9,7 @@ use super::super::folder::{
 use super::super::index::{IndexFile, IndexFound};
 use super::super::scan::{Tail, holds_a_block, scan};
 use super::super::segment::{
-    FILE_HEADER_LEN, FileHeader, HeaderError, Published, SEGMENT_MAGIC, definitions,
+    FILE_HEADER_LEN, FileHeader, HeaderError, Published, SEGMENT_MAGIC, Written, definitions,
 };
 use super::super::spill::{Finished, SpillError, SpillFile};
 use super::super::{Options, io_error};
@@ -288,6 +288,7 @@ impl Survey<'_> {
                             spills: index.spills,
                             sealed: true,
                             index: None,
+                            written: Written::now(),
                         },
                     });
                     return Ok(());
