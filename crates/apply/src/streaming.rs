@@ -38,10 +38,6 @@ const IDLE_BEFORE_WATCHED: Duration = Duration::from_secs(1);
 /// Connections that a backlog needed are closed after this long without one.
 const SPARES_KEPT_FOR: Duration = Duration::from_secs(30);
 
-/// Whether the target's tables are still those that were copied is looked at this often, where work
-/// goes on.
-const LOOK_AT_TABLES_EVERY: Duration = Duration::from_secs(60);
-
 /// A store that is so many bytes of the publisher's log ahead is worth more than one connection from
 /// the start, if only its positions are: what they are of is not known yet.
 const MUCH_BYTES: u64 = 4 << 20;
@@ -90,7 +86,6 @@ pub(crate) struct Streaming<'a> {
     /// Tracer tokens that were read and are not confirmed.
     tracers: VecDeque<SourceTransaction>,
     progress_at: Instant,
-    tables_looked_at: Instant,
     /// Row changes that the status counts already.
     changes_announced: u64,
     /// Only used by the defect that swaps transactions.
@@ -139,7 +134,6 @@ impl<'a> Streaming<'a> {
             awaiting: VecDeque::new(),
             tracers: VecDeque::new(),
             progress_at: Instant::now(),
-            tables_looked_at: Instant::now(),
             changes_announced: 0,
             held_back: None,
         }
@@ -331,7 +325,6 @@ impl<'a> Streaming<'a> {
             self.commit_open().await?;
             self.settle().await?;
         }
-        self.look_at_tables().await?;
         self.announce();
         // What was read after what is applied has no changes.
         self.early.settled(self.seen);
@@ -358,18 +351,6 @@ impl<'a> Streaming<'a> {
         if is_quiet {
             self.writer.close_spares().await;
         }
-        Ok(())
-    }
-
-    /// Now and then, whether the target's tables are still those that were copied.
-    async fn look_at_tables(&mut self) -> Result<(), ApplyError> {
-        if self.tables_looked_at.elapsed() < LOOK_AT_TABLES_EVERY {
-            return Ok(());
-        }
-        let spec = &self.agent.spec;
-        let copied = spec.copied_to(&self.tables);
-        self.writer.check_remade(&spec.name, &copied).await?;
-        self.tables_looked_at = Instant::now();
         Ok(())
     }
 

@@ -134,15 +134,33 @@ pub(crate) struct Attempt {
     cancel: CancelTokens,
 }
 
+/// A backlog waits so long for capture to be there: before the publisher was asked what it publishes,
+/// a table that has left and come back counts as copied.
+const CAPTURE_WITHIN: Duration = Duration::from_secs(1);
+
 impl SubscriptionSpec {
     /// What its connections are called on the target.
     pub fn application_name(&self) -> String {
         application_name(&self.name)
     }
 
-    /// Copied tables, each with its name on the target.
-    pub(crate) fn copied_to(&self, tables: &[TableProgress]) -> Vec<(TableName, TableName)> {
-        let copied = tables.iter().filter(|progress| progress.copied);
+    /// Copied tables that the publisher still has as it had them, each with its name on the target.
+    /// Of one that the publication does not list by itself (all of a database or a schema, a
+    /// partition) nobody can tell whether it was made again there too.
+    fn copied_to(
+        &self,
+        tables: &[TableProgress],
+        published: &[PublishedTable],
+    ) -> Vec<(TableName, TableName)> {
+        let is_same = |copied: &TableProgress, now: &PublishedTable| {
+            let membership = copied.membership;
+            copied.table == now.table
+                && membership == now.membership
+                && membership != 0
+                && !now.memberships_above.contains(&membership)
+        };
+        let copied = tables.iter().filter(|copied| copied.copied);
+        let copied = copied.filter(|copied| published.iter().any(|now| is_same(copied, now)));
         copied.map(|p| (p.table.clone(), self.schema.names.table(&p.table))).collect()
     }
 }
@@ -164,6 +182,12 @@ impl Alone {
         let span = Self::SPAN_BYTES << self.times.min(Self::DOUBLINGS_MAX);
         *self = Alone { until: Lsn(position.0.saturating_add(span)), times: self.times + 1 };
     }
+}
+
+/// Those that are not copied.
+fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<PublishedTable> {
+    published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
+    published
 }
 
 impl Subscription {
@@ -337,7 +361,12 @@ impl Subscription {
         if let (Some(start), false) = (cursor.expired, unfinished) {
             return Err(self.gap(start));
         }
+        // What is published is asked once, when capture is there, unless that takes long.
+        let mut ready = self.capture_ready.clone();
+        let _ =
+            tokio::time::timeout(CAPTURE_WITHIN, ready.wait_for(|sessions| *sessions > 0)).await;
         let asked = *self.capture_ready.borrow();
+        let mut published: Option<Vec<PublishedTable>> = None;
         let half_copied: Vec<TableProgress> =
             tables.iter().filter(|table| !table.copied).cloned().collect();
         let (mut beside, mut ask_again) = (Vec::new(), false);
@@ -356,8 +385,8 @@ impl Subscription {
                 is_known = false;
                 self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, true).await?;
             }
-            // Before capture is there, streaming asks as soon as it is.
-            let joined = if asked > 0 { self.new_tables(&begun).await } else { Some(Vec::new()) };
+            published = self.published().await;
+            let joined = published.clone().map(|published| joined(published, &begun));
             ask_again = joined.is_none();
             let joined = joined.unwrap_or_default();
             let left = if ends { Vec::new() } else { half_copied };
@@ -435,7 +464,9 @@ impl Subscription {
         if !is_known {
             requests = session.load_requests(name).await?;
         }
-        session.check_remade(name, &self.spec.copied_to(&tables)).await?;
+        if let Some(published) = published {
+            session.check_remade(name, &self.spec.copied_to(&tables, &published)).await?;
+        }
         let Requests { skips, foreign_keys_wait } = requests;
         let consistent = applied >= consistent_at;
         if consistent && foreign_keys_wait {
@@ -488,12 +519,12 @@ impl Subscription {
     /// Tables that the publisher publishes and that are not copied; `None` when it cannot be asked
     /// now. Streaming goes on then, and asks again later.
     pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Option<Vec<PublishedTable>> {
-        let is_known = |table: &PublishedTable| known.iter().any(|k| k.copied && k.is_still(table));
+        self.published().await.map(|published| joined(published, known))
+    }
+
+    async fn published(&self) -> Option<Vec<PublishedTable>> {
         match self.source.published_tables().await {
-            Ok(mut published) => {
-                published.retain(|table| !is_known(table));
-                Some(published)
-            }
+            Ok(published) => Some(published),
             Err(error) => {
                 tracing::info!(
                     subscription = %self.spec.name, %error,

@@ -364,6 +364,7 @@ impl InitialCopy<'_> {
             )
             .await?;
         note_definition(session, self.subscription, name, &definition_of(&table)).await?;
+        session.note_table(self.subscription, name, &target).await?;
         session.simple("COMMIT").await?;
         fault::point("snapshot.after-state");
         // A partitioned table has no blocks of its own.
@@ -390,8 +391,15 @@ impl InitialCopy<'_> {
             );
             return self.start(session, table, true, point).await;
         }
-        let (there, plan) = self.check_target(session, &table).await?;
         let into = self.schema.names.table(&table.table);
+        if session.is_remade(self.subscription, &table.table, &into).await? {
+            tracing::warn!(
+                subscription = %self.subscription, table = %table.table,
+                "the table on the target was dropped and made again: its copy starts over"
+            );
+            return self.start(session, table, true, point).await;
+        }
+        let (there, plan) = self.check_target(session, &table).await?;
         let resume = Resume {
             subscription: self.subscription,
             table: &table,
@@ -637,8 +645,7 @@ impl InitialCopy<'_> {
             format!("subscription = {name} AND schema_name = {schema} AND table_name = {table}");
         target
             .simple(&format!(
-                "BEGIN; UPDATE farshore.table_copy SET state = '{TABLE_COPIED}', \
-                 target_oid = NULL WHERE {this}; \
+                "BEGIN; UPDATE farshore.table_copy SET state = '{TABLE_COPIED}' WHERE {this}; \
                  DELETE FROM farshore.range_copy WHERE {this}; COMMIT"
             ))
             .await?;

@@ -121,6 +121,11 @@ const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND 
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'noted_in' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
+/// Whether the parts are there that subscriptions do not do without.
+const USABLE: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'definition' \
+    AND attrelid = to_regclass('farshore.table_copy'))";
+
 const LOAD_PROGRESS: &str =
     "SELECT state, applied, publisher, publication FROM farshore.subscription WHERE name = $1";
 
@@ -242,7 +247,25 @@ impl Session {
         let there = self.query("SELECT to_regnamespace('farshore') IS NOT NULL", &[]).await?;
         let is_there = is_true(&there);
         let make = if is_there { "" } else { MAKE_SCHEMA };
-        self.simple(&format!("{make} {SCHEMA} COMMIT")).await
+        match self.simple(&format!("{make} {SCHEMA} COMMIT")).await {
+            Err(ApplyError::Target { error, .. })
+                if error.sqlstate() == Some("42501") && is_true(&self.usable().await?) =>
+            {
+                tracing::warn!(
+                    "the farshore schema on {} lacks what was added to it since, and this role may \
+                     not add it: start the subscription whose role owns it",
+                    self.connection.server()
+                );
+                Ok(())
+            }
+            made => made,
+        }
+    }
+
+    /// Whether the schema has all that is not done without.
+    async fn usable(&mut self) -> Result<Vec<Row>, ApplyError> {
+        self.simple("ROLLBACK").await?;
+        self.query(USABLE, &[]).await
     }
 
     /// Takes the subscription's lock ([`Session::lock_subscription`]), makes the `farshore` schema

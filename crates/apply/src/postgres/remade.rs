@@ -7,7 +7,6 @@
 
 use crate::ApplyError;
 use crate::postgres::follow_ddl::schemas_and_names;
-use crate::postgres::progress::TABLE_COPIED;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;
 use farshore_capture::publication::TableName;
@@ -20,16 +19,19 @@ const OTHERS: &str = "SELECT w.number - 1, \
      FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
        WITH ORDINALITY AS w (schema_name, table_name, target, number) \
      JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
-       AND c.table_name = w.table_name AND c.state = $5 \
+       AND c.table_name = w.table_name \
      JOIN pg_catalog.pg_class t ON t.oid = pg_catalog.to_regclass(w.target) \
      WHERE (c.target_oid, c.noted_in) IS DISTINCT FROM (t.oid, c.tableoid) ORDER BY 1";
+
+const KEEPS_OIDS: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'noted_in' \
+     AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
 
 const NOTE: &str = "UPDATE farshore.table_copy c \
      SET target_oid = pg_catalog.to_regclass(w.target)::oid, noted_in = c.tableoid \
      FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
        AS w (schema_name, table_name, target) \
      WHERE c.subscription = $1 AND c.schema_name = w.schema_name \
-       AND c.table_name = w.table_name AND c.state = $5";
+       AND c.table_name = w.table_name";
 
 impl Session {
     /// Checks that copied tables, each with its name on the target, are still those that were
@@ -42,6 +44,9 @@ impl Session {
         subscription: &str,
         tables: &[(TableName, TableName)],
     ) -> Result<(), ApplyError> {
+        if tables.is_empty() || !self.keeps_oids().await? {
+            return Ok(());
+        }
         let rows = {
             let asked = Asked::of(tables);
             self.query(OTHERS, &asked.parameters(subscription)).await?
@@ -71,6 +76,43 @@ impl Session {
     }
 }
 
+impl Session {
+    /// Notes which table the rows of one are copied to from now on.
+    pub async fn note_table(
+        &mut self,
+        subscription: &str,
+        table: &TableName,
+        target: &TableName,
+    ) -> Result<(), ApplyError> {
+        if self.keeps_oids().await? {
+            let asked = Asked::of(&[(table.clone(), target.clone())]);
+            self.execute(NOTE, &asked.parameters(subscription)).await?;
+        }
+        Ok(())
+    }
+
+    /// Whether the table that the rows of one were copied to so far is another one now.
+    pub async fn is_remade(
+        &mut self,
+        subscription: &str,
+        table: &TableName,
+        target: &TableName,
+    ) -> Result<bool, ApplyError> {
+        if !self.keeps_oids().await? {
+            return Ok(false);
+        }
+        let asked = Asked::of(&[(table.clone(), target.clone())]);
+        let rows = self.query(OTHERS, &asked.parameters(subscription)).await?;
+        Ok(rows.first().is_some_and(|row| row.get(1) == Some("t")))
+    }
+
+    /// A role that does not own `farshore.table_copy` cannot give it these columns.
+    async fn keeps_oids(&mut self) -> Result<bool, ApplyError> {
+        let rows = self.query(KEEPS_OIDS, &[]).await?;
+        Ok(!rows.is_empty())
+    }
+}
+
 fn lost(subscription: &str, table: &TableName, target: &TableName) -> ApplyError {
     ApplyError::Setup(format!(
         "subscription \"{subscription}\": table {target} on the target is not the one that was \
@@ -94,13 +136,7 @@ impl Asked {
         Asked { schemas, names: published, targets: names(&targets) }
     }
 
-    fn parameters<'a>(&'a self, subscription: &'a str) -> [Option<&'a str>; 5] {
-        [
-            Some(subscription),
-            Some(&self.schemas),
-            Some(&self.names),
-            Some(&self.targets),
-            Some(TABLE_COPIED),
-        ]
+    fn parameters<'a>(&'a self, subscription: &'a str) -> [Option<&'a str>; 4] {
+        [Some(subscription), Some(&self.schemas), Some(&self.names), Some(&self.targets)]
     }
 }

@@ -447,19 +447,6 @@ impl Writer {
         self.explain(error)
     }
 
-    /// Checks that copied tables are still those that were copied (`Session::check_remade`).
-    /// No group may be open.
-    pub async fn check_remade(
-        &mut self,
-        subscription: &str,
-        tables: &[(TableName, TableName)],
-    ) -> Result<(), ApplyError> {
-        match self.lanes.current().idle_session().await {
-            Ok(session) => session.check_remade(subscription, tables).await,
-            Err(error) => Err(self.explain(error)),
-        }
-    }
-
     /// Whether the target's answers take so long that the line is what bounds a connection.
     pub fn is_far(&self) -> bool {
         self.lanes.is_far()
