@@ -244,6 +244,11 @@ impl StoredBlock {
 pub trait StoredReader: Send {
     /// The next block, or `None` when everything durable (of a spill: everything) has been read.
     fn next_stored(&mut self) -> Result<Option<StoredBlock>, StoreError>;
+
+    /// Passes over the next block; false when there is none. A reader that can does not read it.
+    fn pass_over(&mut self) -> Result<bool, StoreError> {
+        self.next_stored().map(|block| block.is_some())
+    }
 }
 
 /// Takes the blocks of one spill. Blocking. Dropping it before [`SpillReceiver::finish`] removes

@@ -71,8 +71,13 @@ impl Blocks {
         let pass_over = std::mem::take(&mut self.pass_over);
         let read = tokio::task::spawn_blocking(move || {
             for _ in 0..pass_over {
-                if let Err(error) = reader.next_stored() {
-                    return (reader, held, Err(error));
+                match reader.pass_over() {
+                    Ok(true) => {}
+                    Ok(false) => {
+                        let more = "block of a spill that the other site says it has".to_owned();
+                        return (reader, held, Err(StoreError::Unknown(more)));
+                    }
+                    Err(error) => return (reader, held, Err(error)),
                 }
             }
             let crossing = next_crossing(reader.as_mut(), &mut held, packed, compression);

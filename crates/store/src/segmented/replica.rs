@@ -107,6 +107,25 @@ impl StoredReader for StoredSpillReader {
         self.at += len;
         Ok(Some(stored))
     }
+
+    fn pass_over(&mut self) -> Result<bool, StoreError> {
+        let (file, container, end) = self.spill.blocks();
+        if self.at >= end {
+            return Ok(false);
+        }
+        let header = own_header(file, self.at, end, container);
+        let header = header.map_err(|error| error.into_store_error(self.spill.path(), self.at))?;
+        self.at += header.block_len();
+        Ok(true)
+    }
+}
+
+fn own_header(file: &File, at: u64, end: u64, container: Container) -> Result<Header, BlockError> {
+    let header = block::read_header(file, at, end)?;
+    if header.container != container {
+        return Err(BlockError::Bad("the block belongs to another file"));
+    }
+    Ok(header)
 }
 
 fn read_next(
@@ -116,10 +135,7 @@ fn read_next(
     end: u64,
     container: Container,
 ) -> Result<(StoredBlock, u64), BlockError> {
-    let header = block::read_header(file, at, end)?;
-    if header.container != container {
-        return Err(BlockError::Bad("the block belongs to another file"));
-    }
+    let header = own_header(file, at, end, container)?;
     Ok((read_stored(blocks, file, at, &header)?, header.block_len()))
 }
 
