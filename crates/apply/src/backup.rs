@@ -112,7 +112,12 @@ pub async fn initialise(
         }
         Backup::TellsItself | Backup::At(_) => match session.own_history(&publisher).await? {
             None => None,
-            Some(history) => source.timelines().await?.left_at(&history),
+            Some(history) => match (source.timelines().await, backup) {
+                (Ok(timelines), _) => timelines.left_at(&history),
+                // It is said where it stands, and only not proved.
+                (Err(_), Backup::At(_)) => None,
+                (Err(error), _) => return Err(error.into()),
+            },
         },
     };
     let given = if let Backup::At(given) = backup { Some(*given) } else { None };

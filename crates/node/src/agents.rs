@@ -105,8 +105,14 @@ impl PublicationAgent {
     pub(crate) fn trouble(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
         let (failure, capture) = (self.failure.clone(), self.capture.clone());
         move || {
-            let streams = lock(&capture.status).streaming;
-            if streams { None } else { lock(&failure).why() }
+            if let Some(why) = capture.store.status().waiting_for_room {
+                return Some(why);
+            }
+            let (streams, waits_for) = {
+                let status = lock(&capture.status);
+                (status.streaming, status.waits_for.clone())
+            };
+            if streams { None } else { lock(&failure).why().or(waits_for) }
         }
     }
 
@@ -174,6 +180,9 @@ impl ReceivedAgent {
     pub(crate) fn trouble(&self) -> impl Fn() -> Option<String> + Send + Sync + use<> {
         let (failure, receive) = (self.failure.clone(), self.receive.clone());
         move || {
+            if let Some(why) = receive.store.status().waiting_for_room {
+                return Some(why);
+            }
             let status = receive.status().clone();
             if status.connected {
                 return status.trouble;

@@ -144,13 +144,17 @@ impl Serving {
             }
         };
         let mut blocks = Blocks::new(reader);
-        let mut told = None;
+        let (mut told, mut look_at) = (None, Instant::now());
         loop {
-            let trouble = if takes.trouble { (served.trouble)() } else { None };
-            if trouble != told {
-                let why = trouble.as_deref().unwrap_or_default().chars().take(TROUBLE_CHARS_MAX);
-                sender.send_parts(&FromUpstream::Trouble(why.collect()).encode()).await?;
-                told = trouble;
+            if takes.trouble && Instant::now() >= look_at {
+                let trouble = (served.trouble)();
+                if trouble != told {
+                    let why = trouble.as_deref().unwrap_or_default();
+                    let why = why.chars().take(TROUBLE_CHARS_MAX).collect();
+                    sender.send_parts(&FromUpstream::Trouble(why).encode()).await?;
+                    told = trouble;
+                }
+                look_at = Instant::now() + LOOK_FOR_TROUBLE_EVERY;
             }
             durable.mark_unchanged();
             if ready.has_changed().unwrap_or(false) {
