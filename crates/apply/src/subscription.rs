@@ -1,6 +1,5 @@
 //! The agent of one subscription: copies what is not copied yet, then streams.
 
-use crate::ApplyError;
 use crate::backup;
 use crate::careful::{Careful, Failure};
 use crate::conflict::ConflictPolicy;
@@ -19,6 +18,7 @@ use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
 use crate::streaming::{StreamEnd, Streaming};
+use crate::{ApplyError, Given};
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
@@ -88,6 +88,8 @@ pub struct Subscription {
     pub source: Arc<dyn Source>,
     /// Where the changes come from.
     pub store: Arc<dyn LogStore>,
+    /// How far the target can have come.
+    pub given: Arc<Given>,
     /// Counts capture's connections: from the first on a copy may begin, and each may have
     /// brought new tables into the publication.
     pub capture_ready: watch::Receiver<u64>,
@@ -317,6 +319,11 @@ impl Subscription {
         if let Some(progress) = &progress {
             self.check_origin(progress)?;
         }
+        // Before anything is copied. A log that was begun anew is seen below.
+        let begins = slot::log_begins(self.store.as_ref());
+        if progress.as_ref().is_none_or(|progress| begins.is_some_and(|b| progress.applied >= b)) {
+            self.check_not_ahead(progress.as_ref(), &tables)?;
+        }
         let cursor = self.store.register_cursor(name)?;
         if progress.is_none() && self.spec.initialise == Initialise::Backup {
             let Some(begins) = slot::log_begins(self.store.as_ref()) else {
@@ -400,20 +407,7 @@ impl Subscription {
         {
             return Err(self.gap(begins));
         }
-        let durable = self.store.durable().borrow().0;
-        if progress.state == state::STREAMING && applied > durable.max(consistent_at) {
-            let advice = if slot::is_replica(self.store.as_ref()) {
-                "If this site's store alone was put back to an older copy of itself, it fetches the \
-                 rest from its upstream: farshore resume, once it has. Otherwise empty"
-            } else {
-                "Empty"
-            };
-            return Err(ApplyError::Gap(format!(
-                "subscription \"{name}\": the target has applied up to {applied}, but the store \
-                 holds only up to {durable}: the store or the publisher was replaced or set back. \
-                 {advice} the target's tables and drop its farshore schema to copy anew"
-            )));
-        }
+        self.check_not_ahead(Some(&progress), &tables)?;
         if applied < cursor.applied.0 && cursor.expired.is_none() {
             tracing::warn!(
                 subscription = %name, from = %cursor.applied, to = %applied,
@@ -647,6 +641,7 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start).into()),
             Err(error) => return Err(ApplyError::from(error).into()),
         };
+        feed.tells(self.given.clone());
         let copied: HashMap<_, _> =
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let policy = self.spec.on_conflict.clone();
