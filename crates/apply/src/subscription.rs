@@ -188,7 +188,13 @@ impl Subscription {
             }
         };
         tokio::select! {
-            result = self.work(session, stop, &cancel) => return result,
+            result = self.work(session, stop, &cancel) => {
+                return result.map_err(|error| match error {
+                    // Retention took it from under a reader that was slow.
+                    ApplyError::Store(StoreError::Dropped { start, .. }) => self.gap(start),
+                    error => error,
+                });
+            }
             () = grace_over => {}
         }
         // A statement that waits on the target would keep the connection, and with it the lock.
@@ -408,17 +414,20 @@ impl Subscription {
             return Err(self.gap(begins));
         }
         self.check_not_ahead(Some(&progress), &tables)?;
+        match self.store.move_cursor(name, Applied(applied)) {
+            Ok(()) => {}
+            Err(StoreError::Dropped { start, .. }) if cursor.expired.is_none() => {
+                return Err(self.went_back_too_far(applied, start));
+            }
+            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
+            Err(error) => return Err(error.into()),
+        }
         if applied < cursor.applied.0 && cursor.expired.is_none() {
             tracing::warn!(
                 subscription = %name, from = %cursor.applied, to = %applied,
                 "the target has gone back (restored from a backup, or failed over): what it lacks \
                  is applied again from the log"
             );
-        }
-        match self.store.move_cursor(name, Applied(applied)) {
-            Ok(()) => {}
-            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
-            Err(error) => return Err(error.into()),
         }
         if !is_known {
             requests = session.load_requests(name).await?;
@@ -449,6 +458,18 @@ impl Subscription {
              starts at {start} (retention limits dropped them, or the store was replaced). To copy \
              anew: stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE there, \
              and start",
+            self.spec.name
+        ))
+    }
+
+    /// Nothing was dropped that it had not applied; it has gone back.
+    fn went_back_too_far(&self, applied: Lsn, start: Lsn) -> ApplyError {
+        ApplyError::Gap(format!(
+            "subscription \"{}\": the target has gone back to {applied} (restored from a backup, or \
+             failed over), and the store begins at {start}: it no longer has changes that the \
+             target had applied once and now lacks. Restore it from a backup that has applied more, \
+             or, to copy anew: stop this node, empty the target's tables, DROP SCHEMA farshore \
+             CASCADE there, and start",
             self.spec.name
         ))
     }
