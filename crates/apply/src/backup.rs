@@ -10,10 +10,10 @@
 //! subscription's target, physical or a dump: its `farshore` schema came along, and what is noted
 //! there was committed with the rows.
 
-use crate::ApplyError;
 use crate::postgres::progress::{TABLE_COPIED, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
+use crate::{ApplyError, ahead};
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
@@ -106,6 +106,8 @@ pub async fn initialise(
     else {
         return Err(refused("its publication's capture has not begun yet".to_owned()));
     };
+    // What was found of the target as it was before.
+    ahead::forget(store.as_ref(), name)?;
     let proved = match backup {
         Backup::CopiedFrom(other) => {
             Some(session.stands_at(other, spec, &publisher).await?.map_err(&refused)?)

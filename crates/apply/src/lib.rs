@@ -7,6 +7,7 @@
 //! netting       pure: what consecutive changes of one table come to
 //! early         a large transaction applied while it arrives, committed in its turn
 //! copy_beside   tables copied anew while the others stream on
+//! ahead         a target that has more than its store can have given it
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! requests      what operators ask for: transactions to skip, tables to copy anew
 //! browse        the stored log, readable
@@ -20,6 +21,7 @@
 //!
 //! Progress is written in the same target transaction as the rows it stands for.
 
+mod ahead;
 pub mod backup;
 pub mod browse;
 mod careful;
@@ -39,6 +41,7 @@ mod status;
 mod streaming;
 mod subscription;
 
+pub use ahead::Given;
 pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::cursor_owner;
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};

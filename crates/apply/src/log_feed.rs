@@ -1,6 +1,6 @@
 //! The store's log as a sequence of transactions, read one block ahead.
 
-use crate::ApplyError;
+use crate::{ApplyError, Given};
 use bytes::Bytes;
 use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Durable, Lsn, Relation};
@@ -58,6 +58,7 @@ pub struct LogFeed {
     definitions: Definitions,
     after: Lsn,
     halt_at: Option<Lsn>,
+    given: Option<Arc<Given>>,
 }
 
 impl LogFeed {
@@ -74,7 +75,13 @@ impl LogFeed {
             definitions: HashMap::new(),
             after,
             halt_at: None,
+            given: None,
         })
+    }
+
+    /// What is read is for a target: how far it can come is told here.
+    pub fn tells(&mut self, given: Arc<Given>) {
+        self.given = Some(given);
     }
 
     /// Ends the sequence before the transaction at `position`.
@@ -162,6 +169,9 @@ impl LogFeed {
             return Ok(Some(LogItem::Halt(position)));
         }
         self.after = position;
+        if let Some(given) = &self.given {
+            given.reaches(position);
+        }
         let stored = |what: String| ApplyError::Stored { position, what };
         let body = |payload: &Bytes| -> Result<(Header, Bytes), ApplyError> {
             let (header, body) = Header::decode(payload).map_err(|e| stored(e.to_string()))?;

@@ -1,6 +1,5 @@
 //! The agent of one subscription: copies what is not copied yet, then streams.
 
-use crate::ApplyError;
 use crate::backup;
 use crate::careful::{Careful, Failure};
 use crate::conflict::ConflictPolicy;
@@ -19,6 +18,7 @@ use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
 use crate::streaming::{StreamEnd, Streaming};
+use crate::{ApplyError, Given};
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
@@ -88,6 +88,8 @@ pub struct Subscription {
     pub source: Arc<dyn Source>,
     /// Where the changes come from.
     pub store: Arc<dyn LogStore>,
+    /// How far the target can have come.
+    pub given: Arc<Given>,
     /// Counts capture's connections: from the first on a copy may begin, and each may have
     /// brought new tables into the publication.
     pub capture_ready: watch::Receiver<u64>,
@@ -212,7 +214,11 @@ impl Subscription {
         tokio::select! {
             result = self.work(session, stop, &cancel) => {
                 self.set_status(|status| status.waits_for = None);
-                return result;
+                return result.map_err(|error| match error {
+                    // Retention took it from under a reader that was slow.
+                    ApplyError::Store(StoreError::Dropped { start, .. }) => self.gap(start),
+                    error => error,
+                });
             }
             () = grace_over => {}
             never = self.watch_for_holders() => match never {},
@@ -347,6 +353,11 @@ impl Subscription {
             self.set_status(|status| status.applied = Applied(progress.applied));
             self.check_origin(progress)?;
         }
+        // Before anything is copied. A log that was begun anew is seen below.
+        let begins = slot::log_begins(self.store.as_ref());
+        if progress.as_ref().is_none_or(|progress| begins.is_some_and(|b| progress.applied >= b)) {
+            self.check_not_ahead(progress.as_ref(), &tables)?;
+        }
         let cursor = self.store.register_cursor(name)?;
         if progress.is_none() && self.spec.initialise == Initialise::Backup {
             let Some(begins) = slot::log_begins(self.store.as_ref()) else {
@@ -435,19 +446,14 @@ impl Subscription {
         {
             return Err(self.gap(begins));
         }
-        let durable = self.store.durable().borrow().0;
-        if progress.state == state::STREAMING && applied > durable.max(consistent_at) {
-            let advice = if slot::is_replica(self.store.as_ref()) {
-                "If this site's store alone was put back to an older copy of itself, it fetches the \
-                 rest from its upstream: farshore resume, once it has. Otherwise empty"
-            } else {
-                "Empty"
-            };
-            return Err(ApplyError::Gap(format!(
-                "subscription \"{name}\": the target has applied up to {applied}, but the store \
-                 holds only up to {durable}: the store or the publisher was replaced or set back. \
-                 {advice} the target's tables and drop its farshore schema to copy anew"
-            )));
+        self.check_not_ahead(Some(&progress), &tables)?;
+        match self.store.move_cursor(name, Applied(applied)) {
+            Ok(()) => {}
+            Err(StoreError::Dropped { start, .. }) if cursor.expired.is_none() => {
+                return Err(self.went_back_too_far(applied, start));
+            }
+            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
+            Err(error) => return Err(error.into()),
         }
         if applied < cursor.applied.0 && cursor.expired.is_none() {
             tracing::warn!(
@@ -455,11 +461,6 @@ impl Subscription {
                 "the target has gone back (restored from a backup, or failed over): what it lacks \
                  is applied again from the log"
             );
-        }
-        match self.store.move_cursor(name, Applied(applied)) {
-            Ok(()) => {}
-            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
-            Err(error) => return Err(error.into()),
         }
         if !is_known {
             requests = session.load_requests(name).await?;
@@ -492,6 +493,18 @@ impl Subscription {
              starts at {start} (retention limits dropped them, or the store was replaced). To copy \
              anew: stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE there, \
              and start",
+            self.spec.name
+        ))
+    }
+
+    /// Nothing was dropped that it had not applied; it has gone back.
+    fn went_back_too_far(&self, applied: Lsn, start: Lsn) -> ApplyError {
+        ApplyError::Gap(format!(
+            "subscription \"{}\": the target has gone back to {applied} (restored from a backup, or \
+             failed over), and the store begins at {start}: it no longer has changes that the \
+             target had applied once and now lacks. Restore it from a backup that has applied more, \
+             or, to copy anew: stop this node, empty the target's tables, DROP SCHEMA farshore \
+             CASCADE there, and start",
             self.spec.name
         ))
     }
@@ -685,6 +698,7 @@ impl Subscription {
             Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start).into()),
             Err(error) => return Err(ApplyError::from(error).into()),
         };
+        feed.tells(self.given.clone());
         let copied: HashMap<_, _> =
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let policy = self.spec.on_conflict.clone();

@@ -135,13 +135,15 @@ impl Capture {
             parallel_streaming: false,
         };
         let place = slot::place(&self.spec, &mut sql).await?;
-        if let Some(place) = &place {
+        let seen = match &place {
             // The server may have much to decode for it.
-            tokio::select! {
+            Some(place) => tokio::select! {
                 checked = slot::check_overlap(&self.spec, &mut sql, &self.store, place) => checked?,
                 _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            }
-        }
+            },
+            None => slot::Overlap::NotLooked { why: "the slot has gone".to_owned(), passes: true },
+        };
+        slot::settle_loss(&self.spec, self.store.as_ref(), seen)?;
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);
         let mut intake = Intake::new(self, assembler, binary, sql.is_close(), stop);

@@ -8,11 +8,11 @@ mod overlap;
 
 use crate::{CaptureError, publication::PublicationSpec};
 use farshore_fault as fault;
-use farshore_model::Lsn;
+use farshore_model::{Lsn, PgTime};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, Mode};
 use farshore_store::LogStore;
-pub(crate) use overlap::check_overlap;
+pub(crate) use overlap::{Overlap, check_overlap};
 
 /// Notes in the store about where its log comes from.
 const NOTE_SYSTEM: &str = "publisher.system_identifier";
@@ -36,7 +36,7 @@ pub(crate) fn copy_anew(publication: &str) -> String {
 
 /// What was found of a publisher that has lost what the store holds. Once it has written as much
 /// again its positions look right, and name other changes: so it is remembered, until the site file
-/// names another server.
+/// names another server, or a look at this one shows that it has all after all.
 pub fn noted_loss(
     spec: &PublicationSpec,
     note: impl Fn(&str) -> Option<String>,
@@ -55,6 +55,36 @@ fn note_loss(
 ) -> Result<(), farshore_store::StoreError> {
     store.set_note(NOTE_LOST_ON, &spec.source.redacted())?;
     store.set_note(NOTE_LOST, found)
+}
+
+/// Forgets it, if what the slot would give again shows that the publisher has what the store holds:
+/// the address may have led to an old copy of the server for a while. Where that was not looked at,
+/// what was found holds.
+pub(crate) fn settle_loss(
+    spec: &PublicationSpec,
+    store: &dyn LogStore,
+    seen: Overlap,
+) -> Result<(), CaptureError> {
+    if store.note(NOTE_LOST).is_none_or(|found| found.is_empty()) {
+        return Ok(());
+    }
+    let lost = noted_loss(spec, |key| store.note(key));
+    match (lost, seen) {
+        (Some(lost), Overlap::NotLooked { why, passes }) => {
+            let held = format!("{lost}. Whether it has all after all was not looked at now: {why}");
+            return Err(if passes {
+                CaptureError::Interrupted(held)
+            } else {
+                CaptureError::Gap(held)
+            });
+        }
+        (Some(_), Overlap::Agrees) => tracing::info!(
+            publication = %spec.name,
+            "the publisher has all that the store holds; what was found of it before is forgotten"
+        ),
+        (None, _) => {}
+    }
+    Ok(store.set_note(NOTE_LOST, "")?)
 }
 
 /// Says what would keep the slot from being made or adopted, without changing anything. `started`
@@ -175,17 +205,26 @@ async fn check_history(
     let (timeline, end) = log_end(spec, sql).await?;
     let noted = store.note(NOTE_TIMELINE).and_then(|noted| noted.parse::<u32>().ok());
     if end < known {
-        let lost = format!(
+        let shorter = format!(
             "publication \"{name}\": the publisher's log ends at {end}, before what the store holds \
              ({known}): it was set back, or it is another server. What it writes from then on is \
-             not what the targets have. If it is another server, correct `source`. {}",
-            copy_anew(name)
+             not what the targets have. If it is another server, correct `source`."
         );
+        let anew = copy_anew(name);
         // Of another timeline it is not the server that the store was filled from: an old primary,
         // which an address led to for a moment, and that is seen again each time.
-        if noted.is_none_or(|noted| noted == timeline) {
-            note_loss(spec, store, &lost)?;
+        if noted.is_some_and(|noted| noted != timeline) {
+            return Err(CaptureError::Gap(format!("{shorter} {anew}")));
         }
+        if let Some(lost) = noted_loss(spec, |key| store.note(key)) {
+            return Err(lost);
+        }
+        let lost = format!(
+            "{shorter} Found {}, and remembered until the server is seen to have it: once the right \
+             one is back, farshore resume. {anew}",
+            PgTime::now()
+        );
+        note_loss(spec, store, &lost)?;
         return Err(CaptureError::Gap(lost));
     }
     if let Some(before) = noted.filter(|before| *before != timeline) {
@@ -244,6 +283,8 @@ struct SlotRow {
     active_pid: Option<String>,
     confirmed: Option<Lsn>,
     wal_status: Option<String>,
+    /// Why it was invalidated, from version 17 on.
+    invalidated_by: Option<String>,
 }
 
 /// Where the log of a store begins: changes before it were never in it. `None` until capture has
@@ -317,17 +358,7 @@ pub async fn ensure_slot(
         let confirmed = check_slot(spec, &slot, &row)?;
         let known = durable.max(start);
         check_not_ahead(spec, confirmed, known)?;
-        if let Some(lost) = noted_loss(spec, |key| store.note(key)) {
-            return Err(lost);
-        }
-        let checked = check_history(spec, sql, store, known).await;
-        match &checked {
-            Ok(()) if store.note(NOTE_LOST).is_some_and(|found| !found.is_empty()) => {
-                store.set_note(NOTE_LOST, "")?;
-            }
-            Ok(()) | Err(_) => {}
-        }
-        checked?;
+        check_history(spec, sql, store, known).await?;
         return Ok(known);
     }
     if durable > Lsn::ZERO {
@@ -529,8 +560,10 @@ async fn slot_row(
 ) -> Result<Option<SlotRow>, CaptureError> {
     let rows = sql
         .query(
-            "SELECT plugin, database, active_pid, confirmed_flush_lsn, wal_status \
-             FROM pg_replication_slots WHERE slot_name = $1",
+            // As JSON: before version 17 there is no column of that name.
+            "SELECT plugin, database, active_pid, confirmed_flush_lsn, wal_status, \
+               to_jsonb(s)->>'invalidation_reason' \
+             FROM pg_replication_slots AS s WHERE slot_name = $1",
             &[Some(slot)],
         )
         .await
@@ -547,6 +580,7 @@ async fn slot_row(
         active_pid: text(2),
         confirmed,
         wal_status: text(4),
+        invalidated_by: text(5),
     }))
 }
 
@@ -569,15 +603,36 @@ fn check_slot(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> Result<Lsn, 
         ));
     }
     if row.wal_status.as_deref() == Some("lost") {
+        let why = why_invalidated(row.invalidated_by.as_deref());
         return Err(CaptureError::Gap(format!(
-            "publication \"{name}\": slot \"{slot}\" was invalidated: the publisher has removed \
-             log that was still needed (see max_slot_wal_keep_size). {}",
+            "publication \"{name}\": slot \"{slot}\" was invalidated: {why}. {}",
             copy_anew(name)
         )));
     }
     match row.confirmed {
         Some(confirmed) => Ok(confirmed),
         None => setup(format!("publication \"{name}\": slot \"{slot}\" has no confirmed position")),
+    }
+}
+
+/// The reason that `pg_replication_slots` gives, in words.
+fn why_invalidated(reason: Option<&str>) -> String {
+    match reason {
+        Some("idle_timeout") => {
+            "nobody has used it for so long that the publisher gave it up (see \
+                                 idle_replication_slot_timeout)"
+                .to_owned()
+        }
+        Some("wal_level_insufficient") => {
+            "the publisher ran with a wal_level that is not logical".to_owned()
+        }
+        Some("rows_removed") => "the publisher has removed rows of its catalogs that were still \
+                                 needed to decode its log"
+            .to_owned(),
+        None | Some("wal_removed") => "the publisher has removed log that was still needed (see \
+                                       max_slot_wal_keep_size)"
+            .to_owned(),
+        Some(other) => format!("the publisher says {other}"),
     }
 }
 

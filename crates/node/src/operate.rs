@@ -231,6 +231,7 @@ impl Site {
         let store: Arc<dyn LogStore> = agent.store.clone();
         let done = initialise(spec, &store, source.as_ref(), &backup).await;
         let done = done.map_err(|error| error.to_string())?;
+        agent.subscription.given.reaches(done.lsn);
         held.go_on();
         let Initialised { lsn, proved, tables, left_out } = done;
         let proof = if proved { "as the target itself tells" } else { "as given; not verified" };

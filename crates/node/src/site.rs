@@ -20,7 +20,7 @@ use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
 use crate::switch::Switch;
-use farshore_apply::{Subscription, SubscriptionStatus};
+use farshore_apply::{Given, Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus};
 use farshore_link::{Dialer, Identity, IdentityError, LinkError, LinkOptions, Listener};
@@ -241,6 +241,8 @@ impl Site {
                 subscription: Arc::new(Subscription {
                     spec: subscription.spec.clone(),
                     source,
+                    // Capture has added nothing yet.
+                    given: Arc::new(Given::new(store.durable().borrow().0)),
                     store,
                     capture_ready: ready,
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),

@@ -244,6 +244,17 @@ fn is_out_of_room(error: &std::io::Error) -> bool {
     matches!(error.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
 }
 
+/// The note of the newest transaction that retention dropped.
+const NOTE_NEWEST_DROPPED: &str = "newest.dropped";
+
+/// Position and commit time of the newest transaction that was dropped from a store, noted where no
+/// newer one was left in its log; `None` if that never happened. Of a replica it is not known.
+pub fn newest_dropped(store: &dyn LogStore) -> Option<(Lsn, PgTime)> {
+    let note = store.note(NOTE_NEWEST_DROPPED)?;
+    let (position, commit_time) = note.split_once(' ')?;
+    Some((position.parse().ok()?, PgTime(commit_time.parse().ok()?)))
+}
+
 /// A future that the caller boxes nothing for.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -19,6 +19,7 @@ mod cursors;
 mod dictionary;
 mod folder;
 mod index;
+mod newest;
 mod old_files;
 mod pressure;
 mod queue;
@@ -45,6 +46,7 @@ use crate::{
 use cursors::{Cursors, Notes};
 use dictionary::Dictionary;
 use farshore_model::{Applied, DictionaryId, Durable, Lsn};
+use newest::Newest;
 use old_files::OldFiles;
 use queue::{Queue, Queueable, Queued};
 use recent::Recent;
@@ -135,8 +137,8 @@ struct Counters {
 }
 
 /// What the store's threads share. Lock order: `retaining`, cursor state, segment list, one
-/// segment's `published`, spills; the locks of the dictionary, the compressors, the newest blocks
-/// and the old files are innermost.
+/// segment's `published`, spills; the locks of the dictionary, the compressors, the newest blocks,
+/// the newest transaction and the old files are innermost.
 struct Log {
     dir: PathBuf,
     options: Options,
@@ -145,6 +147,7 @@ struct Log {
     spills: Mutex<Spills>,
     cursors: Cursors,
     notes: Notes,
+    newest: Mutex<Newest>,
     queue: Arc<Queue>,
     counters: Counters,
     /// The last position that an fsync has covered.
@@ -247,6 +250,7 @@ impl SegmentedStore {
             spills: Mutex::new(spills),
             cursors,
             notes: Notes::new(dir.join("notes"), recovered.notes),
+            newest: Mutex::default(),
             queue: Arc::new(Queue::new(options.queue_bytes_max, end)),
             options,
             counters: Counters::default(),

@@ -115,6 +115,34 @@ fn the_slot_is_invalidated_while_the_link_is_silent() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn the_slot_is_invalidated_because_nobody_used_it() -> Result<()> {
+    let publisher = publisher_cluster(18)?.start()?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(15)?.start()?)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    pair.publisher
+        .connect()?
+        .batch_execute("ALTER SYSTEM SET idle_replication_slot_timeout = '1s'")?;
+    pair.publish("SELECT pg_reload_conf()")?;
+    let mut publisher = pair.publisher.connect()?;
+    wait_until("the slot to be invalidated", SOON, &[&pair.publisher.log_path()], || {
+        publisher.batch_execute("CHECKPOINT")?;
+        let lost = "SELECT FROM pg_replication_slots WHERE wal_status = 'lost'";
+        Ok(publisher.query_opt(lost, &[])?.map(drop))
+    })?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "was invalidated")?;
+    let says = error.contains("idle_replication_slot_timeout");
+    ensure!(state == "stopped" && says && !error.contains("max_slot_wal"), "{state}: {error}");
+    Ok(())
+}
+
 /// A publisher of the newest version that is installed and knows failover slots, and a link to it.
 fn primary(settings: &[(&str, &str)]) -> Result<(Cluster, Link)> {
     let builder = Cluster::builder(&Installation::find(18)?).setting("wal_level", "logical");

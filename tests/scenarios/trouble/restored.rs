@@ -1,7 +1,13 @@
 //! Servers and stores that were put back to an earlier time, or replaced.
 
 use anyhow::{Result, ensure};
-use farshore_tests::{Direction, Pair};
+use farshore_testkit::postgres::{Backup, StopMode, copy_tree};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Direction, Pair, Site, Upstream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
 
 const SCHEMA: &str = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
 
@@ -33,7 +39,7 @@ fn the_target_from_a_backup_gets_again_what_the_log_still_has() -> Result<()> {
     for round in 1..=3 {
         change(&mut pair, 1_000 + round * 1_000)?;
         pair.subscriber.restore(&backup)?;
-        pair.site.await_log("gone back", std::time::Duration::from_secs(60))?;
+        pair.site.await_log("gone back", SOON)?;
         pair.assert_equal(&["public"])?;
     }
     Ok(())
@@ -53,8 +59,8 @@ fn the_target_from_a_backup_that_is_too_old_is_refused() -> Result<()> {
         from += 200;
     }
     pair.subscriber.restore(&backup)?;
-    let (state, error) = pair.site.await_trouble("s", "no longer has changes")?;
-    ensure!(state == "stopped" && error.contains("To copy anew"), "{state}: {error}");
+    let (state, error) = pair.site.await_trouble("s", "the target has gone back to")?;
+    ensure!(state == "stopped" && error.contains("to copy anew"), "{state}: {error}");
     Ok(())
 }
 
@@ -174,7 +180,7 @@ fn a_target_table_that_was_made_again_is_noticed() -> Result<()> {
     ensure!(state == "stopped", "{state} after {resumed:?}");
     let said = pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
     ensure!(said.code == Some(0), "{said:?}");
-    pair.site.await_log("table copied", std::time::Duration::from_secs(60))?;
+    pair.site.await_log("table copied", SOON)?;
     pair.site.restart()?;
     pair.assert_equal(&["public"])?;
     // What somebody made again and filled is gone on with, and known from then on.
@@ -185,7 +191,7 @@ fn a_target_table_that_was_made_again_is_noticed() -> Result<()> {
     )?;
     pair.site.start()?;
     change(&mut pair, 2_000)?;
-    pair.site.await_log("gone on with as it is", std::time::Duration::from_secs(60))?;
+    pair.site.await_log("gone on with as it is", SOON)?;
     pair.publish("DELETE FROM t")?;
     pair.assert_equal(&["public"])?;
     pair.site.restart()?;
@@ -208,4 +214,252 @@ fn a_target_that_was_restored_from_a_dump_is_gone_on_with() -> Result<()> {
     pair.subscriber.execute_script(MADE_AGAIN)?;
     pair.site.start()?;
     change(&mut pair, 1_000)
+}
+
+/// Changes on the publisher alone that differ from those of [`change`] at the same positions.
+fn change_otherwise(pair: &Pair, from: u32) -> Result<()> {
+    pair.publish(&format!(
+        "INSERT INTO t SELECT i, 'other' FROM generate_series({from}, {from} + 99) AS i; \
+         SELECT pg_switch_wal()"
+    ))
+}
+
+/// A copy of the data folder of a site that is stopped.
+fn snapshot(site: &Site) -> Result<PathBuf> {
+    let kept = site.directory().join("kept");
+    copy_tree(&site.directory().join("data"), &kept)?;
+    Ok(kept)
+}
+
+fn put_back(site: &Site, kept: &Path) -> Result<()> {
+    std::fs::remove_dir_all(site.directory().join("data"))?;
+    copy_tree(kept, &site.directory().join("data"))
+}
+
+/// A snapshot of the machine with publisher and node; the target stays, of which there is a backup
+/// of that time. The node is stopped.
+fn set_back_but_for_the_target() -> Result<(Pair, Backup)> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    let target = pair.subscriber.back_up()?;
+    let (backup, kept) = (pair.publisher.back_up()?, snapshot(&pair.site)?);
+    pair.site.start()?;
+    change(&mut pair, 1_000)?;
+    pair.site.stop()?;
+    pair.publisher.restore(&backup)?;
+    put_back(&pair.site, &kept)?;
+    Ok((pair, target))
+}
+
+/// Waits until the store has the log up to here, which is not what the target has there.
+fn await_store(pair: &Pair, position: &str) -> Result<()> {
+    wait_until("the store to get there", SOON, &[&pair.site.log_path()], || {
+        let durable = pair.site.status()?["publications"][0]["durable"].clone();
+        let reached = format!(
+            "SELECT '{}'::pg_lsn >= '{position}'",
+            durable.as_str().filter(|durable| !durable.is_empty()).unwrap_or("0/0")
+        );
+        Ok((pair.publisher_says(&reached)? == "t").then_some(()))
+    })
+}
+
+#[test]
+fn a_target_that_is_ahead_of_what_was_set_back_is_noticed_and_remembered() -> Result<()> {
+    let (mut pair, _) = set_back_but_for_the_target()?;
+    let applied = pair.subscriber_says("SELECT applied FROM farshore.subscription")?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "the target has applied up to")?;
+    ensure!(state == "stopped" && error.contains("remembered"), "{state}: {error}");
+    for from in [5_000, 6_000] {
+        change_otherwise(&pair, from)?;
+    }
+    await_store(&pair, &applied)?;
+    let resumed = pair.site.verb("resume", &["--subscription", "s"])?;
+    let (state, _) = pair.site.await_trouble("s", "the target has applied up to")?;
+    ensure!(state == "stopped", "{state} after {resumed:?}");
+    pair.site.restart()?;
+    let (state, _) = pair.site.await_trouble("s", "the target has applied up to")?;
+    ensure!(state == "stopped", "{state} after a restart");
+    pair.site.stop()?;
+    pair.subscriber
+        .execute_script("DROP SCHEMA farshore CASCADE; TRUNCATE t, farshore_marks.mark")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.restart()?;
+    change(&mut pair, 7_000)
+}
+
+/// It is seen for the first time when the store has as much again, and its tables stood at
+/// different points.
+#[test]
+fn a_target_that_is_ahead_is_noticed_also_when_it_is_reached_late() -> Result<()> {
+    let (mut pair, earlier) = set_back_but_for_the_target()?;
+    let applied = pair.subscriber_says("SELECT applied FROM farshore.subscription")?;
+    pair.subscriber.execute_script("UPDATE farshore.subscription SET state = 'catching-up'")?;
+    pair.subscriber.stop(StopMode::Fast)?;
+    pair.site.start()?;
+    for from in [5_000, 6_000] {
+        change_otherwise(&pair, from)?;
+    }
+    await_store(&pair, &applied)?;
+    pair.subscriber.start()?;
+    let (state, error) = pair.site.await_trouble("s", "the target has applied up to")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    // Set back as well, it is what the publisher was.
+    pair.subscriber.restore(&earlier)?;
+    pair.site.restart()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.restart()?;
+    change(&mut pair, 7_000)
+}
+
+/// What a site downstream has lost it fetches again, of the same log.
+#[test]
+fn a_store_downstream_that_was_set_back_goes_on() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(SCHEMA)?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    change(&mut pair, 1_000)?;
+    pair.site.stop()?;
+    let kept = snapshot(&pair.site)?;
+    pair.site.start()?;
+    change(&mut pair, 2_000)?;
+    pair.site.stop()?;
+    put_back(&pair.site, &kept)?;
+    pair.site.start()?;
+    wait_until("the rest to be fetched", SOON, &[&pair.site.log_path()], || {
+        let status = pair.site.status()?;
+        let state = status["subscriptions"][0]["state"].as_str().unwrap_or_default().to_owned();
+        if state == "stopped" {
+            pair.site.verb("resume", &["--subscription", "s"])?;
+        }
+        Ok((state == "streaming").then_some(()))
+    })?;
+    pair.site.restart()?;
+    change(&mut pair, 3_000)
+}
+
+/// An old copy of the publisher was at its address for a while.
+#[test]
+fn the_right_publisher_is_gone_on_with_once_it_is_back() -> Result<()> {
+    let mut pair = streaming("")?;
+    let old = pair.publisher.back_up()?;
+    change(&mut pair, 1_000)?;
+    let right = pair.publisher.back_up()?;
+    pair.publisher.restore(&old)?;
+    let (state, error) = pair.site.await_trouble("p", "was set back")?;
+    ensure!(state == "stopped" && error.contains("and remembered"), "{state}: {error}");
+    for from in [5_000, 6_000] {
+        change_otherwise(&pair, from)?;
+    }
+    pair.site.restart()?;
+    let (state, _) = pair.site.await_trouble("p", "was set back")?;
+    ensure!(state == "stopped", "{state} after a restart");
+    pair.publisher.restore(&right)?;
+    let resumed = pair.site.verb("resume", &["--publication", "p"])?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    pair.site.await_log("is forgotten", SOON)?;
+    pair.site.restart()?;
+    change(&mut pair, 2_000)?;
+    let checked = pair.site.verb("check", &[])?;
+    ensure!(!checked.stdout.contains("was set back"), "{checked:?}");
+    Ok(())
+}
+
+/// What is done again in a copy of the server stands at the same positions, under the same
+/// transaction ids.
+#[test]
+fn the_publisher_from_a_backup_that_does_the_same_again_is_noticed() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    let backup = pair.publisher.back_up()?;
+    // Whatever else the server logs in between would show as other positions: tried again then.
+    let done = |pair: &mut Pair, v: &str| -> Result<String> {
+        let mut client = pair.publisher.connect()?;
+        for id in 1_000..1_005 {
+            client.execute("INSERT INTO t VALUES ($1, $2)", &[&id, &v])?;
+        }
+        let last =
+            "SELECT pg_current_wal_lsn()::text || ' ' || (SELECT xmin FROM t WHERE id = 1004)";
+        Ok(client.query_one(last, &[])?.get(0))
+    };
+    let first = done(&mut pair, "first")?;
+    pair.site.start()?;
+    pair.site.wait_for("the changes to arrive", SOON, || {
+        let there = "SELECT count(*) FROM t WHERE v = 'first'";
+        Ok((pair.subscriber.connect()?.query_one(there, &[])?.get::<_, i64>(0) == 5).then_some(()))
+    })?;
+    pair.site.stop()?;
+    let mut again = String::new();
+    for _ in 0..20 {
+        pair.publisher.restore(&backup)?;
+        again = done(&mut pair, "again")?;
+        if again == first {
+            break;
+        }
+    }
+    ensure!(again == first, "{again} instead of {first}");
+    change_otherwise(&pair, 5_000)?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "has written other changes since")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    Ok(())
+}
+
+/// Nothing is left in the store of what the slot would give again.
+#[test]
+fn the_publisher_from_a_backup_is_noticed_also_when_the_store_has_dropped_the_rest() -> Result<()> {
+    let mut pair = streaming("")?;
+    let backup = pair.publisher.back_up()?;
+    pair.publish(
+        "UPDATE t SET v = (SELECT string_agg(md5(random()::text), '') \
+         FROM generate_series(1, 1500 + t.id))",
+    )?;
+    change(&mut pair, 1_000)?;
+    wait_until("the store to be empty", SOON, &[&pair.site.log_path()], || {
+        let publication = pair.site.status()?["publications"][0].clone();
+        let bytes = publication["store_bytes"].as_u64().unwrap_or(u64::MAX);
+        Ok((bytes < 10_000).then_some(()))
+    })?;
+    pair.site.stop()?;
+    pair.publisher.restore(&backup)?;
+    for from in [5_000, 6_000] {
+        change_otherwise(&pair, from)?;
+    }
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "has written other changes since")?;
+    ensure!(
+        state == "stopped" && error.contains("not have the transaction at"),
+        "{state}: {error}"
+    );
+    Ok(())
+}
+
+/// It lost nothing that was published. But the store has passed what it writes since.
+#[test]
+fn the_publisher_from_a_backup_of_a_quiet_time_is_noticed() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    let backup = pair.publisher.back_up()?;
+    pair.publish(
+        "CREATE SCHEMA unpublished; CREATE TABLE unpublished.u (i integer); \
+                  SELECT pg_switch_wal(); INSERT INTO unpublished.u VALUES (1)",
+    )?;
+    let position = pair.publisher_says("SELECT pg_current_wal_lsn()")?;
+    pair.site.start()?;
+    await_store(&pair, &position)?;
+    pair.site.stop()?;
+    pair.publisher.restore(&backup)?;
+    for from in [5_000, 6_000] {
+        change_otherwise(&pair, from)?;
+    }
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "has written other changes since")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    Ok(())
 }

@@ -4,85 +4,162 @@
 //! anybody looks: its positions look right then, and name other changes. Its slot was put back with
 //! it, so what the slot would give once more must be what the store has.
 
-use super::{Place, copy_anew};
+use super::{NOTE_START, Place, copy_anew};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
 use farshore_model::transaction::Header;
-use farshore_model::{Lsn, quote_identifier};
+use farshore_model::{Lsn, PgTime, Xid, quote_identifier};
 use farshore_pg::Connection;
-use farshore_store::{EntryKind, Item, LogStore};
+use farshore_store::{EntryKind, Item, LogStore, StoreError, newest_dropped};
 use std::sync::Arc;
 
-/// Looks for the store's last transaction in what the slot would give again, if that is behind it:
-/// decoded without being taken, and but for commits not sent.
+/// What a look at the overlap came to, where it found nothing wrong.
+#[derive(Debug)]
+pub(crate) enum Overlap {
+    /// The publisher has what the store has.
+    Agrees,
+    /// It was not looked at.
+    NotLooked {
+        /// Why.
+        why: String,
+        /// It may be looked at in a moment.
+        passes: bool,
+    },
+}
+
+/// The newest transaction that the store has, or had.
+#[derive(Clone, Copy, Debug)]
+struct Newest {
+    position: Lsn,
+    commit_time: PgTime,
+    /// Only known while the log holds it.
+    xid: Option<Xid>,
+}
+
+/// What a store knows of its transactions after a position.
+enum Known {
+    Newest(Newest),
+    /// There are none.
+    NoneAfter,
+    /// They left the log, and no note tells of them: an earlier version dropped them.
+    Forgotten,
+}
+
+/// Holds what the slot would give again against what the store has, if the slot is behind it:
+/// decoded without being taken, and counted where it is.
+///
+/// The store's newest transaction must be there, and nothing between it and the store's end: what
+/// was written there since would be passed over, since the stream is asked for from that end.
 ///
 /// # Errors
-/// [`CaptureError::Gap`] if it is not there.
+/// [`CaptureError::Gap`] if the publisher was set back.
 pub(crate) async fn check_overlap(
     spec: &PublicationSpec,
     sql: &mut Connection,
     store: &Arc<dyn LogStore>,
     place: &Place,
-) -> Result<(), CaptureError> {
-    // Where it is in use, or waits for standbys, an answer may take any time.
-    if place.in_use || place.waits_for_standbys {
-        return Ok(());
+) -> Result<Overlap, CaptureError> {
+    let end = store.durable().borrow().0;
+    if place.confirmed >= end {
+        return Ok(Overlap::Agrees);
+    }
+    let not_looked = |why: &str, passes| Ok(Overlap::NotLooked { why: why.to_owned(), passes });
+    // An answer may take any time.
+    if place.in_use {
+        return not_looked("another session has the slot", true);
+    }
+    if place.waits_for_standbys {
+        return not_looked("the slot waits for standbys (synchronized_standby_slots)", false);
     }
     let (reading, after) = (store.clone(), place.confirmed);
-    let last = tokio::task::spawn_blocking(move || last_transaction(reading.as_ref(), after));
-    let Ok(last) = last.await else { return Ok(()) };
-    let Some((position, xid)) = last? else { return Ok(()) };
+    let known = tokio::task::spawn_blocking(move || newest_after(reading.as_ref(), after));
+    let Ok(known) = known.await else { return not_looked("the log's reader ended", true) };
+    let newest = match known? {
+        Known::Newest(newest) => Some(newest),
+        Known::NoneAfter => None,
+        Known::Forgotten => {
+            tracing::warn!(
+                publication = %spec.name, slot_at = %place.confirmed, store_at = %end,
+                "the slot is behind the store, which has dropped what the slot would give again: \
+                 whether the publisher was set back cannot be told"
+            );
+            return not_looked("the store has dropped what it would be compared with", false);
+        }
+    };
     tracing::info!(
-        publication = %spec.name, slot_at = %place.confirmed, store_at = %position,
+        publication = %spec.name, slot_at = %place.confirmed, store_at = %end,
         "looking whether the publisher's log is still the one that the store was filled from"
     );
-    // 67 is 'C', a commit; its position is the end of the commit record. With messages, as capture
-    // asks for them: a tracer token may be all that a transaction has.
-    let sql_text = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes($1, $2::text::pg_lsn, \
-                    NULL, 'proto_version', '1', 'messages', 'on', 'publication_names', $3) AS change \
-                    WHERE change.lsn = $2::text::pg_lsn AND change.xid::text = $4 \
-                    AND get_byte(change.data, 0) = 67";
+    // A slot that was adopted had more than the store was to have.
+    let begins = store.note(NOTE_START).and_then(|noted| noted.parse().ok()).unwrap_or(Lsn::ZERO);
+    let nothing_after = newest.map_or(place.confirmed, |newest| newest.position).max(begins);
     let parameters = [
         Some(spec.slot_name()),
-        Some(position.to_string()),
+        Some(end.to_string()),
         Some(quote_identifier(&spec.publication_name())),
-        Some(xid.to_string()),
+        newest.map(|newest| newest.position.to_string()),
+        newest.map(|newest| format!("{:016x}", newest.commit_time.0)),
+        newest.and_then(|newest| newest.xid).map(|xid| xid.to_string()),
+        Some(nothing_after.to_string()),
     ];
     let parameters: Vec<Option<&str>> = parameters.iter().map(Option::as_deref).collect();
-    let rows = match sql.query(sql_text, &parameters).await {
+    let rows = match sql.query(LOOK, &parameters).await {
         Ok(rows) => rows,
         Err(error) if error.is_transient() => return Err(spec.publisher_error(error)),
         // The stream will meet it too, and tell what it means.
         Err(error) => {
             tracing::warn!(publication = %spec.name, "cannot look at what the slot has: {error}");
-            return Ok(());
+            return not_looked(&error.to_string(), false);
         }
     };
-    if rows.first().and_then(|row| row.get(0)) != Some("0") {
-        return Ok(());
-    }
+    let answer = |i: usize| rows.first().and_then(|row| row.get(i));
+    let found = match (newest, answer(0), answer(1)) {
+        (Some(Newest { position, commit_time, .. }), Some("0"), _) => format!(
+            "the publisher's log does not have the transaction at {position} ({commit_time}), which \
+             the store has"
+        ),
+        (_, _, Some(other)) => format!(
+            "the publisher's log has a transaction at {other} which the store does not have, and \
+             the store holds the log up to {end}"
+        ),
+        (_, Some(_), None) => return Ok(Overlap::Agrees),
+        (_, None, None) => return not_looked("no answer", true),
+    };
     // Found again each time, since the slot stays: there is nothing to be remembered.
     Err(CaptureError::Gap(format!(
-        "publication \"{}\": the publisher's log does not have transaction {xid} at {position}, which \
-         the store has: it was set back to before that, and has written other changes since. If it \
-         is another server, correct `source`. {}",
+        "publication \"{}\": {found}: it was set back to before that, and has written other changes \
+         since. If it is another server, correct `source`. {}",
         spec.name,
         copy_anew(&spec.name)
     )))
 }
 
-/// Position and transaction id of the last transaction after a position. Blocks on the disk.
-fn last_transaction(store: &dyn LogStore, after: Lsn) -> Result<Option<(Lsn, u32)>, CaptureError> {
-    if after >= store.durable().borrow().0 {
-        return Ok(None);
-    }
-    let mut reader = match store.read_from(after) {
-        Ok(reader) => reader,
+/// Whether the slot gives the transaction at `$4`, and the first one after `$7` that it gives and
+/// that changes rows. A commit's position is the end of its record; servers before 15 also give
+/// transactions that change nothing. 67 is 'C', a commit, with its time in bytes 19 to 26; the
+/// others are I, U, D and T, which change rows. With messages, as capture asks for them: a tracer
+/// token may be all that a transaction has.
+const LOOK: &str = "WITH given AS (SELECT xid::text AS xid, \
+      max(lsn) FILTER (WHERE get_byte(data, 0) = 67) AS committed, \
+      max(encode(substr(data, 19, 8), 'hex')) FILTER (WHERE get_byte(data, 0) = 67) AS time, \
+      bool_or(get_byte(data, 0) IN (73, 85, 68, 84)) AS changes \
+    FROM pg_logical_slot_peek_binary_changes($1, $2::text::pg_lsn, NULL, \
+      'proto_version', '1', 'messages', 'on', 'publication_names', $3) GROUP BY 1) \
+    SELECT count(*) FILTER (WHERE committed = $4::text::pg_lsn AND time = $5::text \
+        AND xid = coalesce($6::text, xid)), \
+      min(committed) FILTER (WHERE changes AND committed > $7::text::pg_lsn \
+        AND committed <= $2::text::pg_lsn) FROM given";
+
+/// Position, transaction id and commit time of the store's newest transaction after a position.
+/// Blocks on the disk.
+fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError> {
+    let (mut reader, is_dropped) = match store.read_from(after) {
+        Ok(reader) => (reader, false),
         // What the slot has is older than what is left of the store.
-        Err(farshore_store::StoreError::Dropped { start, .. }) => store.read_from(start)?,
+        Err(StoreError::Dropped { start, .. }) => (store.read_from(start)?, true),
         Err(error) => return Err(error.into()),
     };
-    let mut last = None;
+    let mut newest = None;
     while let Some(block) = reader.next_block()? {
         for item in block {
             let Item::Entry(entry) = item else { continue };
@@ -92,8 +169,24 @@ fn last_transaction(store: &dyn LogStore, after: Lsn) -> Result<Option<(Lsn, u32
             let decoded = Header::decode(&entry.payload);
             let (header, _) = decoded
                 .map_err(|error| CaptureError::Malformed { position: entry.position, error })?;
-            last = Some((entry.position, header.xid));
+            newest = Some(Newest {
+                position: entry.position,
+                commit_time: header.commit_time,
+                xid: Some(header.xid),
+            });
         }
     }
-    Ok(last)
+    if let Some(newest) = newest {
+        return Ok(Known::Newest(newest));
+    }
+    if !is_dropped {
+        return Ok(Known::NoneAfter);
+    }
+    Ok(match newest_dropped(store) {
+        Some((position, commit_time)) if position > after => {
+            Known::Newest(Newest { position, commit_time, xid: None })
+        }
+        Some(_) => Known::NoneAfter,
+        None => Known::Forgotten,
+    })
 }

@@ -99,13 +99,18 @@ impl Log {
                 self.queue.roll();
             }
         }
+        if lock(&self.segments.segments).len() > 1 {
+            self.look_for_newest();
+        }
         let (dropped, expired) = self.take_from_list(retention);
         if dropped.is_empty() {
             return Ok(Vec::new());
         }
         // Before any file goes: a cursor on disk must not need what is gone, and one that expired
-        // must say so.
-        let saved = self.cursors.save(Lsn(self.synced_end.load(Ordering::Acquire)));
+        // must say so; and the newest transaction is noted if it goes.
+        let saved = self
+            .note_newest_dropped(self.segments.start())
+            .and_then(|()| self.cursors.save(Lsn(self.synced_end.load(Ordering::Acquire))));
         if let Err(error) = saved {
             self.put_back(dropped);
             if error.is_out_of_room() {

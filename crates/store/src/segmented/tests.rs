@@ -2,6 +2,7 @@
 
 mod failure;
 mod memory;
+mod newest;
 mod old_files;
 mod property;
 mod replica;

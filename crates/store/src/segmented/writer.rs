@@ -4,6 +4,7 @@
 use super::block::{Container, Content, Kind};
 use super::folder::{index_path, remove, segment_path, sync_dir};
 use super::index::{IndexFile, SparseIndex};
+use super::newest::Newest;
 use super::pressure::Pressure;
 use super::queue::{Queueable, Queued};
 use super::recent::{BlockPlace, RecentBlock};
@@ -47,6 +48,8 @@ pub(crate) struct Active {
 struct Unpublished {
     commit_times: Option<(PgTime, PgTime)>,
     spills: Vec<SpillId>,
+    /// The newest transaction.
+    newest: Option<(Lsn, PgTime)>,
     definitions: Vec<u64>,
     entries: Vec<(u64, Lsn)>,
     /// Blocks that a reader at the log's end need not read from the file.
@@ -243,6 +246,9 @@ impl Writer {
             }
             EntryKind::Transaction | EntryKind::Watermark => {}
         }
+        if meta.kind != EntryKind::Watermark {
+            self.unpublished.newest = Some((meta.position, meta.commit_time));
+        }
         self.active.last = meta.position;
     }
 
@@ -371,6 +377,9 @@ impl Writer {
                 for (offset, after) in unpublished.entries {
                     index.add_entries(offset, after);
                 }
+            }
+            if unpublished.newest.is_some() {
+                *lock(&self.log.newest) = Newest::Known(unpublished.newest);
             }
             self.log.segments.recent.add(unpublished.recent);
             // Before the lock is let go: who reads an entry finds it told as durable, and who is

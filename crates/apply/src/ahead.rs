@@ -1,0 +1,109 @@
+//! A target that has more than its store can have given it.
+//!
+//! Store and publisher may be set back together, as by a snapshot of the machine that both are on,
+//! while the target stays. Capture moves the store's end past what the target has soon, with other
+//! changes. So what a target has is held against what was durable when the store was opened and
+//! what was read for it since; and what was found once is remembered.
+
+use crate::ApplyError;
+use crate::postgres::progress::{Progress, TableProgress};
+use crate::subscription::Subscription;
+use farshore_capture::slot;
+use farshore_model::{Lsn, PgTime};
+use farshore_store::{LogStore, StoreError};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// How far a subscription's target can have come: what it has it got by an earlier opening of the
+/// store, which read only what was durable, or since.
+#[derive(Debug)]
+pub struct Given(AtomicU64);
+
+impl Given {
+    /// `durable` is where the store ended when it was opened, before anything was added.
+    pub fn new(durable: Lsn) -> Given {
+        Given(AtomicU64::new(durable.0))
+    }
+
+    /// What is up to `position` may be on the target from now on.
+    pub fn reaches(&self, position: Lsn) {
+        self.0.fetch_max(position.0, Ordering::AcqRel);
+    }
+
+    fn up_to(&self) -> Lsn {
+        Lsn(self.0.load(Ordering::Acquire))
+    }
+}
+
+/// The store's note that a target was found ahead: how far the store reached, and what was said.
+fn note_key(subscription: &str) -> String {
+    format!("ahead {subscription}")
+}
+
+/// What was found of the target of this subscription, in words, and how far the store reached then.
+fn noted(store: &dyn LogStore, subscription: &str) -> Option<(Lsn, String)> {
+    let note = store.note(&note_key(subscription))?;
+    let (reached, found) = note.split_once(' ')?;
+    Some((reached.parse().ok()?, found.to_owned()))
+}
+
+/// The target is another now, or was put back as well.
+pub(crate) fn forget(store: &dyn LogStore, subscription: &str) -> Result<(), StoreError> {
+    if noted(store, subscription).is_none() {
+        return Ok(());
+    }
+    tracing::info!(%subscription, "the target is no longer ahead of the store");
+    store.set_note(&note_key(subscription), "")
+}
+
+impl Subscription {
+    /// Refuses a target that has what the store cannot have given it.
+    pub(crate) fn check_not_ahead(
+        &self,
+        progress: Option<&Progress>,
+        tables: &[TableProgress],
+    ) -> Result<(), ApplyError> {
+        let (name, store) = (self.spec.name.as_str(), self.store.as_ref());
+        let Some(applied) = progress.map(|progress| progress.applied) else {
+            return Ok(forget(store, name)?);
+        };
+        let begins = slot::log_begins(store).unwrap_or(Lsn::ZERO);
+        // A copy may stand where the log has not come to yet.
+        let copied = tables.iter().filter(|table| table.copied).map(|table| table.copied_at);
+        let copied = copied.max().unwrap_or(Lsn::ZERO);
+        if slot::is_replica(store) {
+            let durable = store.durable().borrow().0;
+            if applied <= durable.max(begins).max(copied) {
+                return Ok(());
+            }
+            // What it fetches is the rest of the same log: there is nothing to be remembered.
+            return Err(ApplyError::Gap(format!(
+                "subscription \"{name}\": the target has applied up to {applied}, but the store \
+                 holds only up to {durable}: it was replaced or set back. If this site's store \
+                 alone was put back to an older copy of itself, it fetches the rest from its \
+                 upstream: farshore resume, once it has. Otherwise empty the target's tables and \
+                 drop its farshore schema to copy anew"
+            )));
+        }
+        let reached = self.given.up_to().max(begins);
+        match noted(store, name) {
+            Some((reached, _)) if applied <= reached.max(copied) => forget(store, name)?,
+            Some((_, found)) => return Err(ApplyError::Gap(found)),
+            None if applied <= reached.max(copied) => {}
+            None => {
+                let found = format!(
+                    "subscription \"{name}\": the target has applied up to {applied}, but the \
+                     store held only up to {reached} when this node opened it: the store or the \
+                     publisher was replaced or set back, and what came since is not what the \
+                     target has. Found {}, and remembered: farshore resume and a restart do not \
+                     help. Stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE \
+                     there, and start, to copy anew; or restore the target from a backup that has \
+                     applied no more than {reached}",
+                    PgTime::now()
+                );
+                store.set_note(&note_key(name), &format!("{reached} {found}"))?;
+                return Err(ApplyError::Gap(found));
+            }
+        }
+        Ok(())
+    }
+}

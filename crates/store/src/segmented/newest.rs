@@ -1,0 +1,73 @@
+//! The newest transaction of a log, noted before it leaves: whoever has to know whether a publisher
+//! still has what the store had can ask for that one.
+
+use super::Log;
+use super::reader::SegmentedReader;
+use super::segment::lock;
+use crate::{EntryKind, Item, LogReader, NOTE_NEWEST_DROPPED, StoreError};
+use farshore_model::{Lsn, PgTime};
+
+/// The newest transaction that is durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Newest {
+    /// None was written since the store was opened, and what was there was not looked through.
+    #[default]
+    NotLookedFor,
+    /// Its position and commit time, if there is one.
+    Known(Option<(Lsn, PgTime)>),
+}
+
+impl Log {
+    /// Looks through what was there when the store was opened, unless that was done or there is
+    /// something newer. Once, before anything is dropped.
+    pub fn look_for_newest(&self) {
+        if *lock(&self.newest) != Newest::NotLookedFor {
+            return;
+        }
+        let found = self.newest_in_files().unwrap_or_else(|error| {
+            // Nothing to compare a publisher with is no reason to keep what may go.
+            tracing::warn!("the newest transaction is not known: {error}");
+            None
+        });
+        let mut newest = lock(&self.newest);
+        if *newest == Newest::NotLookedFor {
+            *newest = Newest::Known(found);
+        }
+    }
+
+    fn newest_in_files(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        let starts: Vec<Lsn> =
+            lock(&self.segments.segments).iter().map(|segment| segment.start).collect();
+        for start in starts.into_iter().rev() {
+            // On to the log's end: what comes after it holds no transaction, or is new.
+            let mut reader = SegmentedReader::open(self.segments.clone(), start)?;
+            let mut newest = None;
+            while let Some(items) = reader.next_block()? {
+                for item in items {
+                    match item {
+                        Item::Entry(entry) if entry.kind != EntryKind::Watermark => {
+                            newest = Some((entry.position, entry.commit_time));
+                        }
+                        Item::Entry(_) | Item::Definition(..) => {}
+                    }
+                }
+            }
+            if newest.is_some() {
+                return Ok(newest);
+            }
+        }
+        Ok(None)
+    }
+
+    /// Notes the newest transaction if the log, which begins at `start` now, does not have it any
+    /// more. Durable when it returns.
+    pub fn note_newest_dropped(&self, start: Lsn) -> Result<(), StoreError> {
+        let newest = *lock(&self.newest);
+        match newest {
+            Newest::Known(Some((position, commit_time))) if position <= start => {
+                self.notes.set(NOTE_NEWEST_DROPPED, &format!("{position} {}", commit_time.0))
+            }
+            Newest::Known(_) | Newest::NotLookedFor => Ok(()),
+        }
+    }
+}
