@@ -106,6 +106,18 @@ const CASES: &[Case] = &[
         mend: |pair| pair.subscriber.execute_script("ALTER TABLE t RENAME COLUMN w TO v"),
     },
     Case {
+        name: "a column of the target that cuts spaces off",
+        spoil: |pair| {
+            pair.subscriber.execute_script("ALTER TABLE t ALTER COLUMN v TYPE varchar(3)")
+        },
+        check: &[
+            "subscription \"s\": column v of public.t is character varying(3) on the target, which cannot hold every value of the publisher's type as it is (spaces at the end of longer values would be cut off, without an error) → Give it the publisher's type (ALTER TABLE public.t ALTER COLUMN v TYPE …), or publish the table without it",
+        ],
+        run: AS_CHECKED,
+        then: Then::Stops,
+        mend: |pair| pair.subscriber.execute_script("ALTER TABLE t ALTER COLUMN v TYPE text"),
+    },
+    Case {
         name: "hostile names that the target lacks",
         spoil: |pair| {
             pair.publish(

@@ -10,7 +10,7 @@ CREATE TABLE deferred (id integer PRIMARY KEY DEFERRABLE);
 CREATE TABLE nothing (id integer PRIMARY KEY);
 CREATE TABLE whole (a integer, b text);
 CREATE TABLE indexless (id integer);
-CREATE TABLE narrow (id bigint PRIMARY KEY, code character varying(20), at timestamp(3), v text);
+CREATE TABLE narrow (id bigint PRIMARY KEY, code numeric(20,2), at timestamp(3), v text);
 CREATE TABLE quiet (id integer PRIMARY KEY);
 CREATE FUNCTION nop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE TRIGGER ordinary AFTER INSERT ON quiet FOR EACH ROW EXECUTE FUNCTION nop();
@@ -27,7 +27,7 @@ CREATE VIEW seen AS SELECT * FROM quiet;
 ";
 
 const AT_THE_TARGET: &str = "
-ALTER TABLE narrow ALTER id TYPE integer, ALTER code TYPE character varying(10),
+ALTER TABLE narrow ALTER id TYPE integer, ALTER code TYPE numeric(10,2),
   ALTER at TYPE timestamp(6), ALTER v SET NOT NULL;
 ALTER TABLE keyless SET UNLOGGED;
 ";
@@ -42,7 +42,7 @@ const WARNINGS: &[&str] = &[
     "subscription \"s\": public.indexless on the target has no index on its key (id): every UPDATE and DELETE reads the whole table → ALTER TABLE public.indexless ADD PRIMARY KEY (id)",
     "subscription \"s\": public.keyless on the target is unlogged: a crash there empties it, and changes of rows that are gone stop the subscription → ALTER TABLE public.keyless SET LOGGED",
     "subscription \"s\": column public.narrow.id is bigint on the publisher and integer on the target: a value that does not fit stops the subscription → On the target: ALTER TABLE public.narrow ALTER COLUMN id TYPE bigint",
-    "subscription \"s\": column public.narrow.code is character varying(20) on the publisher and character varying(10) on the target: a value that does not fit stops the subscription → On the target: ALTER TABLE public.narrow ALTER COLUMN code TYPE character varying(20)",
+    "subscription \"s\": column public.narrow.code is numeric(20,2) on the publisher and numeric(10,2) on the target: a value that does not fit stops the subscription → On the target: ALTER TABLE public.narrow ALTER COLUMN code TYPE numeric(20,2)",
     "subscription \"s\": public.narrow on the target takes no NULL in v, where the publisher does: a NULL stops the subscription → ALTER TABLE public.narrow ALTER COLUMN v DROP NOT NULL",
     "subscription \"s\": public.whole has REPLICA IDENTITY FULL, and no primary key on the target: every UPDATE and DELETE reads the whole table → ALTER TABLE public.whole ADD PRIMARY KEY (…) on the target",
     "subscription \"s\": these triggers fire all the same, since they are ENABLE ALWAYS or REPLICA: \"al'ways\" on public.quiet → ALTER TABLE public.quiet DISABLE TRIGGER \"al'ways\", if replicated rows should not meet it",
@@ -66,14 +66,14 @@ fn warnings_are_said_and_stop_nothing() -> Result<()> {
     compare("warnings", &warnings, WARNINGS)?;
     pair.publish(
         "INSERT INTO keyless VALUES ('v'), (NULL); INSERT INTO whole VALUES (1, 'b'), (1, 'b'); \
-         INSERT INTO narrow VALUES (1, 'short', now(), 'v'); INSERT INTO quiet VALUES (1); \
+         INSERT INTO narrow VALUES (1, 1.25, now(), 'v'); INSERT INTO quiet VALUES (1); \
          INSERT INTO indexless VALUES (1), (2); INSERT INTO nothing VALUES (1); INSERT INTO deferred VALUES (1)",
     )?;
     pair.site.start()?;
     pair.await_arrival()?;
     pair.publish(
         "UPDATE whole SET b = 'c'; DELETE FROM indexless WHERE id = 1; INSERT INTO keyless VALUES ('w'); \
-         INSERT INTO nothing VALUES (2); UPDATE narrow SET code = 'other'",
+         INSERT INTO nothing VALUES (2); UPDATE narrow SET code = 2.5",
     )?;
     pair.await_arrival()?;
     for (query, wanted) in [
@@ -81,7 +81,7 @@ fn warnings_are_said_and_stop_nothing() -> Result<()> {
         ("SELECT string_agg(id::text, ',') FROM indexless", "2"),
         ("SELECT count(*) FROM keyless", "3"),
         ("SELECT count(*) FROM nothing", "2"),
-        ("SELECT code FROM narrow", "other"),
+        ("SELECT code FROM narrow", "2.50"),
     ] {
         let said = pair.subscriber_says(query)?;
         ensure!(said == wanted, "{query}: {said}, not {wanted}");
