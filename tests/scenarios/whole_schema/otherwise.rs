@@ -1,8 +1,11 @@
-//! Tables whose shape on the target is not the publisher's: some columns do not come, and generated
-//! ones come with their values.
+//! Tables whose shape on the target is not the publisher's: some columns do not come, generated ones
+//! come with their values, or the target is partitioned otherwise.
 
 use anyhow::{Result, ensure};
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
 
 fn assert_alike(pair: &mut Pair, query: &str) -> Result<()> {
     pair.await_arrival()?;
@@ -105,4 +108,67 @@ fn a_published_column_that_the_target_generates_is_refused() -> Result<()> {
     pair.site.restart()?;
     pair.publish("INSERT INTO t (id, a) VALUES (3, 3)")?;
     assert_alike(&mut pair, ROWS)
+}
+
+/// `hashed` has another key on the target, `wide` other bounds, and `made` is not there.
+#[test]
+fn a_root_that_is_partitioned_otherwise_keeps_its_partitions() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        for root in ["hashed", "wide", "made"] {
+            pair.publish(&format!(
+                "CREATE TABLE {root} (id integer, at date, v text, PRIMARY KEY (id, at)) \
+                   PARTITION BY RANGE (at); \
+                 CREATE TABLE {root}_20 PARTITION OF {root} \
+                   FOR VALUES FROM ('2020-01-01') TO ('2021-01-01'); \
+                 CREATE TABLE {root}_21 PARTITION OF {root} \
+                   FOR VALUES FROM ('2021-01-01') TO ('2022-01-01') PARTITION BY LIST (id); \
+                 CREATE TABLE {root}_21_all PARTITION OF {root}_21 DEFAULT; \
+                 INSERT INTO {root} VALUES (1, '2020-05-05', 'v'), (2, '2021-05-05', 'v')"
+            ))?;
+        }
+        pair.subscriber.execute_script(
+            "CREATE TABLE hashed (id integer, at date, v text, PRIMARY KEY (id, at)) \
+               PARTITION BY HASH (id); \
+             CREATE TABLE h0 PARTITION OF hashed FOR VALUES WITH (MODULUS 2, REMAINDER 0); \
+             CREATE TABLE h1 PARTITION OF hashed FOR VALUES WITH (MODULUS 2, REMAINDER 1); \
+             CREATE TABLE wide (id integer, at date, v text, PRIMARY KEY (id, at)) \
+               PARTITION BY RANGE (at); \
+             CREATE TABLE wide_all PARTITION OF wide \
+               FOR VALUES FROM ('2020-01-01') TO ('2022-01-01')",
+        )?;
+        pair.add_publication("p", &["public.*"], "publish_via_partition_root = true")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        let check = pair.site.verb("check", &[])?;
+        ensure!(check.code == Some(0), "{check:?}");
+        let dry = pair.site.verb("schema", &[])?;
+        ensure!(!dry.stdout.contains("hashed"), "{dry:?}");
+        pair.site.start()?;
+        let rows = |root: &str| {
+            format!("SELECT string_agg(concat(id, '/', at, v), ' ' ORDER BY id) FROM {root}")
+        };
+        for root in ["hashed", "wide", "made"] {
+            assert_alike(&mut pair, &rows(root))?;
+        }
+        pair.site.await_log("table public.wide_20 is not created on the target", SOON)?;
+        // What the target has no place for is still made, also later.
+        for root in ["hashed", "wide", "made"] {
+            pair.publish(&format!(
+                "CREATE TABLE {root}_22 PARTITION OF {root} \
+                   FOR VALUES FROM ('2022-01-01') TO ('2023-01-01'); \
+                 INSERT INTO {root} VALUES (3, '2022-05-05', 'v'); \
+                 UPDATE {root} SET v = 'w', at = at + 1 WHERE id = 2"
+            ))?;
+        }
+        for root in ["hashed", "wide", "made"] {
+            assert_alike(&mut pair, &rows(root))?;
+        }
+        let leaves = "SELECT string_agg(relname, ' ' ORDER BY relname) FROM pg_class \
+                      WHERE relispartition AND relkind IN ('r', 'p')";
+        let leaves = pair.subscriber_says(leaves)?;
+        let wanted = "h0 h1 made_20 made_21 made_21_all made_22 wide_22 wide_all";
+        ensure!(leaves == wanted, "{leaves}");
+        Ok(())
+    })
 }

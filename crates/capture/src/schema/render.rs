@@ -73,6 +73,10 @@ pub struct TablePlan {
     pub target: TableName,
     /// The target's name of the partitioned table it is a partition of.
     pub partition_of: Option<TableName>,
+    /// The bound that it has there.
+    pub bound: Option<String>,
+    /// What it is partitioned by itself.
+    pub partition_key: Option<String>,
     /// `CREATE TABLE` with its keys, then what makes it whole but for `attach`.
     pub create: Vec<String>,
     /// Makes it a partition of its parent.
@@ -248,6 +252,8 @@ impl Renderer<'_> {
             source: table.name.clone(),
             target,
             partition_of,
+            bound: table.partition_of.as_ref().map(|(_, bound)| bound.clone()),
+            partition_key: table.partition_key.clone(),
             create,
             attach,
             after,
