@@ -224,7 +224,10 @@ fn round_trip(direction: Direction, seed: u64) -> Result<()> {
          ALTER DATABASE postgres SET TimeZone = 'Asia/Kolkata'; \
          ALTER DATABASE postgres SET search_path = public, things, odd_place;",
     )?;
-    pair.subscriber.execute_script("ALTER DATABASE postgres SET TimeZone = 'America/St_Johns'")?;
+    pair.subscriber.execute_script(
+        "ALTER DATABASE postgres SET TimeZone = 'America/St_Johns'; \
+         ALTER DATABASE postgres SET array_nulls = off;",
+    )?;
     pair.add_publication("p", &["plain.*", "things.ranges"], "")?;
     let target = pair.subscriber.url(farshore_tests::DATABASE);
     pair.add_subscription("s", "p", &target)?;
