@@ -9,6 +9,8 @@
 mod encodings;
 #[path = "types_round_trip/kinds.rs"]
 mod kinds;
+#[path = "types_round_trip/losses.rs"]
+mod losses;
 #[path = "types_round_trip/shapes.rs"]
 mod shapes;
 #[path = "types_round_trip/values.rs"]

@@ -9,6 +9,8 @@ mod definitions;
 mod joining;
 #[path = "whole_schema/names.rs"]
 mod names;
+#[path = "whole_schema/otherwise.rs"]
+mod otherwise;
 #[path = "whole_schema/samples.rs"]
 mod samples;
 #[path = "whole_schema/sequences.rs"]

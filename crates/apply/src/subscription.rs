@@ -19,7 +19,7 @@ use crate::scheduler::GroupLimits;
 use crate::status::{Phase, SubscriptionStatus};
 use crate::streaming::{StreamEnd, Streaming};
 use crate::{ApplyError, Given};
-use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
 use farshore_fault as fault;
@@ -583,6 +583,7 @@ impl Subscription {
                 session.note_membership(name, table).await?;
             }
         }
+        let definitions = definitions.as_sent(&columns_sent(&published));
         create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
         session.finish_tables(name).await?;
         Ok(true)

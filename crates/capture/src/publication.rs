@@ -6,7 +6,7 @@ mod preflight;
 mod user_types;
 
 pub use columns::{AddedColumn, DroppedColumns, OldValue, partition_root};
-pub use members::Wanted;
+pub use members::{Wanted, columns_sent};
 
 use crate::CaptureError;
 use crate::types::TypeCatalog;

@@ -6,7 +6,7 @@
 //! an enum travels as its label. What is left are the OID aliases (`regclass` and its like), alone
 //! or within other types: their text form is a name.
 
-use farshore_model::{FIRST_UNSTABLE_OID, TypeKind, UserType};
+use farshore_model::{Attribute, FIRST_UNSTABLE_OID, TypeKind, UserType};
 use farshore_pg::{Connection, Error};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,10 +69,15 @@ const DESCRIBE: &str = "WITH RECURSIVE part(oid) AS ( \
       coalesce(CASE t.typtype \
         WHEN 'd' THEN t.typbasetype::text \
         WHEN 'b' THEN CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem::text END \
-        WHEN 'c' THEN (SELECT string_agg(a.atttypid::text, ' ') FROM pg_catalog.pg_attribute a \
+        WHEN 'c' THEN (SELECT string_agg(a.atttypid::text, ' ' ORDER BY a.attnum) \
+          FROM pg_catalog.pg_attribute a \
           WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) \
         ELSE (SELECT r.rngsubtype::text FROM pg_catalog.pg_range r \
-          WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) END, '') \
+          WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) END, ''), \
+      coalesce(CASE t.typtype WHEN 'd' THEN t.typtypmod::text \
+        WHEN 'c' THEN (SELECT string_agg(a.atttypmod::text, ' ' ORDER BY a.attnum) \
+          FROM pg_catalog.pg_attribute a \
+          WHERE a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) END, '') \
     FROM part p JOIN pg_catalog.pg_type t ON t.oid = p.oid \
     JOIN pg_catalog.pg_namespace n ON n.oid = t.typnamespace \
     WHERE t.oid >= 10000";
@@ -105,11 +110,17 @@ impl TypeCatalog {
             let parts = row.get(5).unwrap_or_default().split(' ');
             let parts: Vec<u32> = parts.filter_map(|part| part.parse().ok()).collect();
             let part = parts.first().copied().unwrap_or_default();
+            // Of each part, where a part can have one.
+            let modifiers = row.get(6).unwrap_or_default().split(' ');
+            let modifiers: Vec<i32> = modifiers.filter_map(|text| text.parse().ok()).collect();
+            let attribute = |(type_oid, type_modifier)| Attribute { type_oid, type_modifier };
             let kind = match row.get(3) {
                 Some("b") => TypeKind::Base,
                 Some("e") => TypeKind::Enum,
-                Some("c") => TypeKind::Composite,
-                Some("d") => TypeKind::Domain { base: part },
+                Some("c") => TypeKind::Composite {
+                    attributes: Some(parts.iter().copied().zip(modifiers).map(attribute).collect()),
+                },
+                Some("d") => TypeKind::Domain { base: part, modifier: modifiers.first().copied() },
                 Some("a") => TypeKind::Array { element: part },
                 Some("r") => TypeKind::Range { subtype: part },
                 Some("m") => TypeKind::Multirange { subtype: part },
@@ -134,8 +145,8 @@ impl TypeCatalog {
         self.described.get(&oid).map(|described| &described.known)
     }
 
-    /// What is known of the user-defined types among `oids` and of those they are made of (fields
-    /// of composites left out), sorted by OID.
+    /// What is known of the user-defined types among `oids` and of those they are made of, sorted
+    /// by OID.
     pub fn closure(&self, oids: impl IntoIterator<Item = u32>) -> Vec<UserType> {
         let mut found = BTreeMap::new();
         let mut left: Vec<u32> = oids.into_iter().collect();
@@ -144,9 +155,7 @@ impl TypeCatalog {
                 continue;
             }
             if let Some(Described { known, parts, .. }) = self.described.get(&oid) {
-                if known.kind != TypeKind::Composite {
-                    left.extend(parts);
-                }
+                left.extend(parts);
                 found.insert(oid, known.clone());
             } else if let Some((schema, name)) = self.named.get(&oid) {
                 let (schema, name) = (schema.clone(), name.clone());
@@ -197,16 +206,21 @@ impl TypeCatalog {
 mod tests {
     use super::*;
 
+    fn composite(of: &[u32]) -> TypeKind {
+        let attribute = |oid: &u32| Attribute { type_oid: *oid, type_modifier: -1 };
+        TypeKind::Composite { attributes: Some(of.iter().map(attribute).collect()) }
+    }
+
     fn catalog() -> TypeCatalog {
         let mut catalog = TypeCatalog::default();
         let kinds = [
-            (20_000, TypeKind::Composite, vec![23, 2205], true),
+            (20_000, composite(&[23, 2205]), vec![23, 2205], true),
             (20_001, TypeKind::Array { element: 20_000 }, vec![20_000], true),
-            (20_002, TypeKind::Domain { base: 1033 }, vec![1033], false),
+            (20_002, TypeKind::Domain { base: 1033, modifier: Some(-1) }, vec![1033], false),
             (20_003, TypeKind::Array { element: 20_002 }, vec![20_002], true),
-            (20_004, TypeKind::Domain { base: 20_005 }, vec![20_005], true),
+            (20_004, TypeKind::Domain { base: 20_005, modifier: Some(-1) }, vec![20_005], true),
             (20_005, TypeKind::Enum, vec![], true),
-            (20_006, TypeKind::Composite, vec![20_004, 20_007], true),
+            (20_006, composite(&[20_004, 20_007]), vec![20_004, 20_007], true),
             (20_007, TypeKind::Array { element: 20_006 }, vec![20_006], true),
         ];
         for (oid, kind, parts, binary_form) in kinds {
@@ -248,7 +262,10 @@ mod tests {
         catalog.name(30_000, "gone", "mood");
         let oids = |types: Vec<UserType>| types.iter().map(|t| t.oid).collect::<Vec<_>>();
         assert_eq!(oids(catalog.closure([20_004, 23])), [20_004, 20_005]);
-        assert_eq!(oids(catalog.closure([20_007, 30_000])), [20_006, 20_007, 30_000]);
+        assert_eq!(
+            oids(catalog.closure([20_007, 30_000])),
+            [20_004, 20_005, 20_006, 20_007, 30_000]
+        );
         assert_eq!(catalog.closure([30_000])[0].kind, TypeKind::Unknown);
         assert_eq!(catalog.missing([20_000, 23, 40_000]), BTreeSet::from([40_000]));
     }

@@ -28,6 +28,8 @@ pub enum TypeKind {
     Domain {
         /// The type it restricts.
         base: u32,
+        /// `typtypmod`: the modifier that `base` has in it. `None` where nobody said.
+        modifier: Option<i32>,
     },
     /// An array.
     Array {
@@ -45,7 +47,19 @@ pub enum TypeKind {
         subtype: u32,
     },
     /// A composite type or the row type of a table.
-    Composite,
+    Composite {
+        /// In their order. `None` where nobody said.
+        attributes: Option<Vec<Attribute>>,
+    },
     /// Nothing is known but the name: the type was gone when the server was asked.
     Unknown,
+}
+
+/// An attribute of a composite type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Attribute {
+    /// OID of its type.
+    pub type_oid: u32,
+    /// `atttypmod`.
+    pub type_modifier: i32,
 }

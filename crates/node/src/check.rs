@@ -133,6 +133,14 @@ impl Findings {
         }
     }
 
+    /// As [`Findings::agent_error`], of what an agent says when it comes to it.
+    fn agent_warning(&mut self, error: &dyn std::fmt::Display) {
+        self.agent_error(error, false);
+        if let Some(last) = self.all.last_mut() {
+            last.severity = Severity::Warning;
+        }
+    }
+
     fn add(&mut self, severity: Severity, what: String, remedy: Option<String>) {
         let object = self.object.clone();
         self.all.push(Finding { severity, object, what, remedy, passes: false });

@@ -72,6 +72,7 @@ async fn outline(
     let wanted = publication.spec.would_publish(&mut sql).await?;
     let definitions =
         publication.spec.definitions_of(&mut sql, &wanted.oids, &wanted.listed).await?;
+    let definitions = definitions.as_sent(&wanted.columns);
     let published: HashSet<_> =
         wanted.tables.into_iter().filter(|table| !copied.contains(table)).collect();
     let outline = outline_of(&mut session, &spec.schema, &definitions, &published, &copied).await?;

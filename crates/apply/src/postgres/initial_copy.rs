@@ -18,7 +18,7 @@ use crate::postgres::session::Session;
 use crate::postgres::target_table::{Filled, TargetTable, check_columns, target_table};
 use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
-use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, cut_into_ranges, ranges_left};
 use farshore_capture::source::{Snapshot, SnapshotSession, Source};
@@ -238,7 +238,7 @@ impl InitialCopy<'_> {
             return Ok(());
         }
         let oids: Vec<u32> = uncopied.iter().map(|table| table.oid).collect();
-        let definitions = source.definitions(&oids).await?;
+        let definitions = source.definitions(&oids).await?.as_sent(&columns_sent(published));
         create_missing(session, self.subscription, self.schema, &definitions, &missing, copied)
             .await
     }

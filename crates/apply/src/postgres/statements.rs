@@ -367,9 +367,11 @@ mod tests {
             type_oid: 23,
             type_modifier: -1,
             type_name: "integer".into(),
+            declared_type: "integer".into(),
             base_name: "integer".into(),
             equals: "=".into(),
             generated: false,
+            virtual_: false,
             identity_always: false,
             primary_key: false,
         };

@@ -2,7 +2,7 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
-use crate::postgres::value_plan::{ColumnType, ValuePlan, value_plan};
+use crate::postgres::value_plan::{ColumnType, Loss, ValuePlan, value_plan};
 use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
@@ -31,6 +31,8 @@ pub struct TargetColumn {
     /// The type as SQL names it, without a modifier. (What `regtype` prints would not do:
     /// `character` and `bit` mean a length of one.)
     pub type_name: String,
+    /// The type with its modifier, for messages.
+    pub declared_type: String,
     /// The type below all domains, as SQL names it.
     pub base_name: String,
     /// The type's equality operator as SQL names it: extensions keep theirs in their own schema,
@@ -38,6 +40,8 @@ pub struct TargetColumn {
     pub equals: String,
     /// Stored or virtual generated column: takes no value.
     pub generated: bool,
+    /// A virtual one.
+    pub virtual_: bool,
     /// `GENERATED ALWAYS AS IDENTITY`: UPDATE cannot set it.
     pub identity_always: bool,
     /// Part of the primary key.
@@ -75,7 +79,8 @@ pub(super) const LOOK_UP: &str = "SELECT a.attname, a.atttypid, pg_catalog.forma
                coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
                c.relkind = 'p', \
                CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
-                 THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1 \
+                 THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1, \
+               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v' \
              FROM unnest($1::text::text[]) WITH ORDINALITY AS w (name, number) \
              JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.to_regclass(w.name) \
              LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
@@ -110,9 +115,11 @@ pub(super) async fn looked_up(
             name: name.to_owned(),
             type_oid: row.parse(1).map_err(|error| session.error(error))?,
             type_name: row.get(2).unwrap_or_default().to_owned(),
+            declared_type: row.get(11).unwrap_or_default().to_owned(),
             type_modifier: row.parse(8).map_err(|error| session.error(error))?,
             base_name: row.get(9).unwrap_or_default().to_owned(),
             generated: row.get(3) == Some("t"),
+            virtual_: row.get(12) == Some("t"),
             identity_always: row.get(4) == Some("t"),
             primary_key: row.get(5) == Some("t"),
             equals: row.get(7).map_or_else(
@@ -162,50 +169,73 @@ pub fn check_columns<'a>(
              (for instance: pg_dump --schema-only --table='{table}' … | psql …){copy_anew}"
         )));
     };
-    let missing: Vec<String> = columns
-        .filter(|name| {
-            !target.columns.iter().any(|column| column.name == *name && !column.generated)
-        })
-        .map(quote_identifier)
-        .collect();
-    if missing.is_empty() {
-        return Ok(());
+    let (mut missing, mut generated) = (Vec::new(), None);
+    for name in columns {
+        match target.column(name) {
+            Ok(_) => {}
+            Err(Misfit::Missing(column)) => missing.push(quote_identifier(&column)),
+            Err(misfit) => generated = generated.or(Some(misfit)),
+        }
     }
-    Err(ApplyError::Setup(format!(
-        "subscription \"{subscription}\": table {table} on the target has no writable column {}. \
-         Add it there, or publish the table without it",
-        missing.join(", ")
-    )))
+    if !missing.is_empty() {
+        return Err(ApplyError::Setup(format!(
+            "subscription \"{subscription}\": table {table} on the target has no writable column \
+             {}. Add it there, or publish the table without it",
+            missing.join(", ")
+        )));
+    }
+    generated.map_or(Ok(()), |misfit| Err(misfit.error(subscription, table)))
 }
 
 /// Why a column of the publisher cannot be written on the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
-    /// There is no such column that takes values.
+    /// There is no such column.
     Missing(String),
+    /// The target computes it, and takes no value for it.
+    Generated {
+        /// The column.
+        column: String,
+        /// The target's type, as SQL names it, where it is computed when it is read: only a new
+        /// column can take its place.
+        virtual_of: Option<String>,
+    },
     /// Values of the publisher's type could be changed or misread as the target's type.
     Type {
         /// The column.
         column: String,
         /// The target's type, as SQL names it.
         target: String,
+        /// How.
+        loss: Loss,
     },
 }
 
 impl TargetTable {
+    /// The column of this name, if it takes values.
+    fn column(&self, name: &str) -> Result<&TargetColumn, Misfit> {
+        let column = self.columns.iter().find(|column| column.name == name);
+        let column = column.ok_or_else(|| Misfit::Missing(name.to_owned()))?;
+        if column.generated {
+            let virtual_of = column.virtual_.then(|| column.declared_type.clone());
+            return Err(Misfit::Generated { column: name.to_owned(), virtual_of });
+        }
+        Ok(column)
+    }
+
     /// The column of this name, and how values of the publisher's type get into it.
     pub fn plan(
         &self,
         name: &str,
         publisher: ColumnType<'_>,
     ) -> Result<(&TargetColumn, ValuePlan), Misfit> {
-        let column = self.columns.iter().find(|column| column.name == name && !column.generated);
-        let column = column.ok_or_else(|| Misfit::Missing(name.to_owned()))?;
+        let column = self.column(name)?;
         let target =
             ColumnType { oid: column.type_oid, modifier: column.type_modifier, types: &self.types };
-        let plan = value_plan(publisher, target).ok_or_else(|| Misfit::Type {
+        let plan = value_plan(publisher, target).map_err(|loss| Misfit::Type {
             column: name.to_owned(),
-            target: column.type_name.clone(),
+            target: column.declared_type.clone(),
+            loss,
         })?;
         Ok((column, plan))
     }
@@ -220,13 +250,26 @@ impl Misfit {
                  column {}. Add it there, or publish the table without it",
                 quote_identifier(column)
             ),
-            Misfit::Type { column, target } => {
+            Misfit::Generated { column, virtual_of } => {
+                let column = quote_identifier(column);
+                let plain = match virtual_of {
+                    None => format!("ALTER COLUMN {column} DROP EXPRESSION"),
+                    Some(of) => format!("DROP COLUMN {column}, ADD COLUMN {column} {of}"),
+                };
+                format!(
+                    "subscription \"{subscription}\": column {column} of {table} is generated on \
+                     the target, and its values are published. Make it a plain one there (ALTER \
+                     TABLE {table} {plain}), or publish the table without it"
+                )
+            }
+            Misfit::Type { column, target, loss } => {
                 let column = quote_identifier(column);
                 format!(
                     "subscription \"{subscription}\": column {column} of {table} is {target} on the \
-                     target, which cannot hold every value of the publisher's type as it is. Give it \
+                     target, which cannot hold every value of the publisher's type as it is{}. Give it \
                      the publisher's type (ALTER TABLE {table} ALTER COLUMN {column} TYPE …), or \
-                     publish the table without it"
+                     publish the table without it",
+                    loss.why()
                 )
             }
         })

@@ -1,9 +1,10 @@
 //! What belongs to the publication on the publisher: tables by OID, their definitions, sequences.
 
-use super::{PublicationSpec, TableName};
+use super::{PublicationSpec, PublishedTable, TableName};
 use crate::CaptureError;
 use crate::schema::{Definitions, SequencePosition, read_definitions, read_positions};
 use farshore_pg::Connection;
+use std::collections::HashMap;
 
 /// What a publication would publish.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +15,17 @@ pub struct Wanted {
     pub tables: Vec<TableName>,
     /// OIDs of the tables that the publication would name.
     pub listed: Vec<u32>,
+    /// Columns that would be published, by table; all but generated ones where it is not there.
+    pub columns: HashMap<TableName, Vec<String>>,
+}
+
+/// The columns that are published, by table.
+pub fn columns_sent(published: &[PublishedTable]) -> HashMap<TableName, Vec<String>> {
+    let columns = |table: &PublishedTable| {
+        let names = table.columns.iter().map(|column| column.name.clone());
+        (table.table.clone(), names.collect())
+    };
+    published.iter().map(columns).collect()
 }
 
 impl PublicationSpec {
@@ -127,6 +139,7 @@ impl PublicationSpec {
             let published = self.published_tables(sql).await?;
             return Ok(Wanted {
                 oids: published.iter().map(|table| table.oid).collect(),
+                columns: columns_sent(&published),
                 tables: published.into_iter().map(|table| table.table).collect(),
                 listed: self.listed_tables(sql).await?,
             });
@@ -161,6 +174,10 @@ impl PublicationSpec {
             };
             if !through_another {
                 wanted.oids.push(oid);
+                let article = self.articles.get(&table);
+                if let Some(columns) = article.and_then(|article| article.columns.clone()) {
+                    wanted.columns.insert(table.clone(), columns);
+                }
                 wanted.tables.push(table);
             }
         }

@@ -1,41 +1,100 @@
 //! Serde's form of user-defined types; the crate they are from knows no serde.
+//!
+//! Sites of different versions tell each other of types: what came later (a domain's modifier, a
+//! composite's attributes) stands in fields that an earlier version passes over, and need not send.
 
-use farshore_model::{TypeKind, UserType};
+use farshore_model::{Attribute, TypeKind, UserType};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "TypeKind", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 enum KindForm {
     Base,
     Enum,
-    Domain { base: u32 },
-    Array { element: u32 },
-    Range { subtype: u32 },
-    Multirange { subtype: u32 },
+    Domain {
+        base: u32,
+        #[serde(default)]
+        modifier: Option<i32>,
+    },
+    Array {
+        element: u32,
+    },
+    Range {
+        subtype: u32,
+    },
+    Multirange {
+        subtype: u32,
+    },
     Composite,
     Unknown,
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(remote = "UserType")]
 struct TypeForm {
     oid: u32,
     schema: String,
     name: String,
-    #[serde(with = "KindForm")]
-    kind: TypeKind,
+    kind: KindForm,
+    /// Of a composite: type and modifier of each.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    attributes: Option<Vec<(u32, i32)>>,
 }
 
-#[derive(Serialize, Deserialize)]
-struct Item(#[serde(with = "TypeForm")] UserType);
+impl From<&UserType> for TypeForm {
+    fn from(known: &UserType) -> TypeForm {
+        let mut form = TypeForm {
+            oid: known.oid,
+            schema: known.schema.clone(),
+            name: known.name.clone(),
+            kind: KindForm::Composite,
+            attributes: None,
+        };
+        form.kind = match &known.kind {
+            TypeKind::Base => KindForm::Base,
+            TypeKind::Enum => KindForm::Enum,
+            TypeKind::Domain { base, modifier } => {
+                KindForm::Domain { base: *base, modifier: *modifier }
+            }
+            TypeKind::Array { element } => KindForm::Array { element: *element },
+            TypeKind::Range { subtype } => KindForm::Range { subtype: *subtype },
+            TypeKind::Multirange { subtype } => KindForm::Multirange { subtype: *subtype },
+            TypeKind::Composite { attributes } => {
+                let told = attributes.iter().flatten().map(|one| (one.type_oid, one.type_modifier));
+                form.attributes = attributes.is_some().then(|| told.collect());
+                KindForm::Composite
+            }
+            TypeKind::Unknown => KindForm::Unknown,
+        };
+        form
+    }
+}
+
+impl From<TypeForm> for UserType {
+    fn from(form: TypeForm) -> UserType {
+        let attribute = |(type_oid, type_modifier)| Attribute { type_oid, type_modifier };
+        let kind = match form.kind {
+            KindForm::Base => TypeKind::Base,
+            KindForm::Enum => TypeKind::Enum,
+            KindForm::Domain { base, modifier } => TypeKind::Domain { base, modifier },
+            KindForm::Array { element } => TypeKind::Array { element },
+            KindForm::Range { subtype } => TypeKind::Range { subtype },
+            KindForm::Multirange { subtype } => TypeKind::Multirange { subtype },
+            KindForm::Composite => TypeKind::Composite {
+                attributes: form.attributes.map(|told| told.into_iter().map(attribute).collect()),
+            },
+            KindForm::Unknown => TypeKind::Unknown,
+        };
+        UserType { oid: form.oid, schema: form.schema, name: form.name, kind }
+    }
+}
 
 pub(super) fn serialize<S: Serializer>(types: &[UserType], to: S) -> Result<S::Ok, S::Error> {
-    to.collect_seq(types.iter().cloned().map(Item))
+    to.collect_seq(types.iter().map(TypeForm::from))
 }
 
 pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<UserType>, D::Error> {
-    let items = Vec::<Item>::deserialize(from)?;
-    Ok(items.into_iter().map(|Item(known)| known).collect())
+    let forms = Vec::<TypeForm>::deserialize(from)?;
+    Ok(forms.into_iter().map(UserType::from).collect())
 }
 
 #[cfg(test)]
@@ -48,11 +107,15 @@ mod tests {
         let kinds = [
             TypeKind::Base,
             TypeKind::Enum,
-            TypeKind::Domain { base: 23 },
+            TypeKind::Domain { base: 23, modifier: None },
+            TypeKind::Domain { base: 1700, modifier: Some(655_366) },
             TypeKind::Array { element: 1 },
             TypeKind::Range { subtype: 2 },
             TypeKind::Multirange { subtype: 3 },
-            TypeKind::Composite,
+            TypeKind::Composite { attributes: None },
+            TypeKind::Composite {
+                attributes: Some(vec![Attribute { type_oid: 1700, type_modifier: -1 }]),
+            },
             TypeKind::Unknown,
         ];
         let types = kinds.into_iter().zip(20_000..).map(|(kind, oid)| UserType {
@@ -79,5 +142,27 @@ mod tests {
         };
         let json = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<PublishedTable>(&json).unwrap(), table);
+    }
+
+    /// As versions before modifiers and attributes sent and read them.
+    #[test]
+    fn other_versions_are_understood() {
+        let kind = |json: &str| {
+            let form: TypeForm = serde_json::from_str(json).unwrap();
+            UserType::from(form).kind
+        };
+        assert_eq!(
+            kind(r#"{"oid":1,"schema":"s","name":"t","kind":{"domain":{"base":23}}}"#),
+            TypeKind::Domain { base: 23, modifier: None }
+        );
+        assert_eq!(
+            kind(r#"{"oid":1,"schema":"s","name":"t","kind":"composite"}"#),
+            TypeKind::Composite { attributes: None }
+        );
+        let attributes = Some(vec![Attribute { type_oid: 23, type_modifier: -1 }]);
+        let (schema, name) = ("s".to_owned(), "t".to_owned());
+        let known = UserType { oid: 1, schema, name, kind: TypeKind::Composite { attributes } };
+        let json = serde_json::to_value(TypeForm::from(&known)).unwrap();
+        assert_eq!(json["kind"], "composite", "a word, as ever");
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! read    the publisher's catalogs → [`Definitions`]
+//! published   [`Definitions`] for a target that gets some of the columns
 //! render  [`Definitions`] → [`Plan`]: SQL for a target of some version, under mapped names
 //! names   what a table is called on the target
 //! sequences   where sequences stand
@@ -11,6 +12,7 @@
 //! `pg_get_constraintdef`, …) with an empty `search_path`, so that every name is qualified.
 
 mod names;
+mod published;
 mod read;
 mod render;
 mod sequences;
@@ -150,6 +152,10 @@ pub struct TableColumn {
     pub not_null: bool,
     /// How it gets a value that nobody gives.
     pub fill: ColumnFill,
+    /// The publisher keeps its values to itself: on a target nobody gives any. Not of the publisher,
+    /// but made of what it publishes ([`Definitions::as_sent`]).
+    #[serde(skip)]
+    pub unsent: bool,
 }
 
 /// How a column gets a value that nobody gives.

@@ -73,6 +73,10 @@ pub struct TablePlan {
     pub target: TableName,
     /// The target's name of the partitioned table it is a partition of.
     pub partition_of: Option<TableName>,
+    /// The bound that it has there.
+    pub bound: Option<String>,
+    /// What it is partitioned by itself.
+    pub partition_key: Option<String>,
     /// `CREATE TABLE` with its keys, then what makes it whole but for `attach`.
     pub create: Vec<String>,
     /// Makes it a partition of its parent.
@@ -202,6 +206,13 @@ impl Renderer<'_> {
         let mut lines: Vec<String> =
             table.columns.iter().map(|column| self.column(table, column, &mut left_out)).collect();
         for constraint in table.constraints.iter().filter(|c| is_key(c)) {
+            if let Some(column) = self.empty_key_column(table, constraint) {
+                left_out.push(format!(
+                    "constraint {}, whose column {column} is not published",
+                    quote_identifier(&constraint.name)
+                ));
+                continue;
+            }
             lines.push(self.constraint(constraint, &mut left_out).unwrap_or_default());
         }
         let mut create = format!("CREATE TABLE {target} (");
@@ -241,6 +252,8 @@ impl Renderer<'_> {
             source: table.name.clone(),
             target,
             partition_of,
+            bound: table.partition_of.as_ref().map(|(_, bound)| bound.clone()),
+            partition_key: table.partition_key.clone(),
             create,
             attach,
             after,
@@ -248,22 +261,91 @@ impl Renderer<'_> {
         }
     }
 
+    /// Whether nothing on the target fills the column. Its domain may.
+    fn is_empty(&self, column: &TableColumn) -> bool {
+        let has_value = match &column.fill {
+            ColumnFill::None => self.domain_default(&column.type_name),
+            ColumnFill::Default { .. } => self.missing_in_default(column).is_empty(),
+            ColumnFill::Generated { .. } | ColumnFill::Identity { .. } => true,
+        };
+        column.unsent && !has_value
+    }
+
+    fn domain(&self, type_name: &str) -> Option<(&str, &str)> {
+        self.definitions.objects.iter().find_map(|object| match &object.kind {
+            ObjectKind::Domain { base, clauses, .. } => {
+                let (schema, name) =
+                    (quote_identifier(&object.schema), quote_identifier(&object.name));
+                (format!("{schema}.{name}") == type_name).then_some((&base[..], &clauses[..]))
+            }
+            _ => None,
+        })
+    }
+
+    /// The types from `type_name` down to what is no domain, each with its clauses.
+    fn domains(&self, type_name: &str) -> Vec<(&str, &str)> {
+        let mut chain = Vec::new();
+        let mut next = self.domain(type_name);
+        // A domain's chain is finite; the bound is for descriptions that are damaged.
+        while let Some((base, clauses)) = next
+            && chain.len() <= self.definitions.objects.len()
+        {
+            chain.push((base, clauses));
+            next = self.domain(base);
+        }
+        chain
+    }
+
+    fn domain_default(&self, type_name: &str) -> bool {
+        self.domains(type_name).iter().any(|(_, clauses)| clauses.contains(" DEFAULT "))
+    }
+
+    /// The type of a column that is to take NULL: below the last domain that takes none.
+    fn nullable_type<'b>(&'b self, type_name: &'b str) -> &'b str {
+        let chain = self.domains(type_name);
+        let strict = chain.iter().rfind(|(_, clauses)| clauses.ends_with(" NOT NULL"));
+        strict.map_or(type_name, |(base, _)| base)
+    }
+
+    /// A column of a primary key that would be empty in every row.
+    fn empty_key_column(&self, table: &Table, constraint: &Constraint) -> Option<String> {
+        if constraint.kind != ConstraintKind::PrimaryKey {
+            return None;
+        }
+        let (_, key) = constraint.definition.split_once('(')?;
+        let key = key.split_once(") INCLUDE (").map_or(key, |(key, _)| key);
+        let key: Vec<&str> = key.trim_end_matches(')').split(", ").collect();
+        let empty = table.columns.iter().filter(|column| self.is_empty(column));
+        empty.map(|column| quote_identifier(&column.name)).find(|name| key.contains(&&name[..]))
+    }
+
+    /// What the target lacks for a column's default.
+    fn missing_in_default(&self, column: &TableColumn) -> Vec<String> {
+        let ColumnFill::Default { expression, extensions, foreign_functions } = &column.fill else {
+            return Vec::new();
+        };
+        let called = called(expression);
+        extensions
+            .iter()
+            .filter(|extension| self.target.no_extensions.contains(*extension))
+            .chain(foreign_functions)
+            .chain(called.intersection(&self.target.no_functions))
+            .cloned()
+            .collect()
+    }
+
     fn column(&self, table: &Table, column: &TableColumn, left_out: &mut Vec<String>) -> String {
-        let mut line = format!("{} {}", quote_identifier(&column.name), column.type_name);
+        let is_empty = self.is_empty(column);
+        let type_name =
+            if is_empty { self.nullable_type(&column.type_name) } else { &column.type_name };
+        let mut line = format!("{} {type_name}", quote_identifier(&column.name));
         if let Some(collation) = &column.collation {
             line.push_str(&format!(" COLLATE {collation}"));
         }
         match &column.fill {
             ColumnFill::None => {}
-            ColumnFill::Default { expression, extensions, foreign_functions } => {
-                let called = called(expression);
-                let missing: Vec<&str> = extensions
-                    .iter()
-                    .filter(|extension| self.target.no_extensions.contains(*extension))
-                    .chain(foreign_functions)
-                    .chain(called.intersection(&self.target.no_functions))
-                    .map(String::as_str)
-                    .collect();
+            ColumnFill::Default { expression, .. } => {
+                let missing = self.missing_in_default(column);
                 if missing.is_empty() {
                     line.push_str(&format!(" DEFAULT {}", self.with_mapped_sequences(expression)));
                 } else {
@@ -288,7 +370,7 @@ impl Renderer<'_> {
                 ));
             }
         }
-        if column.not_null {
+        if column.not_null && !is_empty {
             line.push_str(" NOT NULL");
         }
         line

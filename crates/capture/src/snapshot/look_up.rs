@@ -118,7 +118,7 @@ fn equals(table: &PublishedTable, mut oid: u32) -> String {
     // A domain's chain is finite; the bound is for descriptions that are damaged.
     for _ in 0..=table.types.len() {
         match known(oid).map(|known| &known.kind) {
-            Some(TypeKind::Domain { base }) => oid = *base,
+            Some(TypeKind::Domain { base, .. }) => oid = *base,
             _ => break,
         }
     }

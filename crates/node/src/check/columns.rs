@@ -6,23 +6,31 @@ use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
 
 /// Looks at the columns of a table that both sides have. That every published column can be
-/// written has been looked at before.
-pub fn check(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
+/// written has been looked at before; of those that were `refused` for their type no more is said.
+pub fn check(
+    name: &TableName,
+    source: &Table,
+    target: &Table,
+    refused: &[&str],
+    findings: &mut Findings,
+) {
     let pairs: Vec<(&Column, &Column)> = source
         .columns
         .iter()
         .filter_map(|ours| Some((ours, target.columns.iter().find(|c| c.name == ours.name)?)))
         .collect();
     for (ours, theirs) in &pairs {
-        if !takes(&ours.type_name, &theirs.type_name) {
+        let is_refused = refused.contains(&ours.name.as_str());
+        if !is_refused && !takes(&ours.type_name, &theirs.type_name) {
             findings.warning(
                 format!(
                     "column {}.{} is {} on the publisher and {} on the target: a value that does \
-                     not fit stops the subscription",
+                     not fit stops the subscription{}",
                     name,
                     quote_identifier(&ours.name),
                     ours.type_name,
-                    theirs.type_name
+                    theirs.type_name,
+                    lost(&theirs.type_name)
                 ),
                 format!(
                     "On the target: ALTER TABLE {name} ALTER COLUMN {} TYPE {}",
@@ -99,7 +107,18 @@ fn check_speed(name: &TableName, source: &Table, target: &Table, findings: &mut 
     }
 }
 
-/// Whether every value of one type is a value of the other.
+/// What goes without an error where a type takes less than the publisher's has.
+fn lost(target: &str) -> &'static str {
+    match split_modifier(target).0.as_str() {
+        "character varying" | "character" => {
+            ", but for spaces at its end beyond that length, which are cut off"
+        }
+        "jsonb" => ". Of equal keys jsonb keeps the last, and neither their order nor spaces",
+        _ => "",
+    }
+}
+
+/// Whether every value of one type is a value of the other, of which some are.
 fn takes(source: &str, target: &str) -> bool {
     if source == target {
         return true;
@@ -116,7 +135,7 @@ fn takes(source: &str, target: &str) -> bool {
             return target_length.is_none() && from <= to;
         }
     }
-    if source == "character" && target == "text" {
+    if rank(&TEXTS, target).is_some() && target_length.is_none() {
         return true;
     }
     let same = source == target && source != "bit";
@@ -158,6 +177,8 @@ mod tests {
             ("character varying(10)", "text"),
             ("text", "character varying"),
             ("character(3)", "text"),
+            ("integer", "text"),
+            ("public.mood", "character varying"),
             ("timestamp(3) without time zone", "timestamp(3) without time zone"),
             ("timestamp(3) without time zone", "timestamp(6) without time zone"),
             ("timestamp(3) without time zone", "timestamp without time zone"),

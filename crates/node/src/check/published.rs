@@ -7,7 +7,7 @@ use super::{Findings, publisher, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublicationSpec, PublishedColumn, PublishedTable, TableName};
-use farshore_model::quote_identifier;
+use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Connection, Error};
 use std::collections::{HashMap, HashSet};
 
@@ -18,10 +18,12 @@ const GENERATED_IDENTITY_REFUSED: u32 = 180_000;
 /// What a publisher would publish.
 pub struct Published {
     /// The publisher; `None` where another site asks it. Then of its tables no more is known than
-    /// their names and their columns' names.
+    /// their names, and their columns' names and types.
     pub server: Option<Server>,
     /// Tables in name order; their columns are those that are published.
     pub tables: Vec<(TableName, Table)>,
+    /// What the columns' types are made of, where those are not PostgreSQL's own; sorted by OID.
+    pub types: Vec<UserType>,
     /// The publisher's foreign keys, where they could be read.
     pub foreign_keys: Option<ForeignKeys>,
 }
@@ -35,7 +37,14 @@ impl Published {
             not_null: false,
             has_default: false,
             generated: false,
+            virtual_: false,
+            type_oid: column.type_oid,
+            type_modifier: column.type_modifier,
         };
+        let mut types: Vec<UserType> =
+            tables.iter().flat_map(|table| &table.types).cloned().collect();
+        types.sort_by_key(|known| known.oid);
+        types.dedup_by_key(|known| known.oid);
         let mut tables: Vec<(TableName, Table)> = tables
             .iter()
             .map(|published| {
@@ -49,7 +58,7 @@ impl Published {
             })
             .collect();
         tables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Published { server: None, tables, foreign_keys: None }
+        Published { server: None, tables, types, foreign_keys: None }
     }
 
     /// Bytes of the tables with TOAST and without indexes.

@@ -8,6 +8,7 @@ use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::PublicationSpec;
 use farshore_capture::slot;
+use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Mode};
 
@@ -70,7 +71,11 @@ async fn look(
         findings.agent_error(&error, error.is_transient());
     }
     let foreign_keys = ForeignKeys::load(sql).await.ok();
-    Ok(Some(Published { server: Some(server), tables, foreign_keys }))
+    let columns = || tables.iter().flat_map(|(_, table)| &table.columns);
+    let mut catalog = TypeCatalog::default();
+    catalog.describe(sql, columns().map(|column| column.type_oid)).await?;
+    let types = catalog.closure(columns().map(|column| column.type_oid));
+    Ok(Some(Published { server: Some(server), tables, types, foreign_keys }))
 }
 
 fn unreachable_server(error: &CaptureError, findings: &mut Findings) {

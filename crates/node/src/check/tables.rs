@@ -14,12 +14,18 @@ pub struct Column {
     pub name: String,
     /// The type with its modifier, as SQL names it under an empty `search_path`.
     pub type_name: String,
+    /// The type's OID on that server.
+    pub type_oid: u32,
+    /// `atttypmod`.
+    pub type_modifier: i32,
     /// Takes no NULL.
     pub not_null: bool,
     /// Filled by itself when no value is given.
     pub has_default: bool,
     /// Generated: takes no value.
     pub generated: bool,
+    /// Generated when it is read.
+    pub virtual_: bool,
 }
 
 /// A table or what stands under a table's name.
@@ -95,7 +101,7 @@ const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, 
 const COLUMNS: &str = "SELECT n.nspname, c.relname, a.attname, \
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull, \
        a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, \
-       a.attgenerated <> '' \
+       a.attgenerated <> '', a.attgenerated = 'v', a.atttypid, a.atttypmod \
      FROM pg_catalog.pg_attribute a \
      JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
@@ -177,6 +183,9 @@ pub fn from_answers(
             not_null: row.parse_bool(4)?,
             has_default: row.parse_bool(5)?,
             generated: row.parse_bool(6)?,
+            virtual_: row.parse_bool(7)?,
+            type_oid: row.parse(8)?,
+            type_modifier: row.parse(9)?,
         });
     }
     Ok(tables)

@@ -9,8 +9,10 @@ use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::postgres::target_table::{Filled, TargetColumn, TargetTable, check_columns};
+use farshore_apply::postgres::value_plan::ColumnType;
 use farshore_apply::{ApplyError, Initialise};
 use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Question, Row};
 use std::collections::HashMap;
@@ -338,6 +340,11 @@ async fn check_tables(
             "Give one of them another name in the subscription's mapping",
         );
     }
+    let there = on_target.iter().filter_map(|(name, _)| catalogue.get(name));
+    let of_columns = there.flat_map(|table| &table.columns).map(|column| column.type_oid);
+    let mut types = TypeCatalog::default();
+    let described = types.describe(&mut session.connection, of_columns).await;
+    described.map_err(|error| session.error(error))?;
     let (mut to_be_empty, mut to_be_created) = (Vec::new(), Vec::new());
     for (name, source) in &on_target {
         let Some(table) = catalogue.get(name) else {
@@ -351,8 +358,8 @@ async fn check_tables(
             continue;
         };
         let copied = known.contains(name);
-        let source = (source, published.server.is_some());
-        if check_table(subscription, name, source, table, copied, server, findings) && !copied {
+        let sides = TwoSides { published, source, table, types: &types };
+        if check_table(subscription, name, &sides, copied, server, findings) && !copied {
             match of_others.get(name) {
                 Some(other) => findings.error(
                     format!("table {name} on the target is filled by subscription \"{other}\""),
@@ -404,17 +411,25 @@ fn missing_table(
     }
 }
 
-/// Whether rows of a table can be written. `in_full` tells that more is known of the publisher's
-/// columns than their names.
+/// A table on the publisher and on the target.
+struct TwoSides<'a> {
+    published: &'a Published,
+    source: &'a Table,
+    table: &'a Table,
+    /// The target's, as far as its tables need them.
+    types: &'a TypeCatalog,
+}
+
+/// Whether rows of a table can be written.
 fn check_table(
     subscription: &Subscription,
     name: &TableName,
-    (source, in_full): (&Table, bool),
-    table: &Table,
+    sides: &TwoSides<'_>,
     copied: bool,
     server: &Server,
     findings: &mut Findings,
 ) -> bool {
+    let TwoSides { published, source, table, types } = *sides;
     let role = server.role_sql();
     if !table.schema_usable {
         let schema = quote_identifier(&name.schema);
@@ -443,21 +458,43 @@ fn check_table(
             .iter()
             .map(|column| TargetColumn {
                 name: column.name.clone(),
+                type_oid: column.type_oid,
+                type_modifier: column.type_modifier,
+                declared_type: column.type_name.clone(),
                 generated: column.generated,
+                virtual_: column.virtual_,
                 ..TargetColumn::default()
             })
             .collect(),
-        ..TargetTable::default()
+        types: types.closure(table.columns.iter().map(|column| column.type_oid)),
     };
     let filled = if copied { Filled::Before } else { Filled::NotYet };
     if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known), filled) {
         findings.agent_error(&error, false);
         return false;
     }
-    if in_full {
-        columns::check(name, source, table, findings);
+    let mut refused = Vec::new();
+    for column in source.columns.iter().filter(|column| is_there(&column.name)) {
+        let (oid, modifier) = (column.type_oid, column.type_modifier);
+        let publisher = ColumnType { oid, modifier, types: &published.types };
+        let Err(misfit) = known.plan(&column.name, publisher) else { continue };
+        refused.push(column.name.as_str());
+        let error = misfit.error(&subscription.spec.name, name);
+        // Of a copied table, what the log has may be of another type still, which does fit: the
+        // subscription stops when a change comes that does not.
+        if copied {
+            findings.agent_warning(&error);
+        } else {
+            findings.agent_error(&error, false);
+        }
+    }
+    if published.server.is_some() {
+        columns::check(name, source, table, &refused, findings);
     } else {
         columns::check_unfilled(name, source, table, findings);
+    }
+    if !refused.is_empty() && !copied {
+        return false;
     }
     if table.row_security {
         findings.error(

@@ -14,6 +14,11 @@ use std::collections::{BTreeSet, HashSet};
 const LOCK: &str = "SELECT pg_advisory_lock(hashtextextended('farshore tables', 0))";
 const UNLOCK: &str = "SELECT pg_advisory_unlock(hashtextextended('farshore tables', 0))";
 
+/// A bound would overlap another partition's, or does not go with it (hash partitions).
+const OVERLAPS: &str = "42P17";
+/// The default partition has rows that would belong there.
+const IN_DEFAULT_PARTITION: &str = "23514";
+
 /// What would be done on the target to take `published` tables (by the publisher's names), of
 /// which `copied` have their rows there. Changes nothing.
 pub async fn outline_of(
@@ -79,8 +84,13 @@ pub(crate) async fn create_missing(
     if !outline.steps.is_empty() {
         session.simple("SET check_function_bodies = off").await?;
     }
+    let mut without: HashSet<&TableName> = HashSet::new();
     for step in &outline.steps {
-        run_step(session, subscription, step, &outline.unavailable).await?;
+        let has_no_parent = step.partition_of.as_ref().is_some_and(|of| without.contains(of));
+        if has_no_parent || !run_step(session, subscription, step, &outline.unavailable).await? {
+            without.extend(&step.table);
+            continue;
+        }
         tracing::info!(%subscription, "created {}", step.object);
         for what in &step.left_out {
             tracing::warn!(%subscription, "{} is created without {what}", step.object);
@@ -89,12 +99,13 @@ pub(crate) async fn create_missing(
     session.simple(UNLOCK).await
 }
 
+/// Returns whether the target has room for it.
 async fn run_step(
     session: &mut Session,
     subscription: &str,
     step: &Step,
     unavailable: &[String],
-) -> Result<(), ApplyError> {
+) -> Result<bool, ApplyError> {
     // In one go: the target may be far, and there may be thousands of tables.
     let mut script = format!("BEGIN; {}", step.sql.join("; "));
     if let Some(table) = &step.table {
@@ -113,12 +124,21 @@ async fn run_step(
         }
     }
     if let Err(error) = session.connection.simple_query(&script).await {
+        if step.gives_way && matches!(error.sqlstate(), Some(OVERLAPS | IN_DEFAULT_PARTITION)) {
+            session.simple("ROLLBACK").await?;
+            tracing::warn!(
+                %subscription,
+                "{} is not created on the target, where other partitions take its rows: {error}",
+                step.object
+            );
+            return Ok(false);
+        }
         return Err(refused(session, subscription, step, unavailable, error));
     }
     fault::point("snapshot.before-state");
     session.simple("COMMIT").await?;
     fault::point("snapshot.after-state");
-    Ok(())
+    Ok(true)
 }
 
 /// A stage as it stands in `farshore.after_copy`.

@@ -1,7 +1,7 @@
 use super::present::Present;
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::{AfterStatement, Plan, TablePlan};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 /// What is to be done on a target: a plan, less what is there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -25,6 +25,11 @@ pub struct Step {
     pub after: Vec<AfterStatement>,
     /// What it has on the publisher and will not have here.
     pub left_out: Vec<String>,
+    /// The partitioned table that it is made a partition of.
+    pub partition_of: Option<TableName>,
+    /// It can be done without: where the target's partitions leave no room for it, they take its
+    /// rows.
+    pub gives_way: bool,
 }
 
 impl Outline {
@@ -42,11 +47,14 @@ impl Outline {
         for table in &plan.tables {
             let parent = table.partition_of.as_ref();
             let parent_made = parent.is_some_and(|parent| made.contains(parent));
-            let parent_partitioned =
-                parent_made || parent.and_then(|p| present.table(p)).is_some_and(|p| p.partitioned);
+            let parent_partitioned = parent_made
+                || parent.and_then(|p| present.table(p)).is_some_and(|p| p.is_partitioned());
             if chosen.contains(&table.target) {
                 made.insert(table.target.clone());
-                steps.push(create(table, parent_partitioned, parent_made));
+                let mut step = create(table, parent_partitioned, parent_made);
+                step.gives_way =
+                    parent_partitioned && !parent_made && !published.contains(&table.source);
+                steps.push(step);
             } else if parent_partitioned
                 && let (Some(attach), Some(there)) = (&table.attach, present.table(&table.target))
                 && there.partition_of.is_none()
@@ -57,6 +65,8 @@ impl Outline {
                     table: None,
                     after: Vec::new(),
                     left_out: Vec::new(),
+                    partition_of: table.partition_of.clone(),
+                    gives_way: false,
                 });
             }
         }
@@ -68,6 +78,8 @@ impl Outline {
                 table: None,
                 after: Vec::new(),
                 left_out: Vec::new(),
+                partition_of: None,
+                gives_way: false,
             });
             steps = objects.chain(steps).collect();
         }
@@ -76,7 +88,9 @@ impl Outline {
 }
 
 /// Tables to make, by their names on the target: those that rows will come for, what they are
-/// partitions of, and the partitions of partitioned tables that are there or will be.
+/// partitions of, and the partitions of partitioned tables that will be there, or are there and
+/// partitioned as on the publisher: one that is partitioned otherwise has partitions of its own for
+/// all rows.
 fn chosen(
     tables: &[TablePlan],
     present: &Present,
@@ -94,10 +108,16 @@ fn chosen(
             chosen.extend(table.partition_of.clone());
         }
     }
+    let keys: HashMap<&TableName, &Option<String>> =
+        tables.iter().map(|table| (&table.target, &table.partition_key)).collect();
+    let may_take = |parent: &TableName, bound: &str| {
+        let there = present.table(parent).filter(|there| there.is_partitioned());
+        there.is_some_and(|there| keys.get(parent) == Some(&&there.partition_key))
+            && !present.has_partition(parent, bound)
+    };
     for table in tables {
-        let Some(parent) = &table.partition_of else { continue };
-        let parent_there = present.table(parent).is_some_and(|parent| parent.partitioned);
-        if missing(table) && (parent_there || chosen.contains(parent)) {
+        let (Some(parent), Some(bound)) = (&table.partition_of, &table.bound) else { continue };
+        if missing(table) && (may_take(parent, bound) || chosen.contains(parent)) {
             chosen.insert(table.target.clone());
         }
     }
@@ -119,6 +139,8 @@ fn create(table: &TablePlan, attach: bool, parent_made: bool) -> Step {
         table: Some(table.target.clone()),
         after: after.cloned().collect(),
         left_out: table.left_out.clone(),
+        partition_of: table.partition_of.clone().filter(|_| attach),
+        gives_way: false,
     }
 }
 
@@ -136,6 +158,8 @@ mod tests {
             source: name(table),
             target: name(table),
             partition_of: parent.map(name),
+            bound: parent.map(|_| format!("bound of {table}")),
+            partition_key: (*table == "root").then(|| "LIST (a)".to_owned()),
             create: vec![format!("create {table}")],
             attach: parent.map(|_| format!("attach {table}")),
             after: Vec::new(),
@@ -149,15 +173,22 @@ mod tests {
         published: &[&str],
         copied: &[&str],
     ) -> Vec<String> {
-        let plan =
-            plan(&[("plain", None), ("root", None), ("one", Some("root")), ("two", Some("root"))]);
         let present = Present::of(present.iter().map(|(table, partitioned, parent)| {
-            let there = PresentTable { partitioned: *partitioned, partition_of: parent.map(name) };
+            let there = PresentTable {
+                partition_key: partitioned.then(|| "LIST (a)".to_owned()),
+                partition_of: parent.map(name),
+                bound: parent.map(|_| format!("bound of {table}")),
+            };
             (name(table), there)
         }));
+        outlined(&present, published, copied).into_iter().flat_map(|step| step.sql).collect()
+    }
+
+    fn outlined(present: &Present, published: &[&str], copied: &[&str]) -> Vec<Step> {
+        let plan =
+            plan(&[("plain", None), ("root", None), ("one", Some("root")), ("two", Some("root"))]);
         let set = |tables: &[&str]| tables.iter().map(|table| name(table)).collect();
-        let outline = Outline::new(plan, &present, &set(published), &set(copied));
-        outline.steps.into_iter().flat_map(|step| step.sql).collect()
+        Outline::new(plan, present, &set(published), &set(copied)).steps
     }
 
     #[test]
@@ -183,5 +214,30 @@ mod tests {
         assert_eq!(statements(&attached, &["root"], &["root", "two"]), ["attach two"]);
         // What was copied and is gone is not made anew: it would be empty.
         assert_eq!(statements(&[], &["plain"], &["plain"]), [""; 0]);
+    }
+
+    #[test]
+    fn a_table_that_is_partitioned_otherwise_keeps_its_partitions() {
+        let root = |key: &str| {
+            let there =
+                PresentTable { partition_key: Some(key.into()), partition_of: None, bound: None };
+            (name("root"), there)
+        };
+        let partition = |table: &str, bound: &str| {
+            let (partition_of, bound) = (Some(name("root")), Some(bound.to_owned()));
+            (name(table), PresentTable { partition_key: None, partition_of, bound })
+        };
+        let objects = |present: &Present| -> Vec<(String, bool)> {
+            let steps = outlined(present, &["root"], &[]);
+            steps.into_iter().map(|step| (step.object, step.gives_way)).collect()
+        };
+        let otherwise = Present::of([root("HASH (a)"), partition("h", "bound of all")]);
+        assert_eq!(objects(&otherwise), []);
+        // What a bound overlaps, the target alone can tell.
+        let alike = Present::of([root("LIST (a)"), partition("other", "bound of one")]);
+        assert_eq!(objects(&alike), [("table s.two".to_owned(), true)]);
+        // Rows come for partitions by their own names.
+        let steps = outlined(&otherwise, &["one", "two"], &[]);
+        assert_eq!(steps.iter().map(|step| step.gives_way).collect::<Vec<_>>(), [false, false]);
     }
 }

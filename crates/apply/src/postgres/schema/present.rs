@@ -15,10 +15,19 @@ pub(super) struct Present {
 /// A relation on the target.
 #[derive(Clone, Debug)]
 pub(super) struct PresentTable {
-    /// A partitioned table.
-    pub partitioned: bool,
+    /// What it is partitioned by, of a partitioned table.
+    pub partition_key: Option<String>,
     /// Its parent, if it is a partition.
     pub partition_of: Option<TableName>,
+    /// Its bound there.
+    pub bound: Option<String>,
+}
+
+impl PresentTable {
+    /// Whether it is a partitioned table.
+    pub fn is_partitioned(&self) -> bool {
+        self.partition_key.is_some()
+    }
 }
 
 const OBJECTS: &str = "SELECT 'schema', nspname, '' FROM pg_catalog.pg_namespace \
@@ -34,7 +43,9 @@ const OBJECTS: &str = "SELECT 'schema', nspname, '' FROM pg_catalog.pg_namespace
       JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace \
       WHERE n.nspname NOT IN ('pg_catalog', 'information_schema')";
 
-const RELATIONS: &str = "SELECT n.nspname, c.relname, c.relkind = 'p', pn.nspname, pc.relname \
+const RELATIONS: &str = "SELECT n.nspname, c.relname, \
+      CASE WHEN c.relkind = 'p' THEN pg_catalog.pg_get_partkeydef(c.oid) END, \
+      pn.nspname, pc.relname, pg_catalog.pg_get_expr(c.relpartbound, c.oid) \
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     LEFT JOIN pg_catalog.pg_inherits i ON i.inhrelid = c.oid AND c.relispartition \
     LEFT JOIN pg_catalog.pg_class pc ON pc.oid = i.inhparent \
@@ -73,8 +84,9 @@ impl Present {
                 })
             };
             let Some(table) = name(0) else { continue };
+            let text = |column: usize| row.get(column).map(str::to_owned);
             let found =
-                PresentTable { partitioned: row.get(2) == Some("t"), partition_of: name(3) };
+                PresentTable { partition_key: text(2), partition_of: name(3), bound: text(5) };
             present.tables.insert(table, found);
         }
         Ok(present)
@@ -91,6 +103,13 @@ impl Present {
     /// A relation of that name.
     pub fn table(&self, name: &TableName) -> Option<&PresentTable> {
         self.tables.get(name)
+    }
+
+    /// Whether the table of that name has a partition with that bound.
+    pub fn has_partition(&self, of: &TableName, bound: &str) -> bool {
+        let mut partitions =
+            self.tables.values().filter(|table| table.partition_of.as_ref() == Some(of));
+        partitions.any(|partition| partition.bound.as_deref() == Some(bound))
     }
 
     /// Of `extensions`, those that the target neither has nor can make.

@@ -152,6 +152,7 @@ async fn add_columns(
             collation: optional(row, 3),
             not_null: is(row, 4),
             fill: fill(row, &needs)?,
+            unsent: false,
         };
         if let Some(table) = tables.get_mut(&row.parse(0)?) {
             table.columns.push(column);
