@@ -396,7 +396,7 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
     let kills = kills_from_environment()?;
     let mut points = fault_points(&faults_binary()?)?;
     // Those of a site that receives are passed by the scenario `pull`, a mirror's by `mirror`.
-    let elsewhere = ["receive.", "spool.", "mirror.", "promote.", "seed."];
+    let elsewhere = ["receive.", "spool.", "mirror.", "promote.", "seed.", "backup."];
     points.retain(|point| !elsewhere.iter().any(|beginning| point.starts_with(beginning)));
     let (startup, streaming): (Vec<String>, Vec<String>) =
         points.into_iter().partition(|name| CrashPoint::is_before_streaming(name));

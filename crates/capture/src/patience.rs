@@ -33,8 +33,6 @@ pub(crate) async fn patiently<T>(
 ) -> T {
     let mut work = pin!(work);
     let (mut pause, mut told) = (FIRST_LOOK, None);
-    // What was waited for when an earlier attempt was given up.
-    tell(None);
     loop {
         let look = async {
             tokio::time::sleep(pause).await;

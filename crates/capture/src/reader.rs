@@ -14,7 +14,6 @@ mod stream;
 
 use crate::assembler::Assembler;
 use crate::attendant::Attendant;
-use crate::patience::patiently;
 use crate::publication::PublicationSpec;
 use crate::slot;
 use crate::tracer::Tracer;
@@ -120,9 +119,9 @@ impl Capture {
         let mut sql = self.spec.connect(Mode::Sql).await?;
         let silence_max = check_settings(&self.spec, &mut sql).await?;
         alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
-        let ensured = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref());
         let tell = |why| self.set_status(|status| status.waits_for = why);
-        let start = patiently(&self.spec, ensured, tell).await?;
+        tell(None);
+        let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref(), tell).await?;
         let binary = !self.text_only.load(Ordering::Relaxed)
             && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
         let context = Context {

@@ -6,6 +6,7 @@
 
 mod overlap;
 
+use crate::patience::patiently;
 use crate::{CaptureError, publication::PublicationSpec};
 use farshore_fault as fault;
 use farshore_model::{Lsn, PgTime};
@@ -87,20 +88,24 @@ pub(crate) fn settle_loss(
     Ok(store.set_note(NOTE_LOST, "")?)
 }
 
-/// Says what would keep the slot from being made or adopted, without changing anything. `started`
-/// tells that this site has captured the publication before, so that the slot may be its own.
+/// Says what would keep the slot from being made, adopted or gone on with, without changing
+/// anything. `begun` tells what this site has done with it before.
 pub async fn look_at_slot(
     spec: &PublicationSpec,
     sql: &mut Connection,
-    started: bool,
+    begun: Begun,
 ) -> Result<(), CaptureError> {
     let slot = spec.slot_name();
     match (slot_row(spec, sql, &slot).await?, &spec.adopt_slot) {
         (Some(row), Some(_)) => check_slot(spec, &slot, &row).map(drop),
         (None, Some(_)) => Err(nothing_to_adopt(spec, &slot)),
-        (Some(row), None) if !started => Err(somebody_elses(spec, &slot, &row)),
-        (Some(row), None) => check_slot(spec, &slot, &row).map(drop),
-        (None, None) if started => Err(gone(spec, &slot)),
+        (Some(row), None) => match begun {
+            Begun::Not => Err(somebody_elses(spec, &slot, &row)),
+            // Dropped, and made anew.
+            Begun::Making => Ok(()),
+            Begun::Made => check_slot(spec, &slot, &row).map(drop),
+        },
+        (None, None) if begun == Begun::Made => Err(gone(spec, &slot)),
         (None, None) => Ok(()),
     }
 }
@@ -149,7 +154,8 @@ pub(crate) fn publication_gone(spec: &PublicationSpec, error: &farshore_pg::Erro
 
 /// Whether a publisher that says so has found rows in its log of a table that it does not know.
 pub(crate) fn is_undecodable(code: &str, message: &str) -> bool {
-    code == "XX000" && message.starts_with("could not map filenode")
+    // "filenumber" since 16.
+    code == "XX000" && message.starts_with("could not map filen")
 }
 
 /// What a stream means whose publisher cannot decode its own log: trying again decodes the same.
@@ -309,9 +315,24 @@ pub fn begin_replica(
     store.set_note(NOTE_START, &begins.to_string())
 }
 
-/// Whether a store's notes say that capture has made or adopted its slot, or was about to make it.
-pub fn has_begun(note: impl Fn(&str) -> Option<String>) -> bool {
-    note(NOTE_START).is_some() || note(NOTE_CREATING).is_some()
+/// How far a store is with its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Begun {
+    /// Nothing was done.
+    Not,
+    /// It was about to be made: it may be there, or half there, or not.
+    Making,
+    /// It was made or adopted, and feeds the store.
+    Made,
+}
+
+/// What a store's notes say of its slot.
+pub fn begun(note: impl Fn(&str) -> Option<String>) -> Begun {
+    match (note(NOTE_START), note(NOTE_CREATING)) {
+        (Some(_), _) => Begun::Made,
+        (None, Some(_)) => Begun::Making,
+        (None, None) => Begun::Not,
+    }
 }
 
 /// The slot that feeds a store, as far as its notes tell.
@@ -325,10 +346,12 @@ pub fn publisher_identity(store: &dyn LogStore) -> Option<String> {
 }
 
 /// Makes sure that the slot exists and continues what `store` holds; returns where to stream from.
+/// `tell` hears which transactions its creation waits for.
 pub async fn ensure_slot(
     spec: &PublicationSpec,
     sql: &mut Connection,
     store: &dyn LogStore,
+    tell: impl Fn(Option<String>),
 ) -> Result<Lsn, CaptureError> {
     let slot = spec.slot_name();
     let name = &spec.name;
@@ -381,11 +404,12 @@ pub async fn ensure_slot(
             sql.execute("SELECT pg_drop_replication_slot($1)", &[Some(&slot)])
                 .await
                 .map_err(|error| spec.publisher_error(error))?;
-            create_slot(spec, &slot).await?
+            patiently(spec, create_slot(spec, &slot), tell).await?
         }
         (None, None) => {
             store.set_note(NOTE_CREATING, &slot)?;
-            create_slot(spec, &slot).await?
+            fault::point("capture.before-slot-created");
+            patiently(spec, create_slot(spec, &slot), tell).await?
         }
     };
     fault::point("capture.after-slot-created");

@@ -170,8 +170,8 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     for publication in &config.publications {
         let name = &publication.spec.name;
         let mut findings = Findings::publication(name);
-        let started = site::was_started(config, name, &mut findings);
-        let published = publisher::check(publication, started, &mut findings).await;
+        let begun = site::begun(config, name, &mut findings);
+        let published = publisher::check(publication, begun, &mut findings).await;
         published_bytes += published.as_ref().map_or(0, |published| published.bytes());
         all.append(&mut findings.all);
         for subscription in &config.subscriptions {

@@ -40,7 +40,7 @@ impl CrashPoint {
     /// Whether the point is passed only before a subscription streams: while the slot is made
     /// and the tables are copied.
     pub fn is_before_streaming(name: &str) -> bool {
-        name.starts_with("snapshot.") || name == "capture.after-slot-created"
+        name.starts_with("snapshot.") || name.ends_with("-slot-created")
     }
 }
 

@@ -6,6 +6,7 @@ use super::published::Published;
 use super::{Finding, Findings, Severity, publisher, target};
 use crate::config::{Publication, SiteConfig, Subscription};
 use farshore_apply::postgres::session::Session;
+use farshore_capture::slot::Begun;
 use farshore_capture::source::{Arrival, SharedAnswer};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -41,13 +42,13 @@ pub enum Gate {
 /// Looks at the publisher, or takes another agent's look.
 async fn look(
     publication: &Publication,
-    started: bool,
+    begun: Begun,
     asked: &PublisherAsked,
     came: Arrival,
 ) -> Arc<PublisherLook> {
     let ask = async {
         let mut findings = Findings::publication(&publication.spec.name);
-        let published = publisher::check(publication, started, &mut findings).await;
+        let published = publisher::check(publication, begun, &mut findings).await;
         Ok::<_, Infallible>(PublisherLook { findings: findings.all, published })
     };
     match asked.get_since(came, ask).await {
@@ -56,14 +57,14 @@ async fn look(
     }
 }
 
-/// Whether capture of a publication may start. `started` tells that it has run before.
+/// Whether capture of a publication may start. `begun` tells what was done with its slot before.
 pub async fn publication(
     publication: &Publication,
-    started: bool,
+    begun: Begun,
     asked: &PublisherAsked,
     came: Arrival,
 ) -> Gate {
-    let look = look(publication, started, asked, came).await;
+    let look = look(publication, begun, asked, came).await;
     decide(&look.findings, look.published.is_some())
 }
 
@@ -71,8 +72,8 @@ pub async fn publication(
 pub struct OwnPublication<'a> {
     /// As configured.
     pub publication: &'a Publication,
-    /// Whether it was captured before.
-    pub started: bool,
+    /// What was done with its slot before.
+    pub begun: Begun,
     /// Where its agents ask together.
     pub asked: &'a PublisherAsked,
 }
@@ -86,7 +87,7 @@ pub async fn subscription(
     came: Arrival,
 ) -> (Gate, Option<Session>) {
     let look = match own {
-        Some(own) => Some(look(own.publication, own.started, own.asked, came).await),
+        Some(own) => Some(look(own.publication, own.begun, own.asked, came).await),
         // Another site has the publisher: the copy finds out what is published.
         None => None,
     };

@@ -7,16 +7,16 @@ use crate::config::Publication;
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::PublicationSpec;
-use farshore_capture::slot;
+use farshore_capture::slot::{self, Begun};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Mode};
 
-/// Looks at a publisher, and returns what it would publish if it could be asked. `started` tells
-/// that this site has captured the publication before.
+/// Looks at a publisher, and returns what it would publish if it could be asked. `begun` tells
+/// what this site has done with its slot before.
 pub async fn check(
     publication: &Publication,
-    started: bool,
+    begun: Begun,
     findings: &mut Findings,
 ) -> Option<Published> {
     let spec = &publication.spec;
@@ -27,7 +27,7 @@ pub async fn check(
             return None;
         }
     };
-    match look(publication, started, &mut sql, findings).await {
+    match look(publication, begun, &mut sql, findings).await {
         Ok(published) => published,
         Err(error) => {
             findings.cannot_look("publisher", &error, error.is_transient());
@@ -38,7 +38,7 @@ pub async fn check(
 
 async fn look(
     publication: &Publication,
-    started: bool,
+    begun: Begun,
     sql: &mut Connection,
     findings: &mut Findings,
 ) -> Result<Option<Published>, Error> {
@@ -51,7 +51,7 @@ async fn look(
     ));
     server.check("publisher", "source", findings);
     server.check_connections("publisher", 4, findings);
-    check_settings(spec, started, sql, findings).await?;
+    check_settings(spec, begun, sql, findings).await?;
     check_replication(spec, &server, findings).await;
     if findings.has_errors() && server.in_recovery {
         return Ok(None);
@@ -66,7 +66,7 @@ async fn look(
     let catalogue = tables::all(sql).await?;
     let tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
     if !server.in_recovery
-        && let Err(error) = slot::look_at_slot(spec, sql, started).await
+        && let Err(error) = slot::look_at_slot(spec, sql, begun).await
     {
         findings.agent_error(&error, error.is_transient());
     }
@@ -119,7 +119,7 @@ pub fn remedy_for(error: &Error, key: &str) -> String {
 /// Settings that capture needs.
 async fn check_settings(
     spec: &PublicationSpec,
-    started: bool,
+    begun: Begun,
     sql: &mut Connection,
     findings: &mut Findings,
 ) -> Result<(), Error> {
@@ -148,7 +148,7 @@ async fn check_settings(
         );
     }
     // While tables are copied, a snapshot needs one of each too.
-    let for_copies = i64::from(!started);
+    let for_copies = i64::from(begun == Begun::Not);
     let slots = i64::from(!row.parse_bool(6)?) + for_copies;
     let free: i64 = row.parse(1)?;
     if free < slots {

@@ -2,7 +2,7 @@
 
 use super::Findings;
 use crate::config::SiteConfig;
-use farshore_capture::slot;
+use farshore_capture::slot::{self, Begun};
 use farshore_store::segmented::read_notes;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 /// Less free space than this is worth a word, in bytes.
 const FREE_MIN: u64 = 1 << 30;
 
-/// Whether this site has captured the publication before.
-pub fn was_started(config: &SiteConfig, publication: &str, findings: &mut Findings) -> bool {
+/// What this site has done with the publication's slot before.
+pub fn begun(config: &SiteConfig, publication: &str, findings: &mut Findings) -> Begun {
     let folder = config.data_dir.join("publications").join(publication);
     match read_notes(&folder) {
         Ok(notes) => {
@@ -20,11 +20,11 @@ pub fn was_started(config: &SiteConfig, publication: &str, findings: &mut Findin
             if let Some(lost) = own.and_then(|own| slot::noted_loss(&own.spec, note)) {
                 findings.agent_error(&lost, false);
             }
-            slot::has_begun(note)
+            slot::begun(note)
         }
         Err(error) => {
             findings.agent_error(&error, false);
-            true
+            Begun::Making
         }
     }
 }

@@ -39,8 +39,8 @@ pub(super) async fn run_receive(
 fn own_publication<'a>(site: &'a Site, name: &str) -> Option<OwnPublication<'a>> {
     let publication = site.config.publication(name)?;
     let agent = site.publications.iter().find(|agent| agent.name == name)?;
-    let started = slot::has_begun(|key| agent.store.note(key));
-    Some(OwnPublication { publication, started, asked: &agent.asked_by_gates })
+    let begun = slot::begun(|key| agent.store.note(key));
+    Some(OwnPublication { publication, begun, asked: &agent.asked_by_gates })
 }
 
 /// Whether an agent has passed its [`gate`]; it is asked again only until then.
@@ -90,7 +90,7 @@ pub(super) async fn run_capture(
         async move {
             if let Some(own) = own_publication(&site, &capture.spec.name) {
                 let came = passed.came(&site, own.asked);
-                let asked = gate::publication(own.publication, own.started, own.asked, came);
+                let asked = gate::publication(own.publication, own.begun, own.asked, came);
                 let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
                     return outcome;
