@@ -252,8 +252,12 @@ impl SubscriptionAgent {
         let (state, error) = match (&failure.stopped, &failure.retrying) {
             _ if self.switch.is_paused() => ("paused", cursor.as_ref().and_then(dropped)),
             (Some(error), _) => (Phase::Stopped.word(), Some(error.clone())),
+            // It is at work again, and held up at once.
+            (None, _) if status.waits_for.is_some() => {
+                (status.phase.word(), status.waits_for.clone())
+            }
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
-            (None, _) => (status.phase.word(), status.waits_for.clone()),
+            (None, _) => (status.phase.word(), None),
         };
         let applied = if status.applied.0 == Lsn::ZERO {
             cursor.as_ref().map_or(Lsn::ZERO, |cursor| cursor.applied.0)
