@@ -293,7 +293,9 @@ impl Session {
             return Err(self.locked_by(name, error).await);
         }
         let is_latest = is_true(&latest?);
-        if !is_latest {
+        if is_latest {
+            self.keeps_oids = Some(true);
+        } else {
             self.ensure_schema().await?;
         }
         let [progress, tables, skips, waiting] = match at_once {

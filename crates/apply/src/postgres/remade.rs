@@ -108,8 +108,12 @@ impl Session {
 
     /// A role that does not own `farshore.table_copy` cannot give it these columns.
     async fn keeps_oids(&mut self) -> Result<bool, ApplyError> {
-        let rows = self.query(KEEPS_OIDS, &[]).await?;
-        Ok(!rows.is_empty())
+        if let Some(keeps) = self.keeps_oids {
+            return Ok(keeps);
+        }
+        let keeps = !self.query(KEEPS_OIDS, &[]).await?.is_empty();
+        self.keeps_oids = Some(keeps);
+        Ok(keeps)
     }
 }
 

@@ -21,6 +21,8 @@ pub struct Session {
     /// The schema `farshore` was there, with its tables, when somebody looked: what they hold can be
     /// asked for without another look.
     pub has_seen_schema: bool,
+    /// `farshore.table_copy` keeps OIDs of tables, once that was asked.
+    pub(super) keeps_oids: Option<bool>,
 }
 
 impl Session {
@@ -50,6 +52,7 @@ impl Session {
             asked_at: Instant::now(),
             replica_role: false,
             has_seen_schema: false,
+            keeps_oids: None,
         };
         // What the database or the role sets is for others: we read what comes (bytea as hexadecimal
         // digits), and a text must mean here what it means on the publisher (money, NULL in arrays).
