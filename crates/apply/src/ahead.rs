@@ -67,9 +67,9 @@ impl Subscription {
             return Ok(forget(store, name)?);
         };
         let begins = slot::log_begins(store).unwrap_or(Lsn::ZERO);
-        // A copy may stand where the log has not come to yet.
-        let copied = tables.iter().filter(|table| table.copied).map(|table| table.copied_at);
-        let copied = copied.max().unwrap_or(Lsn::ZERO);
+        // A copy may stand where the log has not come to yet, also of a table that is to be copied
+        // once more.
+        let copied = tables.iter().map(|table| table.copied_at).max().unwrap_or(Lsn::ZERO);
         if slot::is_replica(store) {
             let durable = store.durable().borrow().0;
             if applied <= durable.max(begins).max(copied) {
