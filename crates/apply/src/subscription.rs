@@ -223,6 +223,7 @@ impl Subscription {
             () = grace_over => {}
             never = self.watch_for_holders() => match never {},
         }
+        self.set_status(|status| status.waits_for = None);
         // A statement that waits on the target would keep the connection, and with it the lock.
         self.cancel(&cancel).await;
         Ok(())

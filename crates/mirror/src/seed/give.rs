@@ -36,25 +36,33 @@ pub async fn give(
     session: Session,
     request: &SeedRequest,
 ) -> Result<(), MirrorError> {
-    let (mut sender, mut receiver) = session.split();
+    let (sender, mut receiver) = session.split();
     let has = hear(&mut receiver).await?;
     let packer = Packer::new(compression);
     let packer = packer.map_err(|error| MirrorError::Io { action: "compress files", error })?;
-    let backup = match begin(principal, request).await {
-        Ok((answer, backup)) => {
-            sender.send(json(&answer)).await?;
-            backup
-        }
-        Err(error) => {
-            say_no(sender, &error).await?;
-            return Err(error);
-        }
-    };
+    let (sender, backup) = tell_begun(sender, begin(principal, request).await).await?;
     hand_over((sender, receiver), packer, |pieces| {
         let (path, chunk) = (String::new(), BytesMut::with_capacity(CHUNK_BYTES));
         Reading { pieces, has, path, chunk, number: 0 }.files(backup)
     })
     .await
+}
+
+/// Tells a far end how its request begins, or why it does not.
+pub(super) async fn tell_begun<Backup>(
+    mut sender: Sender,
+    begun: Result<(SeedAnswer, Backup), MirrorError>,
+) -> Result<(Sender, Backup), MirrorError> {
+    match begun {
+        Ok((answer, backup)) => {
+            sender.send(json(&answer)).await?;
+            Ok((sender, backup))
+        }
+        Err(error) => {
+            say_no(sender, &error).await?;
+            Err(error)
+        }
+    }
 }
 
 /// Has what `read` hands on packed and sent, all three at once.
@@ -129,7 +137,7 @@ pub(super) async fn gone(receiver: &mut Receiver) -> MirrorError {
     }
 }
 
-pub(super) fn json(answer: &SeedAnswer) -> Bytes {
+fn json(answer: &SeedAnswer) -> Bytes {
     serde_json::to_vec(answer).unwrap_or_default().into()
 }
 

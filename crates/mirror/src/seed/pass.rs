@@ -2,7 +2,7 @@
 //! another mirror's near end): what the principal sends is handed on as it is, compressed.
 
 use super::CHUNK_BYTES;
-use super::give::{Piece, gone, hand_over, json, say_no, stopped};
+use super::give::{Piece, gone, hand_over, say_no, stopped, tell_begun};
 use super::message::{FromGiver, SeedAnswer};
 use crate::error::MirrorError;
 use crate::relay::compression::{Compression, Packer};
@@ -36,7 +36,7 @@ pub async fn pass(
     session: Session,
     request: &BackupRequest,
 ) -> Result<(), MirrorError> {
-    let (mut sender, mut receiver) = session.split();
+    let (sender, mut receiver) = session.split();
     // What is asked for is taken from the text, and nothing else of it gets to the principal.
     let options = match ReplicationCommand::parse(&request.command) {
         Ok(ReplicationCommand::BaseBackup(options)) => options,
@@ -54,16 +54,7 @@ pub async fn pass(
         begun = begin(principal, &request.mirror, &options) => begun,
         gone = gone(&mut receiver) => return Err(gone),
     };
-    let backup = match begun {
-        Ok((answer, backup)) => {
-            sender.send(json(&answer)).await?;
-            backup
-        }
-        Err(error) => {
-            say_no(sender, &error).await?;
-            return Err(error);
-        }
-    };
+    let (sender, backup) = tell_begun(sender, begun).await?;
     hand_over((sender, receiver), packer, |pieces| hand_on(backup, pieces)).await
 }
 

@@ -48,21 +48,27 @@ impl Renewal {
     /// Looks again and again.
     pub async fn watch(self) {
         let (mut used, mut before) = (self.look(), self.look());
+        let mut tried = used.clone();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let now = self.look();
             // Who replaces several files is let finish.
             let is_settled = now == before;
             before = now.clone();
-            if now == used || !is_settled {
+            if now == tried || !is_settled {
                 continue;
             }
-            self.take(&now, &used);
-            used = now;
+            // What could not be used changes nothing: a revocation that came with it is still to end
+            // sessions when it can.
+            if self.take(&now, &used) {
+                used = now.clone();
+            }
+            tried = now;
         }
     }
 
-    fn take(&self, now: &Seen, before: &Seen) {
+    /// Whether they can be used.
+    fn take(&self, now: &Seen, before: &Seen) -> bool {
         let certificate = self.files.certificate.display();
         let mut files = self.files.clone();
         if self.revocations.exists() {
@@ -71,22 +77,25 @@ impl Renewal {
         let identity = match Identity::load(&files) {
             Ok(identity) if identity.site() == self.site => Arc::new(identity),
             Ok(identity) => {
-                return tracing::error!(
+                tracing::error!(
                     "the certificate {certificate} was replaced by one for site \"{}\": going on \
                      with the one from before",
                     identity.site()
                 );
+                return false;
             }
             Err(error) => {
-                return tracing::error!(
+                tracing::error!(
                     "certificates were replaced and cannot be used: {error}. Going on with those \
                      from before"
                 );
+                return false;
             }
         };
         for dialer in &self.dialers {
             if let Err(error) = dialer.set_identity(&identity) {
-                return tracing::error!("certificates were replaced and cannot be used: {error}");
+                tracing::error!("certificates were replaced and cannot be used: {error}");
+                return false;
             }
         }
         if let Some((listener, serving)) = &self.listener {
@@ -97,5 +106,6 @@ impl Renewal {
             }
         }
         tracing::info!("certificates were replaced: {certificate} and its authorities are used");
+        true
     }
 }
