@@ -4,27 +4,28 @@
 //! server, or stands ahead of what the store holds durable means that changes may be missing: that
 //! is an error, never a fresh start.
 
+mod history;
+mod moving;
+mod notes;
 mod overlap;
 
 use crate::patience::patiently;
 use crate::{CaptureError, publication::PublicationSpec};
 use farshore_fault as fault;
-use farshore_model::{Lsn, PgTime};
+use farshore_model::Lsn;
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, Mode};
 use farshore_store::LogStore;
+pub use history::noted_loss;
+pub(crate) use history::settle_loss;
+use history::{check_history, log_end};
+pub use moving::nudge;
+pub(crate) use moving::{Place, SlotCopy, advance, end_walsender, place};
+pub use notes::{
+    Begun, begin_replica, begun, is_replica, log_begins, noted_slot, publisher_identity,
+};
+use notes::{NOTE_CREATING, NOTE_SLOT, NOTE_START, NOTE_SYSTEM, NOTE_TIMELINE};
 pub(crate) use overlap::{Overlap, check_overlap};
-
-/// Notes in the store about where its log comes from.
-const NOTE_SYSTEM: &str = "publisher.system_identifier";
-const NOTE_TIMELINE: &str = "publisher.timeline";
-const NOTE_SLOT: &str = "slot.name";
-const NOTE_CREATING: &str = "slot.creating";
-const NOTE_START: &str = "slot.start";
-/// That the publisher has lost what the store holds, in words; empty where it was another server.
-const NOTE_LOST: &str = "publisher.lost";
-/// The server on which that was found, as the site file names it.
-const NOTE_LOST_ON: &str = "publisher.lost_on";
 
 /// What to do when changes are missing.
 pub(crate) fn copy_anew(publication: &str) -> String {
@@ -33,59 +34,6 @@ pub(crate) fn copy_anew(publication: &str) -> String {
          data_dir/publications/{publication}, empty the target's tables, DROP SCHEMA farshore \
          CASCADE there, and start"
     )
-}
-
-/// What was found of a publisher that has lost what the store holds. Once it has written as much
-/// again its positions look right, and name other changes: so it is remembered, until the site file
-/// names another server, or a look at this one shows that it has all after all.
-pub fn noted_loss(
-    spec: &PublicationSpec,
-    note: impl Fn(&str) -> Option<String>,
-) -> Option<CaptureError> {
-    let found = note(NOTE_LOST).filter(|found| !found.is_empty())?;
-    // Under another role, or spelled otherwise, it is the same one.
-    let on = farshore_pg::Config::parse(&note(NOTE_LOST_ON)?).ok()?;
-    on.is_same_place(&spec.source).then_some(CaptureError::Gap(found))
-}
-
-/// Remembers it. Durable when this returns.
-fn note_loss(
-    spec: &PublicationSpec,
-    store: &dyn LogStore,
-    found: &str,
-) -> Result<(), farshore_store::StoreError> {
-    store.set_note(NOTE_LOST_ON, &spec.source.redacted())?;
-    store.set_note(NOTE_LOST, found)
-}
-
-/// Forgets it, if what the slot would give again shows that the publisher has what the store holds:
-/// the address may have led to an old copy of the server for a while. Where that was not looked at,
-/// what was found holds.
-pub(crate) fn settle_loss(
-    spec: &PublicationSpec,
-    store: &dyn LogStore,
-    seen: Overlap,
-) -> Result<(), CaptureError> {
-    if store.note(NOTE_LOST).is_none_or(|found| found.is_empty()) {
-        return Ok(());
-    }
-    let lost = noted_loss(spec, |key| store.note(key));
-    match (lost, seen) {
-        (Some(lost), Overlap::NotLooked { why, passes }) => {
-            let held = format!("{lost}. Whether it has all after all was not looked at now: {why}");
-            return Err(if passes {
-                CaptureError::Interrupted(held)
-            } else {
-                CaptureError::Gap(held)
-            });
-        }
-        (Some(_), Overlap::Agrees) => tracing::info!(
-            publication = %spec.name,
-            "the publisher has all that the store holds; what was found of it before is forgotten"
-        ),
-        (None, _) => {}
-    }
-    Ok(store.set_note(NOTE_LOST, "")?)
 }
 
 /// Says what would keep the slot from being made, adopted or gone on with, without changing
@@ -177,111 +125,6 @@ pub(crate) fn log_undecodable(spec: &PublicationSpec, error: &farshore_pg::Error
     ))
 }
 
-/// The publisher's timeline and the end of its log.
-async fn log_end(spec: &PublicationSpec, sql: &mut Connection) -> Result<(u32, Lsn), CaptureError> {
-    let rows = sql
-        .query(
-            "SELECT CASE WHEN NOT pg_is_in_recovery() THEN \
-               ('x' || substr(pg_walfile_name(pg_current_wal_flush_lsn()), 1, 8))::bit(32)::int END, \
-             CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_flush_lsn() END",
-            &[],
-        )
-        .await
-        .map_err(|error| spec.publisher_error(error))?;
-    let row = rows
-        .first()
-        .ok_or_else(|| CaptureError::Protocol("no answer to where the log ends".to_owned()))?;
-    // In the middle of a failover it may be promoted any moment.
-    if row.get(1).is_none() {
-        return Err(CaptureError::Standby(spec.source.redacted()));
-    }
-    let parse = |error| spec.publisher_error(error);
-    Ok((row.parse(0).map_err(parse)?, row.parse(1).map_err(parse)?))
-}
-
-/// Refuses a publisher that was set back to before what the store holds: its positions would name
-/// other changes than ours.
-async fn check_history(
-    spec: &PublicationSpec,
-    sql: &mut Connection,
-    store: &dyn LogStore,
-    known: Lsn,
-) -> Result<(), CaptureError> {
-    let name = &spec.name;
-    let (timeline, end) = log_end(spec, sql).await?;
-    let noted = store.note(NOTE_TIMELINE).and_then(|noted| noted.parse::<u32>().ok());
-    if end < known {
-        let shorter = format!(
-            "publication \"{name}\": the publisher's log ends at {end}, before what the store holds \
-             ({known}): it was set back, or it is another server. What it writes from then on is \
-             not what the targets have. If it is another server, correct `source`."
-        );
-        let anew = copy_anew(name);
-        // Of another timeline it is not the server that the store was filled from: an old primary,
-        // which an address led to for a moment, and that is seen again each time.
-        if noted.is_some_and(|noted| noted != timeline) {
-            return Err(CaptureError::Gap(format!("{shorter} {anew}")));
-        }
-        if let Some(lost) = noted_loss(spec, |key| store.note(key)) {
-            return Err(lost);
-        }
-        let lost = format!(
-            "{shorter} Found {}, and remembered until the server is seen to have it: once the right \
-             one is back, farshore resume. {anew}",
-            PgTime::now()
-        );
-        note_loss(spec, store, &lost)?;
-        return Err(CaptureError::Gap(lost));
-    }
-    if let Some(before) = noted.filter(|before| *before != timeline) {
-        let left_at = timeline_left_at(spec, timeline, before).await?;
-        if left_at.is_none_or(|left_at| left_at < known) {
-            let at = left_at.map_or_else(|| "an unknown position".to_owned(), |at| at.to_string());
-            return Err(CaptureError::Gap(format!(
-                "publication \"{name}\": the publisher is on timeline {timeline}, which left \
-                 timeline {before} at {at}, before what the store holds ({known}): the store has \
-                 changes that this server lost. {}",
-                copy_anew(name)
-            )));
-        }
-        tracing::info!(publication = %name, before, timeline, "the publisher changed its timeline");
-    }
-    store.set_note(NOTE_TIMELINE, &timeline.to_string())?;
-    Ok(())
-}
-
-/// Where `timeline`'s history left the timeline `before` (PostgreSQL docs: "27.3.5 Timelines").
-async fn timeline_left_at(
-    spec: &PublicationSpec,
-    timeline: u32,
-    before: u32,
-) -> Result<Option<Lsn>, CaptureError> {
-    let mut replication = spec.connect(Mode::LogicalReplication).await?;
-    let history = replication
-        .simple_query(&format!("TIMELINE_HISTORY {timeline}"))
-        .await
-        .map_err(|error| spec.publisher_error(error))?;
-    replication.close().await;
-    let row = history.first().and_then(|set| set.rows.first());
-    let content = row.and_then(|row| row.get(1)).unwrap_or_default();
-    // Lines of: timeline, switch position, reason. Bytea may come in its hexadecimal form.
-    let decoded = content.strip_prefix("\\x").and_then(decode_hex);
-    let content = decoded.as_deref().unwrap_or(content);
-    Ok(content.lines().find_map(|line| {
-        let mut fields = line.split_whitespace();
-        let left: u32 = fields.next()?.parse().ok()?;
-        (left == before).then(|| fields.next()?.parse().ok())?
-    }))
-}
-
-fn decode_hex(digits: &str) -> Option<String> {
-    let bytes: Option<Vec<u8>> = (0..digits.len())
-        .step_by(2)
-        .map(|at| u8::from_str_radix(digits.get(at..at + 2)?, 16).ok())
-        .collect();
-    String::from_utf8(bytes?).ok()
-}
-
 /// What `pg_replication_slots` says of our slot.
 struct SlotRow {
     plugin: Option<String>,
@@ -291,58 +134,6 @@ struct SlotRow {
     wal_status: Option<String>,
     /// Why it was invalidated, from version 17 on.
     invalidated_by: Option<String>,
-}
-
-/// Where the log of a store begins: changes before it were never in it. `None` until capture has
-/// made or adopted its slot.
-pub fn log_begins(store: &dyn LogStore) -> Option<Lsn> {
-    store.note(NOTE_START)?.parse().ok()
-}
-
-/// Whether a store's log is that of another site's.
-pub fn is_replica(store: &dyn LogStore) -> bool {
-    store.note(NOTE_START).is_some() && store.note(NOTE_SLOT).is_none()
-}
-
-/// Notes in a store that is to be a replica of another site's where its log begins, and which
-/// publisher it comes from.
-pub fn begin_replica(
-    store: &dyn LogStore,
-    publisher: &str,
-    begins: Lsn,
-) -> Result<(), farshore_store::StoreError> {
-    store.set_note(NOTE_SYSTEM, publisher)?;
-    store.set_note(NOTE_START, &begins.to_string())
-}
-
-/// How far a store is with its slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Begun {
-    /// Nothing was done.
-    Not,
-    /// It was about to be made: it may be there, or half there, or not.
-    Making,
-    /// It was made or adopted, and feeds the store.
-    Made,
-}
-
-/// What a store's notes say of its slot.
-pub fn begun(note: impl Fn(&str) -> Option<String>) -> Begun {
-    match (note(NOTE_START), note(NOTE_CREATING)) {
-        (Some(_), _) => Begun::Made,
-        (None, Some(_)) => Begun::Making,
-        (None, None) => Begun::Not,
-    }
-}
-
-/// The slot that feeds a store, as far as its notes tell.
-pub fn noted_slot(note: impl Fn(&str) -> Option<String>) -> Option<String> {
-    note(NOTE_SLOT)
-}
-
-/// The publisher's system identifier, as far as the store knows it.
-pub fn publisher_identity(store: &dyn LogStore) -> Option<String> {
-    store.note(NOTE_SYSTEM)
 }
 
 /// Makes sure that the slot exists and continues what `store` holds; returns where to stream from.
@@ -438,127 +229,6 @@ pub(crate) fn check_not_ahead(
          between are not in the store. {}",
         copy_anew(name)
     )))
-}
-
-/// Where the slot and the publisher's log stand.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
-    /// Decoding begins here.
-    pub restart: Lsn,
-    /// What the slot was told last.
-    pub confirmed: Lsn,
-    /// End of the log that is safe on the publisher's disk.
-    pub end: Lsn,
-    /// Some session has the slot.
-    pub in_use: bool,
-    /// It gives nothing that the standbys in `synchronized_standby_slots` do not have yet.
-    pub waits_for_standbys: bool,
-}
-
-/// Asks where our slot and the publisher's log stand; `None` if the slot is gone or lost.
-pub(crate) async fn place(
-    spec: &PublicationSpec,
-    sql: &mut Connection,
-) -> Result<Option<Place>, CaptureError> {
-    place_of(spec, sql, &spec.slot_name()).await
-}
-
-/// The same of any logical slot.
-async fn place_of(
-    spec: &PublicationSpec,
-    sql: &mut Connection,
-    slot: &str,
-) -> Result<Option<Place>, CaptureError> {
-    // As JSON: before version 17 there is no column of that name.
-    let rows = sql
-        .query(
-            "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn(), active_pid, \
-               current_setting('synchronized_standby_slots', true) <> '' \
-                 AND (to_jsonb(s)->>'failover')::boolean \
-             FROM pg_replication_slots AS s WHERE slot_name = $1 \
-             AND confirmed_flush_lsn IS NOT NULL AND restart_lsn IS NOT NULL",
-            &[Some(slot)],
-        )
-        .await
-        .map_err(|error| spec.publisher_error(error))?;
-    let Some(row) = rows.first() else { return Ok(None) };
-    let parse = |error| spec.publisher_error(error);
-    Ok(Some(Place {
-        restart: row.parse(0).map_err(parse)?,
-        confirmed: row.parse(1).map_err(parse)?,
-        end: row.parse(2).map_err(parse)?,
-        in_use: row.get(3).is_some(),
-        waits_for_standbys: row.get(4) == Some("t"),
-    }))
-}
-
-/// A temporary copy of our slot, which goes with the session that made it: what is taken from it is
-/// not taken from our slot, which stays at what is durable here.
-pub(crate) struct SlotCopy {
-    name: String,
-}
-
-impl SlotCopy {
-    /// Makes a copy that stands at `from`, where the store ends. The publisher refuses that where
-    /// no slot is free.
-    pub async fn make(
-        spec: &PublicationSpec,
-        sql: &mut Connection,
-        from: Lsn,
-    ) -> Result<SlotCopy, CaptureError> {
-        let (slot, copy) = (
-            spec.slot_name(),
-            SlotCopy { name: format!("farshore_batches_{}", sql.backend_pid()) },
-        );
-        let make = "SELECT pg_copy_logical_replication_slot($1, $2, true)";
-        let made = sql.query(make, &[Some(&slot), Some(copy.name())]).await;
-        made.map_err(|error| spec.publisher_error(error))?;
-        let Some(place) = place_of(spec, sql, copy.name()).await? else { return Ok(copy) };
-        check_not_ahead(spec, place.confirmed, from)?;
-        if place.confirmed < from {
-            let advanced = advance(sql, copy.name(), from).await;
-            advanced.map_err(|error| spec.publisher_error(error))?;
-        }
-        Ok(copy)
-    }
-
-    /// What the publisher calls it.
-    pub fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Where decoding begins, which moves on with what is taken; `None` if the copy is gone or lost.
-    pub async fn restart(
-        &self,
-        spec: &PublicationSpec,
-        sql: &mut Connection,
-    ) -> Result<Option<Lsn>, CaptureError> {
-        Ok(place_of(spec, sql, self.name()).await?.map(|place| place.restart))
-    }
-}
-
-/// Moves a slot to `position`: what was committed before is not asked of it again.
-pub(crate) async fn advance(
-    sql: &mut Connection,
-    slot: &str,
-    position: Lsn,
-) -> Result<(), farshore_pg::Error> {
-    let position = position.to_string();
-    let advance = "SELECT pg_replication_slot_advance($1, $2)";
-    sql.query(advance, &[Some(slot), Some(&position)]).await.map(drop)
-}
-
-/// Ends the publisher's process `walsender`, of a stream of ours, if it has our slot still.
-pub(crate) async fn end_walsender(
-    spec: &PublicationSpec,
-    sql: &mut Connection,
-    walsender: i32,
-) -> Result<(), CaptureError> {
-    let end = "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots \
-               WHERE slot_name = $1 AND active_pid = $2::text::int";
-    let (slot, pid) = (spec.slot_name(), walsender.to_string());
-    let ended = sql.query(end, &[Some(&slot), Some(&pid)]).await;
-    ended.map(drop).map_err(|error| spec.publisher_error(error))
 }
 
 /// The cluster's system identifier (`pg_control_system` may be closed to us; the replication
@@ -676,71 +346,6 @@ async fn create_slot(spec: &PublicationSpec, slot: &str) -> Result<Lsn, CaptureE
         .map_err(|error| spec.publisher_error(error))?;
     replication.close().await;
     Ok(created.consistent_point)
-}
-
-/// Makes the publisher write a running-transactions record, the only place where a slot's
-/// `restart_lsn` can move to.
-///
-/// PostgreSQL writes one every 15 s on its own, so under a fast load a slot that confirms at once
-/// would still hold back hundreds of MB of log. Uses `pg_log_standby_snapshot()` where the role may
-/// (16+), else a temporary logical slot, whose creation writes the record first thing.
-///
-/// The record is of use only where capture still has to come by, so nothing is done while the
-/// publisher's log has not grown by `every` bytes since the last one at `last` (capture may be
-/// reading old log). Returns where the log ends if a record was written.
-pub async fn nudge(
-    spec: &PublicationSpec,
-    sql: &mut Connection,
-    last: Lsn,
-    every: u64,
-) -> Result<Option<Lsn>, farshore_pg::Error> {
-    let rows = sql.query("SELECT pg_current_wal_lsn()", &[]).await?;
-    let end: Lsn = match rows.first() {
-        Some(row) => row.parse(0)?,
-        None => return Ok(None),
-    };
-    if end.bytes_since(last) < every {
-        return Ok(None);
-    }
-    log_running_transactions(spec, sql).await?;
-    Ok(Some(end))
-}
-
-async fn log_running_transactions(
-    spec: &PublicationSpec,
-    sql: &mut Connection,
-) -> Result<(), farshore_pg::Error> {
-    if sql.server_version() >= 160_000 {
-        let result = sql.query("SELECT pg_log_standby_snapshot()", &[]).await;
-        match result {
-            Err(error) if error.sqlstate() == Some("42501") => {}
-            other => return other.map(drop),
-        }
-    }
-    // Creation would wait for all running transactions; the record is written before that.
-    let name = format!("{}_nudge", spec.slot_name());
-    let name = quote_literal_63(&name);
-    sql.simple_query("SET statement_timeout = '200ms'").await?;
-    let created = sql
-        .simple_query(&format!(
-            "SELECT pg_create_logical_replication_slot({name}, 'pgoutput', true)"
-        ))
-        .await;
-    sql.simple_query("SET statement_timeout = 0").await?;
-    match created {
-        Ok(_) => {
-            sql.simple_query(&format!("SELECT pg_drop_replication_slot({name})")).await.map(drop)
-        }
-        // Cancelled while it waited: the record is written, and the slot is gone with the error.
-        Err(error) if error.sqlstate() == Some("57014") => Ok(()),
-        Err(error) => Err(error),
-    }
-}
-
-fn quote_literal_63(name: &str) -> String {
-    // Slot names are plain ASCII; PostgreSQL takes 63 bytes.
-    let start = name.len().saturating_sub(63);
-    farshore_pg::quote_literal(&name[start..])
 }
 
 #[cfg(test)]

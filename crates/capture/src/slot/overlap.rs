@@ -4,7 +4,8 @@
 //! anybody looks: its positions look right then, and name other changes. Its slot was put back with
 //! it, so what the slot would give once more must be what the store has.
 
-use super::{NOTE_START, Place, copy_anew};
+use super::notes::NOTE_START;
+use super::{Place, copy_anew};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
 use farshore_model::transaction::Header;

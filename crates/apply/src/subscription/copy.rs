@@ -1,0 +1,106 @@
+//! A copy that nothing streams beside: a subscription's first, and the end of any other.
+
+use super::Subscription;
+use crate::ApplyError;
+use crate::postgres::initial_copy::InitialCopy;
+use crate::postgres::progress::{Progress, TableProgress, state};
+use crate::postgres::session::Session;
+use crate::status::Phase;
+use farshore_capture::slot;
+use farshore_fault as fault;
+use farshore_model::Applied;
+
+impl Subscription {
+    /// Copies what is not copied, or only what was begun, while nothing streams.
+    pub(super) async fn copy_waiting(
+        &self,
+        session: &mut Session,
+        progress: Option<&Progress>,
+        pinned: Applied,
+        only_begun: bool,
+    ) -> Result<(), ApplyError> {
+        let name = &self.spec.name;
+        session.wait_for_copiers(name).await?;
+        let known = session.load_tables(name).await?;
+        self.copy(session, progress, pinned, &known, only_begun).await
+    }
+
+    async fn copy(
+        &self,
+        session: &mut Session,
+        progress: Option<&Progress>,
+        pinned: Applied,
+        known: &[TableProgress],
+        only_begun: bool,
+    ) -> Result<(), ApplyError> {
+        let name = self.spec.name.as_str();
+        self.set_status(|status| status.phase = Phase::Copying);
+        let mut ready = self.capture_ready.clone();
+        if ready.wait_for(|sessions| *sessions > 0).await.is_err() {
+            return Err(ApplyError::NotYet(format!(
+                "subscription \"{name}\": waiting for its publication's capture"
+            )));
+        }
+        // The log from `pinned` on is kept for us, and no consistent point can be before it.
+        if progress.is_none() {
+            let system = slot::publisher_identity(self.store.as_ref()).unwrap_or_default();
+            fault::point("snapshot.before-state");
+            session
+                .execute(
+                    "INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
+                     VALUES ($1, $2, $3, $4, $5::text::pg_lsn)",
+                    &[
+                        Some(name),
+                        Some(&self.spec.publication),
+                        Some(&system),
+                        Some(state::COPYING),
+                        Some(&pinned.to_string()),
+                    ],
+                )
+                .await?;
+            fault::point("snapshot.after-state");
+        }
+        let copy = InitialCopy {
+            subscription: name,
+            source: self.source.as_ref(),
+            target: &self.spec.target,
+            store: &self.store,
+            settings: self.spec.copy,
+            ends: true,
+            only_begun,
+            streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
+            schema: &self.spec.schema,
+            follow_ddl: self.spec.follow_ddl,
+            status: &self.status,
+        };
+        let point = copy.run(session, known).await?;
+        session.finish_tables(name).await?;
+        let tables = session.load_tables(name).await?;
+        let newest = tables.iter().map(|table| table.copied_at).max().unwrap_or(point);
+        let oldest = tables.iter().map(|table| table.copied_at).min().unwrap_or(point);
+        // A first copy starts where its oldest table stands; one that adds tables to a running
+        // subscription goes on where the others are.
+        let applied = match progress {
+            Some(progress) if progress.state != state::COPYING => progress.applied,
+            Some(_) | None => oldest,
+        };
+        let applied = if fault::defect("snapshot-row-also-streamed") { pinned.0 } else { applied };
+        let word = if applied >= newest || fault::defect("snapshot-row-also-streamed") {
+            state::STREAMING
+        } else {
+            state::CATCHING_UP
+        };
+        fault::point("snapshot.before-finish");
+        session
+            .execute(
+                "UPDATE farshore.subscription SET state = $2, applied = $3::text::pg_lsn, \
+                 applied_at = clock_timestamp() WHERE name = $1",
+                &[Some(name), Some(word), Some(&applied.to_string())],
+            )
+            .await?;
+        fault::point("snapshot.after-finish");
+        self.set_status(|status| status.copied_at = Some(newest));
+        tracing::info!(subscription = %name, %applied, state = word, "initial copy done");
+        Ok(())
+    }
+}

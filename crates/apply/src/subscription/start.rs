@@ -1,0 +1,385 @@
+//! Where an agent starts: what the target has, whether the log goes on from there, which tables
+//! are copied, and which are to be.
+
+use super::{Initialise, Subscription, SubscriptionSpec};
+use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
+use crate::postgres::schema::create_missing;
+use crate::postgres::session::Session;
+use crate::status::Phase;
+use crate::{ApplyError, backup};
+use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
+use farshore_capture::slot;
+use farshore_model::{Applied, Lsn};
+use farshore_store::{Cursor, StoreError};
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
+
+/// How long to wait for the connection of an agent that died to leave the target.
+pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// A backlog waits so long for capture to be there: before the publisher was asked what it publishes,
+/// a table that has left and come back counts as copied.
+const CAPTURE_WITHIN: Duration = Duration::from_secs(1);
+
+/// Where streaming starts, and what is copied.
+pub(crate) struct Start {
+    /// What the target has.
+    pub applied: Lsn,
+    /// Copied tables.
+    pub tables: Vec<TableProgress>,
+    /// Tables that are copied while the others stream.
+    pub beside: Vec<TableProgress>,
+    /// Every state is a prefix from here on.
+    pub consistent_at: Lsn,
+    /// Capture's connection at which the publisher was asked for new tables.
+    pub asked: u64,
+    /// It did not answer.
+    pub ask_again: bool,
+    /// Foreign keys are to be added when every state is a prefix.
+    pub foreign_keys_wait: bool,
+    /// Transactions that an operator wants left out.
+    pub skips: BTreeSet<Lsn>,
+}
+
+/// What a look for tables that are not copied came to.
+#[derive(Default)]
+struct Looked {
+    /// All that the publisher publishes, if it was asked and said so.
+    published: Option<Vec<PublishedTable>>,
+    /// It did not say so.
+    ask_again: bool,
+    /// To be copied while the others stream.
+    beside: Vec<TableProgress>,
+    /// Some were copied.
+    copied: bool,
+}
+
+impl Start {
+    /// What the target is once it has everything up to `position`.
+    pub fn state_at(&self, position: Lsn) -> &'static str {
+        if position >= self.consistent_at { state::STREAMING } else { state::CATCHING_UP }
+    }
+}
+
+impl SubscriptionSpec {
+    /// Copied tables that the publisher still has as it had them, each with its name on the target.
+    /// Of one that the publication does not list by itself (all of a database or a schema, a
+    /// partition) nobody can tell whether it was made again there too.
+    fn copied_to(
+        &self,
+        tables: &[TableProgress],
+        published: &[PublishedTable],
+    ) -> Vec<(TableName, TableName)> {
+        let is_same = |copied: &TableProgress, now: &PublishedTable| {
+            let membership = copied.membership;
+            copied.table == now.table
+                && membership == now.membership
+                && membership != 0
+                && !now.memberships_above.contains(&membership)
+        };
+        let copied = tables.iter().filter(|copied| copied.copied);
+        let copied = copied.filter(|copied| published.iter().any(|now| is_same(copied, now)));
+        copied.map(|p| (p.table.clone(), self.schema.names.table(&p.table))).collect()
+    }
+}
+
+/// Those that are not copied.
+fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<PublishedTable> {
+    published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
+    published
+}
+
+impl Subscription {
+    /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done
+    /// here; tables that joined the publication since, or are copied anew, are left to be copied
+    /// beside the stream, unless that was done: then their copy ends here. `needs_partitions` tells
+    /// that a row found no partition: then a publisher that cannot be asked is an error.
+    pub(super) async fn start(
+        &self,
+        session: Option<Session>,
+        copied_beside: bool,
+        needs_partitions: bool,
+    ) -> Result<(Session, Start), ApplyError> {
+        let name = self.spec.name.as_str();
+        self.set_status(|status| status.phase = Phase::Starting);
+        let mut session = match session {
+            Some(session) => session,
+            None => Session::connect(&self.spec.target, &self.spec.application_name()).await?,
+        };
+        let Opened { mut progress, mut tables, mut requests } =
+            session.open_subscription(name, LOCK_WAIT).await?;
+        if let Some(progress) = &progress {
+            // Also of one that stops here.
+            self.set_status(|status| status.applied = Applied(progress.applied));
+            self.check_origin(progress)?;
+        }
+        // Before anything is copied. A log that was begun anew is seen below.
+        let begins = slot::log_begins(self.store.as_ref());
+        if progress.as_ref().is_none_or(|progress| begins.is_some_and(|b| progress.applied >= b)) {
+            self.check_not_ahead(progress.as_ref(), &tables)?;
+        }
+        let cursor = self.store.register_cursor(name)?;
+        if progress.is_none() && self.spec.initialise == Initialise::Backup {
+            return Err(self.waits_for_backup(cursor.applied));
+        }
+        let unfinished = progress.as_ref().is_none_or(|progress| progress.state == state::COPYING);
+        if let (Some(start), false) = (cursor.expired, unfinished) {
+            return Err(self.gap(start));
+        }
+        // What is published is asked once, when capture is there, unless that takes long.
+        let mut ready = self.capture_ready.clone();
+        let _ =
+            tokio::time::timeout(CAPTURE_WITHIN, ready.wait_for(|sessions| *sessions > 0)).await;
+        let asked = *self.capture_ready.borrow();
+        let looked = if unfinished {
+            self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
+            Looked { copied: true, ..Looked::default() }
+        } else {
+            let progress = progress.as_ref();
+            self.look_for_uncopied(&mut session, progress, &tables, cursor.applied, copied_beside)
+                .await?
+        };
+        let Looked { published, ask_again, beside, copied } = looked;
+        let mut is_known = !copied && beside.is_empty();
+        if !is_known {
+            tables = session.load_tables(name).await?;
+            progress = session.load_progress(name).await?;
+        }
+        if asked > 0 && self.spec.schema.create_tables {
+            is_known &= !self.create_partitions(&mut session, &tables, needs_partitions).await?;
+        }
+        let progress = progress.ok_or_else(|| {
+            ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
+        })?;
+        tables.retain(|table| table.copied && !beside.iter().any(|b| b.table == table.table));
+        let consistent_at = if beside.is_empty() {
+            self.release_log_of_copy()?;
+            tables.iter().map(|t| t.copied_at).max().unwrap_or(Lsn::ZERO)
+        } else {
+            Lsn::MAX
+        };
+        self.place_cursor(&progress, &tables, cursor).await?;
+        if !is_known {
+            requests = session.load_requests(name).await?;
+        }
+        if let Some(published) = published {
+            session.check_remade(name, &self.spec.copied_to(&tables, &published)).await?;
+        }
+        let Requests { skips, foreign_keys_wait } = requests;
+        let applied = progress.applied;
+        let consistent = applied >= consistent_at;
+        if consistent && foreign_keys_wait {
+            session.add_foreign_keys(name).await?;
+        }
+        let foreign_keys_wait = !consistent && foreign_keys_wait;
+        let start = Start {
+            applied,
+            tables,
+            beside,
+            consistent_at,
+            asked,
+            ask_again,
+            foreign_keys_wait,
+            skips,
+        };
+        Ok((session, start))
+    }
+
+    fn waits_for_backup(&self, pinned: Applied) -> ApplyError {
+        let name = &self.spec.name;
+        match slot::log_begins(self.store.as_ref()) {
+            Some(begins) => backup::waits(name, pinned.0.max(begins)),
+            None => ApplyError::NotYet(format!(
+                "subscription \"{name}\" is to be initialised from a backup, and none may be taken \
+                 yet: its log has not begun"
+            )),
+        }
+    }
+
+    /// Finds what a subscription that was copied once has not copied: tables that joined since, or
+    /// are copied anew. They are copied here if nothing can stream beside them; and what was copied
+    /// beside is ended here, whatever else has joined.
+    async fn look_for_uncopied(
+        &self,
+        session: &mut Session,
+        progress: Option<&Progress>,
+        tables: &[TableProgress],
+        pinned: Applied,
+        copied_beside: bool,
+    ) -> Result<Looked, ApplyError> {
+        let half_copied: Vec<TableProgress> =
+            tables.iter().filter(|table| !table.copied).cloned().collect();
+        let begun: Vec<TableProgress> =
+            tables.iter().map(|table| TableProgress { copied: true, ..table.clone() }).collect();
+        let ends = copied_beside && !half_copied.is_empty();
+        if ends {
+            self.copy_waiting(session, progress, pinned, true).await?;
+        }
+        let published = self.published().await;
+        let joined = published.clone().map(|published| joined(published, &begun));
+        let ask_again = joined.is_none();
+        let joined = joined.unwrap_or_default();
+        let mut looked = Looked { published, ask_again, beside: Vec::new(), copied: ends };
+        let left = if ends { Vec::new() } else { half_copied };
+        if left.is_empty() && joined.is_empty() {
+            return Ok(looked);
+        }
+        // Where foreign keys fire, tables at different points are in each other's way.
+        if session.replica_role {
+            self.keep_log_for_copy()?;
+            session.mark_catching_up(&self.spec.name).await?;
+            looked.beside = left;
+            looked.beside.retain(|table| !joined.iter().any(|joined| joined.table == table.table));
+            looked.beside.extend(joined.iter().map(TableProgress::not_begun));
+        } else {
+            self.copy_waiting(session, progress, pinned, false).await?;
+            looked.copied = true;
+        }
+        Ok(looked)
+    }
+
+    /// Sets the store's cursor to what the target has, once it is certain that the log goes on from
+    /// there.
+    async fn place_cursor(
+        &self,
+        progress: &Progress,
+        tables: &[TableProgress],
+        cursor: Cursor,
+    ) -> Result<(), ApplyError> {
+        let (name, applied) = (self.spec.name.as_str(), progress.applied);
+        let mut ready = self.capture_ready.clone();
+        let begins = loop {
+            if let Some(begins) = slot::log_begins(self.store.as_ref()) {
+                break begins;
+            }
+            if ready.changed().await.is_err() {
+                return Err(ApplyError::NotYet(format!(
+                    "subscription \"{name}\": waiting for its publication's capture"
+                )));
+            }
+        };
+        // A store that was replaced begins later than what the target has.
+        if applied < begins {
+            return Err(self.gap(begins));
+        }
+        self.check_not_ahead(Some(progress), tables)?;
+        match self.store.move_cursor(name, Applied(applied)) {
+            Ok(()) => {}
+            Err(StoreError::Dropped { start, .. }) if cursor.expired.is_none() => {
+                return Err(self.went_back_too_far(applied, start));
+            }
+            Err(StoreError::Dropped { start, .. }) => return Err(self.gap(start)),
+            Err(error) => return Err(error.into()),
+        }
+        if applied < cursor.applied.0 && cursor.expired.is_none() {
+            tracing::warn!(
+                subscription = %name, from = %cursor.applied, to = %applied,
+                "the target has gone back (restored from a backup, or failed over): what it lacks \
+                 is applied again from the log"
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn gap(&self, start: Lsn) -> ApplyError {
+        ApplyError::Gap(format!(
+            "subscription \"{}\": the store no longer has changes that it still needed; the log now \
+             starts at {start} (retention limits dropped them, or the store was replaced). To copy \
+             anew: stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE there, \
+             and start",
+            self.spec.name
+        ))
+    }
+
+    /// Nothing was dropped that it had not applied; it has gone back.
+    fn went_back_too_far(&self, applied: Lsn, start: Lsn) -> ApplyError {
+        ApplyError::Gap(format!(
+            "subscription \"{}\": the target has gone back to {applied} (restored from a backup, or \
+             failed over), and the store begins at {start}: it no longer has changes that the \
+             target had applied once and now lacks. Restore it from a backup that has applied more, \
+             or, to copy anew: stop this node, empty the target's tables, DROP SCHEMA farshore \
+             CASCADE there, and start",
+            self.spec.name
+        ))
+    }
+
+    fn check_origin(&self, progress: &Progress) -> Result<(), ApplyError> {
+        let name = &self.spec.name;
+        if progress.publication != self.spec.publication {
+            return Err(ApplyError::Setup(format!(
+                "subscription \"{name}\": the target's subscription of that name follows \
+                 publication \"{}\", not \"{}\". Rename one of the two",
+                progress.publication, self.spec.publication
+            )));
+        }
+        match slot::publisher_identity(self.store.as_ref()) {
+            Some(system) if system != progress.publisher => Err(ApplyError::Setup(format!(
+                "subscription \"{name}\": the target was filled from another publisher (system \
+                 identifier {}, not {system}). Point the publication back at it, or empty the \
+                 target's tables and drop its farshore schema to copy anew",
+                progress.publisher
+            ))),
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Tables that the publisher publishes and that are not copied; `None` when it cannot be asked
+    /// now. Streaming goes on then, and asks again later.
+    pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Option<Vec<PublishedTable>> {
+        self.published().await.map(|published| joined(published, known))
+    }
+
+    pub(super) async fn published(&self) -> Option<Vec<PublishedTable>> {
+        match self.source.published_tables().await {
+            Ok(published) => Some(published),
+            Err(error) => {
+                tracing::info!(
+                    subscription = %self.spec.name, %error,
+                    "the publisher does not say which tables it publishes; it is asked again"
+                );
+                None
+            }
+        }
+    }
+
+    /// Whether the publisher publishes partitioned tables whose partitions we keep in step with;
+    /// `None` when it cannot be asked now.
+    pub(crate) async fn partitions_may_have_changed(&self) -> Option<bool> {
+        if !self.spec.schema.create_tables {
+            return Some(false);
+        }
+        self.source.partitioned_tables().await.ok().map(|tables| !tables.is_empty())
+    }
+
+    /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
+    /// be asked now, streaming goes on: a row without a partition would bring us back here. If it
+    /// has, to go on would end at that row for good, or leave it out: it is asked again instead.
+    /// Returns whether the target was looked at.
+    async fn create_partitions(
+        &self,
+        session: &mut Session,
+        tables: &[TableProgress],
+        needed: bool,
+    ) -> Result<bool, ApplyError> {
+        let (published, definitions) = match self.source.partitions().await {
+            Ok(Some(answer)) => answer,
+            Ok(None) => return Ok(false),
+            Err(error) if needed && error.is_transient() => return Err(error.into()),
+            Err(error) => {
+                tracing::debug!(subscription = %self.spec.name, %error, "publisher not asked");
+                return Ok(false);
+            }
+        };
+        let copied: HashSet<TableName> = tables.iter().map(|t| t.table.clone()).collect();
+        let (name, schema) = (self.spec.name.as_str(), &self.spec.schema);
+        for table in &published {
+            if tables.iter().any(|t| t.is_still(table) && t.membership != table.membership) {
+                session.note_membership(name, table).await?;
+            }
+        }
+        let definitions = definitions.as_sent(&columns_sent(&published));
+        create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
+        session.finish_tables(name).await?;
+        Ok(true)
+    }
+}
