@@ -28,6 +28,7 @@ pub(crate) use channel::SourceOpener;
 
 use crate::config::sites::SitesConfig;
 use farshore_link::{Dialer, Identity, LinkError, LinkOptions};
+use farshore_store::StoreError;
 
 /// A dialer for an upstream site; `None` if the site file names none of that name.
 pub(crate) fn dialer(
@@ -38,4 +39,14 @@ pub(crate) fn dialer(
     let Some(upstream) = sites.upstream(site) else { return Ok(None) };
     let options = LinkOptions { connections: upstream.connections, ..LinkOptions::default() };
     Dialer::new(&upstream.address, site, identity, options).map(Some)
+}
+
+/// Reads or writes a store where that may wait for the disk.
+async fn on_disk<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
+) -> Result<T, StoreError> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(_) => Err(StoreError::Unknown("thread to read or write it by any more".to_owned())),
+    }
 }

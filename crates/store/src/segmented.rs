@@ -45,7 +45,7 @@ use crate::{
 };
 use cursors::{Cursors, Notes};
 use dictionary::Dictionary;
-use farshore_model::{Applied, DictionaryId, Durable, Lsn};
+use farshore_model::{Applied, DictionaryId, Durable, Lsn, PgTime};
 use newest::Newest;
 use old_files::OldFiles;
 use queue::{Queue, Queueable, Queued};
@@ -304,6 +304,23 @@ impl SegmentedStore {
     /// Whether there are segments that retention could drop without beginning a new one.
     pub fn has_several_segments(&self) -> bool {
         lock(&self.log.segments.segments).len() > 1
+    }
+
+    /// Position and commit time of the newest transaction that the log has. Reads what was not
+    /// looked through before: the newest segment, once, and what came since. Blocks on the disk.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn newest_transaction(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        self.log.newest_transaction()
+    }
+
+    /// Position and commit time of the log's first transaction after `after`. Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`StoreError::Dropped`] if the log begins later; it cannot be read.
+    pub fn first_transaction(&self, after: Lsn) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        self.log.first_transaction(after)
     }
 
     /// Opens a finished spill.

@@ -344,6 +344,50 @@ fn a_store_downstream_that_was_set_back_goes_on() -> Result<()> {
     change(&mut pair, 3_000)
 }
 
+/// A snapshot of the machine with publisher and upstream site. Nobody looks before that site's log
+/// has come past what the one downstream has.
+#[test]
+fn a_store_upstream_that_was_set_back_with_its_publisher_is_noticed() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(SCHEMA)?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    change(&mut pair, 1_000)?;
+    upstream.site.stop()?;
+    let (backup, kept) = (pair.publisher.back_up()?, snapshot(&upstream.site)?);
+    // Nothing was lost: what the site downstream has is there.
+    pair.publisher.restore(&backup)?;
+    put_back(&upstream.site, &kept)?;
+    upstream.site.start()?;
+    change(&mut pair, 2_000)?;
+    let had = pair.publisher_says("SELECT pg_current_wal_lsn()")?;
+    pair.site.stop()?;
+    upstream.site.stop()?;
+    pair.publisher.restore(&backup)?;
+    put_back(&upstream.site, &kept)?;
+    upstream.site.start()?;
+    for from in [5_000, 6_000, 7_000] {
+        change_otherwise(&pair, from)?;
+    }
+    wait_until("the upstream store to get there", SOON, &[&upstream.site.log_path()], || {
+        let durable = upstream.site.status()?["publications"][0]["durable"].clone();
+        let durable = durable.as_str().filter(|durable| !durable.is_empty()).unwrap_or("0/0");
+        let reached = pair.publisher_says(&format!("SELECT '{durable}'::pg_lsn > '{had}'"))?;
+        Ok((reached == "t").then_some(()))
+    })?;
+    pair.site.start()?;
+    for _ in 0..2 {
+        let (state, error) = pair.site.await_trouble("up/p", "has gone on with other changes")?;
+        ensure!(state == "stopped" && error.contains("To begin anew"), "{state}: {error}");
+        pair.site.restart()?;
+    }
+    Ok(())
+}
+
 /// An old copy of the publisher was at its address for a while.
 #[test]
 fn the_right_publisher_is_gone_on_with_once_it_is_back() -> Result<()> {

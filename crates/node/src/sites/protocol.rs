@@ -65,6 +65,19 @@ pub(crate) struct Have {
     /// Up to where it is durable there.
     #[serde(with = "as_text")]
     pub durable: Lsn,
+    /// The newest transaction there, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest: Option<Newest>,
+}
+
+/// The newest transaction of a log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Newest {
+    /// End of its commit record.
+    #[serde(with = "as_text")]
+    pub position: Lsn,
+    /// The publisher's clock at its commit, microseconds since 2000.
+    pub commit_time: i64,
 }
 
 /// The upstream site's first message about a log.
@@ -263,7 +276,8 @@ mod tests {
 
     #[test]
     fn requests_are_read_as_they_were_written() {
-        let have = Some(Have { log_id: u64::MAX, durable: Lsn(3) });
+        let newest = Some(Newest { position: Lsn(2), commit_time: i64::MAX });
+        let have = Some(Have { log_id: u64::MAX, durable: Lsn(3), newest });
         for wanted in [
             Wanted::Log {
                 publication: "sales".into(),

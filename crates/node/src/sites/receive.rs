@@ -1,6 +1,7 @@
 //! A publication's log from its upstream site into a store here.
 
-use super::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill, Wanted};
+use super::on_disk;
+use super::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill, Newest, Wanted};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_fault as fault;
@@ -168,7 +169,7 @@ impl Receive {
         }
         // What an earlier session handed over is asked for again unless it is durable.
         self.until_durable(self.store.accepted_end()).await?;
-        let have = self.have();
+        let have = self.have().await?;
         let publication = self.publication.clone();
         let spills = self.held().told();
         let wanted = Wanted::Log { publication, have, packs: true, hears_trouble: true, spills };
@@ -206,11 +207,17 @@ impl Receive {
     }
 
     /// What is here.
-    fn have(&self) -> Option<Have> {
-        let log_id = self.store.note(NOTE_LOG)?.parse().ok()?;
-        let begins = slot::log_begins(self.store.as_ref())?;
+    async fn have(&self) -> Result<Option<Have>, ReceiveError> {
+        let log_id = self.store.note(NOTE_LOG).and_then(|noted| noted.parse().ok());
+        let (Some(log_id), Some(begins)) = (log_id, slot::log_begins(self.store.as_ref())) else {
+            return Ok(None);
+        };
         let durable = self.store.durable().borrow().0.max(begins);
-        Some(Have { log_id, durable })
+        let store = self.store.clone();
+        let newest = on_disk(move || store.newest_transaction()).await?;
+        let newest =
+            newest.map(|(position, commit_time)| Newest { position, commit_time: commit_time.0 });
+        Ok(Some(Have { log_id, durable, newest }))
     }
 
     /// Begins a replica, or goes on with it.
@@ -347,7 +354,7 @@ impl Receive {
     }
 
     async fn unpack(&self, packed: Bytes) -> Result<Vec<StoredBlock>, ReceiveError> {
-        let unpacked = blocking(move || Ok(unpack(packed, STORED_LEVEL))).await?;
+        let unpacked = on_disk(move || Ok(unpack(packed, STORED_LEVEL))).await?;
         unpacked.map_err(|what| self.protocol(what))
     }
 
@@ -383,38 +390,29 @@ impl Taking {
         turn: OwnedMutexGuard<()>,
         id: SpillId,
     ) -> Result<Taking, ReceiveError> {
-        blocking(move || {
+        let done = on_disk(move || {
             let receiver = store.receive_spill(id)?;
             Ok(Taking { id, blocks: 0, receiver, turn })
-        })
-        .await
+        });
+        Ok(done.await?)
     }
 
     async fn take(mut self, block: StoredBlock) -> Result<Taking, ReceiveError> {
-        blocking(move || {
+        let done = on_disk(move || {
             self.receiver.take(block)?;
             self.blocks += 1;
             Ok(self)
-        })
-        .await
+        });
+        Ok(done.await?)
     }
 
     async fn finish(self) -> Result<(), ReceiveError> {
-        blocking(move || {
+        let done = on_disk(move || {
             let Taking { receiver, turn, .. } = self;
             let finished = receiver.finish().map(drop);
             drop(turn);
             finished
-        })
-        .await
-    }
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
-) -> Result<T, ReceiveError> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => Ok(done?),
-        Err(_) => Err(StoreError::Unknown("thread for a spill any more".to_owned()).into()),
+        });
+        Ok(done.await?)
     }
 }

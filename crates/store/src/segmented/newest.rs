@@ -40,20 +40,47 @@ impl Log {
             lock(&self.segments.segments).iter().map(|segment| segment.start).collect();
         for start in starts.into_iter().rev() {
             // On to the log's end: what comes after it holds no transaction, or is new.
-            let mut reader = SegmentedReader::open(self.segments.clone(), start)?;
-            let mut newest = None;
-            while let Some(items) = reader.next_block()? {
-                for item in items {
-                    match item {
-                        Item::Entry(entry) if entry.kind != EntryKind::Watermark => {
-                            newest = Some((entry.position, entry.commit_time));
-                        }
-                        Item::Entry(_) | Item::Definition(..) => {}
-                    }
-                }
-            }
+            let newest = self.newest_after(start)?;
             if newest.is_some() {
                 return Ok(newest);
+            }
+        }
+        Ok(None)
+    }
+
+    fn newest_after(&self, after: Lsn) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        let mut reader = SegmentedReader::open(self.segments.clone(), after)?;
+        let mut newest = None;
+        while let Some(items) = reader.next_block()? {
+            newest = items.iter().rev().find_map(transaction).or(newest);
+        }
+        Ok(newest)
+    }
+
+    /// Of a log that comes from another site too, whose blocks are not looked into as they come.
+    pub fn newest_transaction(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        let before = *lock(&self.newest);
+        let found = match before {
+            Newest::Known(Some(known)) => match self.newest_after(known.0) {
+                Ok(newer) => newer.or(Some(known)),
+                Err(StoreError::Dropped { .. }) => self.newest_in_files()?.or(Some(known)),
+                Err(error) => return Err(error),
+            },
+            Newest::Known(None) | Newest::NotLookedFor => self.newest_in_files()?,
+        };
+        let mut newest = lock(&self.newest);
+        if *newest == before {
+            *newest = Newest::Known(found);
+        }
+        Ok(found)
+    }
+
+    pub fn first_transaction(&self, after: Lsn) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        let mut reader = SegmentedReader::open(self.segments.clone(), after)?;
+        while let Some(items) = reader.next_block()? {
+            let found = items.iter().filter_map(transaction).find(|(at, _)| *at > after);
+            if found.is_some() {
+                return Ok(found);
             }
         }
         Ok(None)
@@ -69,5 +96,14 @@ impl Log {
             }
             Newest::Known(_) | Newest::NotLookedFor => Ok(()),
         }
+    }
+}
+
+fn transaction(item: &Item) -> Option<(Lsn, PgTime)> {
+    match item {
+        Item::Entry(entry) if entry.kind != EntryKind::Watermark => {
+            Some((entry.position, entry.commit_time))
+        }
+        Item::Entry(_) | Item::Definition(..) => None,
     }
 }

@@ -4,14 +4,16 @@ use super::{Following, Served, ServedSource, Serving, cursor_of};
 use crate::agents::lock;
 use crate::config::sites::Downstream;
 use crate::sites::crossing::Blocks;
+use crate::sites::on_disk;
 use crate::sites::packing::Packing;
-use crate::sites::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill};
+use crate::sites::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill, Newest};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_link::{LinkError, Receiver, Sender, Session};
 use farshore_model::{Applied, Lsn, PgTime};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, Replicate, SpillId, StoreError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
@@ -60,7 +62,11 @@ impl Serving {
         let mut ready = served.ready.clone();
         ready.mark_unchanged();
         let received = matches!(served.source, ServedSource::Upstream(..));
-        let begun = begin(&served.store, received, &cursor, have);
+        // Before its cursor is moved to what it has.
+        let begun = match is_the_same_log(&served.store, have).await {
+            Ok(()) => begin(&served.store, received, &cursor, have),
+            Err(refused) => Err(refused),
+        };
         let (answer, after) = match begun {
             Ok((after, publisher)) => {
                 (Answer::Follows { log_id: served.store.log_id(), after, publisher }, Some(after))
@@ -279,6 +285,42 @@ fn begin(
         ))),
         Err(error) => Err(failed(error)),
     }
+}
+
+/// Refuses a site which has what this store does not: it was set back together with the publisher,
+/// or with the site that it comes from, and has come past what the site has with other changes. What
+/// has left the store since cannot be compared.
+async fn is_the_same_log(store: &Arc<SegmentedStore>, have: Option<Have>) -> Result<(), Refusal> {
+    let Some(Have { log_id, durable, newest: Some(newest) }) = have else { return Ok(()) };
+    if log_id != store.log_id() || durable > store.durable().borrow().0 {
+        return Ok(());
+    }
+    let Newest { position, commit_time } = newest;
+    let before = Lsn(position.0.saturating_sub(1));
+    let store = store.clone();
+    let found = on_disk(move || {
+        let there = store.first_transaction(before)?;
+        Ok((there, store.first_transaction(position)?))
+    });
+    let (there, next) = match found.await {
+        Ok(found) => found,
+        Err(StoreError::Dropped { .. }) => return Ok(()),
+        Err(error) => return Err(Refusal::passing(format!("its store refuses: {error}"))),
+    };
+    let what = if there != Some((position, PgTime(commit_time))) {
+        format!(
+            "the site has a transaction at {position} ({}) that the log here",
+            PgTime(commit_time)
+        ) + " does not have"
+    } else if let Some((next, _)) = next.filter(|(next, _)| *next <= durable) {
+        format!("the log here has a transaction at {next} that the site does not have")
+    } else {
+        return Ok(());
+    };
+    Err(Refusal::lasting(format!(
+        "{what}, and the site has the log up to {durable}: the store here was set back to before \
+         that, and has gone on with other changes. {BEGIN_ANEW}"
+    )))
 }
 
 /// Sends what holds `raw_bytes` of payload, and notes how long the line had it wait.

@@ -70,3 +70,28 @@ fn a_log_without_transactions_has_none() {
     assert!(store.status().start > Lsn::ZERO);
     assert_eq!(position(&store), None);
 }
+
+#[test]
+fn the_newest_is_found_in_what_was_there_and_what_came_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path());
+    assert_eq!(store.newest_transaction().unwrap(), None);
+    fill(&store, 1, 25);
+    watermark(&store, 30);
+    let newest = |store: &SegmentedStore| store.newest_transaction().unwrap().map(|(at, _)| at);
+    assert_eq!(newest(&store), Some(Lsn(24)));
+    drop(store);
+    let (store, _) = open(dir.path());
+    assert_eq!(newest(&store), Some(Lsn(24)));
+    fill(&store, 31, 33);
+    assert_eq!(newest(&store), Some(Lsn(32)));
+    let first = |after| store.first_transaction(Lsn(after)).unwrap().map(|(at, _)| at);
+    assert_eq!(
+        [first(23), first(24), first(31), first(32)].map(|at| at.map(|at| at.0)),
+        [Some(24), Some(31), Some(32), None]
+    );
+    store.register_cursor("s").unwrap();
+    drop_up_to(&store, 32);
+    assert!(store.first_transaction(Lsn(1)).is_err(), "it was dropped");
+    assert_eq!(newest(&store), Some(Lsn(32)));
+}
