@@ -188,3 +188,92 @@ fn a_type_changed_on_the_target_is_noticed() -> Result<()> {
     ensure!(wrong == "0", "{wrong} values were read as what they are not");
     Ok(())
 }
+
+/// Columns as the target has them: in another order, with some that were dropped, its own and
+/// generated ones, arrays, composites, and domains that refuse NULL.
+fn assert_rows_go_whole(identity: &str) -> Result<()> {
+    let types = "CREATE DOMAIN code AS text NOT NULL; CREATE TYPE pair AS (a integer, b text)";
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(types)?;
+    pair.publisher.execute_script(&format!(
+        "CREATE TABLE wide (part text, id integer, n numeric(10, 2), c code, tags text[], p pair, \
+           s varchar(20), at timestamptz(3), big text, PRIMARY KEY (id, part)); \
+         ALTER TABLE wide ALTER big SET STORAGE EXTERNAL; {identity}"
+    ))?;
+    pair.subscriber.execute_script(
+        "CREATE TABLE wide (gone integer, at timestamptz(3), tags text[], id integer, \
+           doubled numeric GENERATED ALWAYS AS (id * 2) STORED, s varchar(20), gone_too pair, \
+           p pair, n numeric(10, 2), part text, c code, own text DEFAULT 'own', big text, \
+           PRIMARY KEY (part, id)); \
+         ALTER TABLE wide DROP COLUMN gone, DROP COLUMN gone_too",
+    )?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.replace("batches = \"auto\"", "batches = \"always\"")?;
+    pair.publish(
+        "INSERT INTO wide SELECT 'a', i, i / 7.0, 'c' || i, ARRAY['x', NULL, i::text], \
+           ROW(i, NULL)::pair, 's', to_timestamp(i), \
+           (SELECT string_agg(md5(i || ' ' || n), '') FROM generate_series(1, 120) n) \
+         FROM generate_series(1, 600) i",
+    )?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    let rows = "SELECT md5(string_agg(ROW(part, id, n, c, tags, p, s, at, big)::text, '|' \
+        ORDER BY id, part)) || ' ' || count(*) FROM wide";
+    for round in 0..4 {
+        pair.publish(&format!(
+            "UPDATE wide SET n = n + {round}, tags = tags || 'r{round}'::text, s = 'r{round}' \
+               WHERE id % 2 = 0; \
+             UPDATE wide SET c = c || '!', p = ROW(id, 'r{round}')::pair, n = NULL, at = NULL \
+               WHERE id % 3 = {round} % 3; \
+             UPDATE wide SET big = 'r{round}' WHERE id % 5 = {round}; \
+             UPDATE wide SET part = part || 'b' WHERE id % 100 = {round}; \
+             DELETE FROM wide WHERE id % 23 = {round}"
+        ))?;
+        pair.await_arrival()?;
+        let [there, here] = [pair.publisher_says(rows)?, pair.subscriber_says(rows)?];
+        ensure!(there == here, "round {round}: {there}, on the target {here}");
+    }
+    let others = pair.subscriber_says(
+        "SELECT count(*) FROM wide WHERE own IS DISTINCT FROM 'own' OR doubled <> id * 2",
+    )?;
+    ensure!(others == "0", "{others} rows whose own columns were changed");
+    let log = std::fs::read_to_string(pair.site.log_path())?;
+    ensure!(!log.contains("a batch was refused"), "{log}");
+    Ok(())
+}
+
+#[test]
+fn rows_go_whole_by_their_key() -> Result<()> {
+    assert_rows_go_whole("")
+}
+
+#[test]
+fn rows_go_whole_by_all_old_values() -> Result<()> {
+    assert_rows_go_whole("ALTER TABLE wide REPLICA IDENTITY FULL")
+}
+
+/// Values in a row are told apart by where they stand.
+#[test]
+fn a_column_that_changed_its_place_on_the_target_is_noticed() -> Result<()> {
+    let columns: Vec<String> = (1..=10).map(|n| format!("v{n} integer")).collect();
+    let schema = format!("CREATE TABLE t (id integer PRIMARY KEY, {})", columns.join(", "));
+    let mut pair = pair(Direction::UP, &schema)?;
+    pair.publish(
+        "INSERT INTO t SELECT i, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 FROM generate_series(1, 500) i",
+    )?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.publish("UPDATE t SET v3 = v3 + 100")?;
+    pair.assert_equal(&["public"])?;
+    pair.subscriber
+        .execute_script("ALTER TABLE t DROP COLUMN v3; ALTER TABLE t ADD COLUMN v3 integer")?;
+    pair.publish("UPDATE t SET v3 = v3 + 100, v10 = v10 + 1000")?;
+    pair.await_arrival()?;
+    let rows = "SELECT min(v3) || ' ' || max(v3) || ' ' || min(v10) || ' ' || max(v10) || ' ' || sum(v4) FROM t";
+    let [there, here] = [pair.publisher_says(rows)?, pair.subscriber_says(rows)?];
+    ensure!(there == here, "{there}, on the target {here}");
+    pair.site.await_log("a batch was refused", Duration::from_secs(60))?;
+    Ok(())
+}

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! deletes  DELETE … WHERE key = ANY ($1), or joined to unnest ($1, $2, …)
-//! updates  UPDATE … FROM unnest ($1, $2, …), one statement per set of columns that have values
+//! updates  UPDATE … FROM unnest ($1, $2, …), one statement per set of columns that have values;
+//!          many values as one array of the table's rows
 //! inserts  COPY … FROM STDIN, binary
 //! ```
 //!
@@ -17,6 +18,7 @@ mod encode;
 mod pending;
 mod plan;
 mod references;
+mod rows;
 
 pub use pending::{Batches, Offered};
 pub use plan::{BatchPlan, Planned, TableFacts, look_at_tables, plan};
@@ -34,6 +36,13 @@ use farshore_wire::pgoutput::{Tuple, Value};
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
+/// Rows of so many values go as an array of rows instead of one array per column, for which
+/// `unnest` gathers and reads every column by itself. Of fewer it is no gain.
+const ROW_AS_ONE_MIN: usize = 8;
+
+/// And only if there are so many values in all: the table's columns have to be looked at then.
+const VALUES_AS_ROWS_MIN: usize = 1_000;
+
 /// Most update statements prepared per relation.
 const UPDATES_PREPARED_MAX: usize = 64;
 
@@ -49,11 +58,26 @@ pub struct Batch {
     /// Of the foreign keys that fire.
     pub references: TableReferences,
     copy: Option<CopyStatements>,
-    /// Of many rows, and of one.
-    deletes: [Option<Statement>; 2],
+    /// By how the rows get there.
+    deletes: HashMap<Carried, Statement>,
     updates: HashMap<UpdateShape, Statement>,
     identities: encode::Arrays,
     values: encode::Arrays,
+    old_rows: rows::Rows,
+    new_rows: rows::Rows,
+    /// Something went as an array of rows, and the table's columns were not looked at since.
+    rows_unchecked: bool,
+}
+
+/// How the rows that a statement is for get to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Carried {
+    /// A statement for each.
+    OneByOne,
+    /// An array for each column.
+    ByColumn,
+    /// An array of rows of the table.
+    AsRows,
 }
 
 /// The statements of a COPY.
@@ -75,8 +99,7 @@ static TYPES: LazyLock<Statement> = LazyLock::new(|| Statement {
 struct UpdateShape {
     /// Columns outside the key that get values, ascending.
     set: Vec<usize>,
-    /// One statement for many rows.
-    in_bulk: bool,
+    carried: Carried,
 }
 
 /// Names for prepared statements, unique within a subscription's connections.
@@ -120,10 +143,13 @@ impl Batch {
             plan,
             netting: Netting::new(table),
             copy: None,
-            deletes: [None, None],
+            deletes: HashMap::new(),
             updates: HashMap::new(),
             identities: encode::Arrays::default(),
             values: encode::Arrays::default(),
+            old_rows: rows::Rows::default(),
+            new_rows: rows::Rows::default(),
+            rows_unchecked: false,
         }
     }
 
@@ -152,10 +178,27 @@ impl Batch {
     ) -> Result<(), PipelineError> {
         self.send_updates(pipeline, target, names)?;
         self.send_inserts(pipeline, target, names)?;
+        if std::mem::take(&mut self.rows_unchecked) {
+            // Values in a row are told apart by where they stand. A lock is held from now on: what
+            // the columns are must be what they were.
+            check(self.relation, pipeline, &rows::COLUMNS, &self.plan.rows_parameters(target))?;
+        }
         self.netting.clear();
         self.identities.release();
         self.values.release();
+        self.old_rows.release();
+        self.new_rows.release();
         Ok(())
+    }
+
+    /// How `rows` go there, with so many values in each.
+    fn carried(&self, rows: usize, values: usize, have_arrays: bool, as_rows: bool) -> Carried {
+        let is_gain = values >= ROW_AS_ONE_MIN && rows * values >= VALUES_AS_ROWS_MIN;
+        match () {
+            () if as_rows && (is_gain || !have_arrays) => Carried::AsRows,
+            () if have_arrays => Carried::ByColumn,
+            () => Carried::OneByOne,
+        }
     }
 
     /// Hands the deletes in it to the target's pipeline.
@@ -178,24 +221,32 @@ impl Batch {
             return Ok(());
         }
         let identity = self.plan.identity();
-        let in_bulk = self.plan.have_arrays(&identity);
-        if in_bulk && self.plan.by_key {
+        let as_rows = self.plan.old_rows();
+        let have_arrays = self.plan.have_arrays(&identity);
+        let carried = self.carried(deleted.len(), identity.len(), have_arrays, as_rows.is_some());
+        if carried != Carried::OneByOne && self.plan.by_key {
             deleted.sort_by_cached_key(|old| encode::key_prefix(old, &self.plan.key));
         }
-        let delete = match &mut self.deletes[usize::from(!in_bulk)] {
-            Some(delete) => &*delete,
-            delete => {
-                let (sql, types) = if in_bulk {
+        let delete = self.deletes.entry(carried).or_insert_with(|| {
+            let (sql, types) = match carried {
+                Carried::AsRows => (self.plan.delete_rows_sql(target), self.plan.row_types(1)),
+                Carried::ByColumn => {
                     (self.plan.delete_sql(target), self.plan.array_types(&identity))
-                } else {
-                    target.sql(&Shape::Delete)
-                };
-                delete.insert(Statement { name: names.unused(), sql, types })
-            }
-        };
+                }
+                Carried::OneByOne => target.sql(&Shape::Delete),
+            };
+            Statement { name: names.unused(), sql, types }
+        });
         let relation = self.relation;
         pipeline.prepare(delete, || Expect::BatchParsed(relation))?;
-        if in_bulk {
+        if let (Carried::AsRows, Some(fields)) = (carried, as_rows) {
+            let rows = self.old_rows.fill(&fields, deleted.into_iter().map(|old| (old, old)))?;
+            let (plan, old_rows) = (&self.plan, &self.old_rows);
+            self.rows_unchecked = true;
+            let expect = Expect::Counted { relation, rows };
+            return pipeline.run(&delete.name, 1, expect, |bind| old_rows.write(plan, bind));
+        }
+        if carried == Carried::ByColumn {
             let rows = self.identities.fill(&identity, deleted.into_iter())?;
             let (plan, identities) = (&self.plan, &self.identities);
             let expect = Expect::Counted { relation, rows };
@@ -236,19 +287,40 @@ impl Batch {
         for (set, mut rows) in rows_by_set {
             let is_set = |column: &usize| set[column / 64] & 1 << (column % 64) != 0;
             let set: Vec<usize> = (0..64 * set.len()).filter(is_set).collect();
-            let in_bulk = rows.len() >= ROWS_IN_BULK_MIN
-                && identity_has_arrays
-                && self.plan.have_arrays(&set);
-            if in_bulk && self.plan.by_key {
+            let as_rows = self.plan.new_rows(&set);
+            let carried = if rows.len() < ROWS_IN_BULK_MIN {
+                Carried::OneByOne
+            } else {
+                let have_arrays = identity_has_arrays && self.plan.have_arrays(&set);
+                let values = set.len() + identity.len();
+                self.carried(rows.len(), values, have_arrays, as_rows.is_some())
+            };
+            if carried != Carried::OneByOne && self.plan.by_key {
                 rows.sort_by_cached_key(|(old, _)| encode::key_prefix(old, &self.plan.key));
             }
-            let shape = UpdateShape { set, in_bulk };
+            let shape = UpdateShape { set, carried };
             prepare_update(&self.plan, &mut self.updates, target, names, &shape);
             let Some(update) = self.updates.get(&shape) else { continue };
             let (relation, name, set) = (self.relation, &update.name, &shape.set);
             pipeline.prepare(update, || Expect::BatchParsed(relation))?;
+            if let (Carried::AsRows, Some(fields)) = (carried, as_rows) {
+                let rows_named = self.new_rows.fill(&fields, rows.iter().copied())?;
+                let old_fields = self.plan.old_rows();
+                if let Some(fields) = &old_fields {
+                    self.old_rows.fill(fields, rows.iter().map(|(old, _)| (*old, *old)))?;
+                }
+                let (plan, new_rows, old_rows) = (&self.plan, &self.new_rows, &self.old_rows);
+                self.rows_unchecked = true;
+                let expect = Expect::Counted { relation, rows: rows_named };
+                let parameters = 1 + usize::from(old_fields.is_some());
+                pipeline.run(name, parameters, expect, |bind| {
+                    new_rows.write(plan, bind)?;
+                    if old_fields.is_some() { old_rows.write(plan, bind) } else { Ok(()) }
+                })?;
+                continue;
+            }
             let parameters = set.len() + identity.len();
-            if in_bulk {
+            if carried == Carried::ByColumn {
                 let rows_named =
                     self.identities.fill(&identity, rows.iter().map(|(identity, _)| *identity))?;
                 self.values.fill(set, rows.iter().map(|(_, row)| *row))?;
@@ -292,9 +364,7 @@ impl Batch {
                 })
             }
         };
-        for statement in [&copy.rows, &*TYPES] {
-            pipeline.prepare(statement, || Expect::BatchParsed(self.relation))?;
-        }
+        pipeline.prepare(&copy.rows, || Expect::BatchParsed(self.relation))?;
         let mut rows = 0;
         pipeline.begin_copy(&copy.rows.name)?;
         encode::copy_header(pipeline.out());
@@ -306,11 +376,22 @@ impl Batch {
         pipeline.end_copy(Expect::Counted { relation, rows });
         // A COPY takes values as of the types that the columns have now, and holds a lock from now
         // on: what these are must be what they were.
-        let types = &copy.types;
-        pipeline.run(&TYPES.name, types.len(), Expect::Counted { relation, rows: 1 }, |bind| {
-            types.iter().try_for_each(|part| bind.parameter(Format::Text, Some(part.as_bytes())))
-        })
+        check(relation, pipeline, &TYPES, &copy.types)
     }
+}
+
+/// Runs a statement that gives one row if the table is as it was taken for.
+fn check(
+    relation: DictionaryId,
+    pipeline: &mut Pipeline,
+    statement: &Statement,
+    parameters: &[String],
+) -> Result<(), PipelineError> {
+    pipeline.prepare(statement, || Expect::BatchParsed(relation))?;
+    let expect = Expect::Counted { relation, rows: 1 };
+    pipeline.run(&statement.name, parameters.len(), expect, |bind| {
+        parameters.iter().try_for_each(|part| bind.parameter(Format::Text, Some(part.as_bytes())))
+    })
 }
 
 /// Columns outside the key that have values in `row`, a bit each.
@@ -341,16 +422,23 @@ fn prepare_update(
     if updates.len() >= UPDATES_PREPARED_MAX {
         names.given_up.extend(updates.drain().map(|(_, update)| update.name));
     }
-    let (sql, types) = if shape.in_bulk {
-        let wanted = [shape.set.as_slice(), &plan.identity()].concat();
-        (plan.update_sql(target, &shape.set), plan.array_types(&wanted))
-    } else {
-        let mut unchanged = vec![0_u64; target.relation.columns.len().div_ceil(64)];
-        for column in (0..target.relation.columns.len()).filter(|c| !shape.set.contains(c)) {
-            unchanged[column / 64] |= 1 << (column % 64);
+    let (sql, types) = match shape.carried {
+        Carried::AsRows => {
+            let parameters = 1 + usize::from(plan.whole_old_rows);
+            (plan.update_rows_sql(target, &shape.set), plan.row_types(parameters))
         }
-        // The key is never among what is set.
-        target.sql(&Shape::Update { old_given: true, unchanged })
+        Carried::ByColumn => {
+            let wanted = [shape.set.as_slice(), &plan.identity()].concat();
+            (plan.update_sql(target, &shape.set), plan.array_types(&wanted))
+        }
+        Carried::OneByOne => {
+            let mut unchanged = vec![0_u64; target.relation.columns.len().div_ceil(64)];
+            for column in (0..target.relation.columns.len()).filter(|c| !shape.set.contains(c)) {
+                unchanged[column / 64] |= 1 << (column % 64);
+            }
+            // The key is never among what is set.
+            target.sql(&Shape::Update { old_given: true, unchanged })
+        }
     };
     updates.insert(shape.clone(), Statement { name: names.unused(), sql, types });
 }

@@ -13,7 +13,7 @@ use farshore_wire::pgoutput::{Tuple, Value};
 const COPY_DATA_BYTES: usize = 64 << 10;
 
 /// Bytes that an empty array keeps memory for.
-const KEPT_BYTES_MAX: usize = 1 << 10;
+pub(super) const KEPT_BYTES_MAX: usize = 1 << 10;
 
 /// The first bytes of a row's key, zeros behind them: in this order rows are mostly where an index
 /// on the key has them side by side.

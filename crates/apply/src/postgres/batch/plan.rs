@@ -23,6 +23,8 @@ pub struct BatchPlan {
     /// key and nothing else is unique: values could be in each other's way.
     pub by_key: bool,
     columns: Vec<ColumnTypes>,
+    /// The table's rows as a type, where values can travel in it.
+    pub(super) row: Option<RowType>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +56,10 @@ pub struct TableFacts {
     fires: bool,
     /// It, or a partition of it, has unique or exclusion constraints beside its primary key.
     more_unique: bool,
+    /// The types of its rows and of arrays of them, 0 if there are none.
+    row: u32,
+    rows: u32,
+    /// In the order that they have in a row.
     columns: Vec<ColumnFacts>,
 }
 
@@ -65,6 +71,9 @@ struct ColumnFacts {
     generated: bool,
     /// Its type has a receive function.
     takes_binary: bool,
+    type_oid: u32,
+    /// Its type is a domain, which may refuse NULL.
+    domain: bool,
 }
 
 /// Asks what it depends on how changes of `tables` are written, with one question for all.
@@ -99,11 +108,15 @@ pub(in crate::postgres) fn facts_question() -> String {
                  FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
              SELECT own.number - 1, own.fires, a.attname, \
                CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
-               a.attgenerated <> '', t.typreceive <> 0, own.more_unique \
+               a.attgenerated <> '', t.typreceive <> 0, own.more_unique, \
+               a.atttypid, t.typtype = 'd', c.reltype, r.typarray \
              FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
-             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype",
+             LEFT JOIN pg_catalog.pg_type b ON t.typtype = 'd' AND b.oid = t.typbasetype \
+             JOIN pg_catalog.pg_class c ON c.oid = own.oid \
+             LEFT JOIN pg_catalog.pg_type r ON r.oid = c.reltype \
+             ORDER BY own.number, a.attnum",
         partitions = partition_tree("w.oid")
     )
 }
@@ -120,11 +133,15 @@ pub(in crate::postgres) fn facts_answer(
         let Some(facts) = facts.get_mut(number) else { continue };
         facts.fires |= row.get(1) != Some("f");
         facts.more_unique |= row.get(6) != Some("f");
+        facts.row = row.parse(9).unwrap_or(0);
+        facts.rows = row.parse(10).unwrap_or(0);
         facts.columns.push(ColumnFacts {
             name: row.get(2).unwrap_or_default().to_owned(),
             array: row.parse(3).unwrap_or(0),
             generated: row.get(4) == Some("t"),
             takes_binary: row.get(5) == Some("t"),
+            type_oid: row.parse(7).unwrap_or(0),
+            domain: row.get(8) != Some("f"),
         });
     }
     Ok(facts)
@@ -174,7 +191,50 @@ pub fn plan(target: &TargetRelation, facts: &TableFacts) -> Planned {
         own_columns_on_target: writable > target.columns.len(),
         by_key,
         columns: types,
+        row: RowType::of(target, facts),
     })
+}
+
+/// The rows of a table as a type of their own (PostgreSQL docs: "8.16. Composite Types").
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RowType {
+    pub oid: u32,
+    pub array: u32,
+    pub fields: Vec<Field>,
+}
+
+/// A column in such a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Field {
+    pub name: String,
+    pub type_oid: u32,
+    /// Which published column it is.
+    pub column: Option<usize>,
+    /// It may be left NULL where it is not looked at.
+    pub may_be_null: bool,
+}
+
+impl RowType {
+    /// `None` where a row cannot be sent in binary, or the table is not what it was taken for.
+    fn of(target: &TargetRelation, facts: &TableFacts) -> Option<RowType> {
+        let mut fields = Vec::with_capacity(facts.columns.len());
+        for column in &facts.columns {
+            let published = target.columns.iter().position(|c| c.name == column.name);
+            let is_as_taken =
+                published.is_none_or(|number| target.columns[number].type_oid == column.type_oid);
+            if !column.takes_binary || !is_as_taken {
+                return None;
+            }
+            fields.push(Field {
+                name: column.name.clone(),
+                type_oid: column.type_oid,
+                column: published,
+                may_be_null: !column.domain,
+            });
+        }
+        let is_there = facts.row != 0 && facts.rows != 0;
+        is_there.then_some(RowType { oid: facts.row, array: facts.rows, fields })
+    }
 }
 
 /// Gives one row without columns when a table's columns are of the types they were.
@@ -259,7 +319,11 @@ impl BatchPlan {
     }
 
     /// Finds a row `t` by what stands for each column of its identity.
-    fn condition(&self, target: &TargetRelation, identity: &[(usize, String)]) -> String {
+    pub(super) fn condition(
+        &self,
+        target: &TargetRelation,
+        identity: &[(usize, String)],
+    ) -> String {
         let name = |column: usize| {
             format!("t.{}", quote_identifier(&target.relation.columns[column].name))
         };
