@@ -35,6 +35,23 @@ pub enum ApplyError {
     /// Something about the set-up that a person has to change.
     #[error("{0}")]
     Setup(String),
+    /// The publisher's table is another one than was copied under its name.
+    #[error(
+        "subscription \"{subscription}\": the publisher's table {table} is another one than was \
+         copied (OID {found} instead of {copied}): it was renamed, or dropped and made again. To \
+         have it copied anew, rows and all: farshore resync --subscription {subscription} --table \
+         {table}"
+    )]
+    AnotherTable {
+        /// Subscription.
+        subscription: String,
+        /// Its name on the publisher.
+        table: Box<TableName>,
+        /// The publisher's OID of the one that was copied.
+        copied: u32,
+        /// That of the one which changes are for.
+        found: u32,
+    },
     /// Changes this subscription needs are gone.
     #[error("{0}")]
     Gap(String),
@@ -171,6 +188,7 @@ impl ApplyError {
             ApplyError::Store(error) if error.is_out_of_room() => true,
             ApplyError::Store(_)
             | ApplyError::Setup(_)
+            | ApplyError::AnotherTable { .. }
             | ApplyError::Gap(_)
             | ApplyError::Stored { .. } => false,
         }

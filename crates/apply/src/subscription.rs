@@ -28,7 +28,7 @@ use farshore_model::{Applied, Lsn};
 use farshore_pg::Config;
 use farshore_store::{LogStore, StoreError};
 pub(crate) use start::{LOCK_WAIT, Start};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -193,6 +193,7 @@ impl Subscription {
         let mut alone = Alone::default();
         let (mut without_partition, mut needs_partitions) = (None, false);
         let mut copied_beside = false;
+        let mut others = HashSet::new();
         let mut cut_off = 0;
         loop {
             let mut stop_early = stop.clone();
@@ -263,6 +264,16 @@ impl Subscription {
                 {
                     (without_partition, needs_partitions) = (Some(failed.position), true);
                     careful_from = from;
+                }
+                // The publisher may say so too, when it is asked: then it is a table that joined.
+                Err(Failure {
+                    error: ApplyError::AnotherTable { table, copied, found, .. },
+                    careful_from: None,
+                }) if others.insert((table.clone(), found)) => {
+                    tracing::info!(
+                        subscription = %self.spec.name, %table, copied, found,
+                        "the publisher's table is another one than was copied"
+                    );
                 }
                 Err(Failure { error, careful_from: None }) => return Err(error),
                 Err(Failure { error, careful_from: from }) => {

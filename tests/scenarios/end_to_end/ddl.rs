@@ -1,7 +1,8 @@
 //! The publisher's tables are altered while their changes are carried.
 
 use anyhow::{Result, ensure};
-use farshore_tests::{Pair, both_ways};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Direction, Pair, both_ways};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -310,4 +311,140 @@ fn a_column_is_dropped_where_it_was_dropped_and_nowhere_else() -> Result<()> {
         ensure!(kept == "200", "{kept}");
         mended(&mut pair, "ALTER TABLE m DETACH PARTITION m1")
     })
+}
+
+/// Until everything is there, the subscription stops again and again for `what`; each time the
+/// statement in its reason is run.
+fn mended_as_told(pair: &mut Pair, what: &str) -> Result<()> {
+    let mark = pair.mark()?.to_string();
+    let mut stops = 0;
+    wait_until("the subscription to be mended", SOON, &[&pair.site.log_path()], || {
+        let arrived = "SELECT coalesce(max(id), 0) FROM farshore_marks.mark";
+        let status = pair.site.status()?;
+        let subscription = &status["subscriptions"][0];
+        if subscription["state"] != "stopped" {
+            return Ok((pair.subscriber_says(arrived)? == mark).then_some(()));
+        }
+        let error = subscription["error"].as_str().unwrap_or_default().to_owned();
+        ensure!(error.contains(what), "expected \"{what}\" in: {error}");
+        ensure!(
+            error.contains("--table public.t") || error.contains("--table public.u"),
+            "{error}"
+        );
+        let (_, table) = error.rsplit_once("--table ").unwrap_or_default();
+        let resync = pair.site.verb("resync", &["--subscription", "s", "--table", table])?;
+        ensure!(resync.code == Some(0), "{resync:?}");
+        pair.site.verb("resume", &["--subscription", "s"])?;
+        stops += 1;
+        Ok(None)
+    })?;
+    ensure!(stops > 0, "nothing was noticed");
+    pair.site.restart()?;
+    pair.assert_equal(&["public"])
+}
+
+/// Statements go by name: changes would go to the rows of the table that had it before.
+#[test]
+fn another_table_under_a_name_is_noticed() -> Result<()> {
+    let swap = "BEGIN; ALTER TABLE t RENAME TO x; ALTER TABLE u RENAME TO t; \
+         ALTER TABLE x RENAME TO u; COMMIT";
+    for (patterns, swaps) in [("public.*", 1), ("public.t, public.u", 1), ("public.*", 2)] {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text); \
+             CREATE TABLE u (id integer PRIMARY KEY, a text)";
+        let patterns: Vec<&str> = patterns.split(", ").collect();
+        let mut pair = Pair::new(Direction::UP, &patterns, schema)?;
+        pair.publish(
+            "INSERT INTO t SELECT i, 't' FROM generate_series(1, 5) i; \
+             INSERT INTO u SELECT i, 'u' FROM generate_series(1, 8) i",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("INSERT INTO t VALUES (50, 'x'); INSERT INTO u VALUES (50, 'x')")?;
+        pair.await_arrival()?;
+        if swaps == 2 {
+            pair.site.stop()?;
+        }
+        for n in 0..swaps {
+            pair.publish(&format!(
+                "{swap}; INSERT INTO t VALUES (10{n}, 'x'); UPDATE t SET a = 'new' WHERE id = 2; \
+                 INSERT INTO u VALUES (10{n}, 'z')"
+            ))?;
+        }
+        if swaps == 2 {
+            pair.site.start()?;
+        }
+        let line = pair.site.await_log(" stopped: ", SOON)?;
+        if line.contains("has rows already") {
+            mended(&mut pair, "TRUNCATE t, u")?;
+        } else {
+            mended_as_told(&mut pair, "is another one than was copied")?;
+        }
+        pair.publish("UPDATE t SET a = 'last'; DELETE FROM u WHERE id = 3")?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
+/// Names alone do not tell that columns were renamed crosswise, or that one came back.
+#[test]
+fn columns_that_change_places_are_noticed() -> Result<()> {
+    let crossed = [
+        "ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b",
+        "ALTER TABLE t RENAME a TO c; ALTER TABLE t ADD a integer",
+        "ALTER TABLE t DROP a; ALTER TABLE t ADD a integer",
+    ];
+    for alter in crossed {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a integer, b integer)";
+        let mut pair = Pair::new(Direction::DOWN, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, i, -i FROM generate_series(1, 50) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish(&format!("BEGIN; {alter}; COMMIT; INSERT INTO t VALUES (100, 1, 2)"))?;
+        mended_as_told(&mut pair, "stands in another place than before")?;
+    }
+    Ok(())
+}
+
+/// It was left on the target with what was in it.
+#[test]
+fn a_column_that_was_dropped_and_comes_back_is_noticed() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, a integer, b integer)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    pair.publish("INSERT INTO t SELECT i, i, -i FROM generate_series(1, 50) i")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.publish("ALTER TABLE t DROP b; INSERT INTO t VALUES (100, 1)")?;
+    pair.await_arrival()?;
+    pair.publish("ALTER TABLE t ADD b integer DEFAULT 7; INSERT INTO t VALUES (101, 1, 2)")?;
+    stops_with(&pair, "ALTER TABLE public.t DROP COLUMN b")?;
+    mended(&mut pair, "ALTER TABLE public.t DROP COLUMN b")?;
+    pair.publish("ALTER TABLE t DROP b; INSERT INTO t VALUES (102, 1)")?;
+    pair.await_arrival()?;
+    pair.publish("ALTER TABLE t ADD c integer DEFAULT 8; INSERT INTO t VALUES (103, 1, 2)")?;
+    pair.await_arrival()?;
+    let rows = "SELECT string_agg(ROW(id, a, c)::text, ',' ORDER BY id) FROM t";
+    let [there, here] = [pair.publisher_says(rows)?, pair.subscriber_says(rows)?];
+    ensure!(there == here, "{there}, on the target {here}");
+    Ok(())
+}
+
+/// What it was added with is converted, and its rows have more than NULL.
+#[test]
+fn a_column_that_got_another_type_before_it_was_followed_is_noticed() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    pair.publish("INSERT INTO t SELECT generate_series(1, 50)")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    pair.publish(
+        "BEGIN; ALTER TABLE t ADD c integer DEFAULT 5; ALTER TABLE t ALTER c SET DEFAULT 6; \
+         INSERT INTO t VALUES (100, 1); COMMIT; ALTER TABLE t ALTER c TYPE bigint; \
+         INSERT INTO t VALUES (101, 2)",
+    )?;
+    pair.site.start()?;
+    stops_with(&pair, "column c")?;
+    let wrong = "SELECT count(*) FROM t";
+    ensure!(pair.subscriber_says(wrong)? == "50", "rows came with another column than they have");
+    Ok(())
 }

@@ -67,6 +67,8 @@ pub struct Follow<'a> {
     pub table: &'a TableName,
     /// Its definition from now on.
     pub relation: &'a Relation,
+    /// It is that of a copy which is only beginning: what was there before does not matter.
+    pub is_copied_anew: bool,
 }
 
 impl Follow<'_> {
@@ -79,6 +81,17 @@ impl Follow<'_> {
         let published = published_name(self.relation);
         let before = load_definition(session, self.subscription, &published).await?;
         let before = before.map_err(|damaged| self.stops(damaged))?;
+        if let (Some(before), false) = (&before, self.is_copied_anew) {
+            if !is_same_table(before, self.relation) {
+                return Err(ApplyError::AnotherTable {
+                    subscription: self.subscription.to_owned(),
+                    table: Box::new(published),
+                    copied: before.oid,
+                    found: self.relation.oid,
+                });
+            }
+            self.check_places(before)?;
+        }
         let columns = &self.relation.columns;
         if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
             return Ok(Followed { changed: false, put_off: false });
@@ -100,6 +113,7 @@ impl Follow<'_> {
             .filter(|name| !columns.iter().any(|column| column.name == *name))
             .collect();
         if let Some(before) = &before {
+            self.check_returned(session, before, on_target).await?;
             self.check_types(session, before, on_target).await?;
         }
         if let Some(first) = missing.first() {
@@ -131,8 +145,12 @@ impl Follow<'_> {
         let (dropped, publishers_root) =
             if may_drop { self.dropped(&gone).await? } else { (Vec::new(), published) };
         let left: Vec<&str> = gone.iter().copied().filter(|name| !dropped.contains(name)).collect();
+        let put_off = self.puts_drops_off && self.policy == FollowDdl::AddDrop && !left.is_empty();
         if !left.is_empty() {
             self.check_left(session, &left).await?;
+            if before.is_some() && !put_off {
+                self.note_left(session, &left).await?;
+            }
         }
         if !dropped.is_empty() {
             self.drop(session, (&dropped, &publishers_root)).await?;
@@ -140,7 +158,6 @@ impl Follow<'_> {
         if !missing.is_empty() {
             self.add(session, &missing).await?;
         }
-        let put_off = self.puts_drops_off && self.policy == FollowDdl::AddDrop && !left.is_empty();
         if !put_off {
             let published = published_name(self.relation);
             note_definition(session, self.subscription, &published, self.relation).await?;
@@ -185,6 +202,53 @@ impl Follow<'_> {
              one)",
             quoted(column)
         )))
+    }
+
+    /// A column that was dropped, left on the target, and added again: rows there have what they had
+    /// before it was dropped.
+    async fn check_returned(
+        &self,
+        session: &mut Session,
+        before: &Relation,
+        on_target: &TargetTable,
+    ) -> Result<(), ApplyError> {
+        let is_new = |column: &&Column| before.columns.iter().all(|old| old.name != column.name);
+        let is_there = |column: &&Column| on_target.columns.iter().any(|c| c.name == column.name);
+        let now = self.relation.columns.iter();
+        let found: Vec<&Column> = now.filter(is_new).filter(is_there).collect();
+        if found.is_empty() {
+            return Ok(());
+        }
+        let published = published_name(self.relation);
+        let which = [Some(self.subscription), Some(&published.schema), Some(&published.name)];
+        let left = session.query(COLUMNS_LEFT, &which).await?;
+        let was_left = |column: &&&Column| left.iter().any(|row| row.get(0) == Some(&column.name));
+        let Some(column) = found.iter().find(was_left) else { return Ok(()) };
+        let (root, _) = self.root(session).await?;
+        if session.query(&format!("SELECT FROM {root} LIMIT 1"), &[]).await?.is_empty() {
+            return Ok(());
+        }
+        let name = quoted(column);
+        Err(self.stops(&format!(
+            "column {name} was dropped and added again, and on the target, which has kept it, rows \
+             have what they had before: ALTER TABLE {root} DROP COLUMN {name} (it is added with what \
+             rows have in it now)"
+        )))
+    }
+
+    async fn note_left(&self, session: &mut Session, left: &[&str]) -> Result<(), ApplyError> {
+        let may = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'columns_left' \
+             AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
+        if session.query(may, &[]).await?.is_empty() {
+            return Ok(());
+        }
+        let published = published_name(self.relation);
+        let left = text_array(left.iter().copied());
+        let note = "UPDATE farshore.table_copy SET columns_left = ARRAY( \
+               SELECT DISTINCT name FROM unnest(columns_left || $4::text::text[]) AS name) \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3";
+        let which = [Some(self.subscription), Some(&published.schema), Some(&published.name)];
+        session.execute(note, &[&which[..], &[Some(&left)]].concat()).await.map(drop)
     }
 
     /// Columns that are left must be able to stay empty.
@@ -392,6 +456,28 @@ impl Follow<'_> {
         }
     }
 
+    /// PostgreSQL adds columns at the end, and leaves the others where they are.
+    fn check_places(&self, before: &Relation) -> Result<(), ApplyError> {
+        let now = &self.relation.columns;
+        let is_old = |column: &&Column| before.columns.iter().any(|old| old.name == column.name);
+        let is_left = |old: &&Column| now.iter().any(|column| column.name == old.name);
+        let left = before.columns.iter().filter(is_left);
+        let old = now.iter().filter(is_old);
+        let strayed = left.zip(old).find(|(left, old)| left.name != old.name).map(|(_, old)| old);
+        let first_new = now.iter().position(|column| !is_old(&column));
+        let behind_new = first_new.and_then(|at| now[at..].iter().find(is_old));
+        let Some(column) = strayed.or(behind_new) else { return Ok(()) };
+        Err(ApplyError::Setup(format!(
+            "subscription \"{0}\": the publisher's table {1} was altered: its column {2} stands in \
+             another place than before, so columns were renamed, or dropped and added again, and \
+             what rows have in them is not in the log. To have it copied anew: farshore resync \
+             --subscription {0} --table {1}",
+            self.subscription,
+            published_name(self.relation),
+            quoted(column)
+        )))
+    }
+
     fn alter(&self, what: &str) -> String {
         format!("ALTER TABLE {} {what}", self.table)
     }
@@ -416,6 +502,11 @@ fn published_name(relation: &Relation) -> TableName {
 
 fn same_type(a: &Column, b: &Column) -> bool {
     a.type_oid == b.type_oid && a.type_modifier == b.type_modifier
+}
+
+/// Whether two definitions are of one table, and not of two which had its name in turn.
+pub fn is_same_table(a: &Relation, b: &Relation) -> bool {
+    a.oid == b.oid || a.oid == 0 || b.oid == 0
 }
 
 /// Whether two versions of a table have the same columns, of the same types, in the same order.
@@ -466,6 +557,12 @@ pub(super) const DEFINITIONS: &str = "SELECT c.schema_name, c.table_name, c.defi
      FROM unnest($2::text::text[], $3::text::text[]) AS w (schema_name, table_name) \
      JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
        AND c.table_name = w.table_name WHERE c.definition IS NOT NULL";
+
+/// Columns that a target's table has kept. As JSON: a schema of before has no such column.
+const COLUMNS_LEFT: &str = "SELECT pg_catalog.jsonb_array_elements_text(kept) FROM ( \
+       SELECT pg_catalog.to_jsonb(c) -> 'columns_left' AS kept FROM farshore.table_copy c \
+       WHERE c.subscription = $1 AND c.schema_name = $2 AND c.table_name = $3) AS of_table \
+     WHERE pg_catalog.jsonb_typeof(kept) = 'array'";
 
 /// The answer to [`DEFINITIONS`].
 pub(super) fn definitions_of(rows: &[Row]) -> HashMap<TableName, Relation> {

@@ -446,6 +446,7 @@ impl InitialCopy<'_> {
             names: &self.schema.names,
             table: &name,
             relation: &relation,
+            is_copied_anew: true,
         };
         session.simple("BEGIN").await?;
         follow.follow(session, &target).await?;

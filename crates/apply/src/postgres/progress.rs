@@ -51,7 +51,10 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
   PRIMARY KEY (subscription, schema_name, table_name)
 );
 ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea,
-  ADD COLUMN IF NOT EXISTS target_oid oid, ADD COLUMN IF NOT EXISTS noted_in oid;
+  ADD COLUMN IF NOT EXISTS target_oid oid, ADD COLUMN IF NOT EXISTS noted_in oid,
+  ADD COLUMN IF NOT EXISTS columns_left text[];
+COMMENT ON COLUMN farshore.table_copy.columns_left IS
+  'Columns that the publisher''s table has lost and the target''s has kept';
 COMMENT ON COLUMN farshore.table_copy.target_oid IS
   'OID of the table here that the rows were copied to; NULL until it is noted';
 COMMENT ON COLUMN farshore.table_copy.noted_in IS
@@ -118,7 +121,7 @@ COMMENT ON COLUMN farshore.after_copy.refusal IS
 
 /// Whether the newest part of the schema is there.
 const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'noted_in' \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'columns_left' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Whether the parts are there that subscriptions do not do without.
@@ -129,7 +132,11 @@ const USABLE: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND 
 const LOAD_PROGRESS: &str =
     "SELECT state, applied, publisher, publication FROM farshore.subscription WHERE name = $1";
 
-const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership \
+/// A definition begins with its tag and the table's OID.
+const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership, \
+      CASE WHEN pg_catalog.length(definition) > 5 THEN \
+        ('x' || pg_catalog.encode(pg_catalog.substr(definition, 2, 4), 'hex'))::bit(32)::bigint END, \
+      state <> 'copied' AND file_node = 0 \
     FROM farshore.table_copy WHERE subscription = $1 ORDER BY 1, 2";
 
 const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
@@ -215,6 +222,10 @@ pub struct TableProgress {
     pub copied_at: Lsn,
     /// Which membership in the publication it was copied for.
     pub membership: u32,
+    /// The publisher's OID of it, where it is known.
+    pub oid: Option<u32>,
+    /// It is to be copied whatever it is now: somebody asked for that.
+    pub asked_for: bool,
 }
 
 impl TableProgress {
@@ -225,15 +236,18 @@ impl TableProgress {
             copied: false,
             copied_at: Lsn::ZERO,
             membership: published.membership,
+            oid: Some(published.oid),
+            asked_for: false,
         }
     }
 
     /// Whether `published` is the table that was copied, and has been published ever since: by
     /// the same membership, or by that of a partitioned table above it.
     pub fn is_still(&self, published: &PublishedTable) -> bool {
-        self.table == published.table
-            && (self.membership == published.membership
-                || published.memberships_above.contains(&self.membership))
+        let is_same_table = self.oid.is_none_or(|oid| oid == published.oid);
+        let is_published_still = self.membership == published.membership
+            || published.memberships_above.contains(&self.membership);
+        self.table == published.table && (self.asked_for || is_same_table && is_published_still)
     }
 }
 
@@ -343,6 +357,8 @@ impl Session {
                     copied: row.get(2) == Some(TABLE_COPIED),
                     copied_at: row.parse(3).map_err(|error| self.error(error))?,
                     membership: row.parse(4).map_err(|error| self.error(error))?,
+                    oid: row.get(5).and_then(|oid| oid.parse().ok()).filter(|oid| *oid != 0),
+                    asked_for: row.get(6) == Some("t"),
                 })
             })
             .collect()

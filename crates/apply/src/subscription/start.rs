@@ -63,8 +63,8 @@ impl Start {
 
 impl SubscriptionSpec {
     /// Copied tables that the publisher still has as it had them, each with its name on the target.
-    /// Of one that the publication does not list by itself (all of a database or a schema, a
-    /// partition) nobody can tell whether it was made again there too.
+    /// Where its OID is not known, of one that the publication does not list by itself (all of a
+    /// database or a schema, a partition) nobody can tell whether it was made again there too.
     fn copied_to(
         &self,
         tables: &[TableProgress],
@@ -72,10 +72,10 @@ impl SubscriptionSpec {
     ) -> Vec<(TableName, TableName)> {
         let is_same = |copied: &TableProgress, now: &PublishedTable| {
             let membership = copied.membership;
-            copied.table == now.table
-                && membership == now.membership
+            let is_listed = membership == now.membership
                 && membership != 0
-                && !now.memberships_above.contains(&membership)
+                && !now.memberships_above.contains(&membership);
+            copied.table == now.table && copied.oid.map_or(is_listed, |oid| oid == now.oid)
         };
         let copied = tables.iter().filter(|copied| copied.copied);
         let copied = copied.filter(|copied| published.iter().any(|now| is_same(copied, now)));

@@ -4,7 +4,9 @@ use super::Writer;
 use super::ahead::{FAR_TABLES_MAX, TABLES_MAX};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::{Follow, load_definitions, note_definition, same_columns};
+use crate::postgres::follow_ddl::{
+    Follow, is_same_table, load_definitions, note_definition, same_columns,
+};
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{Filled, TargetTable, check_columns, target_table};
 use bytes::Bytes;
@@ -118,6 +120,7 @@ impl Writer {
                 names: &names,
                 table: &table,
                 relation: &relation,
+                is_copied_anew: false,
             };
             let followed = follow.follow(self.session().await?, there).await?;
             put_off = followed.put_off;
@@ -158,7 +161,8 @@ impl Writer {
         let session = self.session().await?;
         let follows = load_definitions(session, &subscription, one).await?.remove(&published);
         match follows {
-            Some(follows) if same_columns(&follows, &relation) => {}
+            Some(follows)
+                if is_same_table(&follows, &relation) && same_columns(&follows, &relation) => {}
             // The first version that comes by, and the target's columns are those of it.
             None if has_the_columns_of(&on_target, &relation) => {
                 self.ensure_begun().await?;
@@ -191,7 +195,8 @@ impl Writer {
         copied_at: Lsn,
     ) -> bool {
         let Some(seen) = self.ahead.take(published) else { return false };
-        if !same_columns(&seen.definition, relation) {
+        let followed = &seen.definition;
+        if !is_same_table(followed, relation) || !same_columns(followed, relation) {
             return false;
         }
         let table = self.target_names.table(published);
