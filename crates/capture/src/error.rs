@@ -81,7 +81,9 @@ impl CaptureError {
     /// Whether trying again later, unchanged, can succeed.
     pub fn is_transient(&self) -> bool {
         match self {
-            CaptureError::Publisher { error, .. } => error.is_transient(),
+            CaptureError::Publisher { error, .. } => {
+                error.is_transient() || is_of_a_dropped_table(error)
+            }
             CaptureError::Remote { transient, .. } => *transient,
             // A full disk may get room again; a log that failed stays closed and says so itself.
             CaptureError::Store(StoreError::Io { .. })
@@ -97,6 +99,17 @@ impl CaptureError {
             | CaptureError::UnknownDefinition { .. } => false,
         }
     }
+}
+
+/// Whether a server says that it was about to look at a table which was dropped meanwhile: the next
+/// look does not meet it. (`pg_publication_tables` does not hold what it lists.)
+pub(crate) fn is_of_a_dropped_table(error: &farshore_pg::Error) -> bool {
+    let of_a_relation = |said: &str| {
+        said.starts_with("could not open relation with OID")
+            || said.starts_with("cache lookup failed for relation")
+    };
+    error.sqlstate() == Some("XX000")
+        && error.server_error().is_some_and(|said| of_a_relation(&said.message))
 }
 
 /// What helps against a server's refusal that does not say it.

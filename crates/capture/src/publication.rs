@@ -9,6 +9,7 @@ pub use columns::{AddedColumn, DroppedColumns, OldValue, partition_root};
 pub use members::{Wanted, columns_sent};
 
 use crate::CaptureError;
+use crate::error::is_of_a_dropped_table;
 use crate::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Config, Connection, quote_literal};
@@ -407,6 +408,15 @@ impl PublicationSpec {
     }
 
     fn refused(&self, members: &str, error: &farshore_pg::Error) -> CaptureError {
+        // What is named here was there a moment ago.
+        if matches!(error.sqlstate(), Some("42P01" | "3F000")) || is_of_a_dropped_table(error) {
+            return CaptureError::Interrupted(format!(
+                "publication \"{}\": {} has lost a table while it was to be published: {error}. \
+                 Trying again",
+                self.name,
+                self.source.redacted()
+            ));
+        }
         let next = match error.sqlstate() {
             // Insufficient privilege.
             Some("42501") => "Run `farshore check` to see which privileges are missing",

@@ -2,7 +2,10 @@
 //! so the catalog has to be asked, and what may be missing must be said.
 
 use anyhow::{Result, ensure};
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{Direction, Pair};
+use postgres::{Client, NoTls};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -151,5 +154,61 @@ fn harmless_changes_are_harmless() -> Result<()> {
         pair.assert_equal(&["farshore_marks"])?;
     }
     ensure!(!pair.site.log().contains("something else"), "{}", pair.site.log());
+    Ok(())
+}
+
+/// Under a wildcard, sessions make scratch tables and drop them while the node starts: what was
+/// listed a moment ago may be gone when it is locked, published or asked about.
+#[test]
+fn tables_that_come_and_go_stop_nothing() -> Result<()> {
+    for (publisher, subscriber) in [(15, 18), (18, 15)] {
+        let direction = Direction { publisher, subscriber };
+        let mut pair = Pair::new(direction, &["*.*"], SCHEMA)?;
+        let url = pair.publisher.url("postgres");
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| -> Result<()> {
+            let mut clients = Vec::new();
+            for number in 0..3 {
+                let (url, over) = (&url, &over);
+                clients.push(scope.spawn(move || -> Result<()> {
+                    let mut client = Client::connect(url, NoTls)?;
+                    while !over.load(Ordering::Relaxed) {
+                        client.batch_execute(&format!(
+                            "CREATE SCHEMA s{number}; CREATE TABLE s{number}.a (id integer); \
+                             CREATE TABLE b{number} (id integer PRIMARY KEY)"
+                        ))?;
+                        client.batch_execute(&format!(
+                            "DROP TABLE b{number}; DROP SCHEMA s{number} CASCADE"
+                        ))?;
+                    }
+                    Ok(())
+                }));
+            }
+            let tried = (|| -> Result<()> {
+                for round in 0..4 {
+                    pair.site.start()?;
+                    pair.publish(&format!("INSERT INTO t VALUES ({round}, 'v')"))?;
+                    wait_until("the row", SOON, &[&pair.site.log_path()], || {
+                        let status = pair.site.status()?;
+                        for kind in ["publications", "subscriptions"] {
+                            let agent = &status[kind][0];
+                            ensure!(agent["state"] != "stopped", "round {round}: {agent}");
+                        }
+                        let row = format!("SELECT count(*) FROM t WHERE id = {round}");
+                        Ok((pair.subscriber_says(&row)? == "1").then_some(()))
+                    })?;
+                    pair.site.stop()?;
+                }
+                Ok(())
+            })();
+            over.store(true, Ordering::Relaxed);
+            for client in clients {
+                client.join().map_err(|_| anyhow::anyhow!("a client panicked"))??;
+            }
+            tried
+        })?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+    }
     Ok(())
 }

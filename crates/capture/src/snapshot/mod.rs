@@ -201,7 +201,10 @@ impl SnapshotConnection {
         let lock = format!("LOCK TABLE {} IN ACCESS SHARE MODE NOWAIT", names.join(", "));
         match self.connection.simple_query(&lock).await {
             Ok(_) => self.files_are_the_same(spec, tables).await,
-            Err(error) if error.sqlstate() == Some("55P03") => Ok(false),
+            // One of them may have been dropped since they were listed, or its schema.
+            Err(error) if matches!(error.sqlstate(), Some("55P03" | "42P01" | "3F000")) => {
+                Ok(false)
+            }
             Err(error) => Err(spec.publisher_error(error)),
         }
     }
