@@ -7,6 +7,10 @@ use crate::error::passes_by_itself;
 const PROGRESS_GONE: &str = "Farshore keeps its progress there: restore it; or empty the target's \
      tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew";
 
+/// The next step where PgBouncer answers.
+const POOLER: &str = "A connection pooler answers there: name the server itself in the site file \
+     and restart the node";
+
 /// The next step, as a sentence without its end.
 pub fn next_step(code: &str) -> &'static str {
     match code {
@@ -50,6 +54,10 @@ pub fn next_step(code: &str) -> &'static str {
 /// What follows an error of the target in its message: the next step, if the server has spoken.
 pub fn sentence(error: &farshore_pg::Error) -> String {
     let Some(code) = error.sqlstate() else { return String::new() };
+    let said = error.server_error().map_or("", |said| said.message.as_str());
+    if code == "08P01" && said.contains("startup parameter") {
+        return format!(". {POOLER}");
+    }
     // PostgreSQL names what is not there as it was asked for.
     let ours = matches!(code, "42P01" | "3F000") && error.to_string().contains("\"farshore.");
     format!(". {}", if ours { PROGRESS_GONE } else { next_step(code) })

@@ -2,8 +2,11 @@
 
 use crate::case::{Case, Then, compare, normal, pair, run_all, turn_into};
 use anyhow::{Result, ensure};
-use farshore_tests::Pair;
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Direction, Pair};
 use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
 
 const CASES: &[Case] = &[
     Case {
@@ -231,4 +234,48 @@ fn two_nodes_for_one_subscription_take_turns() -> Result<()> {
     pair.assert_equal(&["public"])?;
     other.stop()?;
     pair.assert_equal(&["public"])
+}
+
+/// Whoever begins to fill a table first has it, also where both are asked whether they may at once.
+#[test]
+fn two_sites_that_start_together_do_not_fill_one_table() -> Result<()> {
+    for round in 0..4 {
+        let mut pair = Pair::bare(Direction::UP)?;
+        pair.publisher.execute_script(
+            "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+             INSERT INTO t SELECT i, 'v' FROM generate_series(1, 1000) i",
+        )?;
+        if round % 2 == 0 {
+            pair.subscriber.execute_script("CREATE TABLE t (id integer PRIMARY KEY, v text)")?;
+        }
+        pair.add_publication("p", &["public.t"], "")?;
+        let target = pair.subscriber.url("postgres");
+        pair.add_subscription("s", "p", &target)?;
+        let mut other = farshore_tests::Site::new()?;
+        let text = std::fs::read_to_string(pair.site.file())?;
+        let text = text.replace("publication.p]", "publication.q]");
+        let text = text.replace("\"p\"", "\"q\"").replace("subscription.s]", "subscription.z]");
+        std::fs::write(other.file(), text)?;
+        pair.site.start()?;
+        other.start()?;
+        let mut states = [String::new(), String::new()];
+        wait_until("both to have come to an end", SOON, &[&other.log_path()], || {
+            for (state, site) in states.iter_mut().zip([&pair.site, &other]) {
+                let status = site.status()?;
+                let subscription = &status["subscriptions"][0];
+                *state = subscription["state"].as_str().unwrap_or_default().to_owned();
+                let error = subscription["error"].as_str().unwrap_or_default();
+                ensure!(
+                    *state != "stopped" || error.contains("is filled by subscription"),
+                    "round {round}: {error}"
+                );
+            }
+            Ok(states.iter().all(|state| state == "streaming" || state == "stopped").then_some(()))
+        })?;
+        let fills = states.iter().filter(|state| *state == "streaming").count();
+        ensure!(fills == 1, "round {round}: {states:?}");
+        let rows = pair.subscriber_says("SELECT count(*) FROM t")?;
+        ensure!(rows == "1000", "round {round}: {rows} rows");
+    }
+    Ok(())
 }

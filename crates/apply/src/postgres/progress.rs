@@ -20,7 +20,9 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// Held while the schema is made, so that two subscriptions do not make it at once.
-const SCHEMA_LOCK: &str = "SELECT pg_advisory_xact_lock(hashtextextended('farshore schema', 0))";
+/// Held until the transaction ends.
+pub(super) const SCHEMA_LOCK: &str =
+    "SELECT pg_advisory_xact_lock(hashtextextended('farshore schema', 0))";
 
 /// A role that may not make it can be given one that somebody else made.
 const MAKE_SCHEMA: &str = "

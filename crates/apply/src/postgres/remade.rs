@@ -7,9 +7,11 @@
 
 use crate::ApplyError;
 use crate::postgres::follow_ddl::schemas_and_names;
+use crate::postgres::progress::SCHEMA_LOCK;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;
 use farshore_capture::publication::TableName;
+use farshore_pg::quote_literal;
 
 /// Copied tables that are not known by their OIDs as they are now: their numbers among the
 /// parameters, and whether another table was known. Parameters: the subscription, the tables'
@@ -32,6 +34,11 @@ const NOTE: &str = "UPDATE farshore.table_copy c \
        AS w (schema_name, table_name, target) \
      WHERE c.subscription = $1 AND c.schema_name = w.schema_name \
        AND c.table_name = w.table_name";
+
+/// Who else fills a table.
+const FILLED_BY: &str = "SELECT subscription FROM farshore.table_copy c \
+     WHERE subscription <> $1 AND target_oid = pg_catalog.to_regclass($2)::oid \
+       AND noted_in = c.tableoid LIMIT 1";
 
 impl Session {
     /// Checks that copied tables, each with its name on the target, are still those that were
@@ -77,18 +84,33 @@ impl Session {
 }
 
 impl Session {
-    /// Notes which table the rows of one are copied to from now on.
-    pub async fn note_table(
+    /// Notes which table on the target rows are copied to, in the transaction that begins the copy:
+    /// nobody else may fill it. Who asks while another is about to note it waits for that one.
+    ///
+    /// # Errors
+    /// Another subscription fills it; the target's.
+    pub async fn claim_table(
         &mut self,
         subscription: &str,
         table: &TableName,
         target: &TableName,
     ) -> Result<(), ApplyError> {
-        if self.keeps_oids().await? {
-            let asked = Asked::of(&[(table.clone(), target.clone())]);
-            self.execute(NOTE, &asked.parameters(subscription)).await?;
+        if !self.keeps_oids().await? {
+            return Ok(());
         }
-        Ok(())
+        self.simple(SCHEMA_LOCK).await?;
+        let asked = Asked::of(&[(table.clone(), target.clone())]);
+        self.execute(NOTE, &asked.parameters(subscription)).await?;
+        let which = [Some(subscription), Some(&target.to_string())];
+        let others = self.query(FILLED_BY, &which).await?;
+        let Some(other) = others.first().and_then(|row| row.get(0)) else { return Ok(()) };
+        Err(ApplyError::Setup(format!(
+            "subscription \"{subscription}\": table {target} on the target is filled by subscription \
+             \"{other}\". Take it out of one of the two; if \"{other}\" is gone for good: DELETE FROM \
+             farshore.subscription WHERE name = {}, and TRUNCATE {target}; then go on (farshore \
+             resume)",
+            quote_literal(other)
+        )))
     }
 
     /// Whether the table that the rows of one were copied to so far is another one now.

@@ -26,6 +26,12 @@ pub struct Session {
 }
 
 impl Session {
+    /// Whether the server itself has answered, and not a pooler before it, which makes up process
+    /// numbers.
+    pub fn is_with_server(&self) -> bool {
+        self.pid == self.connection.backend_pid().to_string()
+    }
+
     /// Connects and sets the session up: no timeouts of the role's own, and, where the role may,
     /// `session_replication_role = replica`, so that triggers and foreign keys do not fire for
     /// rows that have been through them on the publisher.

@@ -93,7 +93,11 @@ fn unreachable_server(error: &CaptureError, findings: &mut Findings) {
 
 /// What to do when a server cannot be talked to; `key` is where the site file names it.
 pub fn remedy_for(error: &Error, key: &str) -> String {
+    let said = error.server_error().map_or("", |said| said.message.as_str());
     match (error.sqlstate(), error) {
+        (Some("08P01"), _) if said.contains("startup parameter") => {
+            format!("A connection pooler answers there: name the server itself in `{key}`")
+        }
         (Some("28P01"), _) => "To set another: ALTER ROLE … PASSWORD on that server".to_owned(),
         (Some("28000"), _) => format!(
             "Create the role there, or correct `{key}`; or let it in with a line in pg_hba.conf"

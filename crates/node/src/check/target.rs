@@ -4,7 +4,7 @@ use super::firing::{self, Sides};
 use super::published::Published;
 use super::server::Server;
 use super::tables::{self, Table};
-use super::{Findings, both, columns, creation, publisher, some_of};
+use super::{Findings, NAME, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
@@ -19,6 +19,10 @@ use std::collections::HashMap;
 
 /// Tables that are asked about in one statement.
 const TABLES_AT_ONCE: usize = 200;
+
+/// How often it is looked whether two connections share a session of the server: a pooler gives the
+/// one that was used last.
+const POOLER_TRIES: usize = 3;
 
 /// Looks at a subscription's target, on a connection of that name, which is returned if there is
 /// one. Without `published` only its server is looked at.
@@ -61,6 +65,40 @@ pub async fn check(
     Some(session)
 }
 
+/// A pooler that gives a server's session to whoever has a transaction would give ours away, with
+/// its settings (no triggers fire, no `search_path`), and the locks that we count on.
+async fn check_pooler(
+    subscription: &Subscription,
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<(), ApplyError> {
+    const OWN_PID: &str = "SELECT pg_catalog.pg_backend_pid()";
+    let pid_of = |rows: Vec<Row>| rows.first().and_then(|row| row.get(0)).map(str::to_owned);
+    if session.is_with_server() {
+        return Ok(());
+    }
+    let mut other = Session::connect(&subscription.spec.target, NAME).await?;
+    let mut shared = false;
+    for _ in 0..POOLER_TRIES {
+        let ours = pid_of(session.query(OWN_PID, &[]).await?);
+        shared |= ours == pid_of(other.query(OWN_PID, &[]).await?);
+    }
+    let server = subscription.spec.target.redacted();
+    if shared {
+        findings.error(
+            format!(
+                "target {server} is a connection pooler that gives a session of the server to \
+                 several clients in turn (pool_mode transaction or statement): they would go on with \
+                 settings of ours, such as session_replication_role = replica"
+            ),
+            "Name the server itself in `target`, or a pool with pool_mode = session",
+        );
+    } else {
+        findings.note(format!("{server} is a connection pooler"));
+    }
+    Ok(())
+}
+
 async fn look(
     config: &SiteConfig,
     subscription: &Subscription,
@@ -75,6 +113,7 @@ async fn look(
     let server = Server::answered(&server, session.asked_at, version);
     let server = server.map_err(|error| session.error(error))?;
     server.check("target", "target", findings);
+    check_pooler(subscription, session, findings).await?;
     // Lanes have a connection more for a moment, to look for locks; tables may be copied beside.
     let needed = (subscription.spec.copy.workers + 1) + (subscription.spec.streams.near + 1);
     server.check_connections("target", needed, findings);
