@@ -143,6 +143,9 @@ fn render(report: &SiteReport, running: bool, trends: &Trends) -> String {
             commands(d.behind_commands, false),
             bytes(d.sent_bytes)
         );
+        if let Some(error) = &d.error {
+            let _ = writeln!(out, "  error      the log cannot be sent to it: {error}");
+        }
         if let Some(begins) = &d.dropped_before {
             let _ = writeln!(out, "  dropped    what it still needed; the log begins at {begins}");
         }

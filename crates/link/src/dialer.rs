@@ -11,6 +11,7 @@ use rustls::pki_types::{DnsName, ServerName};
 use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -25,11 +26,40 @@ pub struct Dialer {
     /// Clones share it.
     tls: Arc<RwLock<TlsConnector>>,
     options: LinkOptions,
+    /// Which of a name's addresses is tried first. Clones share it.
+    first: Arc<AtomicUsize>,
 }
+
+/// Another of a name's addresses is tried beside one that has not answered within this (RFC 8305,
+/// "Happy Eyeballs", section 5).
+const NEXT_ADDRESS_AFTER: Duration = Duration::from_millis(250);
 
 fn connector(identity: &Identity, site: &str) -> Result<TlsConnector, LinkError> {
     let config = identity.client(site).map_err(|error| LinkError::Options(error.to_string()))?;
     Ok(TlsConnector::from(config))
+}
+
+/// A connection to the first of these addresses that takes one. Each is tried a moment after the one
+/// before, or as soon as that has failed.
+async fn connect_to_any(addresses: Vec<SocketAddr>) -> io::Result<TcpStream> {
+    let mut left = addresses.into_iter();
+    let mut tries = JoinSet::new();
+    let mut failed = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    loop {
+        if let Some(address) = left.next() {
+            tries.spawn(TcpStream::connect(address));
+        } else if tries.is_empty() {
+            return Err(failed);
+        }
+        tokio::select! {
+            Some(tried) = tries.join_next() => match tried {
+                Ok(Ok(tcp)) => return Ok(tcp),
+                Ok(Err(error)) => failed = error,
+                Err(ended) => failed = io::Error::other(ended),
+            },
+            () = tokio::time::sleep(NEXT_ADDRESS_AFTER), if left.len() > 0 => {}
+        }
+    }
 }
 
 impl std::fmt::Debug for Dialer {
@@ -55,7 +85,7 @@ impl Dialer {
         check_site_name(site).map_err(LinkError::Options)?;
         let tls = Arc::new(RwLock::new(connector(identity, site)?));
         let (address, site) = (address.to_owned(), site.to_owned());
-        Ok(Dialer { address, site, tls, options })
+        Ok(Dialer { address, site, tls, options, first: Arc::default() })
     }
 
     /// Another identity for connections from now on, of this dialer and its clones: renewed, or with
@@ -108,13 +138,15 @@ impl Dialer {
     async fn connect(&self, hello: Hello) -> Result<(SocketAddr, Vec<Wire>), LinkError> {
         let further = Hello { request: Vec::new(), ..hello.clone() };
         // A name may stand for several machines: then all go to the one that takes the first.
-        let only = self.only_address().await?;
-        let mut joining = only.map(|peer| self.join(peer, &further));
-        let tcp = match only {
-            Some(peer) => TcpStream::connect(peer).await,
-            None => TcpStream::connect(&self.address).await,
-        };
-        let tcp = tcp.map_err(|e| self.not_connected(e))?;
+        let mut addresses = self.addresses().await?;
+        let only = addresses.first().filter(|_| addresses.len() == 1);
+        let mut joining = only.map(|peer| self.join(*peer, &further));
+        // Whoever takes a connection may be somebody else, or say nothing: an attempt that fails
+        // leaves the next one to begin with another address.
+        let turn = self.first.fetch_add(1, Relaxed);
+        let count = addresses.len().max(1);
+        addresses.rotate_left(turn % count);
+        let tcp = connect_to_any(addresses).await.map_err(|e| self.not_connected(e))?;
         let peer = tcp.peer_addr().map_err(|e| self.not_connected(e))?;
         let joining = joining.get_or_insert_with(|| self.join(peer, &further));
         let mut first = match self.greet(tcp, &hello).await {
@@ -134,16 +166,16 @@ impl Dialer {
                 Err(error) => return Err(self.reason(&mut first, error).await),
             }
         }
+        self.first.store(turn, Relaxed);
         wires.sort_unstable_by_key(|(stripe, _)| *stripe);
         let further = wires.into_iter().map(|(_, wire)| wire);
         Ok((peer, std::iter::once(first).chain(further).collect()))
     }
 
-    /// The address, if it is known to be one alone.
-    async fn only_address(&self) -> Result<Option<SocketAddr>, LinkError> {
+    /// What the name stands for.
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, LinkError> {
         let found = tokio::net::lookup_host(&self.address).await;
-        let mut found = found.map_err(|error| self.not_connected(error))?;
-        Ok(found.next().filter(|_| found.next().is_none()))
+        Ok(found.map_err(|error| self.not_connected(error))?.collect())
     }
 
     /// Makes the further connections.
@@ -273,5 +305,29 @@ impl Dialer {
             let (site, address) = (self.site.clone(), self.address.clone());
             Err(LinkError::TimedOut { site, address, what, within })
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 192.0.2.0/24 is nobody's (RFC 5737), and a port of ours that nobody listens on refuses.
+    #[tokio::test]
+    async fn another_address_is_tried_where_one_is_silent_or_refuses() {
+        let there = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let there = (there.local_addr().unwrap(), there);
+        let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let refuses = closed.local_addr().unwrap();
+        drop(closed);
+        let silent: SocketAddr = "192.0.2.9:9".parse().unwrap();
+        for before in [vec![silent], vec![refuses], vec![silent, refuses]] {
+            let addresses = [&before[..], &[there.0]].concat();
+            let tcp = tokio::time::timeout(Duration::from_secs(10), connect_to_any(addresses));
+            assert_eq!(tcp.await.unwrap().unwrap().peer_addr().unwrap(), there.0);
+        }
+        let refused = connect_to_any(vec![refuses, refuses]).await.unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::ConnectionRefused);
+        assert!(connect_to_any(Vec::new()).await.is_err());
     }
 }

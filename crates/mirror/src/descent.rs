@@ -2,10 +2,12 @@
 
 use crate::error::MirrorError;
 use crate::history::History;
-use crate::relay::message::Have;
+use crate::relay::message::{Have, Tail};
 use crate::wal::Timeline;
 use farshore_model::Lsn;
 use farshore_pg::Connection;
+use farshore_pg::replication::{ReplicationStream, StreamMessage};
+use std::time::Duration;
 
 /// Looked at before log is asked for: the server's own words for it are those of any wrong position.
 /// A server on an older timeline may get there yet, if it is a standby itself, and is asked.
@@ -50,6 +52,60 @@ fn departure(history: &History, timeline: Timeline, own: Timeline, durable: Lsn)
          commits up: stop the far site's node, remove the mirror's spool there, start, and make \
          the standbys anew"
     ))
+}
+
+/// How long a principal has to send log that it must have.
+const COMPARED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Looks whether a stream that begins with `tail` has it as the far end does, and moves it on to
+/// `start`, where the far end's log ends; with what has come of the log behind that. Nothing is
+/// answered to the principal before. Positions and histories alone do not tell a server that was set
+/// back from the one that it was, nor two that left one timeline at the same position.
+///
+/// # Errors
+/// [`MirrorError::WrongPrincipal`] if it has other log there, [`MirrorError::Behind`] if it has none
+/// yet; the stream's.
+pub(crate) async fn compare(
+    stream: &mut ReplicationStream,
+    timeline: Timeline,
+    tail: &Tail,
+    start: Lsn,
+) -> Result<Option<StreamMessage>, MirrorError> {
+    let server = stream.server().to_owned();
+    let wrong = |what: String| MirrorError::WrongPrincipal { server: server.clone(), what };
+    let until = tokio::time::Instant::now() + COMPARED_WITHIN;
+    let (mut at, mut crc, mut rest) = (tail.start, 0, None);
+    while at < start {
+        let Ok(message) = tokio::time::timeout_at(until, stream.next()).await else {
+            return Err(MirrorError::Behind { server, durable: start });
+        };
+        let Some(message) = message? else { return Err(MirrorError::Ended { server }) };
+        let StreamMessage::XLogData { wal_start, wal_end, send_time, data } = message else {
+            continue;
+        };
+        if wal_start != at {
+            return Err(wrong(format!("log came for {wal_start}, and {at} was asked for")));
+        }
+        let compared = tail.end.bytes_since(at).min(data.len() as u64);
+        crc = crc32c::crc32c_append(crc, &data[..compared as usize]);
+        at = Lsn(at.0 + data.len() as u64);
+        if at > start {
+            let data = data.slice(start.bytes_since(wal_start) as usize..);
+            rest = Some(StreamMessage::XLogData { wal_start: start, wal_end, send_time, data });
+        }
+    }
+    if crc != tail.crc32c {
+        return Err(wrong(format!(
+            "its log of timeline {timeline} before {} is not what the mirror's spool holds there: it \
+             was set back and has written other log since, or it is another server that left the \
+             same timeline. Commits in the spool may have been acknowledged. Promote the mirror's \
+             standby instead (farshore mirror promote), or point the mirror to a principal that has \
+             them; or give those commits up: stop the far site's node, remove the mirror's spool \
+             there, start, and make the standbys anew",
+            tail.end
+        )));
+    }
+    Ok(rest)
 }
 
 #[cfg(test)]

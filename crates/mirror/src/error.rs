@@ -2,6 +2,7 @@
 
 use crate::spool::SpoolError;
 use farshore_link::LinkError;
+use farshore_model::Lsn;
 
 /// Why an end of a mirror stopped. Every message says what happened and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -39,6 +40,18 @@ pub enum MirrorError {
     /// It was dropped, and waits for an operator.
     #[error("{0}")]
     Dropped(String),
+    /// The principal has less log than is here.
+    #[error(
+        "the principal {server} does not have all log that the mirror's spool holds (up to \
+         {durable}): it was set back, it is another server, or it is not there yet. Trying again; \
+         nothing is acknowledged meanwhile"
+    )]
+    Behind {
+        /// Which server.
+        server: String,
+        /// What is here.
+        durable: Lsn,
+    },
     /// The principal has ended the stream.
     #[error("the principal {server} ended the stream: it shuts down, or was told to")]
     Ended {
@@ -110,6 +123,7 @@ impl MirrorError {
         match self {
             // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
             MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
+            MirrorError::Behind { .. } => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
             // Somebody may resume it, without a word to the far end.
             MirrorError::Namesake { .. } | MirrorError::Dropped(_) => true,

@@ -4,6 +4,7 @@ use crate::error::MirrorError;
 use crate::relay::compression::Unpacker;
 use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
 use crate::serve::Standbys;
+use crate::spool::tail;
 use crate::spool::{HERE_BYTES, Identity, SlotName, Spool, SpoolError};
 use crate::wal::{SegmentBytes, Timeline};
 use bytes::Bytes;
@@ -152,10 +153,16 @@ impl Far {
         if let Some(spool) = self.spool() {
             spool.check_open()?;
             let positions = spool.settled().await?;
+            let of = spool.clone();
+            let looked = tokio::task::spawn_blocking(move || tail::tail(&of, positions)).await;
+            // It ended with the runtime.
+            let tail = looked.unwrap_or(Ok(None))?;
+            let tail = tail.filter(|_| !fault::defect("mirror-trusts-positions"));
             have = Some(Have {
                 system_id: spool.identity().system_id.to_string(),
                 timeline: positions.timeline.0,
                 durable: positions.durable,
+                tail,
             });
         }
         let restores = !self.takes_no_reduced.load(Relaxed);

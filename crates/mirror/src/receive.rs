@@ -14,13 +14,13 @@ pub use promise::Promise;
 use crate::descent;
 use crate::error::MirrorError;
 use crate::relay::compression::{Compression, Method, Packer};
-use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest};
+use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
 use crate::wal::{SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
 use farshore_model::Lsn;
-use farshore_pg::replication::IdentifySystem;
+use farshore_pg::replication::{IdentifySystem, ReplicationStream, StreamMessage};
 use farshore_pg::{Config, Connection, Mode};
 use flow::{Flow, hear, send};
 use promise::Reply;
@@ -317,6 +317,8 @@ impl Near {
         for ancestor in 2..=timeline.0.min(system.timeline) {
             pass_history(&mut connection, Timeline(ancestor), &queue).await?;
         }
+        // Only the first piece is behind what the far end had before.
+        let mut tail = request.have.as_ref().and_then(|have| have.tail);
         let mut packer = Packer::new(self.compression)
             .map_err(|error| MirrorError::Io { action: "compress log", error })?;
         if request.restores {
@@ -325,10 +327,10 @@ impl Near {
         loop {
             self.status().timeline = timeline.0;
             let server = connection.server().to_owned();
-            let mut stream = connection
-                .start_physical_replication(Some(&self.slot), start, Some(timeline.0))
-                .await
-                .map_err(|error| explain(&server, error.into()))?;
+            let (mut stream, first) = match tail.take() {
+                Some(tail) => self.start_compared(connection, timeline, &tail, start).await?,
+                None => (self.start_stream(connection, timeline, start).await?, None),
+            };
             self.check_namesakes(stream.backend_pid()).await?;
             let mut flow = Flow {
                 near: self,
@@ -338,7 +340,7 @@ impl Near {
                 queue: &queue,
                 told: Reply::default(),
             };
-            let flowed = flow.run(&mut stream, &mut positions, &mut feedback).await;
+            let flowed = flow.run(first, &mut stream, &mut positions, &mut feedback).await;
             start = flowed.map_err(|error| explain(&server, error))?;
             let Some(switch) = stream.timeline_switch() else {
                 return Err(MirrorError::Ended { server: stream.server().to_owned() });
@@ -356,6 +358,56 @@ impl Near {
             timeline = Timeline(switch.timeline);
             pass_history(&mut connection, timeline, &queue).await?;
             hand_on(&queue, FromNear::Switch { timeline, at: start }).await;
+        }
+    }
+}
+
+impl Near {
+    async fn start_stream(
+        &self,
+        connection: Connection,
+        timeline: Timeline,
+        start: Lsn,
+    ) -> Result<ReplicationStream, MirrorError> {
+        let server = connection.server().to_owned();
+        connection
+            .start_physical_replication(Some(&self.slot), start, Some(timeline.0))
+            .await
+            .map_err(|error| explain(&server, error.into()))
+    }
+
+    /// Starts the stream where the far end's log ends, after a look that the principal has the end
+    /// of it; with what has come of the log behind it by then.
+    async fn start_compared(
+        &self,
+        connection: Connection,
+        timeline: Timeline,
+        tail: &Tail,
+        start: Lsn,
+    ) -> Result<(ReplicationStream, Option<StreamMessage>), MirrorError> {
+        let begun = connection
+            .start_physical_replication(Some(&self.slot), tail.start, Some(timeline.0))
+            .await;
+        let compared = match begun {
+            Ok(mut stream) => {
+                let first = descent::compare(&mut stream, timeline, tail, start).await;
+                first.map(|first| (stream, first))
+            }
+            Err(error) => Err(error.into()),
+        };
+        match compared {
+            // The slot keeps whole segments, from the one that `start` is in: where one begins
+            // there, the end of the one before may be gone.
+            Err(MirrorError::Principal(error)) if error.sqlstate() == Some("58P01") => {
+                tracing::warn!(
+                    mirror = %self.name, %start,
+                    "the principal has dropped the log before that, so whether it is the one that \
+                     the far end has is not looked at: {error}"
+                );
+                let connection = self.connect().await?;
+                Ok((self.start_stream(connection, timeline, start).await?, None))
+            }
+            compared => compared,
         }
     }
 }

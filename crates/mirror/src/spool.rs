@@ -31,6 +31,7 @@ mod reader;
 mod recovery;
 mod slots;
 mod state;
+pub(crate) mod tail;
 mod writer;
 
 pub use closed::Closed;

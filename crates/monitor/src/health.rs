@@ -145,6 +145,11 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
         let mut verdict = Verdict::default();
         verdict.agent(&p.state, p.error.as_deref());
         for site in report.downstreams.iter().filter(|site| site.publication == p.name) {
+            if let Some(error) = &site.error {
+                verdict.find(Health::Critical, || {
+                    format!("the log cannot be sent to site {}: {error}", site.site)
+                });
+            }
             if let Some(begins) = &site.dropped_before {
                 verdict.find(Health::Critical, || {
                     format!(

@@ -214,6 +214,9 @@ pub struct DownstreamReport {
     /// it cannot go on.
     #[serde(default)]
     pub dropped_before: Option<String>,
+    /// Why the log cannot be sent to it: the store here cannot be read.
+    #[serde(default)]
+    pub error: Option<String>,
     /// Bytes of the publisher's log between what is durable here and there.
     pub behind_bytes: u64,
     /// Commands that are durable here and not there, up to a batch too many. Absent of a received

@@ -173,7 +173,18 @@ impl PublicationAgent {
 
 impl ReceivedAgent {
     fn has_no_more(&self, why: &str) -> String {
-        format!("site \"{}\" gets nothing more of it: {why}", self.receive.site)
+        let Receive { site, publication, .. } = &*self.receive;
+        // In that site's words: its node, and its folders.
+        let here = if why.contains("data_dir/") {
+            format!(
+                " (\"This node\" and these folders are those of {site}. Whoever begins anew there \
+                 stops this node too, removes data_dir/received/{site}+{publication} here, and \
+                 empties the targets here)"
+            )
+        } else {
+            String::new()
+        };
+        format!("site \"{site}\" gets nothing more of it: {why}{here}")
     }
 
     /// Why its log gets nothing more, if that is so.

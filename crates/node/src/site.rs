@@ -604,6 +604,7 @@ impl Site {
                     publication,
                     connected: following.connected,
                     durable: following.durable.to_string(),
+                    error: following.error.clone(),
                     dropped_before: following.dropped_before.map(|start| start.to_string()),
                     behind_bytes: end.bytes_since(following.durable),
                     sent_bytes: following.sent_bytes,

@@ -149,6 +149,47 @@ fn a_principal_that_lacks_what_is_here_is_refused() -> Result<()> {
     check_rows(&mirrored.standby, &returned)
 }
 
+/// A copy of the principal from before is put in its place, and nobody looks until it has written
+/// past what the mirror has.
+fn set_back(defect: Option<&str>) -> Result<()> {
+    let mut mirrored = Mirrored::start_idle(15, "far", defect, Site::named("far")?)?;
+    let backup = mirrored.principal.back_up()?;
+    mirrored.start_clients()?;
+    mirrored.await_commits(10)?;
+    mirrored.principal.stop(StopMode::Fast)?;
+    let returned = mirrored.clients_end()?;
+    let far = report(&mirrored.far, "the far end", |mirror| mirror["durable"].is_string())?;
+    let had = far["durable"].as_str().unwrap_or_default().to_owned();
+    mirrored.near.stop()?;
+    mirrored.principal.restore(&backup)?;
+    let mut writer = mirrored.principal.connect()?;
+    writer.batch_execute("SET synchronous_commit = local")?;
+    let is_past = format!("SELECT pg_current_wal_flush_lsn() > '{had}'");
+    let mut number = 0;
+    while !writer.query_one(&is_past, &[])?.get::<_, bool>(0) {
+        number += 1;
+        writer.execute("INSERT INTO t VALUES (100, $1)", &[&number])?;
+    }
+    mirrored.near.start()?;
+    let far = said(&mirrored.far, "is not what the mirror's spool holds")?;
+    ensure!(far["state"] == "stopped", "{far}");
+    mirrored.check_standby(&returned)?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)
+}
+
+#[test]
+fn a_principal_that_was_set_back_is_refused() -> Result<()> {
+    set_back(None)
+}
+
+#[test]
+fn mutant_positions_are_trusted() -> Result<()> {
+    ensure!(set_back(Some("mirror-trusts-positions")).is_err(), "it was not caught");
+    Ok(())
+}
+
 /// The principal dropped what the far end lacks: that is said at both ends, commits wait, and the
 /// standby takes over with all that returned, or is made anew as the message says.
 #[test]

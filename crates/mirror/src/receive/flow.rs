@@ -91,9 +91,10 @@ pub(super) struct Flow<'a> {
 }
 
 impl Flow<'_> {
-    /// Until the stream ends; where.
+    /// Until the stream ends; where. `first` has come already.
     pub(super) async fn run(
         &mut self,
+        first: Option<StreamMessage>,
         stream: &mut ReplicationStream,
         positions: &mut watch::Receiver<FarPositions>,
         feedback: &mut watch::Receiver<Feedback>,
@@ -105,6 +106,9 @@ impl Flow<'_> {
         let mut pending: Option<FromNear> = None;
         let mut waiting_since = Instant::now();
         let queue = self.queue;
+        if let Some(first) = first {
+            pending = self.take(first, stream)?.0;
+        }
         loop {
             tokio::select! {
                 // What the principal waits for comes first.

@@ -37,6 +37,22 @@ pub struct Have {
     /// Up to where it is durable there.
     #[serde(with = "as_text")]
     pub durable: Lsn,
+    /// What it ends with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tail: Option<Tail>,
+}
+
+/// A piece of log, by which it is told from other log at the same positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tail {
+    /// Position of its first byte.
+    #[serde(with = "as_text")]
+    pub start: Lsn,
+    /// Position behind its last byte.
+    #[serde(with = "as_text")]
+    pub end: Lsn,
+    /// Checksum of its bytes (CRC-32C).
+    pub crc32c: u32,
 }
 
 /// The near end's first message.
@@ -468,7 +484,8 @@ mod tests {
 
     #[test]
     fn requests_and_answers_are_read_as_they_were_written() {
-        let have = Have { system_id: "7".into(), timeline: 2, durable: Lsn(0x16_B374_D848) };
+        let tail = Some(Tail { start: Lsn(1), end: Lsn(9), crc32c: u32::MAX });
+        let have = Have { system_id: "7".into(), timeline: 2, durable: Lsn(0x16_B374_D848), tail };
         for request in [
             MirrorRequest {
                 mirror: "dr".into(),

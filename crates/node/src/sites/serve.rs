@@ -70,6 +70,8 @@ pub(crate) struct Following {
     pub durable: Lsn,
     /// Where the log here begins, if what it still needed was dropped.
     pub dropped_before: Option<Lsn>,
+    /// Why the log cannot be sent to it.
+    pub error: Option<String>,
     /// Bytes sent in the session that is open.
     pub sent_bytes: u64,
     /// Payload bytes that crossed in packs in this session, before compression.

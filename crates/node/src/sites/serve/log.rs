@@ -67,6 +67,13 @@ impl Serving {
             Ok(()) => begin(&served.store, received, &cursor, have),
             Err(refused) => Err(refused),
         };
+        // What has stopped here does not begin by being waited for.
+        let begun = begun.map_err(|refused| match (served.trouble)() {
+            Some(trouble) if refused.passes => {
+                Refusal::passing(format!("{}: {trouble}", refused.why))
+            }
+            _ => refused,
+        });
         let (answer, after) = match begun {
             Ok((after, publisher)) => {
                 (Answer::Follows { log_id: served.store.log_id(), after, publisher }, Some(after))
@@ -89,7 +96,7 @@ impl Serving {
         }
         let packing = Packing::new(downstream.compression, takes.packs, Instant::now());
         tokio::select! {
-            ended = self.send_log(key, &mut sender, served, ready, (after, held), (packing, takes)) => ended,
+            ended = self.send_log(key, sender, served, ready, (after, held), (packing, takes)) => ended,
             ended = self.take_positions(key, &mut receiver, &served.store, &cursor) => ended,
         }
     }
@@ -127,26 +134,41 @@ impl Serving {
         Ok(())
     }
 
+    /// Says at both ends that the store here cannot be read, and ends the session.
+    async fn give_up(
+        &self,
+        key: &(String, String),
+        mut sender: Sender,
+        takes: Takes,
+        error: &StoreError,
+    ) -> Result<(), LinkError> {
+        let error = error.to_string();
+        tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
+        if let Some(following) = self.lock_following().get_mut(key) {
+            following.error = Some(error.clone());
+        }
+        if takes.trouble {
+            let why = format!("its store cannot be read: {error}");
+            let why = why.chars().take(TROUBLE_CHARS_MAX).collect();
+            sender.send_parts(&FromUpstream::Trouble(why).encode()).await?;
+        }
+        sender.finish().await
+    }
+
     async fn send_log(
         &self,
         key: &(String, String),
-        sender: &mut Sender,
+        mut sender: Sender,
         served: &Served,
         mut ready: watch::Receiver<u64>,
         (after, mut held): (Lsn, Vec<HeldSpill>),
         (mut packing, takes): (Packing, Takes),
     ) -> Result<(), LinkError> {
-        let failed = |error: StoreError| {
-            tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
-        };
         let mut durable = served.store.durable();
         let reader = match served.store.read_stored(after) {
             Ok(reader) => reader,
             Err(error) => {
-                return {
-                    failed(error);
-                    Ok(())
-                };
+                return self.give_up(key, sender, takes, &error).await;
             }
         };
         let mut blocks = Blocks::new(reader);
@@ -180,25 +202,20 @@ impl Serving {
                         match served.store.read_stored_spill(*spill) {
                             Ok(reader) => {
                                 let blocks = Blocks::behind(reader, there);
-                                let sent = send_spill(sender, *spill, there, blocks, &mut packing);
+                                let sent =
+                                    send_spill(&mut sender, *spill, there, blocks, &mut packing);
                                 if let Err(error) = sent.await? {
-                                    return {
-                                        failed(error);
-                                        Ok(())
-                                    };
+                                    return self.give_up(key, sender, takes, &error).await;
                                 }
                             }
                             Err(error) => {
-                                return {
-                                    failed(error);
-                                    Ok(())
-                                };
+                                return self.give_up(key, sender, takes, &error).await;
                             }
                         }
                     }
                     let raw_bytes = crossing.raw_bytes();
                     let message = crossing.message(FromUpstream::Block, FromUpstream::Packed);
-                    send_measured(sender, &message, raw_bytes, &mut packing).await?;
+                    send_measured(&mut sender, &message, raw_bytes, &mut packing).await?;
                     if let Some(following) = self.lock_following().get_mut(key) {
                         following.sent_bytes = sender.traffic().wire_bytes_sent;
                         following.packed_bytes = packing.packed_bytes;
@@ -219,10 +236,7 @@ impl Serving {
                     }
                 }
                 Err(error) => {
-                    return {
-                        failed(error);
-                        Ok(())
-                    };
+                    return self.give_up(key, sender, takes, &error).await;
                 }
             }
         }
