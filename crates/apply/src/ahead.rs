@@ -80,8 +80,8 @@ impl Subscription {
                 "subscription \"{name}\": the target has applied up to {applied}, but the store \
                  holds only up to {durable}: it was replaced or set back. If this site's store \
                  alone was put back to an older copy of itself, it fetches the rest from its \
-                 upstream: farshore resume, once it has. Otherwise empty the target's tables and \
-                 drop its farshore schema to copy anew"
+                 upstream: farshore resume, once it has. Otherwise, to have all its tables emptied \
+                 and copied anew: farshore resync --subscription {name}, then farshore resume"
             )));
         }
         let reached = self.given.up_to().max(begins);
@@ -95,9 +95,9 @@ impl Subscription {
                      store held only up to {reached} when this node opened it: the store or the \
                      publisher was replaced or set back, and what came since is not what the \
                      target has. Found {}, and remembered: farshore resume and a restart do not \
-                     help. Stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE \
-                     there, and start, to copy anew; or restore the target from a backup that has \
-                     applied no more than {reached}",
+                     help. To have all its tables emptied and copied anew: farshore resync \
+                     --subscription {name}, then farshore resume; or restore the target from a \
+                     backup that has applied no more than {reached}",
                     PgTime::now()
                 );
                 store.set_note(&note_key(name), &format!("{reached} {found}"))?;

@@ -125,8 +125,15 @@ pub async fn request_resync(
              WHERE subscription = $1 AND schema_name = $2 AND table_name = $3";
         session.execute(forget, &which).await?;
     }
-    // From here on, and until the stream has passed the new copy, tables stand at different points.
-    session.mark_catching_up(name).await?;
+    if table.is_none() {
+        // As a first copy: nothing of what the log had before it is needed.
+        let begin = "UPDATE farshore.subscription SET state = $2, applied = '0/0' WHERE name = $1";
+        session.execute(begin, &[Some(name), Some(state::COPYING)]).await?;
+    } else {
+        // From here on, and until the stream has passed the new copy, tables stand at different
+        // points.
+        session.mark_catching_up(name).await?;
+    }
     session.simple("COMMIT").await?;
     session.connection.close().await;
     Ok(tables)

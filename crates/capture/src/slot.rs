@@ -31,8 +31,8 @@ pub(crate) use overlap::{Overlap, check_overlap};
 pub(crate) fn copy_anew(publication: &str) -> String {
     format!(
         "To copy everything anew: stop this node, drop the slot, remove \
-         data_dir/publications/{publication}, empty the target's tables, DROP SCHEMA farshore \
-         CASCADE there, and start"
+         data_dir/publications/{publication}, start, and for each of its subscriptions: farshore \
+         resync, then farshore resume"
     )
 }
 

@@ -101,7 +101,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
         },
         check: &[],
-        run: "publication \"p\": ERROR 42704: publication \"farshore_p\" does not exist; where: …. PostgreSQL publication \"farshore_p\" was dropped, or made after the slot's position, and the log since then cannot be decoded for it. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
+        run: "publication \"p\": ERROR 42704: publication \"farshore_p\" does not exist; where: …. PostgreSQL publication \"farshore_p\" was dropped, or made after the slot's position, and the log since then cannot be decoded for it. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, start, and for each of its subscriptions: farshore resync, then farshore resume",
         then: Then::Stops,
         mend: copy_anew_with_a_new_slot,
     },
@@ -115,7 +115,7 @@ const CASES: &[Case] = &[
             pair.site.start()
         },
         check: &[],
-        run: "publication \"p\": replication slot \"farshore_p\" is gone from PUBLISHER. Changes after what this store holds may be lost to it. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
+        run: "publication \"p\": replication slot \"farshore_p\" is gone from PUBLISHER. Changes after what this store holds may be lost to it. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, start, and for each of its subscriptions: farshore resync, then farshore resume",
         then: Then::Stops,
         mend: copy_anew,
     },
@@ -128,7 +128,7 @@ const CASES: &[Case] = &[
             pair.site.start()
         },
         check: &[],
-        run: "publication \"p\": slot \"farshore_p\" stands at LSN, but the store holds the log only up to LSN: something else moved the slot, or the store was replaced. The changes between are not in the store. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
+        run: "publication \"p\": slot \"farshore_p\" stands at LSN, but the store holds the log only up to LSN: something else moved the slot, or the store was replaced. The changes between are not in the store. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, start, and for each of its subscriptions: farshore resync, then farshore resume",
         then: Then::Stops,
         mend: copy_anew_with_a_new_slot,
     },
@@ -152,7 +152,7 @@ const CASES: &[Case] = &[
             pair.site.start()
         },
         check: &[],
-        run: "publication \"p\": slot \"farshore_p\" was invalidated: the publisher has removed log that was still needed (see max_slot_wal_keep_size). To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, empty the target's tables, DROP SCHEMA farshore CASCADE there, and start",
+        run: "publication \"p\": slot \"farshore_p\" was invalidated: the publisher has removed log that was still needed (see max_slot_wal_keep_size). To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, start, and for each of its subscriptions: farshore resync, then farshore resume",
         then: Then::Stops,
         mend: copy_anew_with_a_new_slot,
     },

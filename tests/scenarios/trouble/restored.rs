@@ -60,7 +60,7 @@ fn the_target_from_a_backup_that_is_too_old_is_refused() -> Result<()> {
     }
     pair.subscriber.restore(&backup)?;
     let (state, error) = pair.site.await_trouble("s", "the target has gone back to")?;
-    ensure!(state == "stopped" && error.contains("to copy anew"), "{state}: {error}");
+    ensure!(state == "stopped" && error.contains("farshore resync"), "{state}: {error}");
     Ok(())
 }
 
@@ -147,7 +147,7 @@ fn a_store_that_was_replaced_is_noticed() -> Result<()> {
     std::fs::remove_dir_all(pair.site.directory().join("data"))?;
     pair.site.start()?;
     let (state, error) = pair.site.await_trouble("s", "no longer has changes")?;
-    ensure!(state == "stopped" && error.contains("To copy anew"), "{state}: {error}");
+    ensure!(state == "stopped" && error.contains("farshore resync"), "{state}: {error}");
     Ok(())
 }
 
@@ -287,6 +287,42 @@ fn a_target_that_is_ahead_of_what_was_set_back_is_noticed_and_remembered() -> Re
     pair.assert_equal(&["public"])?;
     pair.site.restart()?;
     change(&mut pair, 7_000)
+}
+
+/// Does what the messages say for a subscription that cannot go on.
+fn copied_anew_as_told(pair: &mut Pair, text: &str) -> Result<()> {
+    let (state, error) = pair.site.await_trouble("s", text)?;
+    ensure!(state == "stopped" && error.contains("farshore resync --subscription s"), "{error}");
+    let resync = pair.site.verb("resync", &["--subscription", "s"])?;
+    ensure!(resync.code == Some(0), "{resync:?}");
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.site.restart()?;
+    pair.assert_equal(&["public"])?;
+    change(pair, 9_000)?;
+    pair.site.restart()?;
+    change(pair, 9_500)
+}
+
+#[test]
+fn a_target_that_is_ahead_is_copied_anew_as_the_message_says() -> Result<()> {
+    let (mut pair, _) = set_back_but_for_the_target()?;
+    pair.site.start()?;
+    copied_anew_as_told(&mut pair, "the target has applied up to")
+}
+
+#[test]
+fn what_lost_its_slot_is_copied_anew_as_the_message_says() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    pair.publisher.execute_script("SELECT pg_drop_replication_slot('farshore_p')")?;
+    change_otherwise(&pair, 5_000)?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "is gone from")?;
+    ensure!(state == "stopped" && error.contains("data_dir/publications/p"), "{error}");
+    pair.site.stop()?;
+    std::fs::remove_dir_all(pair.site.directory().join("data/publications/p"))?;
+    pair.site.start()?;
+    copied_anew_as_told(&mut pair, "the store no longer has changes")
 }
 
 /// It is seen for the first time when the store has as much again, and its tables stood at

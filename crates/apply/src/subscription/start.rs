@@ -284,9 +284,9 @@ impl Subscription {
     pub(super) fn gap(&self, start: Lsn) -> ApplyError {
         ApplyError::Gap(format!(
             "subscription \"{}\": the store no longer has changes that it still needed; the log now \
-             starts at {start} (retention limits dropped them, or the store was replaced). To copy \
-             anew: stop this node, empty the target's tables, DROP SCHEMA farshore CASCADE there, \
-             and start",
+             starts at {start} (retention limits dropped them, the store was replaced, or the \
+             subscription was not in the site file for a while). To have all its tables emptied and \
+             copied anew: farshore resync --subscription {0}, then farshore resume",
             self.spec.name
         ))
     }
@@ -294,11 +294,11 @@ impl Subscription {
     /// Nothing was dropped that it had not applied; it has gone back.
     fn went_back_too_far(&self, applied: Lsn, start: Lsn) -> ApplyError {
         ApplyError::Gap(format!(
-            "subscription \"{}\": the target has gone back to {applied} (restored from a backup, or \
-             failed over), and the store begins at {start}: it no longer has changes that the \
-             target had applied once and now lacks. Restore it from a backup that has applied more, \
-             or, to copy anew: stop this node, empty the target's tables, DROP SCHEMA farshore \
-             CASCADE there, and start",
+            "subscription \"{0}\": the target has gone back to {applied} (restored from a backup, or \
+             failed over; or the subscription was not in the site file for a while, which gave up \
+             its claim on the log), and the store begins at {start}: it no longer has changes that \
+             the target lacks. Restore it from a backup that has applied more, or, to have all its \
+             tables emptied and copied anew: farshore resync --subscription {0}, then farshore resume",
             self.spec.name
         ))
     }
