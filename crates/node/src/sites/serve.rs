@@ -66,6 +66,8 @@ pub(crate) enum ServedSource {
 pub(crate) struct Following {
     /// A session is open.
     pub connected: bool,
+    /// Counts the sessions: what ends one says nothing of a newer one.
+    session: u64,
     /// Durable there.
     pub durable: Lsn,
     /// Where the log here begins, if what it still needed was dropped.
@@ -157,6 +159,20 @@ impl Serving {
     fn followed_by(&self, site: &str) -> usize {
         let following = self.lock_following();
         following.iter().filter(|((other, _), state)| other == site && state.connected).count()
+    }
+
+    /// Notes that a session has begun to follow this log, from there on, until what is returned is
+    /// dropped.
+    fn connected(&self, key: &(String, String), durable: Lsn) -> Connected<'_> {
+        let mut all = self.lock_following();
+        let (arrivals, before) = all
+            .get(key)
+            .map(|before| (before.arrivals.clone(), before.session))
+            .unwrap_or_default();
+        let session = before + 1;
+        let begun = Following { connected: true, session, durable, arrivals, ..Default::default() };
+        all.insert(key.clone(), begun);
+        Connected { serving: self, key: key.clone(), session }
     }
 
     fn lock_following(&self) -> MutexGuard<'_, BTreeMap<(String, String), Following>> {
@@ -385,13 +401,8 @@ impl Serving {
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
-                    ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => {
-                        if let Some(following) = self.lock_following().get_mut(&key) {
-                            following.connected = false;
-                        }
-                        ended
-                    }
-                    // What the old one reads is as dead as its peer.
+                    ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => ended,
+                    // What the old one reads is as dead as its peer; or nobody is trusted as before.
                     _ = newer.changed() => Ok(()),
                 }
             }
@@ -448,6 +459,24 @@ impl Serving {
         }
         sessions.newest.send_modify(|count| *count += 1);
         sessions.newest.subscribe()
+    }
+}
+
+/// A session that follows a log. However it ends, its site is away then, unless a newer session has
+/// taken over.
+struct Connected<'a> {
+    serving: &'a Serving,
+    key: (String, String),
+    session: u64,
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        if let Some(following) = self.serving.lock_following().get_mut(&self.key)
+            && following.session == self.session
+        {
+            following.connected = false;
+        }
     }
 }
 
