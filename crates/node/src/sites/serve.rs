@@ -508,15 +508,24 @@ async fn open_upstream(dialer: &Dialer, name: &str) -> Result<Session, LinkError
     dialer.open(&request).await
 }
 
-/// Passes a downstream site's questions on to the site that the publication comes from.
+/// Passes a downstream site's questions on to the site that the publication comes from. Who has its
+/// answer drops the session: that ends it like a last word, and what was left unanswered is said at
+/// that site itself.
 async fn forward(session: Session, upstream: Session) -> Result<(), LinkError> {
     let (mut to_upstream, mut from_upstream) = upstream.split();
     let (mut to_downstream, mut from_downstream) = session.split();
     let asking = async {
-        while let Some(message) = from_downstream.next().await? {
-            to_upstream.send(message).await?;
+        loop {
+            match from_downstream.next().await {
+                Ok(Some(message)) => to_upstream.send(message).await?,
+                Ok(None) => return Ok(()),
+                Err(ended @ LinkError::PeerFailed { .. }) => {
+                    tracing::debug!("{ended}");
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok::<(), LinkError>(())
     };
     let answering = async {
         while let Some(message) = from_upstream.next().await? {
