@@ -1,9 +1,10 @@
 //! The tables that are to be published: what we may not read or publish, and what the publisher
 //! will refuse once they are published.
 
+use super::publisher::{self, Places};
 use super::server::Server;
 use super::tables::{Column, Table};
-use super::{Findings, publisher, some_of};
+use super::{Findings, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublicationSpec, PublishedColumn, PublishedTable, TableName};
@@ -26,6 +27,8 @@ pub struct Published {
     pub types: Vec<UserType>,
     /// The publisher's foreign keys, where they could be read.
     pub foreign_keys: Option<ForeignKeys>,
+    /// Places that it takes on the publisher's server, where they could be counted.
+    pub places: Option<Places>,
 }
 
 impl Published {
@@ -58,7 +61,7 @@ impl Published {
             })
             .collect();
         tables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Published { server: None, tables, types, foreign_keys: None }
+        Published { server: None, tables, types, foreign_keys: None, places: None }
     }
 
     /// Bytes of the tables with TOAST and without indexes.
