@@ -111,9 +111,13 @@ impl<'a> Sequences<'a> {
                 self.set(&mut session, position).await?;
             } else {
                 let name = &position.name;
+                let role = match position.role.as_str() {
+                    "" => "its role there",
+                    role => role,
+                };
                 self.warn_once(name, &format!(
-                    "the role may not read sequence {name} on the publisher, so it stays behind on \
-                     the target. GRANT SELECT ON SEQUENCE {name} TO the role"
+                    "{role} may not read sequence {name} on the publisher, so it stays behind on \
+                     the target. GRANT SELECT ON SEQUENCE {name} TO {role}"
                 ));
             }
         }
@@ -149,12 +153,12 @@ impl<'a> Sequences<'a> {
             return Ok(());
         }
         if !found.writable {
-            let name = &found.name;
+            let (name, role) = (&found.name, quote_identifier(&self.target.user));
             self.warn_once(
                 &position.name,
                 &format!(
-                    "the role may not set sequence {name} on the target, so it stays behind. GRANT \
-                 SELECT, UPDATE ON SEQUENCE {name} TO the role"
+                    "role {role} may not set sequence {name} on the target, so it stays behind. \
+                     GRANT SELECT, UPDATE ON SEQUENCE {name} TO {role}"
                 ),
             );
             return Ok(());

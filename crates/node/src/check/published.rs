@@ -147,6 +147,7 @@ pub async fn check(
         });
         tables.push((name, table));
     }
+    check_sequences(&tables, server, findings);
     if !as_wanted && may_change && all_named {
         // Filters and column lists: only the server itself can tell.
         let tried = spec.try_articles(sql).await;
@@ -167,6 +168,27 @@ pub async fn check(
         }
     }
     Ok(tables)
+}
+
+/// Values of sequences are not in the log: they are read.
+fn check_sequences(tables: &[(TableName, Table)], server: &Server, findings: &mut Findings) {
+    let sequences = tables.iter().flat_map(|(_, table)| &table.sequences);
+    let hidden = sequences.filter(|sequence| !sequence.readable);
+    let mut hidden: Vec<String> = hidden.map(|sequence| sequence.name.clone()).collect();
+    hidden.sort();
+    hidden.dedup();
+    if hidden.is_empty() {
+        return;
+    }
+    let role = server.role_sql();
+    findings.warning(
+        format!(
+            "role {role} may not read sequences of published tables, so they stay behind on the \
+             targets: {}",
+            some_of(&hidden)
+        ),
+        format!("GRANT SELECT ON SEQUENCE {} TO {role}", hidden.join(", ")),
+    );
 }
 
 fn check_table(
