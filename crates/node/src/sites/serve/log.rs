@@ -78,7 +78,13 @@ impl Serving {
         };
         let answer = serde_json::to_vec(&answer).unwrap_or_default();
         sender.send(Bytes::from(answer)).await?;
-        let Some(after) = after else { return sender.finish().await };
+        let Some(after) = after else {
+            // It was told, and logged here; who has read it may be gone before the end.
+            if let Err(ended) = sender.finish().await {
+                tracing::debug!(site = %key.0, publication = %key.1, "{ended}");
+            }
+            return Ok(());
+        };
         tracing::info!(site = %key.0, publication = %key.1, %after, "downstream site connected");
         let _connected = self.connected(key, after);
         let packing = Packing::new(downstream.compression, takes.packs, Instant::now());
