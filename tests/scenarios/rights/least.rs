@@ -179,7 +179,7 @@ fn a_table_that_joins_and_sequences_that_stay_behind_are_named() -> Result<()> {
     let set = "GRANT SELECT, UPDATE ON SEQUENCE public.counted_id_seq TO farshore";
     ensure!(check.stdout.contains(read) && check.stdout.contains(set), "{}", check.stdout);
     pair.site.start()?;
-    let line = pair.site.await_log("farshore may not read sequence", SOON)?;
+    let line = pair.site.await_log("role farshore may not read sequence", SOON)?;
     ensure!(line.contains(read), "{line}");
     pair.publish(read)?;
     pair.publish("INSERT INTO counted VALUES (DEFAULT), (DEFAULT)")?;
