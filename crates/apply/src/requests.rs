@@ -94,10 +94,11 @@ pub async fn request_resync(
     let mut tables: Vec<TableName> = known.into_iter().map(|progress| progress.table).collect();
     if let Some(wanted) = table.filter(|table| !tables.contains(table)) {
         let known: Vec<String> = tables.iter().map(ToString::to_string).collect();
-        return Err(refused(format!(
-            "{wanted} is not one of its tables (there are: {})",
-            known.join(", ")
-        )));
+        let there = match known.join(", ") {
+            none if none.is_empty() => "there is none".to_owned(),
+            known => format!("there are: {known}"),
+        };
+        return Err(refused(format!("{wanted} is not one of its tables ({there})")));
     }
     let all = tables.clone();
     if let Some(wanted) = table {

@@ -120,6 +120,11 @@ fn next_step(error: &farshore_pg::Error) -> &'static str {
             ". Raise max_wal_senders on that server (needs a restart of it), or end another \
              replication connection: this one is tried again"
         }
+        Some("53400") if said.contains("replication slots") => {
+            ". Raise max_replication_slots on that server (needs a restart of it; a publication \
+             takes one, and one more while a table is copied), or drop slots that nothing uses \
+             (SELECT slot_name FROM pg_replication_slots WHERE NOT active): this is tried again"
+        }
         Some("55P03") => {
             ". A session on that server has a table for itself, or waits to have it (TRUNCATE, DDL, \
              VACUUM FULL; see pg_locks there): tried again"

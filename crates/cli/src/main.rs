@@ -16,6 +16,7 @@ mod tracer;
 use clap::{ArgGroup, CommandFactory, Parser, Subcommand};
 use farshore_node::control::{BrowseRequest, Request};
 use farshore_node::nearest;
+use farshore_node::operate::{typed_bound, typed_lsn, typed_table};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -121,7 +122,7 @@ enum Verb {
         #[arg(long)]
         subscription: String,
         /// End of the transaction's commit record, as messages and browse show it
-        #[arg(long)]
+        #[arg(long, value_parser = typed_lsn)]
         lsn: String,
     },
     /// Empty one table of a subscription on its target, or all, and copy anew
@@ -132,7 +133,7 @@ enum Verb {
         #[arg(long)]
         subscription: String,
         /// schema.table; without it, all
-        #[arg(long)]
+        #[arg(long, value_parser = typed_table)]
         table: Option<String>,
     },
     /// Say that a subscription's target was restored from a backup of the publisher
@@ -146,7 +147,7 @@ enum Verb {
         #[arg(long)]
         subscription: String,
         /// Where the backup stands: of a dump, the consistent point of its snapshot
-        #[arg(long, conflicts_with = "copied_from")]
+        #[arg(long, conflicts_with = "copied_from", value_parser = typed_lsn)]
         lsn: Option<String>,
         /// It is a copy (physical, or a dump with the schema farshore) of this subscription's
         /// target, which tells where it stands
@@ -178,13 +179,13 @@ enum Verb {
         #[arg(long)]
         publication: String,
         /// From this transaction on: end of its commit record, or commit time in UTC
-        #[arg(long)]
+        #[arg(long, value_parser = typed_bound)]
         from: Option<String>,
         /// Up to this transaction, itself included
-        #[arg(long)]
+        #[arg(long, value_parser = typed_bound)]
         to: Option<String>,
-        /// Changes of this table alone
-        #[arg(long)]
+        /// Changes of this table alone: schema.table
+        #[arg(long, value_parser = typed_table)]
         table: Option<String>,
         /// Changes at most; 0 for all
         #[arg(long, default_value_t = 1000)]

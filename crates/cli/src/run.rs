@@ -42,7 +42,7 @@ fn keep_from_others(data_dir: &Path) {
     }
 }
 
-/// Runs a site until SIGTERM or SIGINT.
+/// Runs a site until SIGTERM or SIGINT. SIGHUP does nothing, and says so.
 pub fn run(site: &Path) -> ExitCode {
     keep_memory_small();
     tracing_subscriber::fmt()
@@ -53,6 +53,8 @@ pub fn run(site: &Path) -> ExitCode {
         .with_writer(std::io::stderr)
         .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
         .with_target(false)
+        // A terminal that is gone takes no messages; to say so there would be a panic.
+        .log_internal_errors(false)
         .init();
     let config = match load(site) {
         Ok(config) => config,
@@ -72,6 +74,17 @@ pub fn run(site: &Path) -> ExitCode {
         let (stop, stopped) = watch::channel(false);
         let mut terminate = signal(SignalKind::terminate()).map_err(|e| e.to_string())?;
         let mut interrupt = signal(SignalKind::interrupt()).map_err(|e| e.to_string())?;
+        let mut hang_up = signal(SignalKind::hangup()).map_err(|e| e.to_string())?;
+        let file = site.to_owned();
+        // From `systemctl reload`, or a terminal that was closed: neither means to end it.
+        tokio::spawn(async move {
+            while hang_up.recv().await.is_some() {
+                tracing::warn!(
+                    "SIGHUP changes nothing: {} is read at the start. To take changes, restart",
+                    file.display()
+                );
+            }
+        });
         tokio::spawn(async move {
             tokio::select! {
                 _ = terminate.recv() => {}

@@ -46,7 +46,8 @@ fn revoke(folder: &Path, sites: &[String]) -> Result<(), CertificatesError> {
         }
     }
     println!(
-        "copy {} to every site (as [site] revoked says, or beside its site file) and restart it",
+        "copy {} to every site (as [site] revoked says, or beside its site file): a node that runs \
+         uses it within half a minute",
         authority.revoked().display()
     );
     Ok(())

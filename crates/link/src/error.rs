@@ -142,7 +142,7 @@ pub enum LinkError {
         what: String,
     },
     /// The peer ended the session because of a failure on its side.
-    #[error("site {site} gave the session up: {why}")]
+    #[error("site {site} ended the session: {why}")]
     PeerFailed {
         /// The peer.
         site: String,
@@ -152,8 +152,9 @@ pub enum LinkError {
     /// The other side, within this process, dropped a half of the session before its end.
     #[error("the other end, which is in this process, has ended")]
     OtherSideEnded,
-    /// This side dropped a half of the session before its end.
-    #[error("the session was given up on this side before its end")]
+    /// This side dropped a half of the session before its end. The peer is told in these words, so
+    /// they speak of neither side.
+    #[error("the session was given up before its end")]
     GivenUp,
 }
 

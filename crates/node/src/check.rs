@@ -166,13 +166,18 @@ const NAME: &str = "farshore check";
 /// Looks at everything the site file names. Changes nothing anywhere.
 pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     let mut all = Vec::new();
-    let mut published_bytes = 0;
+    let (mut published_bytes, mut places) = (0, Vec::new());
     for publication in &config.publications {
         let name = &publication.spec.name;
         let mut findings = Findings::publication(name);
         let begun = site::begun(config, name, &mut findings);
         let published = publisher::check(publication, begun, &mut findings).await;
         published_bytes += published.as_ref().map_or(0, |published| published.bytes());
+        if let Some(published) = &published
+            && let (Some(taken), Some(server)) = (published.places, &published.server)
+        {
+            places.push((publication, taken, server.started.clone()));
+        }
         all.append(&mut findings.all);
         for subscription in &config.subscriptions {
             if subscription.publication != *name {
@@ -183,6 +188,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
             all.append(&mut findings.all);
         }
     }
+    all.append(&mut publisher::check_places(&places));
     let mut given = sites::Given::new();
     all.append(&mut sites::check(config, &mut given).await);
     all.append(&mut mirrors::check(config).await);

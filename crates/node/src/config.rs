@@ -319,10 +319,13 @@ fn resolve_subscription(
         let known: Vec<&str> = site.publications.iter().map(|p| p.spec.name.as_str()).collect();
         let guess = nearest(&typed.publication, known.iter().copied())
             .map_or_else(String::new, |near| format!(". Did you mean \"{near}\"?"));
+        let there = match known.join(", ") {
+            none if none.is_empty() => "there is none".to_owned(),
+            known => format!("there are: {known}"),
+        };
         return Err(format!(
-            "publication \"{}\" is not configured here (there are: {}){guess}",
-            typed.publication,
-            known.join(", ")
+            "publication \"{}\" is not configured here ({there}){guess}",
+            typed.publication
         ));
     }
     let target =

@@ -362,9 +362,35 @@ fn paused_text(subscription: &str) -> String {
     )
 }
 
+/// What can be asked for by position: the text as typed, if it is one.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn typed_lsn(text: &str) -> Result<String, String> {
+    let lsn: Lsn = text.parse().map_err(|error| format!("{error}"))?;
+    if lsn == Lsn::ZERO { Err("0/0 is no transaction's".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+/// What can be asked for by position or time: the text as typed, if it is one of them.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn typed_bound(text: &str) -> Result<String, String> {
+    text.parse::<Bound>().map(|_| text.to_owned())
+}
+
+/// What can be asked for by `schema.table`: the text as typed, if it is that.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn typed_table(text: &str) -> Result<String, String> {
+    TableName::parse(text).map(|_| text.to_owned())
+}
+
 fn parse_lsn(text: &str) -> Result<Lsn, String> {
-    let lsn: Lsn = text.parse().map_err(|error| format!("--lsn: {error}"))?;
-    if lsn == Lsn::ZERO { Err("--lsn: 0/0 is no transaction's".to_owned()) } else { Ok(lsn) }
+    typed_lsn(text)
+        .and_then(|text| text.parse().map_err(|error| format!("{error}")))
+        .map_err(|what| format!("--lsn: {what}"))
 }
 
 fn parse_table(text: Option<&str>) -> Result<Option<TableName>, String> {
@@ -457,11 +483,18 @@ async fn list<L: Lines<Error = Ended>>(
         let groups = schedule(store, &wanted, limits, lines).await;
         let (groups, more) = groups.map_err(|Ended(error)| error)?;
         let more = if more { "; there are more, see --limit" } else { "" };
-        return Ok(format!("{groups} groups, if the subscription had to catch up{more}"));
+        let groups = match groups {
+            1 => "1 group".to_owned(),
+            groups => format!("{groups} groups"),
+        };
+        return Ok(format!("{groups}, if the subscription had to catch up{more}"));
     }
     let shown = browse(store, &wanted, lines).await.map_err(|Ended(error)| error)?;
     let Shown { changes, more_at, log_start } = shown;
-    let mut text = format!("{changes} changes");
+    let mut text = match changes {
+        1 => "1 change".to_owned(),
+        changes => format!("{changes} changes"),
+    };
     if let Some(more_at) = more_at {
         text.push_str(&format!("; there are more, see --limit and --from {more_at}"));
     }

@@ -252,6 +252,31 @@ fn wrong_servers() -> Result<()> {
     run_all(CASES, start_with)
 }
 
+/// Each of two publications has enough by itself; together they leave no slot for a copy.
+#[test]
+fn slots_are_counted_for_all_publications_of_a_server() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.t"], SCHEMA)?;
+    pair.publish("INSERT INTO t VALUES (1, 'c1', 'v')")?;
+    pair.add_publication("q", &["public.u"], "")?;
+    let set_slots = |pair: &mut Pair, slots: u32| {
+        let set = format!("ALTER SYSTEM SET max_replication_slots = {slots}");
+        pair.publisher.connect()?.batch_execute(&set)?;
+        pair.publisher.restart()
+    };
+    set_slots(&mut pair, 3)?;
+    let checked = pair.site.verb("check", &[])?;
+    ensure!(checked.code == Some(0), "{checked:?}");
+    set_slots(&mut pair, 2)?;
+    let checked = pair.site.verb("check", &[])?;
+    let said = "2 replication slots are free, 3 needed for its 2 publications together: p, q";
+    ensure!(checked.code == Some(1) && checked.stdout.contains(said), "{checked:?}");
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "Raise max_replication_slots")?;
+    ensure!(state == "retrying" && error.contains("53400"), "{state}: {error}");
+    set_slots(&mut pair, 3)?;
+    pair.assert_equal(&["public"])
+}
+
 /// However a server is spelled, it is told that a change would go round, or arrive twice.
 #[test]
 fn both_directions_and_another_spelling_are_refused() -> Result<()> {

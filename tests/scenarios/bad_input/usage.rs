@@ -2,6 +2,8 @@
 
 use anyhow::{Result, ensure};
 use farshore_testkit::process::faults_binary;
+use std::net::TcpListener;
+use std::os::unix::net::UnixListener;
 use std::process::{Command, Stdio};
 
 /// Arguments, and what the first line of the answer and the tip say.
@@ -28,6 +30,30 @@ const CASES: &[(&[&str], &str)] = &[
     (
         &["status", "--watch=often", "site.toml"],
         "error: unexpected value 'often' for '--watch' found; no more were expected\n",
+    ),
+    (
+        &["skip", "site.toml", "--subscription", "s", "--lsn", "nowhere"],
+        "error: invalid value 'nowhere' for '--lsn <LSN>': \"nowhere\" is not an LSN",
+    ),
+    (
+        &["skip", "site.toml", "--subscription", "s", "--lsn", "0/0"],
+        "error: invalid value '0/0' for '--lsn <LSN>': 0/0 is no transaction's",
+    ),
+    (
+        &["initialise", "site.toml", "--subscription", "s", "--lsn", "nonsense"],
+        "error: invalid value 'nonsense' for '--lsn <LSN>': ",
+    ),
+    (
+        &["browse", "site.toml", "--publication", "p", "--from", "yesterday"],
+        "error: invalid value 'yesterday' for '--from <FROM>': \"yesterday\" is not a time in UTC",
+    ),
+    (
+        &["browse", "site.toml", "--publication", "p", "--to", "0/x"],
+        "error: invalid value '0/x' for '--to <TO>': \"0/x\" is not an LSN",
+    ),
+    (
+        &["resync", "site.toml", "--subscription", "s", "--table", "orders"],
+        "error: invalid value 'orders' for '--table <TABLE>': ",
     ),
     (&[], "Carries PostgreSQL databases to far sites\n\nUsage: "),
 ];
@@ -75,5 +101,27 @@ fn a_site_file_may_be_called_anything() -> Result<()> {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     let wanted = format!("farshore: site file {name}, [site]: no publication is configured");
     ensure!(output.status.code() == Some(2) && said.starts_with(&wanted), "{said}");
+    Ok(())
+}
+
+/// Another program's port is named before the start; while this site's own node has it, all is well.
+#[test]
+fn a_port_that_is_in_use_is_named() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let other = TcpListener::bind("127.0.0.1:0")?;
+    let address = other.local_addr()?;
+    let site = format!(
+        "[site]\nname = \"x\"\ndata_dir = \"d\"\nmonitor = \"{address}\"\n[publication.p]\n\
+         source = \"postgres://127.0.0.1:1/none\"\ntables = [\"public.*\"]\n"
+    );
+    std::fs::write(folder.path().join("site.toml"), site)?;
+    let path = folder.path().join("site.toml").display().to_string();
+    let wanted = format!("[site] monitor: {address} is in use, so there will be no monitor");
+    let (_, said, _) = farshore(&["check", &path])?;
+    ensure!(said.contains(&wanted), "{said}");
+    std::fs::create_dir(folder.path().join("d"))?;
+    let _own = UnixListener::bind(folder.path().join("d/control.sock"))?;
+    let (_, said, _) = farshore(&["check", &path])?;
+    ensure!(!said.contains("is in use"), "{said}");
     Ok(())
 }

@@ -146,15 +146,9 @@ fn every_kind_of_change_is_shown_and_nothing_that_was_rolled_back() -> Result<()
         pair.site.stop()?;
         let offline = browse(&pair, &["--limit", "0"])?;
         ensure!(online == offline, "{} and {} lines", online.0.len(), offline.0.len());
-        for (option, value, why) in [
-            ("--from", "yesterday", "is not a time in UTC"),
-            ("--to", "0/x", "is not an LSN"),
-            ("--table", "wide", "--table: "),
-            ("--schedule", "nobody", "no subscription \"nobody\""),
-        ] {
-            let said = pair.site.verb("browse", &["--publication", "p", option, value])?;
-            ensure!(said.code == Some(1) && said.stderr.contains(why), "{said:?}");
-        }
+        let said = pair.site.verb("browse", &["--publication", "p", "--schedule", "nobody"])?;
+        let why = "no subscription \"nobody\"";
+        ensure!(said.code == Some(1) && said.stderr.contains(why), "{said:?}");
         pair.site.start()?;
         pair.assert_equal(&["public"])
     })

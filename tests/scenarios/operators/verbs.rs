@@ -76,7 +76,6 @@ fn skip_leaves_out_one_transaction() -> Result<()> {
         for (lsn, why) in [
             ("0/1", "is applied already"),
             ("FF/0", "no stored transaction's commit record ends there"),
-            ("nowhere", "is not an LSN"),
         ] {
             let said = refused(&pair, "skip", &["--lsn", lsn])?;
             ensure!(said.contains(why), "{lsn}: {said}");
@@ -380,4 +379,18 @@ fn resync_minds_foreign_keys_that_are_checked() -> Result<()> {
     verb(&pair, "resync", &[])?;
     pair.publish("DELETE FROM parent WHERE id = 7; INSERT INTO parent VALUES (101, 'new')")?;
     pair.assert_equal(&["public"])
+}
+
+/// `systemctl reload`, or a closed terminal, ends nothing.
+#[test]
+fn a_hang_up_changes_nothing_and_says_so() -> Result<()> {
+    let mut pair = pair(Direction::UP)?;
+    for _ in 0..2 {
+        pair.site.signal(libc::SIGHUP)?;
+    }
+    let line = pair.site.await_log("SIGHUP changes nothing", SOON)?;
+    ensure!(line.contains("is read at the start. To take changes, restart"), "{line}");
+    pair.publish("UPDATE t SET v = 'after' WHERE id = 1")?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop().map(drop)
 }

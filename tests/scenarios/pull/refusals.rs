@@ -159,6 +159,10 @@ fn certificates_are_replaced_while_nodes_run() -> Result<()> {
     std::fs::copy(folder.join("revoked.crl"), &list)?;
     let line = pair.site.await_log("refused our certificate", SOON)?;
     ensure!(line.contains("revoked"), "{line}");
+    farshore_testkit::wait::wait_until("the revoked site to be away", SOON, &[], || {
+        let status = upstream.site.status()?;
+        Ok((status["downstreams"][0]["connected"] == false).then_some(()))
+    })?;
     // Another one, under the same name.
     for old in ["t1.crt", "t1.key"] {
         std::fs::remove_file(folder.join(old))?;

@@ -138,8 +138,14 @@ fn sites_chain() -> Result<()> {
     middle.start()?;
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
+    for verb in ["check", "schema"] {
+        let said = pair.site.verb(verb, &[])?;
+        ensure!(said.code == Some(0), "{verb}: {said:?}");
+    }
     pair.publish("UPDATE t SET v = 'w' WHERE id % 3 = 0; DELETE FROM t WHERE id % 5 = 0")?;
     pair.assert_equal(&["public"])?;
+    // Who asked, by a copy or a verb, and has its answer is no trouble there.
+    ensure!(!middle.log().contains("session ended"), "{}", middle.log());
     // The middle dies; both others go on with it.
     middle.kill9()?;
     pair.publish("INSERT INTO t SELECT i, 'x' FROM generate_series(9001, 9500) AS i")?;

@@ -4,6 +4,7 @@
 use crate::foreign_keys::{CHANGES, GROWTH, ROWS, SCHEMA};
 use crate::guide;
 use anyhow::{Result, ensure};
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{DATABASE, Direction, Pair};
 use std::time::Duration;
 
@@ -159,5 +160,50 @@ fn a_circle_that_cannot_wait_is_found_beforehand() -> Result<()> {
     ensure!(pair.subscriber_says(nothing)? == "0", "something was copied");
     pair.subscriber.execute_script(remedy)?;
     pair.site.start()?;
+    pair.assert_equal(&["public"])
+}
+
+/// What the role may not read, or not set, is named with the SQL that lets it.
+#[test]
+fn a_table_that_joins_and_sequences_that_stay_behind_are_named() -> Result<()> {
+    const ON_THE_TARGET: &str = "GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON";
+    let mut pair = pair(Direction::UP, Publication::Adopted, Triggers::Quiet)?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0) && !check.stdout.contains("sequences"), "{}", check.stdout);
+    pair.on_both("CREATE TABLE counted (id serial PRIMARY KEY)")?;
+    pair.publish("GRANT SELECT ON counted TO farshore")?;
+    pair.subscriber.execute_script(&format!("{ON_THE_TARGET} counted TO farshore"))?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0), "{}", check.stdout);
+    let read = "GRANT SELECT ON SEQUENCE public.counted_id_seq TO farshore";
+    let set = "GRANT SELECT, UPDATE ON SEQUENCE public.counted_id_seq TO farshore";
+    ensure!(check.stdout.contains(read) && check.stdout.contains(set), "{}", check.stdout);
+    pair.site.start()?;
+    let line = pair.site.await_log("role farshore may not read sequence", SOON)?;
+    ensure!(line.contains(read), "{line}");
+    pair.publish(read)?;
+    pair.publish("INSERT INTO counted VALUES (DEFAULT), (DEFAULT)")?;
+    let line = pair.site.await_log("role farshore may not set sequence", SOON)?;
+    ensure!(line.contains(set), "{line}");
+    pair.subscriber.execute_script(set)?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.code == Some(0) && !check.stdout.contains("sequences"), "{}", check.stdout);
+
+    pair.on_both("CREATE TABLE newt (id integer PRIMARY KEY)")?;
+    pair.subscriber.execute_script(&format!("{ON_THE_TARGET} newt TO farshore"))?;
+    pair.publish("INSERT INTO newt VALUES (1)")?;
+    let grant = "GRANT SELECT ON public.newt TO farshore";
+    let (state, error) =
+        pair.site.await_trouble("s", &format!("{grant}; and go on (farshore resume)"))?;
+    ensure!(state == "stopped", "{state}: {error}");
+    pair.publish(grant)?;
+    let resumed = pair.site.verb("resume", &["--subscription", "s"])?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    // The log tells of the stop; only the status is of now.
+    let mut target = pair.subscriber.connect()?;
+    wait_until("the row of the new table", SOON, &[], || {
+        Ok(target.query_opt("SELECT FROM newt WHERE id = 1", &[])?.map(drop))
+    })?;
+    pair.site.restart()?;
     pair.assert_equal(&["public"])
 }

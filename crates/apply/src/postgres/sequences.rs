@@ -33,8 +33,15 @@ pub(crate) struct Sequences<'a> {
     pub store: &'a Arc<dyn LogStore>,
     /// Positions that the target was seen to have.
     seen: HashMap<TableName, i64>,
-    /// Sequences that a warning was given for.
-    warned: HashSet<TableName>,
+    /// Sequences that a warning was given for, and of which server.
+    warned: HashSet<(TableName, Side)>,
+}
+
+/// Whose sequence it is that a warning is about.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Side {
+    Publisher,
+    Target,
 }
 
 /// A sequence of the target.
@@ -111,9 +118,13 @@ impl<'a> Sequences<'a> {
                 self.set(&mut session, position).await?;
             } else {
                 let name = &position.name;
-                self.warn_once(name, &format!(
-                    "the role may not read sequence {name} on the publisher, so it stays behind on \
-                     the target. GRANT SELECT ON SEQUENCE {name} TO the role"
+                let (who, role) = match position.role.as_str() {
+                    "" => ("the role".to_owned(), "the role"),
+                    role => (format!("role {role}"), role),
+                };
+                self.warn_once(name, Side::Publisher, &format!(
+                    "{who} may not read sequence {name} on the publisher, so it stays behind on \
+                     the target. GRANT SELECT ON SEQUENCE {name} TO {role}"
                 ));
             }
         }
@@ -149,12 +160,13 @@ impl<'a> Sequences<'a> {
             return Ok(());
         }
         if !found.writable {
-            let name = &found.name;
+            let (name, role) = (&found.name, quote_identifier(&self.target.user));
             self.warn_once(
                 &position.name,
+                Side::Target,
                 &format!(
-                    "the role may not set sequence {name} on the target, so it stays behind. GRANT \
-                 SELECT, UPDATE ON SEQUENCE {name} TO the role"
+                    "role {role} may not set sequence {name} on the target, so it stays behind. \
+                     GRANT SELECT, UPDATE ON SEQUENCE {name} TO {role}"
                 ),
             );
             return Ok(());
@@ -171,7 +183,7 @@ impl<'a> Sequences<'a> {
             // Beyond the bounds that it has here.
             Err(error) if error.sqlstate() == Some("22003") => {
                 let name = &found.name;
-                self.warn_once(&position.name, &format!(
+                self.warn_once(&position.name, Side::Target, &format!(
                     "sequence {name} on the target cannot follow: {error}. Give it the bounds that \
                      it has on the publisher ({})",
                     position.options
@@ -253,7 +265,7 @@ impl<'a> Sequences<'a> {
             }
             Err(error) if matches!(error.sqlstate(), Some("42501" | "42P07")) => {
                 session.simple("ROLLBACK").await?;
-                self.warn_once(&position.name, &format!(
+                self.warn_once(&position.name, Side::Target, &format!(
                     "sequence {name} cannot be created on the target: {error}. Create it there, or \
                      grant the role CREATE on its schema"
                 ));
@@ -263,8 +275,8 @@ impl<'a> Sequences<'a> {
         }
     }
 
-    fn warn_once(&mut self, sequence: &TableName, what: &str) {
-        if self.warned.insert(sequence.clone()) {
+    fn warn_once(&mut self, sequence: &TableName, side: Side, what: &str) {
+        if self.warned.insert((sequence.clone(), side)) {
             tracing::warn!(subscription = %self.subscription, "{what}");
         }
     }

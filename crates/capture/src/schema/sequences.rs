@@ -16,6 +16,9 @@ pub struct SequencePosition {
     pub options: String,
     /// Whether the role may read it.
     pub readable: bool,
+    /// The role, as SQL; empty where another site runs a version that does not tell.
+    #[serde(default)]
+    pub role: String,
     /// The value it gave last; none if it was never used.
     pub last_value: Option<i64>,
 }
@@ -53,7 +56,8 @@ pub(crate) async fn read_positions(
            pg_catalog.format('AS %s START WITH %s INCREMENT BY %s MINVALUE %s MAXVALUE %s \
              CACHE %s%s', s.seqtypid::regtype, s.seqstart, s.seqincrement, s.seqmin, s.seqmax, \
              s.seqcache, CASE WHEN s.seqcycle THEN ' CYCLE' ELSE '' END), r.readable, \
-           CASE WHEN r.readable THEN pg_catalog.pg_sequence_last_value(c.oid) END \
+           CASE WHEN r.readable THEN pg_catalog.pg_sequence_last_value(c.oid) END, \
+           pg_catalog.quote_ident(current_user) \
          FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_class c ON c.oid = s.seqrelid \
          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
          CROSS JOIN LATERAL (SELECT pg_catalog.has_sequence_privilege(c.oid, 'USAGE, SELECT') \
@@ -91,6 +95,7 @@ pub(crate) async fn read_positions(
                 column: row.get(4).map(|column| (table_name(row, 2), column.to_owned())),
                 options: text(row, 5),
                 readable: is(row, 6),
+                role: text(row, 8),
                 last_value: match row.get(7) {
                     Some(_) => Some(row.parse(7)?),
                     None => None,

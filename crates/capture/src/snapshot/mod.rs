@@ -205,6 +205,9 @@ impl SnapshotConnection {
             Err(error) if matches!(error.sqlstate(), Some("55P03" | "42P01" | "3F000")) => {
                 Ok(false)
             }
+            Err(error) if error.sqlstate() == Some("42501") => {
+                Err(may_not_read(spec, tables, error).await)
+            }
             Err(error) => Err(spec.publisher_error(error)),
         }
     }
@@ -291,6 +294,51 @@ impl SnapshotConnection {
         let sql = copy_statement(table, range, plan);
         self.connection.copy_out(&sql).await.map_err(|error| spec.publisher_error(error))
     }
+}
+
+/// What a publisher has said that does not let us read one of these tables, with the SQL that would
+/// let us where that can be found out.
+async fn may_not_read(
+    spec: &PublicationSpec,
+    tables: &[PublishedTable],
+    error: farshore_pg::Error,
+) -> CaptureError {
+    // The transaction that met it answers nothing more.
+    let Ok(mut sql) = spec.connect(Mode::Sql).await else { return spec.publisher_error(error) };
+    let oids: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
+    let oids = format!("{{{}}}", oids.join(","));
+    let missing = sql
+        .query(
+            "SELECT pg_catalog.quote_ident(current_user), \
+               pg_catalog.string_agg(DISTINCT pg_catalog.quote_ident(n.nspname), ', ') \
+                 FILTER (WHERE NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')), \
+               pg_catalog.string_agg(pg_catalog.format('%I.%I', n.nspname, c.relname), ', ') \
+                 FILTER (WHERE NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')) \
+             FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+             WHERE c.oid = ANY ($1::text::oid[])",
+            &[Some(&oids)],
+        )
+        .await;
+    sql.close().await;
+    let Ok(missing) = missing else { return spec.publisher_error(error) };
+    let Some(row) = missing.first() else { return spec.publisher_error(error) };
+    let role = row.get(0).unwrap_or_default();
+    let grants = [("USAGE ON SCHEMA", row.get(1)), ("SELECT ON", row.get(2))];
+    let grants: Vec<String> = grants
+        .into_iter()
+        .filter_map(|(what, names)| names.map(|names| format!("GRANT {what} {names} TO {role}")))
+        .collect();
+    if grants.is_empty() {
+        // A policy that would hide rows, for instance.
+        return spec.publisher_error(error);
+    }
+    CaptureError::Setup(format!(
+        "publication \"{}\": role {role} may not read what is to be copied from {}: {error}. Run \
+         there: {}; and go on (farshore resume)",
+        spec.name,
+        spec.source.redacted(),
+        grants.join("; ")
+    ))
 }
 
 fn copy_statement(table: &PublishedTable, range: BlockRange, plan: &CopyPlan) -> String {

@@ -1,9 +1,10 @@
 //! The tables that are to be published: what we may not read or publish, and what the publisher
 //! will refuse once they are published.
 
+use super::publisher::{self, Places};
 use super::server::Server;
 use super::tables::{Column, Table};
-use super::{Findings, publisher, some_of};
+use super::{Findings, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublicationSpec, PublishedColumn, PublishedTable, TableName};
@@ -26,6 +27,8 @@ pub struct Published {
     pub types: Vec<UserType>,
     /// The publisher's foreign keys, where they could be read.
     pub foreign_keys: Option<ForeignKeys>,
+    /// Places that it takes on the publisher's server, where they could be counted.
+    pub places: Option<Places>,
 }
 
 impl Published {
@@ -58,7 +61,7 @@ impl Published {
             })
             .collect();
         tables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Published { server: None, tables, types, foreign_keys: None }
+        Published { server: None, tables, types, foreign_keys: None, places: None }
     }
 
     /// Bytes of the tables with TOAST and without indexes.
@@ -144,6 +147,7 @@ pub async fn check(
         });
         tables.push((name, table));
     }
+    check_sequences(&tables, server, findings);
     if !as_wanted && may_change && all_named {
         // Filters and column lists: only the server itself can tell.
         let tried = spec.try_articles(sql).await;
@@ -164,6 +168,27 @@ pub async fn check(
         }
     }
     Ok(tables)
+}
+
+/// Values of sequences are not in the log: they are read.
+fn check_sequences(tables: &[(TableName, Table)], server: &Server, findings: &mut Findings) {
+    let sequences = tables.iter().flat_map(|(_, table)| &table.sequences);
+    let hidden = sequences.filter(|sequence| !sequence.readable);
+    let mut hidden: Vec<String> = hidden.map(|sequence| sequence.name.clone()).collect();
+    hidden.sort();
+    hidden.dedup();
+    if hidden.is_empty() {
+        return;
+    }
+    let role = server.role_sql();
+    findings.warning(
+        format!(
+            "role {role} may not read sequences of published tables, so they stay behind on the \
+             targets: {}",
+            some_of(&hidden)
+        ),
+        format!("GRANT SELECT ON SEQUENCE {} TO {role}", hidden.join(", ")),
+    );
 }
 
 fn check_table(

@@ -2,7 +2,7 @@
 
 use super::published::{self, Published};
 use super::server::Server;
-use super::{Findings, tables};
+use super::{Finding, Findings, some_of, tables};
 use crate::config::Publication;
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
@@ -11,6 +11,7 @@ use farshore_capture::slot::{self, Begun};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Mode};
+use std::collections::BTreeMap;
 
 /// Looks at a publisher, and returns what it would publish if it could be asked. `begun` tells
 /// what this site has done with its slot before.
@@ -51,7 +52,7 @@ async fn look(
     ));
     server.check("publisher", "source", findings);
     server.check_connections("publisher", 4, findings);
-    check_settings(spec, begun, sql, findings).await?;
+    let places = check_settings(spec, begun, sql, findings).await?;
     check_replication(spec, &server, findings).await;
     if findings.has_errors() && server.in_recovery {
         return Ok(None);
@@ -75,7 +76,7 @@ async fn look(
     let mut catalog = TypeCatalog::default();
     catalog.describe(sql, columns().map(|column| column.type_oid)).await?;
     let types = catalog.closure(columns().map(|column| column.type_oid));
-    Ok(Some(Published { server: Some(server), tables, types, foreign_keys }))
+    Ok(Some(Published { server: Some(server), tables, types, foreign_keys, places }))
 }
 
 fn unreachable_server(error: &CaptureError, findings: &mut Findings) {
@@ -120,13 +121,85 @@ pub fn remedy_for(error: &Error, key: &str) -> String {
     }
 }
 
+/// Replication slots and walsenders: how many are free on a server, and how many more a publication
+/// takes there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Places {
+    slots_free: i64,
+    senders_free: i64,
+    slot: i64,
+    sender: i64,
+    /// One more of each, while tables are copied.
+    copies: i64,
+}
+
+impl Places {
+    /// What `count` publications of one server, of which this is the sum, lack together. One that
+    /// has enough may not leave enough for the others. Copies take turns.
+    fn lacking(&self, count: usize) -> Option<(String, String)> {
+        let mut missing = Vec::new();
+        let mut remedies = Vec::new();
+        for (what, setting, free, needed) in [
+            ("replication slots", "max_replication_slots", self.slots_free, self.slot),
+            ("walsenders", "max_wal_senders", self.senders_free, self.sender),
+        ] {
+            let needed = needed + self.copies;
+            if free < needed {
+                missing.push(format!("{} {what} are free, {needed} needed", free.max(0)));
+                remedies.push(format!("ALTER SYSTEM SET {setting} to more"));
+            }
+        }
+        if missing.is_empty() {
+            return None;
+        }
+        Some((
+            format!("{} for its {count} publications together", missing.join(" and ")),
+            format!("{}, and restart that server", remedies.join(" and ")),
+        ))
+    }
+}
+
+/// Looks whether each server has places for all of its publications.
+pub fn check_places(all: &[(&Publication, Places, String)]) -> Vec<Finding> {
+    let mut servers: BTreeMap<&str, Vec<(&Publication, Places)>> = BTreeMap::new();
+    for (publication, places, server) in all {
+        servers.entry(server).or_default().push((publication, *places));
+    }
+    let mut found = Vec::new();
+    for publications in servers.values().filter(|publications| publications.len() > 1) {
+        let sum = |of: fn(&Places) -> i64| publications.iter().map(|(_, places)| of(places)).sum();
+        let least = |of: fn(&Places) -> i64| {
+            publications.iter().map(|(_, places)| of(places)).min().unwrap_or_default()
+        };
+        let together = Places {
+            slots_free: least(|places| places.slots_free),
+            senders_free: least(|places| places.senders_free),
+            slot: sum(|places| places.slot),
+            sender: sum(|places| places.sender),
+            copies: publications.iter().map(|(_, places)| places.copies).max().unwrap_or_default(),
+        };
+        // What one of them lacks by itself has been said of it.
+        let is_said = publications.iter().any(|(_, places)| places.lacking(1).is_some());
+        let Some((what, remedy)) = together.lacking(publications.len()).filter(|_| !is_said) else {
+            continue;
+        };
+        let names: Vec<String> =
+            publications.iter().map(|(publication, _)| publication.spec.name.clone()).collect();
+        let Some((first, _)) = publications.first() else { continue };
+        let mut findings = Findings::about(format!("publisher {}", first.spec.source.redacted()));
+        findings.passing_error(format!("{what}: {}", some_of(&names)), remedy);
+        found.append(&mut findings.all);
+    }
+    found
+}
+
 /// Settings that capture needs.
 async fn check_settings(
     spec: &PublicationSpec,
     begun: Begun,
     sql: &mut Connection,
     findings: &mut Findings,
-) -> Result<(), Error> {
+) -> Result<Option<Places>, Error> {
     let rows = sql
         .query(
             "SELECT current_setting('wal_level'), \
@@ -141,7 +214,7 @@ async fn check_settings(
             &[Some(&spec.slot_name())],
         )
         .await?;
-    let Some(row) = rows.first() else { return Ok(()) };
+    let Some(row) = rows.first() else { return Ok(None) };
     let text = |i: usize| row.get(i).unwrap_or_default();
     if text(0) == "logical" {
         findings.note("wal_level = logical");
@@ -152,9 +225,14 @@ async fn check_settings(
         );
     }
     // While tables are copied, a snapshot needs one of each too.
-    let for_copies = i64::from(begun == Begun::Not);
-    let slots = i64::from(!row.parse_bool(6)?) + for_copies;
-    let free: i64 = row.parse(1)?;
+    let places = Places {
+        slots_free: row.parse(1)?,
+        senders_free: row.parse(2)?,
+        slot: i64::from(!row.parse_bool(6)?),
+        sender: i64::from(!row.parse_bool(7)?),
+        copies: i64::from(begun == Begun::Not),
+    };
+    let (free, slots) = (places.slots_free, places.slot + places.copies);
     if free < slots {
         findings.passing_error(
             format!("{} replication slots are free on the publisher, {slots} needed", free.max(0)),
@@ -164,8 +242,7 @@ async fn check_settings(
     } else if free == slots {
         findings.note("no replication slot is left over: far behind, it catches up more slowly");
     }
-    let senders = i64::from(!row.parse_bool(7)?) + for_copies;
-    let free: i64 = row.parse(2)?;
+    let (free, senders) = (places.senders_free, places.sender + places.copies);
     if free < senders {
         findings.passing_error(
             format!("{} walsenders are free on the publisher, {senders} needed", free.max(0)),
@@ -195,7 +272,7 @@ async fn check_settings(
              idle_replication_slot_timeout = 0",
         );
     }
-    Ok(())
+    Ok(Some(places))
 }
 
 /// Whether the role may read the log: only a try tells, since services have ways of their own
@@ -284,5 +361,24 @@ pub async fn check_publication_rights(
             );
             Ok(false)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Places;
+
+    #[test]
+    fn places_are_counted_for_all_publications_of_a_server() {
+        let one = Places { slots_free: 2, senders_free: 10, slot: 1, sender: 1, copies: 1 };
+        assert_eq!(one.lacking(1), None);
+        let (what, remedy) = Places { slot: 2, sender: 2, ..one }.lacking(2).unwrap();
+        assert_eq!(what, "2 replication slots are free, 3 needed for its 2 publications together");
+        assert_eq!(
+            remedy,
+            "ALTER SYSTEM SET max_replication_slots to more, and restart that server"
+        );
+        let begun = Places { slot: 0, sender: 0, copies: 0, slots_free: 0, senders_free: 0 };
+        assert_eq!(begun.lacking(2), None);
     }
 }

@@ -2,9 +2,13 @@
 
 use super::Findings;
 use crate::config::SiteConfig;
+use crate::control;
 use farshore_capture::slot::{self, Begun};
 use farshore_store::segmented::read_notes;
+use std::io::ErrorKind;
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 /// Less free space than this is worth a word, in bytes.
@@ -61,6 +65,7 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
         ));
     }
     check_left_behind(config, findings);
+    check_ports(config, findings);
     let Ok(disk) = rustix::fs::statvfs(&present) else { return };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let room = format!("{} are free under data_dir {}", bytes(free), folder.display());
@@ -90,6 +95,36 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
     if limits.len() < logs.len() {
         findings.note(
             "without retention_size a subscriber that stays away fills the disk under data_dir",
+        );
+    }
+}
+
+/// Addresses that something else listens on. While this site's own node runs, it is that.
+fn check_ports(config: &SiteConfig, findings: &mut Findings) {
+    if UnixStream::connect(control::socket_path(&config.data_dir)).is_ok() {
+        return;
+    }
+    let refusal = |address: &str| match TcpListener::bind(address) {
+        Err(error) if error.kind() == ErrorKind::AddrInUse => Some(error),
+        Ok(_) | Err(_) => None,
+    };
+    if let Some(address) = &config.sites.listen
+        && let Some(error) = refusal(address)
+    {
+        findings.error(
+            format!("[site] listen: {address} is in use: {error}"),
+            "Stop what listens there (ss -ltnp shows it), or choose another address",
+        );
+    }
+    if let Some(monitor) = &config.monitor
+        && let Some(error) = refusal(&monitor.address.to_string())
+    {
+        findings.warning(
+            format!(
+                "[site] monitor: {} is in use, so there will be no monitor: {error}",
+                monitor.address
+            ),
+            "Stop what listens there (ss -ltnp shows it), or choose another address",
         );
     }
 }

@@ -57,8 +57,21 @@ pub struct Table {
     pub row_security: bool,
     /// Bytes with TOAST and without indexes; zero where a table was held by somebody while we asked.
     pub bytes: u64,
+    /// Sequences that its columns own or take values from.
+    pub sequences: Vec<Sequence>,
     /// Columns in table order.
     pub columns: Vec<Column>,
+}
+
+/// A sequence of a table's column.
+#[derive(Clone, Debug)]
+pub struct Sequence {
+    /// As SQL.
+    pub name: String,
+    /// We may read how far it is.
+    pub readable: bool,
+    /// We may set it.
+    pub settable: bool,
 }
 
 impl Table {
@@ -110,6 +123,23 @@ const COLUMNS: &str = "SELECT n.nspname, c.relname, a.attname, \
      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
      ORDER BY a.attrelid, a.attnum";
 
+const SEQUENCES: &str = "SELECT n.nspname, c.relname, pg_catalog.format('%I.%I', sn.nspname, \
+         sc.relname), pg_catalog.has_sequence_privilege(sc.oid, 'USAGE, SELECT'), \
+       pg_catalog.has_sequence_privilege(sc.oid, 'UPDATE') \
+     FROM (SELECT d.refobjid AS tbl, d.objid AS seq FROM pg_catalog.pg_depend d \
+       WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype IN ('a', 'i') \
+         AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.refobjsubid > 0 \
+       UNION SELECT f.adrelid, d.refobjid FROM pg_catalog.pg_depend d \
+       JOIN pg_catalog.pg_attrdef f ON f.oid = d.objid \
+       WHERE d.classid = 'pg_catalog.pg_attrdef'::regclass \
+         AND d.refclassid = 'pg_catalog.pg_class'::regclass) l \
+     JOIN pg_catalog.pg_class sc ON sc.oid = l.seq AND sc.relkind = 'S' \
+     JOIN pg_catalog.pg_namespace sn ON sn.oid = sc.relnamespace \
+     JOIN pg_catalog.pg_class c ON c.oid = l.tbl \
+     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     WHERE sc.relpersistence = 'p' AND n.nspname !~ '^pg_' \
+       AND n.nspname NOT IN ('information_schema', 'farshore') ORDER BY 3";
+
 /// Locks tables for a moment, one after the other.
 const SIZES: &str = "SELECT n.nspname, c.relname, pg_catalog.pg_table_size(c.oid) \
      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
@@ -118,10 +148,11 @@ const SIZES: &str = "SELECT n.nspname, c.relname, pg_catalog.pg_table_size(c.oid
 
 /// What [`from_answers`] is made from. Without a search_path types are named in full, and alike on
 /// both sides.
-pub const QUESTIONS: [Question<'static>; 5] = [
+pub const QUESTIONS: [Question<'static>; 6] = [
     Question::Extended(TABLES, &[]),
     Question::Simple("BEGIN; SET LOCAL search_path = ''; SET LOCAL lock_timeout = '1s'"),
     Question::Extended(COLUMNS, &[]),
+    Question::Extended(SEQUENCES, &[]),
     Question::Extended(SIZES, &[]),
     Question::Simple("ROLLBACK"),
 ];
@@ -135,7 +166,7 @@ pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Erro
 pub fn from_answers(
     answers: Vec<Result<Vec<Row>, Error>>,
 ) -> Result<HashMap<TableName, Table>, Error> {
-    let Ok([rows, _, columns, sizes, _]) = <[_; 5]>::try_from(answers) else {
+    let Ok([rows, _, columns, sequences, sizes, _]) = <[_; 6]>::try_from(answers) else {
         return Err(Error::Protocol("not an answer to each question".to_owned()));
     };
     let mut tables = HashMap::new();
@@ -159,6 +190,7 @@ pub fn from_answers(
             owner: text(row, 15),
             row_security: row.parse_bool(16)?,
             bytes: 0,
+            sequences: Vec::new(),
             columns: Vec::new(),
         };
         tables.insert(name(row), table);
@@ -174,6 +206,15 @@ pub fn from_answers(
         // Somebody has a table for himself, perhaps for hours: an agent does not wait for that.
         Err(error) if error.sqlstate() == Some("55P03") => {}
         Err(error) => return Err(error),
+    }
+    for row in &sequences? {
+        let Some(table) = tables.get_mut(&name(row)) else { continue };
+        // Null: dropped since.
+        table.sequences.push(Sequence {
+            name: text(row, 2),
+            readable: row.get(3) != Some("f"),
+            settable: row.get(4) != Some("f"),
+        });
     }
     for row in &columns? {
         let Some(table) = tables.get_mut(&name(row)) else { continue };

@@ -412,6 +412,13 @@ async fn check_tables(
             }
         }
     }
+    if subscription.spec.sequence_interval.is_some() {
+        // Of what another site has, nobody here knows whether there is a sequence to follow.
+        let follows = |source: &Table| published.server.is_none() || !source.sequences.is_empty();
+        let there = on_target.iter().filter(|(_, source)| follows(source));
+        let there = there.filter_map(|(name, _)| catalogue.get(name));
+        check_sequences(there, server, findings);
+    }
     check_empty(&to_be_empty, session, findings).await?;
     creation::check(&to_be_created, server, session, findings).await?;
     creation::check_names(names, published.tables.iter().map(|(name, _)| name), findings);
@@ -435,6 +442,32 @@ async fn check_tables(
     looked.map_err(|error| session.error(error))?;
     findings.note(format!("{} tables looked at", published.tables.len()));
     Ok(())
+}
+
+/// Sequences of the target that cannot follow the publisher's.
+fn check_sequences<'a>(
+    tables: impl Iterator<Item = &'a Table>,
+    server: &Server,
+    findings: &mut Findings,
+) {
+    let sequences = tables.flat_map(|table| &table.sequences);
+    // It only ever moves forward, so it is read first.
+    let stuck = sequences.filter(|sequence| !sequence.readable || !sequence.settable);
+    let mut stuck: Vec<String> = stuck.map(|sequence| sequence.name.clone()).collect();
+    stuck.sort();
+    stuck.dedup();
+    if stuck.is_empty() {
+        return;
+    }
+    let role = server.role_sql();
+    findings.warning(
+        format!(
+            "role {role} may not set sequences on the target, so they stay behind the publisher's: \
+             {}",
+            some_of(&stuck)
+        ),
+        format!("GRANT SELECT, UPDATE ON SEQUENCE {} TO {role}", stuck.join(", ")),
+    );
 }
 
 /// The rule for a published table that the target does not have.

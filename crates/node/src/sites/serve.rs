@@ -66,6 +66,8 @@ pub(crate) enum ServedSource {
 pub(crate) struct Following {
     /// A session is open.
     pub connected: bool,
+    /// Counts the sessions: what ends one says nothing of a newer one.
+    session: u64,
     /// Durable there.
     pub durable: Lsn,
     /// Where the log here begins, if what it still needed was dropped.
@@ -159,6 +161,20 @@ impl Serving {
     fn followed_by(&self, site: &str) -> usize {
         let following = self.lock_following();
         following.iter().filter(|((other, _), state)| other == site && state.connected).count()
+    }
+
+    /// Notes that a session has begun to follow this log, from there on, until what is returned is
+    /// dropped.
+    fn connected(&self, key: &(String, String), durable: Lsn) -> Connected<'_> {
+        let mut all = self.lock_following();
+        let (arrivals, before) = all
+            .get(key)
+            .map(|before| (before.arrivals.clone(), before.session))
+            .unwrap_or_default();
+        let session = before + 1;
+        let begun = Following { connected: true, session, durable, arrivals, ..Default::default() };
+        all.insert(key.clone(), begun);
+        Connected { serving: self, key: key.clone(), session }
     }
 
     fn lock_following(&self) -> MutexGuard<'_, BTreeMap<(String, String), Following>> {
@@ -387,13 +403,8 @@ impl Serving {
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
-                    ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => {
-                        if let Some(following) = self.lock_following().get_mut(&key) {
-                            following.connected = false;
-                        }
-                        ended
-                    }
-                    // What the old one reads is as dead as its peer.
+                    ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => ended,
+                    // What the old one reads is as dead as its peer; or nobody is trusted as before.
                     _ = newer.changed() => Ok(()),
                 }
             }
@@ -453,6 +464,24 @@ impl Serving {
     }
 }
 
+/// A session that follows a log. However it ends, its site is away then, unless a newer session has
+/// taken over.
+struct Connected<'a> {
+    serving: &'a Serving,
+    key: (String, String),
+    session: u64,
+}
+
+impl Drop for Connected<'_> {
+    fn drop(&mut self) {
+        if let Some(following) = self.serving.lock_following().get_mut(&self.key)
+            && following.session == self.session
+        {
+            following.connected = false;
+        }
+    }
+}
+
 /// Sessions of one site about one thing. A new one ends the one before.
 #[derive(Default)]
 struct Sessions {
@@ -481,15 +510,24 @@ async fn open_upstream(dialer: &Dialer, name: &str) -> Result<Session, LinkError
     dialer.open(&request).await
 }
 
-/// Passes a downstream site's questions on to the site that the publication comes from.
+/// Passes a downstream site's questions on to the site that the publication comes from. Who has its
+/// answer drops the session: that ends it like a last word, and what was left unanswered is said at
+/// that site itself.
 async fn forward(session: Session, upstream: Session) -> Result<(), LinkError> {
     let (mut to_upstream, mut from_upstream) = upstream.split();
     let (mut to_downstream, mut from_downstream) = session.split();
     let asking = async {
-        while let Some(message) = from_downstream.next().await? {
-            to_upstream.send(message).await?;
+        loop {
+            match from_downstream.next().await {
+                Ok(Some(message)) => to_upstream.send(message).await?,
+                Ok(None) => return Ok(()),
+                Err(ended @ LinkError::PeerFailed { .. }) => {
+                    tracing::debug!("{ended}");
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok::<(), LinkError>(())
     };
     let answering = async {
         while let Some(message) = from_upstream.next().await? {

@@ -47,6 +47,11 @@ impl Environment {
                 environment = environment.with(name, &value);
             }
         }
+        if environment.operating_system_user().is_none()
+            && let Some(name) = account_name()
+        {
+            environment = environment.with("LOGNAME", &name);
+        }
         environment
     }
 
@@ -81,5 +86,43 @@ impl Environment {
             }
         }
         Ok(keywords)
+    }
+}
+
+/// What the operating system calls the account that we run as: a service manager or a container may
+/// set no variable that says it.
+fn account_name() -> Option<String> {
+    const BYTES_MAX: usize = 1 << 16;
+    let mut buffer: Vec<libc::c_char> = vec![0; BYTES_MAX];
+    // SAFETY: all bytes zero is a value of this plain C struct.
+    let mut account: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut found = std::ptr::null_mut();
+    // SAFETY: every pointer is to memory of ours that outlives the call, and the buffer's length is
+    // as said.
+    let failed = unsafe {
+        libc::getpwuid_r(
+            libc::geteuid(),
+            &raw mut account,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    if failed != 0 || found.is_null() || account.pw_name.is_null() {
+        return None;
+    }
+    // SAFETY: of an account that was found, the name is a string that ends in the buffer, which
+    // still lives.
+    let name = unsafe { std::ffi::CStr::from_ptr(account.pw_name) };
+    name.to_str().ok().filter(|name| !name.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_account_has_the_name_that_id_prints() {
+        let printed = std::process::Command::new("id").arg("-un").output();
+        let printed = String::from_utf8(printed.expect("id runs").stdout).expect("a name");
+        assert_eq!(super::account_name().as_deref(), Some(printed.trim()));
     }
 }

@@ -157,7 +157,10 @@ impl Keywords {
         let user = match self.get("user") {
             Some(user) => user.to_owned(),
             None => environment.operating_system_user().ok_or_else(|| {
-                ConfigError::Malformed("no user given, and neither PGUSER nor USER is set".into())
+                ConfigError::Malformed(
+                    "no user given, neither PGUSER nor USER is set, and the account has no name"
+                        .into(),
+                )
             })?,
         };
         let in_home = |name: &str| environment.home().map(|home| home.join(name));

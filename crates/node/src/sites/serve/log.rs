@@ -1,6 +1,6 @@
 //! A publication's log to a downstream site, and how far it is there.
 
-use super::{Following, Served, ServedSource, Serving, cursor_of};
+use super::{Served, ServedSource, Serving, cursor_of};
 use crate::agents::lock;
 use crate::config::sites::Downstream;
 use crate::sites::crossing::Blocks;
@@ -85,15 +85,15 @@ impl Serving {
         };
         let answer = serde_json::to_vec(&answer).unwrap_or_default();
         sender.send(Bytes::from(answer)).await?;
-        let Some(after) = after else { return sender.finish().await };
+        let Some(after) = after else {
+            // It was told, and logged here; who has read it may be gone before the end.
+            if let Err(ended) = sender.finish().await {
+                tracing::debug!(site = %key.0, publication = %key.1, "{ended}");
+            }
+            return Ok(());
+        };
         tracing::info!(site = %key.0, publication = %key.1, %after, "downstream site connected");
-        {
-            let mut all = self.lock_following();
-            let arrivals = all.get(key).map(|before| before.arrivals.clone()).unwrap_or_default();
-            let begun =
-                Following { connected: true, durable: after, arrivals, ..Default::default() };
-            all.insert(key.clone(), begun);
-        }
+        let _connected = self.connected(key, after);
         let packing = Packing::new(downstream.compression, takes.packs, Instant::now());
         tokio::select! {
             ended = self.send_log(key, sender, served, ready, (after, held), (packing, takes)) => ended,
