@@ -20,6 +20,14 @@ pub enum MirrorError {
         /// What is wrong, and what to do.
         what: String,
     },
+    /// The principal is not as far as the far end's spool, and may get there.
+    #[error("the principal {server}: {what}")]
+    Behind {
+        /// Which server.
+        server: String,
+        /// In what, and what to do.
+        what: String,
+    },
     /// Another standby has this one's name.
     #[error(
         "the principal {server} has another standby that is called \"{application_name}\" (process \
@@ -108,6 +116,8 @@ impl MirrorError {
     /// Whether trying again may help although nobody changes anything here.
     pub fn is_transient(&self) -> bool {
         match self {
+            // A standby may follow its principal, and a server recover.
+            MirrorError::Behind { .. } => true,
             // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
             MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
