@@ -50,6 +50,8 @@ pub(crate) struct NearAgent {
     near: Near,
     /// Why the last session ended.
     failure: Mutex<Option<String>>,
+    /// What its far end told of a promotion there, after its last session.
+    promoted: Mutex<Option<String>>,
     /// Its far end is here too.
     direct: bool,
     peer: Mutex<Option<String>>,
@@ -87,6 +89,7 @@ impl NearAgent {
                 status: Mutex::new(NearStatus::default()),
             },
             failure: Mutex::default(),
+            promoted: Mutex::default(),
             direct: mirror.direct,
             peer: Mutex::default(),
             bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
@@ -115,15 +118,39 @@ impl NearAgent {
             Wanted::Mirror(request) => self.serve(session, request).await,
             Wanted::Seed(request) => self.seed(session, &request).await,
             Wanted::Backup(request) => self.back_up(session, &request).await,
-            Wanted::MirrorEnd(_) => self.near.tell_end(session).await,
+            Wanted::MirrorEnd(asked) => {
+                if asked.closed {
+                    self.hear_of_promotion(session.peer_site());
+                }
+                self.near.tell_end(session).await
+            }
             // Not a mirror's.
             Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
+        }
+    }
+
+    /// Nothing says so to the principal, which keeps log for a mirror that will never ask for it.
+    fn hear_of_promotion(&self, site: &str) {
+        let Near { name, slot, application_name, .. } = &self.near;
+        let told = format!(
+            "site \"{site}\" has promoted the standby of this mirror, or is about to: nothing more is \
+             carried, and commits that wait for \"{application_name}\" do not return. Take that name \
+             out of synchronous_standby_names if the old principal is to go on by itself; take \
+             [mirror.{name}] out of the site file here; and drop the slot, which keeps log for \
+             nobody: SELECT pg_drop_replication_slot('{slot}') there"
+        );
+        *lock(&self.peer) = Some(site.to_owned());
+        let before = lock(&self.promoted).replace(told.clone());
+        if before.as_ref() != Some(&told) {
+            tracing::warn!(mirror = %name, "{told}");
         }
     }
 
     /// Serves its far end until the session ends.
     async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         *lock(&self.peer) = Some(session.peer_site().to_owned());
+        // One that was begun anew.
+        *lock(&self.promoted) = None;
         let connected = Connected(self);
         let mut end = self.end_session.subscribe();
         // Looked at after that: a drop that comes now ends the session.
@@ -221,7 +248,9 @@ impl NearAgent {
             (None, true) => "streaming",
             (None, false) => "waiting",
         };
-        let failure = lock(&self.failure).clone().filter(|_| !status.connected);
+        let promoted = lock(&self.promoted).clone();
+        let failure = promoted.or_else(|| lock(&self.failure).clone());
+        let failure = failure.filter(|_| !status.connected);
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
@@ -415,7 +444,7 @@ impl FarAgent {
 
     async fn take_in(&self, stop: watch::Receiver<bool>) {
         if self.far.spool().is_some_and(|spool| spool.closed().is_some()) {
-            return;
+            return self.tell_closed().await;
         }
         let agent = || async { outcome(self.session().await) };
         let position = || self.durable();

@@ -115,6 +115,15 @@ fn takes_over(mode: &str) -> Result<()> {
     check_fork(&mirrored.standby, told)?;
     let again = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(again.stdout.contains("had been promoted already"), "{again:?}");
+    if mode == "far" {
+        // Its near end knows, also once it was started again.
+        mirrored.near.restart()?;
+        report(&mirrored.near, "the near end to hear of the promotion", |mirror| {
+            let error = mirror["error"].as_str().unwrap_or_default();
+            error.contains("site \"far\" has promoted the standby")
+                && error.contains("pg_drop_replication_slot('farshore_mirror_m')")
+        })?;
+    }
     // The old principal comes back: its log is not taken in, and nothing that it commits returns.
     mirrored.far.kill9()?;
     mirrored.far.start()?;
