@@ -1,6 +1,7 @@
 //! Mirrors: their ends that are here, kept running.
 
 mod bounds;
+mod left_behind;
 mod near_side;
 mod note;
 mod noting;
@@ -8,6 +9,7 @@ mod promote;
 mod reserve;
 
 pub(crate) use bounds::{resume_without_node, why_dropped};
+pub(crate) use left_behind::left_behind;
 pub(crate) use near_side::NearSide;
 pub(crate) use promote::Takeover;
 
@@ -60,6 +62,7 @@ pub(crate) struct NearAgent {
     /// The notes that outlive the node.
     dropped: Note,
     resumed: Note,
+    slot: Note,
     /// Held by who drops the mirror or resumes it.
     dropping: tokio::sync::Mutex<()>,
     /// Each takes a walsender of the principal, of which the log needs one.
@@ -96,6 +99,7 @@ impl NearAgent {
             seen: Mutex::new(seen),
             dropped,
             resumed,
+            slot: Note::slot(data_dir, &mirror.name),
             dropping: tokio::sync::Mutex::default(),
             backups: Semaphore::new(BACKUPS_MAX),
             end_session: watch::Sender::new(0),
@@ -159,6 +163,7 @@ impl NearAgent {
             receive::refuse(session, &dropped).await?;
             return Err(dropped);
         }
+        self.note_slot();
         let ended = tokio::select! {
             ended = self.near.serve(session, request) => ended,
             _ = end.changed() => Ok(()),
@@ -166,6 +171,20 @@ impl NearAgent {
         drop(connected);
         *lock(&self.failure) = ended.as_ref().err().map(ToString::to_string);
         ended
+    }
+
+    /// So that who takes the mirror out of the site file is told of the slot. Log flows meanwhile,
+    /// whatever the disk here does.
+    fn note_slot(&self) {
+        let text = format!("{}\n{}", self.near.slot, self.near.principal.redacted());
+        let (mirror, note) = (self.near.name.clone(), self.slot.clone());
+        tokio::task::spawn_blocking(move || {
+            if note.read().as_ref() != Some(&text)
+                && let Err(error) = note.write(&text)
+            {
+                tracing::warn!(%mirror, "{error}");
+            }
+        });
     }
 
     /// Gives its far end the principal's files.
