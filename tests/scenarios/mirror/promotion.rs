@@ -123,6 +123,15 @@ fn takes_over(mode: &str) -> Result<()> {
             error.contains("site \"far\" has promoted the standby")
                 && error.contains("pg_drop_replication_slot('farshore_mirror_m')")
         })?;
+        // Out of the site file, what is left of it is told.
+        let file = mirrored.near.file();
+        let text = std::fs::read_to_string(&file)?;
+        let other = text.replace("[mirror.m]", "[mirror.n]").replace("\"m\"", "\"n\"");
+        std::fs::write(&file, other)?;
+        let checked = mirrored.near.verb("check", &[])?;
+        let said = "its slot \"farshore_mirror_m\" on postgres://";
+        ensure!(checked.stdout.contains(said), "{checked:?}");
+        std::fs::write(&file, text)?;
     }
     // The old principal comes back: its log is not taken in, and nothing that it commits returns.
     mirrored.far.kill9()?;
