@@ -77,7 +77,12 @@ pub(crate) async fn compare(
     let (mut at, mut crc, mut rest) = (tail.start, 0, None);
     while at < start {
         let Ok(message) = tokio::time::timeout_at(until, stream.next()).await else {
-            return Err(MirrorError::Behind { server, durable: start });
+            let what = format!(
+                "it does not give the log that the far end's spool has already, up to {start}: it is \
+                 not there yet, was set back, or is another server than before. Nothing is \
+                 acknowledged meanwhile"
+            );
+            return Err(MirrorError::Behind { server, what });
         };
         let Some(message) = message? else { return Err(MirrorError::Ended { server }) };
         let StreamMessage::XLogData { wal_start, wal_end, send_time, data } = message else {

@@ -2,7 +2,6 @@
 
 use crate::spool::SpoolError;
 use farshore_link::LinkError;
-use farshore_model::Lsn;
 
 /// Why an end of a mirror stopped. Every message says what happened and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +18,14 @@ pub enum MirrorError {
         /// Which server.
         server: String,
         /// What is wrong, and what to do.
+        what: String,
+    },
+    /// The principal is not as far as the far end's spool, and may get there.
+    #[error("the principal {server}: {what}")]
+    Behind {
+        /// Which server.
+        server: String,
+        /// In what, and what to do.
         what: String,
     },
     /// Another standby has this one's name.
@@ -40,18 +47,6 @@ pub enum MirrorError {
     /// It was dropped, and waits for an operator.
     #[error("{0}")]
     Dropped(String),
-    /// The principal has less log than is here.
-    #[error(
-        "the principal {server} does not have all log that the mirror's spool holds (up to \
-         {durable}): it was set back, it is another server, or it is not there yet. Trying again; \
-         nothing is acknowledged meanwhile"
-    )]
-    Behind {
-        /// Which server.
-        server: String,
-        /// What is here.
-        durable: Lsn,
-    },
     /// The principal has ended the stream.
     #[error("the principal {server} ended the stream: it shuts down, or was told to")]
     Ended {
@@ -121,9 +116,10 @@ impl MirrorError {
     /// Whether trying again may help although nobody changes anything here.
     pub fn is_transient(&self) -> bool {
         match self {
+            // A standby may follow its principal, and a server recover.
+            MirrorError::Behind { .. } => true,
             // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
             MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
-            MirrorError::Behind { .. } => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
             // Somebody may resume it, without a word to the far end.
             MirrorError::Namesake { .. } | MirrorError::Dropped(_) => true,

@@ -22,6 +22,8 @@ use tokio::sync::mpsc;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// How often it is said how far it is.
 const SAY_EVERY: Duration = Duration::from_secs(2);
+/// What a server says that is starting, or that replays and is not consistent yet.
+const CANNOT_CONNECT_NOW: &str = "57P03";
 /// The server has so long to come out of recovery, in seconds.
 const PROMOTED_WITHIN_S: u32 = 60;
 
@@ -64,8 +66,13 @@ impl Promoted {
 #[derive(Debug, thiserror::Error)]
 pub enum PromoteError {
     /// The standby, or the way there.
-    #[error("the standby: {0}")]
-    Standby(#[from] farshore_pg::Error),
+    #[error("{}", of_standby(server, error))]
+    Standby {
+        /// Which server.
+        server: String,
+        /// What is wrong.
+        error: farshore_pg::Error,
+    },
     /// The spool.
     #[error("{0}")]
     Spool(#[from] SpoolError),
@@ -110,6 +117,19 @@ pub enum PromoteError {
         server: String,
         /// How long it was waited for.
         within: Duration,
+    },
+    /// It would end its recovery before the end of its log.
+    #[error(
+        "{server} has a recovery target ({settings}): it would be promoted there, without the log \
+         behind it, or stop without being promoted if it has not come that far. It was not promoted, \
+         and the mirror goes on. There: ALTER SYSTEM RESET {settings} (or take it out of \
+         postgresql.conf), restart the standby, and run this again"
+    )]
+    RecoveryTarget {
+        /// Which server.
+        server: String,
+        /// Those that are set.
+        settings: String,
     },
     /// The role lacks a right.
     #[error(
@@ -207,8 +227,9 @@ pub async fn promote(
         }
         Err(error) => return Err(error.into()),
     };
-    let mut connection = Connection::connect(&plan.standby, Mode::Sql).await?;
+    let mut connection = connect(plan, progress).await?;
     let server = connection.server().to_owned();
+    let standby = |error| PromoteError::Standby { server: server.clone(), error };
     let view = look_within(&mut connection, plan.patience).await?;
     let expected = spool.identity().system_id.to_string();
     if view.system_id != expected {
@@ -239,6 +260,9 @@ pub async fn promote(
         {
             return Err(PromoteError::Chosen { server, chosen: closed.server });
         }
+        if let Some(settings) = view.stops_at(plan.allow_data_loss) {
+            return Err(PromoteError::RecoveryTarget { server, settings });
+        }
         fault::point("promote.before-drain");
         if !fault::defect("mirror-promote-without-drain") {
             let up_to = (positions.timeline, spool_end);
@@ -255,9 +279,10 @@ pub async fn promote(
         let _ = progress.try_send(format!("{server} is told to promote"));
         fault::point("promote.before-told");
         // A timeout that the standby has from its principal would end the wait, not the promotion.
-        connection.simple_query(&farshore_pg::no_timeouts(connection.server_version())).await?;
+        let no_timeouts = farshore_pg::no_timeouts(connection.server_version());
+        connection.simple_query(&no_timeouts).await.map_err(standby)?;
         let sql = format!("SELECT pg_promote(true, {PROMOTED_WITHIN_S})");
-        let rows = connection.query(&sql, &[]).await?;
+        let rows = connection.query(&sql, &[]).await.map_err(standby)?;
         if !rows.first().is_some_and(|row| row.parse_bool(0).unwrap_or(false)) {
             return Err(PromoteError::NotYet { server });
         }
@@ -281,6 +306,39 @@ pub async fn promote(
     Ok(promoted)
 }
 
+/// The error's own words name the server, mostly; those that came from it do not.
+fn of_standby(server: &str, error: &farshore_pg::Error) -> String {
+    let error = error.to_string();
+    match error.contains(server) {
+        true => format!("the standby: {error}"),
+        false => format!("the standby {server}: {error}"),
+    }
+}
+
+/// A standby that is being started is waited for.
+async fn connect(plan: &Plan, progress: &mpsc::Sender<String>) -> Result<Connection, PromoteError> {
+    let server = plan.standby.redacted();
+    let begun = Instant::now();
+    let mut said: Option<Instant> = None;
+    loop {
+        let error = match Connection::connect(&plan.standby, Mode::Sql).await {
+            Ok(connection) => return Ok(connection),
+            Err(error) => error,
+        };
+        // One that is stopped and started again takes none at all in between.
+        let is_starting = error.sqlstate() == Some(CANNOT_CONNECT_NOW)
+            || (said.is_some() && error.is_transient());
+        if !is_starting || begun.elapsed() >= plan.patience {
+            return Err(PromoteError::Standby { server, error });
+        }
+        if said.is_none_or(|said| said.elapsed() >= SAY_EVERY) {
+            said = Some(Instant::now());
+            let _ = progress.try_send(format!("{server} takes no connections yet: {error}"));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
 /// What it lacks may be damaged here, in a segment that is long complete: a server asks for such
 /// log again and again. Commits wait meanwhile, so it is looked for no longer than `patience`.
 async fn why_it_lacks(
@@ -302,7 +360,8 @@ async fn why_it_lacks(
 }
 
 /// Waits until the standby has replayed every whole record of the spool; where replay is held on
-/// purpose, until it has them on its disk: a server that is promoted replays all that it has first.
+/// purpose, until it has them on its disk: a server that is promoted replays all that it has first,
+/// if it has no recovery target.
 async fn drain(
     connection: &mut Connection,
     plan: &Plan,
@@ -359,8 +418,11 @@ struct View {
     /// Log that came by streaming is on its disk up to here.
     received: Lsn,
     replayed: Lsn,
-    /// On purpose: it is paused or delayed.
-    replay_is_held: bool,
+    /// On purpose, by somebody or at a recovery target.
+    replay_is_paused: bool,
+    replay_is_delayed: bool,
+    /// Settings that name a recovery target.
+    recovery_target: Option<String>,
     /// The timeline of that log.
     timeline: Option<Timeline>,
     /// Of its walreceiver.
@@ -373,11 +435,24 @@ impl View {
     /// Up to where a promotion would get. What a server has on its disk may have gone bad on the
     /// way there, so replay tells; where that is held on purpose, a promotion sets it going.
     fn has(&self) -> Lsn {
-        if self.replay_is_held { self.received.max(self.replayed) } else { self.replayed }
+        if self.is_set_going() { self.received.max(self.replayed) } else { self.replayed }
+    }
+
+    /// Whether a promotion has it replay what it has. At a recovery target it ends recovery.
+    fn is_set_going(&self) -> bool {
+        (self.replay_is_paused || self.replay_is_delayed) && self.recovery_target.is_none()
+    }
+
+    /// The recovery target that a promotion must not meet. One that was reached may be wanted, by who
+    /// allows what is behind it to be lost. One that was not ends the server instead ("recovery
+    /// ended before configured recovery target was reached").
+    fn stops_at(&self, allow_data_loss: bool) -> Option<String> {
+        let settings = self.recovery_target.clone()?;
+        (!(allow_data_loss && self.replay_is_paused)).then_some(settings)
     }
 
     fn why_nothing_comes(&self, (timeline, end): (Timeline, Lsn), listen: &str) -> String {
-        if !self.replay_is_held && self.received >= end {
+        if !self.is_set_going() && self.received >= end {
             return format!(
                 "It has received all, and replays nothing beyond {}: a query there may be in the \
                  way, or log went bad on its disk; look at its log",
@@ -411,16 +486,22 @@ impl View {
 async fn look_within(connection: &mut Connection, within: Duration) -> Result<View, PromoteError> {
     let server = connection.server().to_owned();
     match tokio::time::timeout(within.max(Duration::from_secs(5)), look(connection)).await {
-        Ok(view) => view,
+        Ok(view) => view.map_err(|error| PromoteError::Standby { server, error }),
         Err(_) => Err(PromoteError::Silent { server, within }),
     }
 }
 
-async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
+/// Every role may read these settings. Should one be refused or unknown all the same, nothing is
+/// promoted: the server's words say which.
+async fn look(connection: &mut Connection) -> Result<View, farshore_pg::Error> {
     let sql = "SELECT pg_is_in_recovery(), (SELECT system_identifier FROM pg_control_system()), \
                pg_last_wal_receive_lsn(), pg_last_wal_replay_lsn(), \
-               current_setting('recovery_min_apply_delay') <> '0' OR \
                CASE WHEN pg_is_in_recovery() THEN pg_is_wal_replay_paused() ELSE false END, \
+               current_setting('recovery_min_apply_delay') <> '0', \
+               (SELECT string_agg(name, ', ') FROM (VALUES ('recovery_target'), \
+               ('recovery_target_lsn'), ('recovery_target_name'), ('recovery_target_time'), \
+               ('recovery_target_xid')) targets (name) \
+               WHERE current_setting(name) <> ''), \
                (SELECT status FROM pg_stat_wal_receiver), \
                coalesce((SELECT received_tli FROM pg_stat_wal_receiver), \
                (SELECT nullif(min_recovery_end_timeline, 0) FROM pg_control_recovery())), \
@@ -437,21 +518,25 @@ async fn look(connection: &mut Connection) -> Result<View, PromoteError> {
         system_id: row.get(1).unwrap_or_default().to_owned(),
         received: position(2),
         replayed: position(3),
-        replay_is_held: row.parse_bool(4)?,
-        status: row.get(5).map(str::to_owned),
-        timeline: row.get(6).and_then(|text| text.parse().ok()).map(Timeline),
-        may_promote: row.parse_bool(7)?,
-        may_read: row.parse_bool(8)?,
+        replay_is_paused: row.parse_bool(4)?,
+        replay_is_delayed: row.parse_bool(5)?,
+        recovery_target: row.get(6).map(str::to_owned),
+        status: row.get(7).map(str::to_owned),
+        timeline: row.get(8).and_then(|text| text.parse().ok()).map(Timeline),
+        may_promote: row.parse_bool(9)?,
+        may_read: row.parse_bool(10)?,
     })
 }
 
 /// The timeline that a server writes, which is in no recovery.
 async fn timeline(connection: &mut Connection) -> Result<Timeline, PromoteError> {
-    let rows = connection.query("SELECT pg_walfile_name(pg_current_wal_lsn())", &[]).await?;
+    let server = connection.server().to_owned();
+    let rows = connection.query("SELECT pg_walfile_name(pg_current_wal_lsn())", &[]).await;
+    let rows = rows.map_err(|error| PromoteError::Standby { server: server.clone(), error })?;
     let name = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
     let timeline = name.get(..8).and_then(|hex| u32::from_str_radix(hex, 16).ok()).map(Timeline);
     timeline.ok_or_else(|| PromoteError::WrongHistory {
-        server: connection.server().to_owned(),
+        server,
         what: format!("it names its log \"{name}\""),
     })
 }
@@ -462,11 +547,85 @@ async fn fork(connection: &mut Connection, own: Timeline) -> Result<(Timeline, L
     let wrong = |what: String| PromoteError::WrongHistory { server: server.clone(), what };
     let timeline = timeline(connection).await?;
     let path = format!("pg_wal/{}", history_file_name(timeline));
-    let rows = connection.query("SELECT pg_read_file($1)", &[Some(&path)]).await?;
+    let rows = connection.query("SELECT pg_read_file($1)", &[Some(&path)]).await;
+    let rows = rows.map_err(|error| PromoteError::Standby { server: server.clone(), error })?;
     let text = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
     let history = History::parse(timeline, text).map_err(|error| wrong(error.to_string()))?;
     let (fork, _) = history.left(timeline, own).ok_or_else(|| {
         wrong(format!("its timeline {timeline} does not come from {own}, the spool's"))
     })?;
     Ok((timeline, fork))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpListener;
+
+    fn at_target(replay_is_paused: bool, recovery_target: Option<&str>) -> View {
+        View {
+            is_in_recovery: true,
+            system_id: "7".to_owned(),
+            received: Lsn(200),
+            replayed: Lsn(100),
+            replay_is_paused,
+            replay_is_delayed: false,
+            recovery_target: recovery_target.map(str::to_owned),
+            timeline: Some(Timeline(1)),
+            status: None,
+            may_promote: true,
+            may_read: true,
+        }
+    }
+
+    #[test]
+    fn what_is_behind_a_recovery_target_is_not_what_a_promotion_gets_to() {
+        assert_eq!(at_target(true, None).has(), Lsn(200));
+        assert_eq!(at_target(true, None).stops_at(false), None);
+        let set = Some("recovery_target_lsn");
+        assert_eq!(at_target(true, set).has(), Lsn(100));
+        assert!(at_target(true, set).stops_at(false).is_some());
+        assert!(at_target(false, set).stops_at(false).is_some());
+        // Who allows the loss gets a server, and not one that stops.
+        assert!(at_target(true, set).stops_at(true).is_none());
+        assert!(at_target(false, set).stops_at(true).is_some());
+    }
+
+    /// A server that refuses every connection with a code; how often it did.
+    async fn refusing(code: &'static str) -> (Config, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                counted.fetch_add(1, SeqCst);
+                let length = client.read_u32().await.unwrap() as usize;
+                client.read_exact(&mut vec![0; length - 4]).await.unwrap();
+                let fields = format!("SFATAL\0VFATAL\0C{code}\0Mit is starting up\0\0");
+                client.write_u8(b'E').await.unwrap();
+                client.write_u32(fields.len() as u32 + 4).await.unwrap();
+                client.write_all(fields.as_bytes()).await.unwrap();
+            }
+        });
+        let url = format!("postgres://u@127.0.0.1:{port}/d?sslmode=disable");
+        (Config::parse(&url).unwrap(), count)
+    }
+
+    #[tokio::test]
+    async fn a_standby_that_is_starting_is_waited_for_and_named() {
+        for (code, is_asked_again) in [(CANNOT_CONNECT_NOW, true), ("3D000", false)] {
+            let (standby, count) = refusing(code).await;
+            let server = standby.redacted();
+            let patience = Duration::from_millis(500);
+            let plan = Plan { standby, listen: String::new(), allow_data_loss: false, patience };
+            let (progress, mut told) = mpsc::channel(8);
+            let error = connect(&plan, &progress).await.err().unwrap().to_string();
+            assert!(error.starts_with(&format!("the standby {server}: ")), "{error}");
+            assert_eq!(count.load(SeqCst) > 1, is_asked_again, "{code}");
+            assert_eq!(told.try_recv().is_ok(), is_asked_again, "{code}");
+        }
+    }
 }

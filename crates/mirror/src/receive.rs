@@ -313,7 +313,7 @@ impl Near {
         mut positions: watch::Receiver<FarPositions>,
         mut feedback: watch::Receiver<Feedback>,
     ) -> Result<(), MirrorError> {
-        let Begun { mut connection, system, mut timeline, mut start, .. } = begun;
+        let Begun { mut connection, mut system, mut timeline, mut start, .. } = begun;
         for ancestor in 2..=timeline.0.min(system.timeline) {
             pass_history(&mut connection, Timeline(ancestor), &queue).await?;
         }
@@ -327,9 +327,10 @@ impl Near {
         loop {
             self.status().timeline = timeline.0;
             let server = connection.server().to_owned();
+            let place = (timeline, start);
             let (mut stream, first) = match tail.take() {
-                Some(tail) => self.start_compared(connection, timeline, &tail, start).await?,
-                None => (self.start_stream(connection, timeline, start).await?, None),
+                Some(tail) => self.start_compared(connection, &system, place, &tail).await?,
+                None => (self.start_stream(connection, &system, place).await?, None),
             };
             self.check_namesakes(stream.backend_pid()).await?;
             let mut flow = Flow {
@@ -356,6 +357,7 @@ impl Near {
             tracing::info!(mirror = %self.name, timeline = switch.timeline, at = %start, "the principal has a new timeline");
             connection = self.connect().await?;
             timeline = Timeline(switch.timeline);
+            (system.timeline, system.xlogpos) = (switch.timeline, switch.start);
             pass_history(&mut connection, timeline, &queue).await?;
             hand_on(&queue, FromNear::Switch { timeline, at: start }).await;
         }
@@ -366,14 +368,14 @@ impl Near {
     async fn start_stream(
         &self,
         connection: Connection,
-        timeline: Timeline,
-        start: Lsn,
+        system: &IdentifySystem,
+        (timeline, start): (Timeline, Lsn),
     ) -> Result<ReplicationStream, MirrorError> {
         let server = connection.server().to_owned();
         connection
             .start_physical_replication(Some(&self.slot), start, Some(timeline.0))
             .await
-            .map_err(|error| explain(&server, error.into()))
+            .map_err(|error| explain_start(&server, system, (timeline, start), error))
     }
 
     /// Starts the stream where the far end's log ends, after a look that the principal has the end
@@ -381,10 +383,11 @@ impl Near {
     async fn start_compared(
         &self,
         connection: Connection,
-        timeline: Timeline,
+        system: &IdentifySystem,
+        (timeline, start): (Timeline, Lsn),
         tail: &Tail,
-        start: Lsn,
     ) -> Result<(ReplicationStream, Option<StreamMessage>), MirrorError> {
+        let server = connection.server().to_owned();
         let begun = connection
             .start_physical_replication(Some(&self.slot), tail.start, Some(timeline.0))
             .await;
@@ -405,11 +408,44 @@ impl Near {
                      the far end has is not looked at: {error}"
                 );
                 let connection = self.connect().await?;
-                Ok((self.start_stream(connection, timeline, start).await?, None))
+                Ok((self.start_stream(connection, system, (timeline, start)).await?, None))
+            }
+            Err(MirrorError::Principal(error)) => {
+                Err(explain_start(&server, system, (timeline, start), error))
             }
             compared => compared,
         }
     }
+}
+
+/// Log that a principal does not have is refused with words that name neither it nor a way out. They
+/// may be in any language: what the server said of itself before tells which case it is.
+fn explain_start(
+    server: &str,
+    system: &IdentifySystem,
+    (timeline, start): (Timeline, Lsn),
+    error: farshore_pg::Error,
+) -> MirrorError {
+    // internal_error: both are reported without a code of their own.
+    let what = match error.sqlstate() {
+        Some("XX000") if system.timeline < timeline.0 => format!(
+            "it is on timeline {}, and the far end's spool is on {timeline}: it is an old principal, \
+             or a standby that is behind, whose log is taken once it is there. Point `principal` to \
+             the server that is on timeline {timeline} ({error})",
+            system.timeline
+        ),
+        Some("XX000") if system.xlogpos < start => format!(
+            "its log ends at {}, before {start}, up to where the far end's spool has it: it was set \
+             back, or is another server than before, or has not recovered all of its log yet, which \
+             is waited for. If that log is gone there, promote the mirror's standby, which has it \
+             (farshore mirror promote), or point `principal` to a server that has it; or give it up, \
+             with the commits in it: stop the far site's node, remove the mirror's spool there, \
+             start, and make the standbys anew ({error})",
+            system.xlogpos
+        ),
+        _ => return explain(server, error.into()),
+    };
+    MirrorError::Behind { server: server.to_owned(), what }
 }
 
 /// Log that the principal has dropped does not come back by waiting.
@@ -522,6 +558,31 @@ async fn hand_on(queue: &mpsc::Sender<FromNear>, message: FromNear) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_wire::backend::ServerError;
+
+    #[test]
+    fn a_principal_that_is_not_as_far_as_the_spool_is_named_and_waited_for() {
+        let explain = |code: &str, timeline, xlogpos| {
+            let system_id = "7".to_owned();
+            let system = IdentifySystem { system_id, timeline, xlogpos, dbname: None };
+            let error = ServerError { code: code.into(), ..ServerError::default() };
+            let error = farshore_pg::Error::Server(Box::new(error));
+            explain_start("postgres://a", &system, (Timeline(3), Lsn(0x300_0000)), error)
+        };
+        let old = explain("XX000", 1, Lsn(0x500_0000));
+        assert!(old.is_transient(), "{old}");
+        let old = old.to_string();
+        let said =
+            "the principal postgres://a: it is on timeline 1, and the far end's spool is on 3";
+        assert!(old.starts_with(said) && old.contains("Point `principal`"), "{old}");
+        let set_back = explain("XX000", 3, Lsn(0x200_0000)).to_string();
+        let said = "its log ends at 0/2000000, before 0/3000000";
+        assert!(set_back.contains(said) && set_back.contains("set back"), "{set_back}");
+        let other = explain("XX000", 3, Lsn(0x300_0000)).to_string();
+        assert!(other.starts_with("the principal: "), "{other}");
+        let dropped = explain("58P01", 1, Lsn(0x200_0000)).to_string();
+        assert!(dropped.contains("it has dropped log"), "{dropped}");
+    }
 
     #[test]
     fn segment_sizes_are_read_as_servers_show_them() {

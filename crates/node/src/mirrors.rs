@@ -1,6 +1,7 @@
 //! Mirrors: their ends that are here, kept running.
 
 mod bounds;
+mod left_behind;
 mod near_side;
 mod note;
 mod noting;
@@ -8,6 +9,7 @@ mod promote;
 mod reserve;
 
 pub(crate) use bounds::{resume_without_node, why_dropped};
+pub(crate) use left_behind::left_behind;
 pub(crate) use near_side::NearSide;
 pub(crate) use promote::Takeover;
 
@@ -50,6 +52,8 @@ pub(crate) struct NearAgent {
     near: Near,
     /// Why the last session ended.
     failure: Mutex<Option<String>>,
+    /// What its far end told of a promotion there, after its last session.
+    promoted: Mutex<Option<String>>,
     /// Its far end is here too.
     direct: bool,
     peer: Mutex<Option<String>>,
@@ -58,6 +62,7 @@ pub(crate) struct NearAgent {
     /// The notes that outlive the node.
     dropped: Note,
     resumed: Note,
+    slot: Note,
     /// Held by who drops the mirror or resumes it.
     dropping: tokio::sync::Mutex<()>,
     /// Each takes a walsender of the principal, of which the log needs one.
@@ -87,12 +92,14 @@ impl NearAgent {
                 status: Mutex::new(NearStatus::default()),
             },
             failure: Mutex::default(),
+            promoted: Mutex::default(),
             direct: mirror.direct,
             peer: Mutex::default(),
             bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
             seen: Mutex::new(seen),
             dropped,
             resumed,
+            slot: Note::slot(data_dir, &mirror.name),
             dropping: tokio::sync::Mutex::default(),
             backups: Semaphore::new(BACKUPS_MAX),
             end_session: watch::Sender::new(0),
@@ -115,15 +122,39 @@ impl NearAgent {
             Wanted::Mirror(request) => self.serve(session, request).await,
             Wanted::Seed(request) => self.seed(session, &request).await,
             Wanted::Backup(request) => self.back_up(session, &request).await,
-            Wanted::MirrorEnd(_) => self.near.tell_end(session).await,
+            Wanted::MirrorEnd(asked) => {
+                if asked.closed {
+                    self.hear_of_promotion(session.peer_site());
+                }
+                self.near.tell_end(session).await
+            }
             // Not a mirror's.
             Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
+        }
+    }
+
+    /// Nothing says so to the principal, which keeps log for a mirror that will never ask for it.
+    fn hear_of_promotion(&self, site: &str) {
+        let Near { name, slot, application_name, .. } = &self.near;
+        let told = format!(
+            "site \"{site}\" has promoted the standby of this mirror, or is about to: nothing more is \
+             carried, and commits that wait for \"{application_name}\" do not return. Take that name \
+             out of synchronous_standby_names if the old principal is to go on by itself; take \
+             [mirror.{name}] out of the site file here; and drop the slot, which keeps log for \
+             nobody: SELECT pg_drop_replication_slot('{slot}') there"
+        );
+        *lock(&self.peer) = Some(site.to_owned());
+        let before = lock(&self.promoted).replace(told.clone());
+        if before.as_ref() != Some(&told) {
+            tracing::warn!(mirror = %name, "{told}");
         }
     }
 
     /// Serves its far end until the session ends.
     async fn serve(&self, session: Session, request: MirrorRequest) -> Result<(), MirrorError> {
         *lock(&self.peer) = Some(session.peer_site().to_owned());
+        // One that was begun anew.
+        *lock(&self.promoted) = None;
         let connected = Connected(self);
         let mut end = self.end_session.subscribe();
         // Looked at after that: a drop that comes now ends the session.
@@ -132,6 +163,7 @@ impl NearAgent {
             receive::refuse(session, &dropped).await?;
             return Err(dropped);
         }
+        self.note_slot();
         let ended = tokio::select! {
             ended = self.near.serve(session, request) => ended,
             _ = end.changed() => Ok(()),
@@ -139,6 +171,20 @@ impl NearAgent {
         drop(connected);
         *lock(&self.failure) = ended.as_ref().err().map(ToString::to_string);
         ended
+    }
+
+    /// So that who takes the mirror out of the site file is told of the slot. Log flows meanwhile,
+    /// whatever the disk here does.
+    fn note_slot(&self) {
+        let text = format!("{}\n{}", self.near.slot, self.near.principal.redacted());
+        let (mirror, note) = (self.near.name.clone(), self.slot.clone());
+        tokio::task::spawn_blocking(move || {
+            if note.read().as_ref() != Some(&text)
+                && let Err(error) = note.write(&text)
+            {
+                tracing::warn!(%mirror, "{error}");
+            }
+        });
     }
 
     /// Gives its far end the principal's files.
@@ -221,7 +267,9 @@ impl NearAgent {
             (None, true) => "streaming",
             (None, false) => "waiting",
         };
-        let failure = lock(&self.failure).clone().filter(|_| !status.connected);
+        let promoted = lock(&self.promoted).clone();
+        let failure = promoted.or_else(|| lock(&self.failure).clone());
+        let failure = failure.filter(|_| !status.connected);
         MirrorReport {
             name: self.near.name.clone(),
             end: "near".to_owned(),
@@ -415,7 +463,7 @@ impl FarAgent {
 
     async fn take_in(&self, stop: watch::Receiver<bool>) {
         if self.far.spool().is_some_and(|spool| spool.closed().is_some()) {
-            return;
+            return self.tell_closed().await;
         }
         let agent = || async { outcome(self.session().await) };
         let position = || self.durable();

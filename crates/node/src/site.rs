@@ -10,7 +10,7 @@ use crate::check::gate::PublisherAsked;
 use crate::config::SiteConfig;
 use crate::control;
 use crate::legs::{self, Durability};
-use crate::mirrors::{FarAgent, NearAgent, NearSide};
+use crate::mirrors::{self, FarAgent, NearAgent, NearSide};
 use crate::monitoring;
 use crate::operate;
 use crate::report::{DownstreamReport, SiteReport, TracerReport};
@@ -257,6 +257,9 @@ impl Site {
             .iter()
             .map(|mirror| (mirror.name.clone(), Arc::new(NearAgent::new(mirror, &config.data_dir))))
             .collect();
+        for left in mirrors::left_behind(&config) {
+            tracing::warn!("{}. {}", left.what, left.remedy);
+        }
         let mut far_mirrors = Vec::new();
         for mirror in &config.mirrors.far {
             let near_side = match (&mirror.upstream, &identity) {

@@ -115,6 +115,24 @@ fn takes_over(mode: &str) -> Result<()> {
     check_fork(&mirrored.standby, told)?;
     let again = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(again.stdout.contains("had been promoted already"), "{again:?}");
+    if mode == "far" {
+        // Its near end knows, also once it was started again.
+        mirrored.near.restart()?;
+        report(&mirrored.near, "the near end to hear of the promotion", |mirror| {
+            let error = mirror["error"].as_str().unwrap_or_default();
+            error.contains("site \"far\" has promoted the standby")
+                && error.contains("pg_drop_replication_slot('farshore_mirror_m')")
+        })?;
+        // Out of the site file, what is left of it is told.
+        let file = mirrored.near.file();
+        let text = std::fs::read_to_string(&file)?;
+        let other = text.replace("[mirror.m]", "[mirror.n]").replace("\"m\"", "\"n\"");
+        std::fs::write(&file, other)?;
+        let checked = mirrored.near.verb("check", &[])?;
+        let said = "its slot \"farshore_mirror_m\" on postgres://";
+        ensure!(checked.stdout.contains(said), "{checked:?}");
+        std::fs::write(&file, text)?;
+    }
     // The old principal comes back: its log is not taken in, and nothing that it commits returns.
     mirrored.far.kill9()?;
     mirrored.far.start()?;
@@ -165,6 +183,44 @@ fn a_standby_whose_replay_is_delayed_takes_over_with_all() -> Result<()> {
     let told = mirrored.told()?;
     let returned = mirrored.lose_the_principal()?;
     ensure!(check_rows(&mirrored.standby, &returned).is_err(), "nothing was delayed");
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
+/// A standby with a recovery target ends recovery there when it is promoted, whatever it has on its
+/// disk: it is not, until the target is gone.
+#[test]
+fn a_standby_with_a_recovery_target_takes_over_with_all_or_not_at_all() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    let sql = "SELECT (pg_current_wal_flush_lsn() + 1048576)::text";
+    let target: String = mirrored.principal.connect()?.query_one(sql, &[])?.get(0);
+    let set = format!("ALTER SYSTEM SET recovery_target_lsn = '{target}'");
+    mirrored.standby.execute_script(&set)?;
+    mirrored.standby.restart()?;
+    // Whether it has come there or not: it would stop without being promoted, if not.
+    let early = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(early.code == Some(1) && early.stderr.contains("recovery_target_lsn"), "{early:?}");
+    let sql = "CREATE TABLE filling AS SELECT repeat('x', 500) FROM generate_series(1, 4000)";
+    mirrored.principal.execute_script(sql)?;
+    wait_until("the standby to pause at its target", LONG, &[], || {
+        let sql = "SELECT pg_is_wal_replay_paused()";
+        Ok(mirrored.standby.connect()?.query_one(sql, &[])?.get::<_, bool>(0).then_some(()))
+    })?;
+    mirrored.await_commits(20)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    ensure!(check_rows(&mirrored.standby, &returned).is_err(), "it did not stop at its target");
+    let refused = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("ALTER SYSTEM RESET recovery_target_lsn"), "{refused:?}");
+    ensure!(is_in_recovery(&mirrored.standby)?, "promoted although it lacks log");
+    let open = report(&mirrored.far, "the far end", |mirror| mirror["durable"] != "")?;
+    ensure!(open["state"] != "promoted", "{open}");
+    mirrored.standby.execute_script("ALTER SYSTEM RESET recovery_target_lsn")?;
+    mirrored.standby.restart()?;
     let promoted = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(promoted.code == Some(0), "{promoted:?}");
     check_rows(&mirrored.standby, &returned)?;

@@ -97,13 +97,14 @@ pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Director
     }
     let text = format!("a standby of {system_id} is being made here by farshore mirror seed\n");
     std::fs::write(&marker, text).map_err(SeedError::io("write", &marker))?;
-    let (there, ours) = (metadata(root)?, metadata(&marker)?);
+    let there = root.metadata().map_err(SeedError::io("look at", root))?;
     // A server takes no directory that others can write to.
     if !matches!(there.mode() & 0o777, 0o700 | 0o750) {
         std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))
             .map_err(SeedError::io("change the mode of", root))?;
     }
-    let owner = (there.uid() != ours.uid()).then(|| (there.uid(), there.gid()));
+    // Not told by the marker: where an earlier run made it, it is the owner's already.
+    let owner = (there.uid() != own_user()).then(|| (there.uid(), there.gid()));
     let directory = Directory { root: root.to_owned(), owner, has_files };
     directory.owned(&marker)?;
     sync(root)?;
@@ -118,8 +119,10 @@ fn is_own_link(relative: &str) -> bool {
     relative == "pg_wal" || tablespace.is_some_and(|name| !name.contains('/'))
 }
 
-fn metadata(path: &Path) -> Result<std::fs::Metadata, SeedError> {
-    path.metadata().map_err(SeedError::io("look at", path))
+/// As who this process makes files.
+fn own_user() -> u32 {
+    // SAFETY: geteuid has no preconditions.
+    unsafe { libc::geteuid() }
 }
 
 /// The first thing in a control file.
@@ -159,6 +162,15 @@ impl Directory {
         let Some((user, group)) = self.owner else { return Ok(()) };
         std::os::unix::fs::lchown(path, Some(user), Some(group))
             .map_err(SeedError::io("change the owner of", path))
+    }
+
+    /// Gives all that is there to its owner, links themselves too: an earlier run may have ended
+    /// between making a thing and giving it away, and this one keeps what is as it should be.
+    pub fn all_owned(&self) -> Result<(), SeedError> {
+        if self.owner.is_none() {
+            return Ok(());
+        }
+        self.walk()?.iter().try_for_each(|found| self.owned(&found.path))
     }
 
     /// Refuses what is neither a file nor a directory: what a link leads to is somebody else's.
@@ -345,6 +357,43 @@ mod tests {
         std::fs::remove_file(other.join("postmaster.pid")).unwrap();
         prepare(&other, "7", true).unwrap();
         assert!(!other.join(CONTROL).exists());
+    }
+
+    /// By a run as root that was killed, and by the next.
+    #[test]
+    fn all_that_root_makes_is_given_to_the_directorys_owner() {
+        const OWNER: (u32, u32) = (12_345, 12_346);
+        if own_user() != 0 {
+            println!("skipped: only root can give files to another user, and this is not root");
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().join("pgdata");
+        std::fs::create_dir(&root).unwrap();
+        std::os::unix::fs::chown(&root, Some(OWNER.0), Some(OWNER.1)).unwrap();
+        assert_eq!(prepare(&root, "7", false).unwrap().owner, Some(OWNER));
+        // Made and not given away yet when it was killed.
+        let (space, outside) = (folder.path().join("space"), folder.path().join("outside"));
+        std::fs::create_dir_all(space.join("PG_15_202209061/5")).unwrap();
+        std::fs::write(&outside, "x").unwrap();
+        std::fs::create_dir_all(root.join("pg_tblspc")).unwrap();
+        std::fs::write(root.join("PG_VERSION"), "15\n").unwrap();
+        symlink(&space, root.join("pg_tblspc/16400")).unwrap();
+        let again = prepare(&root, "7", false).unwrap();
+        assert_eq!(again.owner, Some(OWNER));
+        // Nobody's to give away is what a link leads to that is not PostgreSQL's.
+        symlink(&outside, root.join("link")).unwrap();
+        again.all_owned().unwrap();
+        let own = |path: &Path| {
+            let there = path.symlink_metadata().unwrap();
+            (there.uid(), there.gid()) == OWNER
+        };
+        let all = ["", MARKER, "PG_VERSION", "pg_tblspc", "pg_tblspc/16400", "link"];
+        for path in all.map(|path| root.join(path)) {
+            assert!(own(&path), "{}", path.display());
+        }
+        assert!(own(&space.join("PG_15_202209061/5")));
+        assert!(!own(&outside) && !own(&space));
     }
 
     fn told(directory: &Directory) -> Vec<FromTaker> {

@@ -294,6 +294,7 @@ impl Complete {
             quoted(slot)
         );
         self.append(AUTO_CONF, settings.as_bytes())?;
+        self.directory.all_owned()?;
         for found in self.directory.walk()? {
             if found.is_directory {
                 sync(&found.path)?;

@@ -2,7 +2,7 @@
 
 use super::Findings;
 use crate::config::SiteConfig;
-use crate::control;
+use crate::{control, mirrors};
 use farshore_capture::slot::{self, Begun};
 use farshore_store::segmented::read_notes;
 use std::io::ErrorKind;
@@ -66,6 +66,9 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
     }
     check_left_behind(config, findings);
     check_ports(config, findings);
+    for left in mirrors::left_behind(config) {
+        findings.warning(left.what, left.remedy);
+    }
     let Ok(disk) = rustix::fs::statvfs(&present) else { return };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let room = format!("{} are free under data_dir {}", bytes(free), folder.display());

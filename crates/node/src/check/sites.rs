@@ -3,12 +3,12 @@
 use super::{Finding, Findings};
 use crate::config::SiteConfig;
 use crate::mirrors::NearSide;
-use crate::sites::protocol::Wanted;
+use crate::sites::protocol::{AskEnd, Wanted};
 use crate::sites::{SourceOpener, dialer};
 use farshore_capture::publication::PublishedTable;
 use farshore_capture::source::{Remote, Source};
 use farshore_link::{Dialer, Identity};
-use farshore_mirror::relay::end::{EndRequest, PrincipalsLog, hear_end};
+use farshore_mirror::relay::end::{PrincipalsLog, hear_end};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -91,7 +91,7 @@ pub async fn check(config: &SiteConfig, given: &mut Given) -> Vec<Finding> {
 
 /// Asks the site that has a mirror's near end.
 async fn near_end(mirror: &str, site: &str, dialer: Dialer, findings: &mut Findings) {
-    let wanted = Wanted::MirrorEnd(EndRequest { mirror: mirror.to_owned() });
+    let wanted = Wanted::MirrorEnd(AskEnd::of(mirror));
     let asked = NearSide::Link(dialer).talk(wanted, hear_end).await;
     match asked.map(|answer| answer.map(|answer| answer.log)) {
         Ok(Ok(PrincipalsLog::EndsAt { end, .. })) => findings

@@ -1,10 +1,14 @@
 //! What a near end has to know of a mirror beyond its own life: that it was dropped, since a far end
 //! that comes back must not make the slot again, and with it the log that the principal had no room
-//! for; and that it was resumed and is still as far behind as it was.
+//! for; that it was resumed and is still as far behind as it was; and where it has a slot, which
+//! outlives its section of the site file.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
+
+/// How the names of notes of slots end.
+pub(super) const SLOT: &str = ".slot";
 
 /// A note on one mirror. No far end's folder is called as its file: names have no dots.
 #[derive(Clone, Debug)]
@@ -19,6 +23,11 @@ impl Note {
     /// How far behind it may be since it was resumed.
     pub fn resumed(data_dir: &Path, mirror: &str) -> Note {
         Note(data_dir.join("mirrors").join(format!("{mirror}.resumed")))
+    }
+
+    /// Its slot, and on the next line the server that has it.
+    pub fn slot(data_dir: &Path, mirror: &str) -> Note {
+        Note(data_dir.join("mirrors").join(format!("{mirror}{SLOT}")))
     }
 
     /// `None` if there is none. One that cannot be read says so. Blocks on the disk.
@@ -36,7 +45,9 @@ impl Note {
     /// The file system's, for a person.
     pub fn write(&self, why: &str) -> Result<(), String> {
         let folder = self.0.parent().unwrap_or(Path::new("."));
-        let new = self.0.with_extension("tmp");
+        // Not another note's, which may be written at the same time.
+        let mut new = self.0.clone().into_os_string();
+        new.push(".tmp");
         let write = || {
             std::fs::create_dir_all(folder)?;
             let mut file = File::create(&new)?;

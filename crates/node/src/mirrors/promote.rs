@@ -2,9 +2,9 @@
 
 use super::FarAgent;
 use crate::config::mirrors::FarMirror;
-use crate::sites::protocol::Wanted;
+use crate::sites::protocol::{AskEnd, Wanted};
 use farshore_mirror::promote::{Inherited, Plan, Promoted, promote};
-use farshore_mirror::relay::end::{EndAnswer, EndRequest, PrincipalsLog, hear_end};
+use farshore_mirror::relay::end::{EndAnswer, PrincipalsLog, hear_end};
 use farshore_mirror::spool::Spool;
 use farshore_model::Lsn;
 use farshore_pg::Config;
@@ -142,18 +142,33 @@ impl FarAgent {
         told
     }
 
+    /// Tells the near end now and then that nothing more is taken in here: it may have been started
+    /// again, and its principal keeps log for this mirror.
+    pub(super) async fn tell_closed(&self) {
+        let closed = AskEnd { closed: true, ..AskEnd::of(&self.config.name) };
+        loop {
+            if let Err(why) = self.ask_once(closed.clone()).await {
+                tracing::debug!(
+                    mirror = %self.name(),
+                    "the near end could not be told of the promotion: {why}"
+                );
+            }
+            tokio::time::sleep(TELL_CLOSED_EVERY).await;
+        }
+    }
+
+    async fn ask_once(&self, ask: AskEnd) -> Result<EndAnswer, String> {
+        let asked = self.near_side.talk(Wanted::MirrorEnd(ask), hear_end);
+        match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+            Ok(Ok(answer)) => answer.map_err(|error| error.to_string()),
+            Ok(Err(error)) => Err(error.to_string()),
+            Err(_) => Err(format!("it does not answer within {ANSWER_WITHIN:?}")),
+        }
+    }
+
     async fn ask_the_near_end(&self, spool: &Spool) -> Told {
         let heard = self.far.status().principal_end;
-        let request = EndRequest { mirror: self.config.name.clone() };
-        let ask = || async {
-            let wanted = Wanted::MirrorEnd(request.clone());
-            let asked = self.near_side.talk(wanted, hear_end);
-            match tokio::time::timeout(ANSWER_WITHIN, asked).await {
-                Ok(Ok(answer)) => answer.map_err(|error| error.to_string()),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err(format!("it does not answer within {ANSWER_WITHIN:?}")),
-            }
-        };
+        let ask = || self.ask_once(AskEnd::of(&self.config.name));
         let begun = Instant::now();
         let mut answer = ask().await;
         // A node that is being started again is there soon, and so is the server beside it.
@@ -191,6 +206,8 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// One that does not is asked again for so long.
 const ASK_FOR: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// How often a near end is told of a promotion.
+const TELL_CLOSED_EVERY: Duration = Duration::from_secs(15);
 
 /// Whether commits wait for a mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -38,13 +38,32 @@ pub(crate) enum Wanted {
     /// A mirror's log. What follows is `farshore_mirror`'s.
     Mirror(MirrorRequest),
     /// To ask how much log a mirror's principal has.
-    MirrorEnd(EndRequest),
+    MirrorEnd(AskEnd),
     /// To measure the line. What follows is [`super::measure`]'s.
     Measure {},
     /// The files of a mirror's principal. What follows is `farshore_mirror`'s.
     Seed(SeedRequest),
     /// A base backup of a mirror's principal. What follows is `farshore_mirror`'s.
     Backup(BackupRequest),
+}
+
+/// What a mirror's far end asks its near end beside the log's session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskEnd {
+    /// Of which mirror.
+    #[serde(flatten)]
+    pub request: EndRequest,
+    /// The far end's standby was promoted, or is about to be: nothing more is taken in there. A near
+    /// end that knows nothing of this answers all the same.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub closed: bool,
+}
+
+impl AskEnd {
+    /// Asks, and tells nothing.
+    pub fn of(mirror: &str) -> AskEnd {
+        AskEnd { request: EndRequest { mirror: mirror.to_owned() }, closed: false }
+    }
 }
 
 /// A spill that has come to a downstream site, or the beginning of it.
@@ -303,11 +322,21 @@ mod tests {
                 restores: true,
                 restores_pages: true,
             }),
-            Wanted::MirrorEnd(EndRequest { mirror: "dr".into() }),
+            Wanted::MirrorEnd(AskEnd::of("dr")),
+            Wanted::MirrorEnd(AskEnd { closed: true, ..AskEnd::of("dr") }),
             Wanted::Measure {},
         ] {
             let text = serde_json::to_string(&wanted).unwrap();
             assert_eq!(serde_json::from_str::<Wanted>(&text).unwrap(), wanted, "{text}");
         }
+    }
+
+    /// Versions before know no `closed`.
+    #[test]
+    fn what_is_asked_of_a_mirrors_end_is_as_it_was() {
+        let text = serde_json::to_string(&Wanted::MirrorEnd(AskEnd::of("dr"))).unwrap();
+        assert_eq!(text, r#"{"mirror_end":{"mirror":"dr"}}"#);
+        let text = r#"{"mirror":"dr","closed":true}"#;
+        assert_eq!(serde_json::from_str::<EndRequest>(text).unwrap().mirror, "dr");
     }
 }

@@ -5,7 +5,7 @@ mod log;
 use super::channel::SessionChannel;
 use super::measure::Host;
 use super::measure::serve::{Allowances, Measured, SESSION_TIME_MAX};
-use super::protocol::Wanted;
+use super::protocol::{AskEnd, Wanted};
 use crate::agents::lock;
 use crate::config::sites::{Downstream, SitesConfig};
 use crate::legs::milliseconds;
@@ -214,7 +214,7 @@ impl Serving {
         let publication = match &wanted {
             Wanted::Log { publication, .. } | Wanted::Source { publication } => publication.clone(),
             Wanted::Mirror(MirrorRequest { mirror, .. })
-            | Wanted::MirrorEnd(EndRequest { mirror })
+            | Wanted::MirrorEnd(AskEnd { request: EndRequest { mirror }, .. })
             | Wanted::Seed(SeedRequest { mirror, .. })
             | Wanted::Backup(BackupRequest { mirror, .. }) => {
                 let mirror = mirror.clone();

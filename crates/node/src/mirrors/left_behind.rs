@@ -1,0 +1,86 @@
+//! What is left of mirrors that the site file does not name any more: a spool takes room here, and a
+//! slot keeps log at its principal for nobody.
+
+use super::note::{Note, SLOT};
+use crate::config::SiteConfig;
+
+/// Something that nobody uses.
+pub(crate) struct LeftBehind {
+    pub what: String,
+    pub remedy: String,
+}
+
+/// Blocks on the disk.
+pub(crate) fn left_behind(config: &SiteConfig) -> Vec<LeftBehind> {
+    let folder = config.data_dir.join("mirrors");
+    let mut all = Vec::new();
+    let Ok(entries) = std::fs::read_dir(&folder) else { return all };
+    let mut names: Vec<String> =
+        entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    for file in names {
+        let path = folder.join(&file);
+        let unnamed_slot = file
+            .strip_suffix(SLOT)
+            .filter(|name| !config.mirrors.near.iter().any(|mirror| mirror.name == *name));
+        if path.is_dir() && !config.mirrors.far.iter().any(|mirror| mirror.name == file) {
+            all.push(LeftBehind {
+                what: format!(
+                    "data_dir holds the spool of mirror \"{file}\", which the site file does not \
+                     name; the slot of its near end may still keep log at the principal"
+                ),
+                remedy: format!(
+                    "Name it again; or drop that slot (farshore_mirror_{file}, if no other was \
+                     named), and remove {}",
+                    path.display()
+                ),
+            });
+        } else if let Some(name) = unnamed_slot {
+            let noted = Note::slot(&config.data_dir, name).read().unwrap_or_default();
+            // One that cannot be read names no slot.
+            let Some((slot, principal)) = noted.split_once('\n') else { continue };
+            all.push(LeftBehind {
+                what: format!(
+                    "mirror \"{name}\" was carried from here, and the site file does not name it: \
+                     its slot \"{slot}\" on {principal} keeps the log there, without bound, if it \
+                     was not dropped"
+                ),
+                remedy: format!(
+                    "Name it again; or, on that server, SELECT pg_drop_replication_slot('{slot}'), \
+                     and remove {}",
+                    path.display()
+                ),
+            });
+        }
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    #[test]
+    fn what_the_site_file_names_is_not_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let site = |mirror: &str| {
+            let text = format!(
+                "[site]\nname = \"s\"\ndata_dir = {:?}\n[mirror.{mirror}]\n\
+                 principal = \"postgres://a@b/c\"\nlisten = \"127.0.0.1:5433\"\n",
+                folder.path()
+            );
+            config::parse(&text, &folder.path().join("site.toml")).unwrap()
+        };
+        assert!(left_behind(&site("dr")).is_empty());
+        std::fs::create_dir_all(folder.path().join("mirrors/dr")).unwrap();
+        Note::slot(folder.path(), "dr").write("farshore_mirror_dr\npostgres://a@b/c").unwrap();
+        Note::dropped(folder.path(), "dr").write("too far behind").unwrap();
+        assert!(left_behind(&site("dr")).is_empty());
+        let left = left_behind(&site("other"));
+        let [spool, slot] = &left[..] else { panic!("{} are left behind", left.len()) };
+        assert!(spool.what.contains("the spool of mirror \"dr\""), "{}", spool.what);
+        assert!(slot.what.contains("\"farshore_mirror_dr\" on postgres://a@b/c"), "{}", slot.what);
+        assert!(slot.remedy.contains("pg_drop_replication_slot('farshore_mirror_dr')"));
+    }
+}
