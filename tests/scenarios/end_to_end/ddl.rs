@@ -427,24 +427,3 @@ fn a_column_that_was_dropped_and_comes_back_is_noticed() -> Result<()> {
     ensure!(there == here, "{there}, on the target {here}");
     Ok(())
 }
-
-/// What it was added with is converted, and its rows have more than NULL.
-#[test]
-fn a_column_that_got_another_type_before_it_was_followed_is_noticed() -> Result<()> {
-    let schema = "CREATE TABLE t (id integer PRIMARY KEY)";
-    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
-    pair.publish("INSERT INTO t SELECT generate_series(1, 50)")?;
-    pair.site.start()?;
-    pair.assert_equal(&["public"])?;
-    pair.site.stop()?;
-    pair.publish(
-        "BEGIN; ALTER TABLE t ADD c integer DEFAULT 5; ALTER TABLE t ALTER c SET DEFAULT 6; \
-         INSERT INTO t VALUES (100, 1); COMMIT; ALTER TABLE t ALTER c TYPE bigint; \
-         INSERT INTO t VALUES (101, 2)",
-    )?;
-    pair.site.start()?;
-    stops_with(&pair, "column c")?;
-    let wrong = "SELECT count(*) FROM t";
-    ensure!(pair.subscriber_says(wrong)? == "50", "rows came with another column than they have");
-    Ok(())
-}

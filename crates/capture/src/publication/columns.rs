@@ -141,15 +141,14 @@ impl PublicationSpec {
                 .query(
                     &format!(
                         "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '', \
-                       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0), \
-                       a.atttypid <> $4::text::oid \
+                       coalesce(pg_catalog.pg_relation_filenode(c.oid), 0) \
                      FROM pg_catalog.pg_class o \
                      JOIN pg_catalog.pg_namespace n ON n.oid = o.relnamespace \
                      CROSS JOIN LATERAL {} t \
                      JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind <> 'p' \
                      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
                      WHERE n.nspname = $1 AND o.relname = $2 AND a.attname = $3 \
-                       AND NOT a.attisdropped \
+                       AND NOT a.attisdropped AND a.atttypid = $4::text::oid \
                      ORDER BY a.atthasmissing DESC LIMIT 1",
                         partition_tree("o.oid")
                     ),
@@ -164,13 +163,10 @@ impl PublicationSpec {
             values.push(match rows.first() {
                 // The column has gone again, and with it whatever it held.
                 None => OldValue::Null,
-                Some(row) => match row.get(0).and_then(only_element) {
-                    Some(text) => OldValue::Missing(text),
-                    // To another type since: whatever they had was converted, and kept nowhere else.
-                    None if row.get(1) == Some("t") || row.get(3) == Some("t") => {
-                        OldValue::Filled { file_node: row.parse(2)? }
-                    }
-                    None => OldValue::Null,
+                Some(row) => match (row.get(0).and_then(only_element), row.get(1)) {
+                    (Some(text), _) => OldValue::Missing(text),
+                    (None, Some("t")) => OldValue::Filled { file_node: row.parse(2)? },
+                    (None, _) => OldValue::Null,
                 },
             });
         }
