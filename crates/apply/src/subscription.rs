@@ -219,6 +219,7 @@ impl Subscription {
                 alone_until: alone.until,
                 cancel: cancel.clone(),
             };
+            let asked_in_vain = start.ask_again;
             let ended = if start.beside.is_empty() {
                 cut_off = 0;
                 self.stream(session, start, attempt, &mut stop).await
@@ -269,7 +270,15 @@ impl Subscription {
                 Err(Failure {
                     error: ApplyError::AnotherTable { table, copied, found, .. },
                     careful_from: None,
-                }) if others.insert((table.clone(), found)) => {
+                }) if asked_in_vain || others.insert((table.clone(), found)) => {
+                    if asked_in_vain {
+                        return Err(ApplyError::NotYet(format!(
+                            "subscription \"{}\": the publisher's table {table} is another one than \
+                             was copied (OID {found} instead of {copied}), and the publisher cannot \
+                             be asked about it now",
+                            self.spec.name
+                        )));
+                    }
                     tracing::info!(
                         subscription = %self.spec.name, %table, copied, found,
                         "the publisher's table is another one than was copied"

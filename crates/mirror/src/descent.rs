@@ -54,7 +54,7 @@ fn departure(history: &History, timeline: Timeline, own: Timeline, durable: Lsn)
     ))
 }
 
-/// How long a principal has to send log that it must have.
+/// How long a principal has to send more of the log that it must have.
 const COMPARED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Looks whether a stream that begins with `tail` has it as the far end does, and moves it on to
@@ -73,7 +73,7 @@ pub(crate) async fn compare(
 ) -> Result<Option<StreamMessage>, MirrorError> {
     let server = stream.server().to_owned();
     let wrong = |what: String| MirrorError::WrongPrincipal { server: server.clone(), what };
-    let until = tokio::time::Instant::now() + COMPARED_WITHIN;
+    let mut until = tokio::time::Instant::now() + COMPARED_WITHIN;
     let (mut at, mut crc, mut rest) = (tail.start, 0, None);
     while at < start {
         let Ok(message) = tokio::time::timeout_at(until, stream.next()).await else {
@@ -94,6 +94,7 @@ pub(crate) async fn compare(
         let compared = tail.end.bytes_since(at).min(data.len() as u64);
         crc = crc32c::crc32c_append(crc, &data[..compared as usize]);
         at = Lsn(at.0 + data.len() as u64);
+        until = tokio::time::Instant::now() + COMPARED_WITHIN;
         if at > start {
             let data = data.slice(start.bytes_since(wal_start) as usize..);
             rest = Some(StreamMessage::XLogData { wal_start: start, wal_end, send_time, data });

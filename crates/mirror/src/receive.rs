@@ -313,7 +313,7 @@ impl Near {
         mut positions: watch::Receiver<FarPositions>,
         mut feedback: watch::Receiver<Feedback>,
     ) -> Result<(), MirrorError> {
-        let Begun { mut connection, mut system, mut timeline, mut start, .. } = begun;
+        let Begun { mut connection, is_slot_new, mut system, mut timeline, mut start, .. } = begun;
         for ancestor in 2..=timeline.0.min(system.timeline) {
             pass_history(&mut connection, Timeline(ancestor), &queue).await?;
         }
@@ -329,7 +329,11 @@ impl Near {
             let server = connection.server().to_owned();
             let place = (timeline, start);
             let (mut stream, first) = match tail.take() {
-                Some(tail) => self.start_compared(connection, &system, place, &tail).await?,
+                Some(tail) => {
+                    // Else a slot of ours, or its history, speaks for it.
+                    let must = is_slot_new && system.timeline == timeline.0;
+                    self.start_compared(connection, &system, place, (&tail, must)).await?
+                }
                 None => (self.start_stream(connection, &system, place).await?, None),
             };
             self.check_namesakes(stream.backend_pid()).await?;
@@ -379,13 +383,14 @@ impl Near {
     }
 
     /// Starts the stream where the far end's log ends, after a look that the principal has the end
-    /// of it; with what has come of the log behind it by then.
+    /// of it; with what has come of the log behind it by then. Where it has that no more, it is
+    /// believed, unless it `must` be looked at.
     async fn start_compared(
         &self,
         connection: Connection,
         system: &IdentifySystem,
         (timeline, start): (Timeline, Lsn),
-        tail: &Tail,
+        (tail, must): (&Tail, bool),
     ) -> Result<(ReplicationStream, Option<StreamMessage>), MirrorError> {
         let server = connection.server().to_owned();
         let begun = connection
@@ -401,7 +406,7 @@ impl Near {
         match compared {
             // The slot keeps whole segments, from the one that `start` is in: where one begins
             // there, the end of the one before may be gone.
-            Err(MirrorError::Principal(error)) if error.sqlstate() == Some("58P01") => {
+            Err(MirrorError::Principal(error)) if error.sqlstate() == Some("58P01") && !must => {
                 tracing::warn!(
                     mirror = %self.name, %start,
                     "the principal has dropped the log before that, so whether it is the one that \

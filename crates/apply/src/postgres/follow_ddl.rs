@@ -220,7 +220,13 @@ impl Follow<'_> {
             return Ok(());
         }
         let published = published_name(self.relation);
-        let which = [Some(self.subscription), Some(&published.schema), Some(&published.name)];
+        let table = self.table.to_string();
+        let which = [
+            Some(self.subscription),
+            Some(published.schema.as_str()),
+            Some(published.name.as_str()),
+            Some(table.as_str()),
+        ];
         let left = session.query(COLUMNS_LEFT, &which).await?;
         let was_left = |column: &&&Column| left.iter().any(|row| row.get(0) == Some(&column.name));
         let Some(column) = found.iter().find(was_left) else { return Ok(()) };
@@ -244,11 +250,21 @@ impl Follow<'_> {
         }
         let published = published_name(self.relation);
         let left = text_array(left.iter().copied());
+        // With their numbers: one that is made again is another.
         let note = "UPDATE farshore.table_copy SET columns_left = ARRAY( \
-               SELECT DISTINCT name FROM unnest(columns_left || $4::text::text[]) AS name) \
+               SELECT kept FROM unnest(columns_left) AS kept UNION \
+               SELECT attnum || ' ' || attname FROM pg_catalog.pg_attribute \
+               WHERE attrelid = pg_catalog.to_regclass($5) AND attname = ANY ($4::text::name[])) \
              WHERE subscription = $1 AND schema_name = $2 AND table_name = $3";
-        let which = [Some(self.subscription), Some(&published.schema), Some(&published.name)];
-        session.execute(note, &[&which[..], &[Some(&left)]].concat()).await.map(drop)
+        let table = self.table.to_string();
+        let which = [
+            Some(self.subscription),
+            Some(published.schema.as_str()),
+            Some(published.name.as_str()),
+            Some(left.as_str()),
+            Some(table.as_str()),
+        ];
+        session.execute(note, &which).await.map(drop)
     }
 
     /// Columns that are left must be able to stay empty.
@@ -559,10 +575,11 @@ pub(super) const DEFINITIONS: &str = "SELECT c.schema_name, c.table_name, c.defi
        AND c.table_name = w.table_name WHERE c.definition IS NOT NULL";
 
 /// Columns that a target's table has kept. As JSON: a schema of before has no such column.
-const COLUMNS_LEFT: &str = "SELECT pg_catalog.jsonb_array_elements_text(kept) FROM ( \
-       SELECT pg_catalog.to_jsonb(c) -> 'columns_left' AS kept FROM farshore.table_copy c \
-       WHERE c.subscription = $1 AND c.schema_name = $2 AND c.table_name = $3) AS of_table \
-     WHERE pg_catalog.jsonb_typeof(kept) = 'array'";
+const COLUMNS_LEFT: &str = "SELECT a.attname FROM farshore.table_copy c \
+     JOIN pg_catalog.pg_attribute a ON a.attrelid = pg_catalog.to_regclass($4) AND a.attnum > 0 \
+       AND NOT a.attisdropped \
+       AND pg_catalog.to_jsonb(c) -> 'columns_left' @> pg_catalog.to_jsonb(a.attnum || ' ' || a.attname) \
+     WHERE c.subscription = $1 AND c.schema_name = $2 AND c.table_name = $3";
 
 /// The answer to [`DEFINITIONS`].
 pub(super) fn definitions_of(rows: &[Row]) -> HashMap<TableName, Relation> {

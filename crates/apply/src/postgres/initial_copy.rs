@@ -364,7 +364,7 @@ impl InitialCopy<'_> {
             )
             .await?;
         note_definition(session, self.subscription, name, &definition_of(&table)).await?;
-        session.claim_table(self.subscription, name, &target).await?;
+        session.claim_table(self.subscription, name, &target, begun).await?;
         session.simple("COMMIT").await?;
         fault::point("snapshot.after-state");
         // A partitioned table has no blocks of its own.

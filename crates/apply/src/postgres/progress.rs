@@ -56,7 +56,7 @@ ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea,
   ADD COLUMN IF NOT EXISTS target_oid oid, ADD COLUMN IF NOT EXISTS noted_in oid,
   ADD COLUMN IF NOT EXISTS columns_left text[];
 COMMENT ON COLUMN farshore.table_copy.columns_left IS
-  'Columns that the publisher''s table has lost and the target''s has kept';
+  'Columns that the publisher''s table has lost and the target''s has kept: number and name';
 COMMENT ON COLUMN farshore.table_copy.target_oid IS
   'OID of the table here that the rows were copied to; NULL until it is noted';
 COMMENT ON COLUMN farshore.table_copy.noted_in IS
@@ -138,8 +138,10 @@ const LOAD_PROGRESS: &str =
 const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership, \
       CASE WHEN pg_catalog.length(definition) > 5 THEN \
         ('x' || pg_catalog.encode(pg_catalog.substr(definition, 2, 4), 'hex'))::bit(32)::bigint END, \
-      state <> 'copied' AND file_node = 0 \
-    FROM farshore.table_copy WHERE subscription = $1 ORDER BY 1, 2";
+      state <> 'copied' AND file_node = 0 AND NOT EXISTS (SELECT FROM farshore.range_copy r \
+        WHERE (r.subscription, r.schema_name, r.table_name) \
+          = (c.subscription, c.schema_name, c.table_name)) \
+    FROM farshore.table_copy c WHERE subscription = $1 ORDER BY 1, 2";
 
 const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
 

@@ -85,7 +85,8 @@ impl Session {
 
 impl Session {
     /// Notes which table on the target rows are copied to, in the transaction that begins the copy:
-    /// nobody else may fill it. Who asks while another is about to note it waits for that one.
+    /// nobody else may fill it. Who asks while another is about to note it waits for that one. What
+    /// was claimed before (`is_ours`) is not asked about.
     ///
     /// # Errors
     /// Another subscription fills it; the target's.
@@ -94,6 +95,7 @@ impl Session {
         subscription: &str,
         table: &TableName,
         target: &TableName,
+        is_ours: bool,
     ) -> Result<(), ApplyError> {
         if !self.keeps_oids().await? {
             return Ok(());
@@ -101,15 +103,21 @@ impl Session {
         self.simple(SCHEMA_LOCK).await?;
         let asked = Asked::of(&[(table.clone(), target.clone())]);
         self.execute(NOTE, &asked.parameters(subscription)).await?;
-        let which = [Some(subscription), Some(&target.to_string())];
+        if is_ours {
+            return Ok(());
+        }
+        let target_name = target.to_string();
+        let which = [Some(subscription), Some(target_name.as_str())];
         let others = self.query(FILLED_BY, &which).await?;
         let Some(other) = others.first().and_then(|row| row.get(0)) else { return Ok(()) };
         Err(ApplyError::Setup(format!(
             "subscription \"{subscription}\": table {target} on the target is filled by subscription \
-             \"{other}\". Take it out of one of the two; if \"{other}\" is gone for good: DELETE FROM \
-             farshore.subscription WHERE name = {}, and TRUNCATE {target}; then go on (farshore \
-             resume)",
-            quote_literal(other)
+             \"{other}\". Take it out of one of the two; if it was taken out of \"{other}\": DELETE FROM \
+             farshore.table_copy WHERE subscription = {0} AND target_oid = {1}::regclass; if \
+             \"{other}\" is gone for good: DELETE FROM farshore.subscription WHERE name = {0}; then \
+             go on (farshore resume)",
+            quote_literal(other),
+            quote_literal(&target_name)
         )))
     }
 

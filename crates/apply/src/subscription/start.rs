@@ -123,6 +123,14 @@ impl Subscription {
             return Err(self.waits_for_backup(cursor.applied));
         }
         let unfinished = progress.as_ref().is_none_or(|progress| progress.state == state::COPYING);
+        let cursor = match cursor.expired {
+            // All is copied anew: the log is to be kept from here on.
+            Some(_) if unfinished => {
+                self.store.drop_cursor(name)?;
+                self.store.register_cursor(name)?
+            }
+            _ => cursor,
+        };
         if let (Some(start), false) = (cursor.expired, unfinished) {
             return Err(self.gap(start));
         }

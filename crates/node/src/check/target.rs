@@ -16,6 +16,7 @@ use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Question, Row};
 use std::collections::HashMap;
+use std::time::Duration;
 
 /// Tables that are asked about in one statement.
 const TABLES_AT_ONCE: usize = 200;
@@ -23,6 +24,9 @@ const TABLES_AT_ONCE: usize = 200;
 /// How often it is looked whether two connections share a session of the server: a pooler gives the
 /// one that was used last.
 const POOLER_TRIES: usize = 3;
+
+/// How long a pooler may take for the second of them.
+const POOLER_WITHIN: Duration = Duration::from_secs(5);
 
 /// Looks at a subscription's target, on a connection of that name, which is returned if there is
 /// one. Without `published` only its server is looked at.
@@ -77,8 +81,10 @@ async fn check_pooler(
     if session.is_with_server() {
         return Ok(());
     }
-    let mut other = Session::connect(&subscription.spec.target, NAME).await?;
-    let mut shared = false;
+    let other = Session::connect(&subscription.spec.target, NAME);
+    // A pool of one session keeps a second client waiting.
+    let Ok(other) = tokio::time::timeout(POOLER_WITHIN, other).await else { return Ok(()) };
+    let (mut other, mut shared) = (other?, false);
     for _ in 0..POOLER_TRIES {
         let ours = pid_of(session.query(OWN_PID, &[]).await?);
         shared |= ours == pid_of(other.query(OWN_PID, &[]).await?);

@@ -63,7 +63,8 @@ impl Log {
         let found = match before {
             Newest::Known(Some(known)) => match self.newest_after(known.0) {
                 Ok(newer) => newer.or(Some(known)),
-                Err(StoreError::Dropped { .. }) => self.newest_in_files()?.or(Some(known)),
+                // Newer ones may have come and gone since.
+                Err(StoreError::Dropped { .. }) => self.newest_in_files()?,
                 Err(error) => return Err(error),
             },
             Newest::Known(None) | Newest::NotLookedFor => self.newest_in_files()?,
