@@ -325,6 +325,23 @@ fn what_lost_its_slot_is_copied_anew_as_the_message_says() -> Result<()> {
     copied_anew_as_told(&mut pair, "the store no longer has changes")
 }
 
+/// The log is kept for it again from then on.
+#[test]
+fn what_retention_dropped_is_copied_anew_as_the_message_says() -> Result<()> {
+    let mut pair = streaming("segment_size = \"64KB\"\nretention_size = \"256KB\"")?;
+    pair.site.verb("pause", &["--subscription", "s"])?;
+    let at_first = pair.site.status()?["publications"][0]["store_start"].clone();
+    wait_until("the log to be dropped", SOON, &[&pair.site.log_path()], || {
+        pair.publish(
+            "UPDATE t SET v = (SELECT string_agg(md5(random()::text || t.id || n), '') \
+             FROM generate_series(1, 30) AS n)",
+        )?;
+        Ok((pair.site.status()?["publications"][0]["store_start"] != at_first).then_some(()))
+    })?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    copied_anew_as_told(&mut pair, "the store no longer has changes")
+}
+
 /// It is seen for the first time when the store has as much again, and its tables stood at
 /// different points.
 #[test]
