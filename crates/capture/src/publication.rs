@@ -189,6 +189,9 @@ pub struct PublishedColumn {
     pub type_modifier: i32,
 }
 
+/// So often in a row tables are listed anew to be published, if one of them is dropped meanwhile.
+const LISTS_MAX: u32 = 50;
+
 impl PublicationSpec {
     /// The PostgreSQL publication's name.
     pub fn publication_name(&self) -> String {
@@ -297,6 +300,17 @@ impl PublicationSpec {
     /// Creates or alters our PostgreSQL publication to publish just what is configured; an adopted
     /// one is only looked up.
     pub async fn ensure_publication(&self, sql: &mut Connection) -> Result<(), CaptureError> {
+        let mut tries = 1;
+        loop {
+            match self.publish_what_is_there(sql).await {
+                // Where tables come and go all the time, the next list may hold long enough.
+                Err(CaptureError::Interrupted(_)) if tries < LISTS_MAX => tries += 1,
+                done => return done,
+            }
+        }
+    }
+
+    async fn publish_what_is_there(&self, sql: &mut Connection) -> Result<(), CaptureError> {
         let name = self.publication_name();
         let existing = self.existing_comment(sql).await?;
         if self.adopt_publication.is_some() {
