@@ -2,6 +2,7 @@
 
 use crate::definitions::assert_same;
 use anyhow::{Result, ensure};
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use std::time::Duration;
 
@@ -127,11 +128,12 @@ fn a_refused_index_or_key_is_recorded_and_holds_nothing_up() -> Result<()> {
         pair.site.await_log("the target refuses constraint child_p_fkey of public.child", SOON)?;
         let refused = "SELECT string_agg(object, ', ' ORDER BY stage) FROM farshore.after_copy \
                        WHERE refusal IS NOT NULL AND statement <> ''";
-        let refused = pair.subscriber_says(refused)?;
-        ensure!(
-            refused == "index public.by_call, constraint child_p_fkey of public.child",
-            "{refused}"
-        );
+        // It is said a moment before it is committed.
+        wait_until("both to be recorded", SOON, &[&pair.site.log_path()], || {
+            let refused = pair.subscriber_says(refused)?;
+            let both = "index public.by_call, constraint child_p_fkey of public.child";
+            Ok((refused == both).then_some(()))
+        })?;
         pair.publish("UPDATE child SET v = 'c'")?;
         pair.assert_equal(&["farshore_marks"])?;
         ensure!(pair.subscriber_says("SELECT string_agg(v, '') FROM child")? == "cc");

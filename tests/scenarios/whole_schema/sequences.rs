@@ -102,8 +102,8 @@ fn missing_rights_are_warnings() -> Result<()> {
     pair.site.replace("publication = \"p\"", "publication = \"p\"\nsequences_every = \"1s\"")?;
     pair.site.start()?;
     pair.publish("INSERT INTO t (v) SELECT 'v' FROM generate_series(1, 50)")?;
-    let said = "the role may not set sequence public.t_id_seq on the target, so it stays behind. \
-                GRANT SELECT, UPDATE ON SEQUENCE public.t_id_seq TO the role";
+    let said = "role applier may not set sequence public.t_id_seq on the target, so it stays behind. \
+                GRANT SELECT, UPDATE ON SEQUENCE public.t_id_seq TO applier";
     pair.site.await_log(said, SOON)?;
     pair.assert_equal(&["public"])?;
     pair.subscriber.execute_script("GRANT SELECT, UPDATE ON SEQUENCE t_id_seq TO applier")?;
