@@ -423,7 +423,6 @@ impl InitialCopy<'_> {
         Ok(Work { table, target: into, plan, ranges, finished })
     }
 
-    /// Checks that the target's table can take the rows, and says how they travel.
     /// Adds what a table that was copied before, and is empty now, lacks of the publisher's columns:
     /// a change that would have brought them may be long in coming.
     async fn follow(
@@ -453,6 +452,7 @@ impl InitialCopy<'_> {
         session.simple("COMMIT").await
     }
 
+    /// Checks that the target's table can take the rows, and says how they travel.
     async fn check_target(
         &self,
         session: &mut Session,
