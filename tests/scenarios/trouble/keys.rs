@@ -32,9 +32,8 @@ fn a_key_with_a_generated_column_is_refused_before_and_on_the_way() -> Result<()
     ensure!(state == "stopped", "{state}: {error}");
     // By the whole row there is no doubt.
     pair.publish("ALTER TABLE g REPLICA IDENTITY FULL")?;
-    for agent in [["--publication", "p"], ["--subscription", "s"]] {
-        pair.site.verb("resume", &agent)?;
-    }
+    // The subscription may come to the same stop by itself, a moment after this one.
+    pair.site.restart()?;
     pair.publish(
         "INSERT INTO g (a, b, v) SELECT a, b, 'x' FROM generate_series(1, 3000) a, \
          generate_series(1, 2) b; UPDATE g SET v = 'y' WHERE a % 7 = 0 AND b = 2; \

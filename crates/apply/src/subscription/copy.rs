@@ -99,7 +99,11 @@ impl Subscription {
             )
             .await?;
         fault::point("snapshot.after-finish");
-        self.set_status(|status| status.copied_at = Some(newest));
+        self.set_status(|status| {
+            status.copied_at = Some(newest);
+            // Also of one that is paused before anything is streamed.
+            status.applied = Applied(applied);
+        });
         tracing::info!(subscription = %name, %applied, state = word, "initial copy done");
         Ok(())
     }

@@ -297,6 +297,11 @@ impl Writer {
         Ok(())
     }
 
+    #[cfg(test)]
+    pub(super) fn spare_is_made(&self) -> bool {
+        self.spare.as_ref().is_some_and(JoinHandle::is_finished)
+    }
+
     /// For who waits for log to be durable, and everybody else.
     fn publish(&self) {
         self.shared.positions.send_modify(|positions| self.show(positions));

@@ -2,9 +2,9 @@
 //! so that a far site that stays away or is slow does not fill the principal's disk.
 
 use super::NearAgent;
-use super::note::Note;
 use crate::agents::lock;
 use crate::config::SiteConfig;
+use crate::mirrors::note::Note;
 use farshore_pg::{Config, Connection, Error, Mode};
 use std::time::Duration;
 use tokio::sync::watch;
