@@ -15,7 +15,7 @@ use crate::monitoring;
 use crate::operate;
 use crate::report::{DownstreamReport, SiteReport, TracerReport};
 use crate::sites::receive::{Receive, ReceiveStatus};
-use crate::sites::renewal::Renewal;
+use crate::sites::renewal::{Renewal, Seen};
 use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
@@ -132,7 +132,8 @@ pub struct Site {
     near_mirrors: BTreeMap<String, Arc<NearAgent>>,
     far_mirrors: Vec<Arc<FarAgent>>,
     serving: Option<Arc<Serving>>,
-    identity: Option<Arc<Identity>>,
+    /// With what its files looked like.
+    identity: Option<(Arc<Identity>, Seen)>,
     /// Of every upstream site, as its sessions are opened.
     dialers: Vec<Dialer>,
     started: Instant,
@@ -160,7 +161,10 @@ impl Site {
             error,
         })?;
         let lock = take_folder(&config.data_dir)?;
-        let identity = config.sites.identity.as_ref().map(Identity::load).transpose()?;
+        // Before they are loaded: what replaces them meanwhile is seen as new.
+        let sites = &config.sites;
+        let seen = sites.identity.as_ref().map(|files| Seen::look(files, &sites.revocations));
+        let identity = sites.identity.as_ref().map(Identity::load).transpose()?;
         if let Some(identity) = identity.as_ref().filter(|id| id.site() != config.name) {
             return Err(SiteError::AnotherSite {
                 site: config.name.clone(),
@@ -288,7 +292,7 @@ impl Site {
             near_mirrors,
             far_mirrors,
             serving,
-            identity,
+            identity: identity.zip(seen),
             dialers,
             started: Instant::now(),
             _lock: lock,
@@ -352,7 +356,8 @@ impl Site {
     }
 
     async fn listen(&self) -> Result<Option<Listener>, SiteError> {
-        let (Some(address), Some(identity)) = (&self.config.sites.listen, &self.identity) else {
+        let (Some(address), Some((identity, _))) = (&self.config.sites.listen, &self.identity)
+        else {
             return Ok(None);
         };
         let listener = Listener::bind(address, identity.clone(), LinkOptions::default()).await?;
@@ -383,10 +388,12 @@ impl Site {
         if let Some((listener, serving)) = &listener {
             agents.spawn(serving.clone().run(listener.clone(), stop.clone()));
         }
-        let renewal = self.config.sites.identity.clone().map(|files| {
-            let (site, dialers) = (self.config.name.clone(), self.dialers.clone());
+        let files = self.config.sites.identity.clone().zip(self.identity.as_ref());
+        let renewal = files.map(|(files, (_, loaded))| {
+            let (site, loaded) = (self.config.name.clone(), loaded.clone());
+            let dialers = self.dialers.clone();
             let revocations = self.config.sites.revocations.clone();
-            tokio::spawn(Renewal { files, revocations, site, dialers, listener }.watch())
+            tokio::spawn(Renewal { files, revocations, loaded, site, dialers, listener }.watch())
         });
         for agent in &self.received {
             let (switch, stop) = (agent.switch.clone(), stop.clone());

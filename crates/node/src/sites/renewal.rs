@@ -16,6 +16,8 @@ pub(crate) struct Renewal {
     pub files: IdentityFiles,
     /// Where a list of revocations may come to be.
     pub revocations: PathBuf,
+    /// As the files were seen before they were loaded.
+    pub loaded: Seen,
     /// Who this is.
     pub site: String,
     /// To upstream sites.
@@ -26,9 +28,20 @@ pub(crate) struct Renewal {
 
 /// What is seen of the files from outside.
 #[derive(Clone, PartialEq, Eq)]
-struct Seen {
+pub(crate) struct Seen {
     own: [Option<(SystemTime, u64)>; 2],
     judging: [Option<(SystemTime, u64)>; 2],
+}
+
+impl Seen {
+    /// Blocks on the disk.
+    pub fn look(files: &IdentityFiles, revocations: &Path) -> Seen {
+        let IdentityFiles { certificate, key, authorities, .. } = files;
+        Seen {
+            own: [seen(certificate), seen(key)],
+            judging: [seen(authorities), seen(revocations)],
+        }
+    }
 }
 
 fn seen(path: &Path) -> Option<(SystemTime, u64)> {
@@ -37,21 +50,13 @@ fn seen(path: &Path) -> Option<(SystemTime, u64)> {
 }
 
 impl Renewal {
-    fn look(&self) -> Seen {
-        let IdentityFiles { certificate, key, authorities, .. } = &self.files;
-        Seen {
-            own: [seen(certificate), seen(key)],
-            judging: [seen(authorities), seen(&self.revocations)],
-        }
-    }
-
     /// Looks again and again.
     pub async fn watch(self) {
-        let (mut used, mut before) = (self.look(), self.look());
-        let mut tried = used.clone();
+        let (mut used, mut tried, mut before) =
+            (self.loaded.clone(), self.loaded.clone(), self.loaded.clone());
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let now = self.look();
+            let now = Seen::look(&self.files, &self.revocations);
             // Who replaces several files is let finish.
             let is_settled = now == before;
             before = now.clone();
