@@ -7,6 +7,7 @@
 
 use crate::ApplyError;
 use crate::postgres::progress::{Progress, TableProgress};
+use crate::remedy;
 use crate::subscription::Subscription;
 use farshore_capture::slot;
 use farshore_model::{Lsn, PgTime};
@@ -81,7 +82,8 @@ impl Subscription {
                  holds only up to {durable}: it was replaced or set back. If this site's store \
                  alone was put back to an older copy of itself, it fetches the rest from its \
                  upstream: farshore resume, once it has. Otherwise, to have all its tables emptied \
-                 and copied anew: farshore resync --subscription {name}, then farshore resume"
+                 and copied anew: {}, then farshore resume",
+                remedy::resync(name, None)
             )));
         }
         let reached = self.given.up_to().max(begins);
@@ -95,10 +97,10 @@ impl Subscription {
                      store held only up to {reached} when this node opened it: the store or the \
                      publisher was replaced or set back, and what came since is not what the \
                      target has. Found {}, and remembered: farshore resume and a restart do not \
-                     help. To have all its tables emptied and copied anew: farshore resync \
-                     --subscription {name}, then farshore resume; or restore the target from a \
-                     backup that has applied no more than {reached}",
-                    PgTime::now()
+                     help. To have all its tables emptied and copied anew: {}, then farshore resume; or \
+                     restore the target from a backup that has applied no more than {reached}",
+                    PgTime::now(),
+                    remedy::resync(name, None)
                 );
                 store.set_note(&note_key(name), &format!("{reached} {found}"))?;
                 return Err(ApplyError::Gap(found));

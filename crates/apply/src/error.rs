@@ -39,8 +39,8 @@ pub enum ApplyError {
     #[error(
         "subscription \"{subscription}\": the publisher's table {table} is another one than was \
          copied (OID {found} instead of {copied}): it was renamed, or dropped and made again. To \
-         have it copied anew, rows and all: farshore resync --subscription {subscription} --table \
-         {table}"
+         have it copied anew, rows and all: {}",
+        remedy::resync(.subscription, Some(.table))
     )]
     AnotherTable {
         /// Subscription.

@@ -2,6 +2,9 @@
 //! Codes"). What passes by itself is tried again without anybody; the rest waits for a person.
 
 use crate::error::passes_by_itself;
+use farshore_capture::publication::TableName;
+use std::borrow::Cow;
+use std::fmt::Write as _;
 
 /// The next step where progress is not kept any more.
 const PROGRESS_GONE: &str = "Farshore keeps its progress there: restore it; or empty the target's \
@@ -63,10 +66,36 @@ pub fn sentence(error: &farshore_pg::Error) -> String {
     format!(". {}", if ours { PROGRESS_GONE } else { next_step(code) })
 }
 
+/// The command that empties one table, or all, on the target and copies it anew, for a shell.
+pub(crate) fn resync(subscription: &str, table: Option<&TableName>) -> String {
+    let mut command =
+        format!("farshore resync SITE.toml --subscription {}", for_shell(subscription));
+    if let Some(table) = table {
+        let _ = write!(command, " --table {}", for_shell(&table.to_string()));
+    }
+    command
+}
+
+fn for_shell(word: &str) -> Cow<'_, str> {
+    let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "_-./:".contains(letter);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        Cow::Borrowed(word)
+    } else {
+        Cow::Owned(format!("'{}'", word.replace('\'', "'\\''")))
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::next_step;
+    use super::{for_shell, next_step, resync};
     use crate::error::passes_by_itself;
+
+    #[test]
+    fn commands_are_for_a_shell() {
+        assert_eq!(resync("s", None), "farshore resync SITE.toml --subscription s");
+        assert_eq!(for_shell("public.t"), "public.t");
+        assert_eq!(for_shell("public.\"it's $1\""), "'public.\"it'\\''s $1\"'");
+    }
 
     #[test]
     fn what_passes_by_itself_says_so_and_nothing_else_does() {

@@ -292,7 +292,10 @@ fn a_target_that_is_ahead_of_what_was_set_back_is_noticed_and_remembered() -> Re
 /// Does what the messages say for a subscription that cannot go on.
 fn copied_anew_as_told(pair: &mut Pair, text: &str) -> Result<()> {
     let (state, error) = pair.site.await_trouble("s", text)?;
-    ensure!(state == "stopped" && error.contains("farshore resync --subscription s"), "{error}");
+    ensure!(
+        state == "stopped" && error.contains("farshore resync SITE.toml --subscription s"),
+        "{error}"
+    );
     let resync = pair.site.verb("resync", &["--subscription", "s"])?;
     ensure!(resync.code == Some(0), "{resync:?}");
     pair.site.verb("resume", &["--subscription", "s"])?;

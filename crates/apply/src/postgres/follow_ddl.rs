@@ -21,6 +21,7 @@ use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
 use crate::postgres::value_plan::ColumnType;
+use crate::remedy;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
@@ -486,11 +487,11 @@ impl Follow<'_> {
         Err(ApplyError::Setup(format!(
             "subscription \"{0}\": the publisher's table {1} was altered: its column {2} stands in \
              another place than before, so columns were renamed, or dropped and added again, and \
-             what rows have in them is not in the log. To have it copied anew: farshore resync \
-             --subscription {0} --table {1}",
+             what rows have in them is not in the log. To have it copied anew: {3}",
             self.subscription,
             published_name(self.relation),
-            quoted(column)
+            quoted(column),
+            remedy::resync(self.subscription, Some(&published_name(self.relation)))
         )))
     }
 

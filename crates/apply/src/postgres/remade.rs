@@ -10,6 +10,7 @@ use crate::postgres::follow_ddl::schemas_and_names;
 use crate::postgres::progress::SCHEMA_LOCK;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;
+use crate::remedy;
 use farshore_capture::publication::TableName;
 use farshore_pg::quote_literal;
 
@@ -151,8 +152,8 @@ fn lost(subscription: &str, table: &TableName, target: &TableName) -> ApplyError
     ApplyError::Setup(format!(
         "subscription \"{subscription}\": table {target} on the target is not the one that was \
          copied: it was dropped and made again, and is empty. What it had does not come again by \
-         itself: copy it anew (farshore resync SITE.toml --subscription {subscription} --table \
-         {table})"
+         itself: copy it anew ({})",
+        remedy::resync(subscription, Some(table))
     ))
 }
 

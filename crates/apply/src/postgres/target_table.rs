@@ -3,6 +3,7 @@
 use crate::ApplyError;
 use crate::postgres::session::Session;
 use crate::postgres::value_plan::{ColumnType, Loss, ValuePlan, value_plan};
+use crate::remedy;
 use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
@@ -159,8 +160,8 @@ pub fn check_columns<'a>(
     let copy_anew = match filled {
         Filled::NotYet => String::new(),
         Filled::Before => format!(
-            "; then copy it anew, since what it had does not come again by itself (farshore resync \
-             SITE.toml --subscription {subscription} --table {table})"
+            "; then copy it anew, since what it had does not come again by itself ({})",
+            remedy::resync(subscription, Some(table))
         ),
     };
     let Some(target) = target else {

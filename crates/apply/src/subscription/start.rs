@@ -5,6 +5,7 @@ use super::{Initialise, Subscription, SubscriptionSpec};
 use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::schema::create_missing;
 use crate::postgres::session::Session;
+use crate::remedy;
 use crate::status::Phase;
 use crate::{ApplyError, backup};
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
@@ -294,20 +295,22 @@ impl Subscription {
             "subscription \"{}\": the store no longer has changes that it still needed; the log now \
              starts at {start} (retention limits dropped them, the store was replaced, or the \
              subscription was not in the site file for a while). To have all its tables emptied and \
-             copied anew: farshore resync --subscription {0}, then farshore resume",
-            self.spec.name
+             copied anew: {}, then farshore resume",
+            self.spec.name,
+            remedy::resync(&self.spec.name, None)
         ))
     }
 
     /// Nothing was dropped that it had not applied; it has gone back.
     fn went_back_too_far(&self, applied: Lsn, start: Lsn) -> ApplyError {
         ApplyError::Gap(format!(
-            "subscription \"{0}\": the target has gone back to {applied} (restored from a backup, or \
+            "subscription \"{}\": the target has gone back to {applied} (restored from a backup, or \
              failed over; or the subscription was not in the site file for a while, which gave up \
              its claim on the log), and the store begins at {start}: it no longer has changes that \
              the target lacks. Restore it from a backup that has applied more, or, to have all its \
-             tables emptied and copied anew: farshore resync --subscription {0}, then farshore resume",
-            self.spec.name
+             tables emptied and copied anew: {}, then farshore resume",
+            self.spec.name,
+            remedy::resync(&self.spec.name, None)
         ))
     }
 
