@@ -52,6 +52,23 @@ pub enum ApplyError {
         /// That of the one which changes are for.
         found: u32,
     },
+    /// The publisher's table has its columns in other places than before.
+    #[error(
+        "subscription \"{subscription}\": the publisher's table {table} was altered: its column \
+         {column} stands in another place than before, so columns were renamed, or dropped and \
+         added again, and what rows have in them is not in the log. To have it copied anew: {}",
+        remedy::resync(.subscription, Some(.table))
+    )]
+    ColumnsMoved {
+        /// Subscription.
+        subscription: String,
+        /// Its name on the publisher.
+        table: Box<TableName>,
+        /// The publisher's OID of the table.
+        oid: u32,
+        /// The first of them, quoted.
+        column: String,
+    },
     /// Changes this subscription needs are gone.
     #[error("{0}")]
     Gap(String),
@@ -189,6 +206,7 @@ impl ApplyError {
             ApplyError::Store(_)
             | ApplyError::Setup(_)
             | ApplyError::AnotherTable { .. }
+            | ApplyError::ColumnsMoved { .. }
             | ApplyError::Gap(_)
             | ApplyError::Stored { .. } => false,
         }

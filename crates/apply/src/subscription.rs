@@ -266,23 +266,21 @@ impl Subscription {
                     (without_partition, needs_partitions) = (Some(failed.position), true);
                     careful_from = from;
                 }
-                // The publisher may say so too, when it is asked: then it is a table that joined.
+                // The publisher may say so too, when it is asked: then it is a table that joined,
+                // or one whose list of columns was changed.
                 Err(Failure {
-                    error: ApplyError::AnotherTable { table, copied, found, .. },
+                    error:
+                        ref error @ (ApplyError::AnotherTable { ref table, found: oid, .. }
+                        | ApplyError::ColumnsMoved { ref table, oid, .. }),
                     careful_from: None,
-                }) if asked_in_vain || others.insert((table.clone(), found)) => {
+                }) if asked_in_vain || others.insert((table.clone(), oid)) => {
                     if asked_in_vain {
                         return Err(ApplyError::NotYet(format!(
-                            "subscription \"{}\": the publisher's table {table} is another one than \
-                             was copied (OID {found} instead of {copied}), and the publisher cannot \
-                             be asked about it now",
-                            self.spec.name
+                            "{error}. Or it is published otherwise by now: the publisher cannot be \
+                             asked about that at the moment"
                         )));
                     }
-                    tracing::info!(
-                        subscription = %self.spec.name, %table, copied, found,
-                        "the publisher's table is another one than was copied"
-                    );
+                    tracing::info!("the publisher is asked what it publishes by now. {error}");
                 }
                 Err(Failure { error, careful_from: None }) => return Err(error),
                 Err(Failure { error, careful_from: from }) => {

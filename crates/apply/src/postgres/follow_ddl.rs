@@ -21,7 +21,6 @@ use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
 use crate::postgres::value_plan::ColumnType;
-use crate::remedy;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
@@ -484,15 +483,12 @@ impl Follow<'_> {
         let first_new = now.iter().position(|column| !is_old(&column));
         let behind_new = first_new.and_then(|at| now[at..].iter().find(is_old));
         let Some(column) = strayed.or(behind_new) else { return Ok(()) };
-        Err(ApplyError::Setup(format!(
-            "subscription \"{0}\": the publisher's table {1} was altered: its column {2} stands in \
-             another place than before, so columns were renamed, or dropped and added again, and \
-             what rows have in them is not in the log. To have it copied anew: {3}",
-            self.subscription,
-            published_name(self.relation),
-            quoted(column),
-            remedy::resync(self.subscription, Some(&published_name(self.relation)))
-        )))
+        Err(ApplyError::ColumnsMoved {
+            subscription: self.subscription.to_owned(),
+            table: Box::new(published_name(self.relation)),
+            oid: self.relation.oid,
+            column: quoted(column).to_string(),
+        })
     }
 
     fn alter(&self, what: &str) -> String {
