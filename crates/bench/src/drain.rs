@@ -110,6 +110,7 @@ impl DrainCase {
         let contest = Contest::hold(bench, &name, backlog.as_ref(), terms)?;
         let (case, metric) = (self.name(), "seconds");
         let headline = Headline { scenario, case, metric, other: NATIVE, also: &[] };
-        Ok(Measurement::of_runs(headline, &contest.farshore, &contest.native, contest.settings))
+        let Contest { farshore, native, settings } = contest;
+        Ok(Measurement::of_runs(headline, &farshore, &native, settings).bounded())
     }
 }

@@ -38,8 +38,21 @@ pub struct Measurement {
     /// Medians of what else was measured, by metric and name.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub also: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
+    /// What bounds Farshore on this machine, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bound: Option<Bound>,
     /// What the figures depend on.
     pub settings: BTreeMap<&'static str, serde_json::Value>,
+}
+
+/// What a Farshore that used no processor at all would come to, if nothing ever waited: both
+/// servers share the machine's processors, and what they do for it takes them that long.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Bound {
+    /// Seconds.
+    pub seconds: f64,
+    /// How many times better than the best other that would be.
+    pub advantage: f64,
 }
 
 /// What one contender came to in one run.
@@ -159,8 +172,23 @@ impl Measurement {
             cpu_s_native: cpu(others),
             peak_rss_mb: peak_rss_mb(farshore),
             also: also.iter().map(|metric| (*metric, beside(metric))).collect(),
+            bound: None,
             settings,
         }
+    }
+
+    /// With what both servers' work alone takes, by the processors in its settings.
+    pub fn bounded(mut self) -> Measurement {
+        let cores = self.settings.get("cores").and_then(serde_json::Value::as_f64);
+        let best = self.others.values().copied().reduce(f64::min);
+        if let (Some(cores), Some(best)) = (cores.filter(|cores| *cores >= 1.0), best) {
+            let servers =
+                ["publisher", "subscriber"].iter().filter_map(|name| self.cpu_s.get(name));
+            let seconds = servers.sum::<f64>() / cores;
+            let advantage = (best / seconds.max(f64::MIN_POSITIVE) * 100.0).round() / 100.0;
+            self.bound = Some(Bound { seconds: rounded(seconds), advantage });
+        }
+        self
     }
 }
 
@@ -221,7 +249,11 @@ mod tests {
             r#"{"scenario":"drain","case":"mix-59","metric":"seconds","better":"lower","farshore":1.8,"others":{"native":4.8},"advantage":2.67,"runs":3,"spread":{"farshore":[1.7,1.9],"native":[4.6,5.1]},"cpu_s":{"farshore":0.6,"publisher":1.0,"subscriber":2.0},"cpu_s_native":{"publisher":1.0,"subscriber":2.0},"peak_rss_mb":{"farshore":88.0},"settings":{"scale":1}}"#
         );
         headline.also = &["publisher_cpu_s"];
-        let line = Measurement::of_runs(headline, &ours, &theirs, settings);
+        let mut line = Measurement::of_runs(headline, &ours, &theirs, settings);
+        assert_eq!(line.clone().bounded().bound, None, "nobody knows how many processors");
+        line.settings.insert("cores", serde_json::json!(2));
+        let line = line.bounded();
+        assert_eq!(line.bound, Some(Bound { seconds: 1.5, advantage: 3.2 }));
         assert!(
             serde_json::to_string(&line)
                 .unwrap()

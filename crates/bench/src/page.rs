@@ -159,13 +159,14 @@ fn details(m: &Measurement) -> String {
          <p class=\"note\">{}</p>\
          <h3>{heading}</h3>{}\
          <h3>CPU seconds by process</h3>{}\
-         <p class=\"note\">Peak memory: {}</p>{}{}</section>",
+         <p class=\"note\">Peak memory: {}</p>{}{}{}</section>",
         escape(&title(m)),
         m.advantage,
         escape(&work(m)),
         chart::bars(&values, unit),
         chart::bars(&cpu, "s"),
         rss.join(", "),
+        bound(m),
         also(m),
         settings(m)
     )
@@ -191,6 +192,17 @@ fn work(m: &Measurement) -> String {
         setting("tables"),
         setting("backlog_wal_mb")
     )
+}
+
+/// What no Farshore could be better than here, in words.
+fn bound(m: &Measurement) -> String {
+    m.bound.map_or_else(String::new, |bound| {
+        format!(
+            "<p class=\"note\">What both servers did for Farshore is {:.2} s of all processors: with a \
+             Farshore that costs nothing, {:.2} ×.</p>",
+            bound.seconds, bound.advantage
+        )
+    })
 }
 
 /// What else was measured, in words.

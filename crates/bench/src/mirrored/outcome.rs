@@ -90,6 +90,7 @@ impl Ranking<'_> {
             cpu_s_native: best.map(cpu).unwrap_or_default(),
             peak_rss_mb: first.map(peak_rss_mb).unwrap_or_default(),
             also,
+            bound: None,
             settings,
         }
     }
