@@ -88,7 +88,11 @@ pub async fn request_resync(
     };
     let (mut session, progress) = open(spec).await?;
     if progress.state == state::COPYING {
-        return Err(refused("its first copy is not over yet".to_owned()));
+        return Err(refused(
+            "all its tables are being copied already (the first copy, or one that was asked for), \
+             and that is not over. It goes on by itself, or with farshore resume"
+                .to_owned(),
+        ));
     }
     let known = session.load_tables(name).await?;
     let mut tables: Vec<TableName> = known.into_iter().map(|progress| progress.table).collect();
