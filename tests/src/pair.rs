@@ -4,6 +4,7 @@ use crate::Site;
 use anyhow::{Context, Result};
 use farshore_testkit::checksum;
 use farshore_testkit::postgres::{Cluster, ClusterBuilder, Installation};
+use farshore_testkit::wait::wait_until;
 use postgres::Client;
 use postgres::error::SqlState;
 use std::time::Duration;
@@ -237,6 +238,23 @@ impl Pair {
             checksum::assert_equal(&source, &target, &tables)?;
         }
         Ok(())
+    }
+
+    /// Drops the slot of publication `p`, whose node was stopped: the publisher's walsender learns
+    /// of that a moment later.
+    ///
+    /// # Errors
+    /// When the slot stays in use.
+    pub fn drop_slot(&self) -> Result<()> {
+        let mut publisher = self.publisher.connect()?;
+        let log = self.publisher.log_path();
+        wait_until("the slot to be dropped", self.patience, &[&log], || {
+            match publisher.batch_execute("SELECT pg_drop_replication_slot('farshore_p')") {
+                Ok(()) => Ok(Some(())),
+                Err(error) if error.code() == Some(&SqlState::OBJECT_IN_USE) => Ok(None),
+                Err(error) => Err(error).context("drop the slot"),
+            }
+        })
     }
 
     /// One value on the publisher, as text.

@@ -276,7 +276,7 @@ fn notes_that_are_gone() -> Result<()> {
     let rows = pair.subscriber_says("SELECT count(*) FROM t")?;
     ensure!(rows == "100", "{rows} rows on the target");
     // As the message says.
-    pair.publish("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.drop_slot()?;
     pair.site.replace("adopt_slot = \"farshore_p\"\n", "")?;
     std::fs::remove_dir_all(store(&pair))?;
     let mut target = pair.subscriber.connect_to(DATABASE)?;

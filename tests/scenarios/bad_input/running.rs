@@ -108,9 +108,8 @@ const CASES: &[Case] = &[
     Case {
         name: "the slot is dropped",
         spoil: |pair| {
-            let mut publisher = pair.publisher.connect()?;
             pair.site.stop()?;
-            publisher.batch_execute("SELECT pg_drop_replication_slot('farshore_p')")?;
+            pair.drop_slot()?;
             pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")?;
             pair.site.start()
         },
@@ -177,7 +176,7 @@ fn copy_anew(pair: &mut Pair) -> Result<()> {
 }
 
 fn copy_anew_with_a_new_slot(pair: &mut Pair) -> Result<()> {
-    pair.publish("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.drop_slot()?;
     copy_anew(pair)
 }
 

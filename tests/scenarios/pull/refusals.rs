@@ -127,7 +127,7 @@ fn a_site_whose_upstream_was_replaced_stops_and_says_so() -> Result<()> {
     pair.site.stop()?;
     upstream.site.stop()?;
     std::fs::remove_dir_all(upstream.site.directory().join("data"))?;
-    pair.publisher.execute_script("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.drop_slot()?;
     upstream.site.start()?;
     pair.site.start()?;
     let line = pair.site.await_log(" stopped: ", SOON)?;

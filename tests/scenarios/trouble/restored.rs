@@ -142,7 +142,7 @@ fn a_store_that_was_replaced_is_noticed() -> Result<()> {
     ensure!(state == "stopped", "{state}: {error}");
     // And with a new slot, where the new store begins too late for the target.
     pair.site.stop()?;
-    pair.publish("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.drop_slot()?;
     pair.publish("INSERT INTO t VALUES (-1, 'between')")?;
     std::fs::remove_dir_all(pair.site.directory().join("data"))?;
     pair.site.start()?;
@@ -317,7 +317,7 @@ fn a_target_that_is_ahead_is_copied_anew_as_the_message_says() -> Result<()> {
 fn what_lost_its_slot_is_copied_anew_as_the_message_says() -> Result<()> {
     let mut pair = streaming("")?;
     pair.site.stop()?;
-    pair.publisher.execute_script("SELECT pg_drop_replication_slot('farshore_p')")?;
+    pair.drop_slot()?;
     change_otherwise(&pair, 5_000)?;
     pair.site.start()?;
     let (state, error) = pair.site.await_trouble("p", "is gone from")?;
