@@ -5,7 +5,7 @@ use crate::relay::compression::Unpacker;
 use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
 use crate::serve::Standbys;
 use crate::spool::tail;
-use crate::spool::{HERE_BYTES, Identity, SlotName, Spool, SpoolError};
+use crate::spool::{HERE_BYTES, Identity, Positions, SlotName, Spool, SpoolError};
 use crate::wal::{SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
@@ -144,15 +144,18 @@ impl Far {
     }
 
     /// What to open a session with: everything that was handed to the spool earlier is durable
-    /// first, so nothing is asked for twice.
+    /// first, so nothing is asked for twice, but for log that is damaged here.
     ///
     /// # Errors
-    /// Why the spool has stopped.
+    /// Why the spool has stopped; damage that cannot be received again.
     pub async fn request(&self) -> Result<MirrorRequest, MirrorError> {
         let mut have = None;
         if let Some(spool) = self.spool() {
             spool.check_open()?;
-            let positions = spool.settled().await?;
+            let mut positions = spool.settled().await?;
+            if let Some(from) = repaired_from(&spool, positions)? {
+                positions.durable = from;
+            }
             let of = spool.clone();
             let looked = tokio::task::spawn_blocking(move || tail::tail(&of, positions)).await;
             // It ended with the runtime.
@@ -179,6 +182,12 @@ impl Far {
         let (sender, mut receiver) = session.split();
         let (spool, applied_counts) =
             self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        let mut unpacker =
+            Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
+        let from = request.have.as_ref().map_or(Lsn::MAX, |have| have.durable);
+        if from < spool.positions().borrow().written {
+            self.repair(&site, &spool, &mut receiver, &mut unpacker, from).await?;
+        }
         self.standbys.set_waited_for(applied_counts);
         self.status().connected = true;
         let _connected = Connected(self);
@@ -186,7 +195,7 @@ impl Far {
             // However much comes, what is durable is told.
             biased;
             ended = self.acknowledge(&spool, applied_counts, sender) => ended,
-            ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
+            ended = self.take_in(&site, &spool, applied_counts, receiver, unpacker) => ended,
         }
     }
 
@@ -247,16 +256,99 @@ impl Far {
         }
     }
 
+    /// Writes what comes over what is here, up to where that ends. Nothing is acknowledged meanwhile:
+    /// the near end knows no more as durable than what it was asked to begin with.
+    async fn repair(
+        &self,
+        site: &str,
+        spool: &Arc<Spool>,
+        receiver: &mut Receiver,
+        unpacker: &mut Unpacker,
+        from: Lsn,
+    ) -> Result<(), MirrorError> {
+        let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
+        let Positions { timeline, written: end, .. } = *spool.positions().borrow();
+        tracing::warn!(mirror = %self.name, %from, to = %end, "damaged log is received again");
+        let mut at = from;
+        while at < end {
+            let parts = receiver.next_parts().await?;
+            let parts = parts.ok_or_else(|| protocol("no more, without a reason".to_owned()))?;
+            match FromNear::decode_parts(parts).map_err(|what| protocol(what.to_string()))? {
+                FromNear::Log { timeline: of, start, bytes, packing, packed, .. } => {
+                    if of != timeline || start != at {
+                        return Err(protocol(format!("log from {start} on instead of {at}")));
+                    }
+                    let log = unpacker
+                        .unpack_log(packing, packed, start, bytes as usize)
+                        .map_err(|error| self.not_unpacked(site, packing.is_reduced(), &error))?;
+                    let again = log.slice(..log.len().min(end.bytes_since(at) as usize));
+                    let new = log.slice(again.len()..);
+                    let right = spool.clone();
+                    blocking(move || right.put_right(start, &again)).await?;
+                    if !new.is_empty() {
+                        spool.append(timeline, end, &[new]).await?;
+                    }
+                    at = Lsn(at.0 + log.len() as u64);
+                }
+                FromNear::Failed { passes, why } => {
+                    let why = String::from_utf8_lossy(&why).into_owned();
+                    return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
+                }
+                FromNear::Switch { timeline, .. } => {
+                    return Err(protocol(format!("timeline {timeline} before {end}")));
+                }
+                FromNear::History { timeline, text } => {
+                    self.keep_history(site, spool, timeline, &text).await?;
+                }
+                FromNear::Alive { .. } => {}
+            }
+        }
+        let looked = spool.clone();
+        blocking(move || {
+            looked.look_for_damage();
+            Ok(())
+        })
+        .await?;
+        // It came to a disk that does not keep it.
+        spool.damage_within().map_or(Ok(()), |(damage, _)| Err(damage.into()))
+    }
+
+    async fn keep_history(
+        &self,
+        site: &str,
+        spool: &Arc<Spool>,
+        timeline: Timeline,
+        text: &[u8],
+    ) -> Result<(), MirrorError> {
+        let text = String::from_utf8(text.to_vec()).map_err(|_| MirrorError::Protocol {
+            site: site.to_owned(),
+            what: "a history that is no text".to_owned(),
+        })?;
+        let spool = spool.clone();
+        Ok(blocking(move || spool.keep_history(timeline, &text)).await?)
+    }
+
+    /// Log did not come back as it was before it was packed.
+    fn not_unpacked(&self, site: &str, is_reduced: bool, error: &std::io::Error) -> MirrorError {
+        let site = site.to_owned();
+        if !is_reduced {
+            let what = format!("log that cannot be unpacked: {error}");
+            return MirrorError::Protocol { site, what };
+        }
+        // Should this be due to the reducing, it is not to be met for ever.
+        self.takes_no_reduced.store(true, Relaxed);
+        MirrorError::NotRestored { site, what: error.to_string() }
+    }
+
     async fn take_in(
         &self,
         site: &str,
         spool: &Arc<Spool>,
         applied_counts: bool,
         mut receiver: Receiver,
+        mut unpacker: Unpacker,
     ) -> Result<(), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
-        let mut unpacker =
-            Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
         let mut gathered = Gathered::nothing(!applied_counts);
         loop {
             // What has come already goes into the spool together.
@@ -288,15 +380,8 @@ impl Far {
                     if log.is_err() || !gathered.is_followed_by(timeline, start) {
                         gathered.pass_to(spool).await?;
                     }
-                    let log = log.map_err(|error| {
-                        if !packing.is_reduced() {
-                            return protocol(format!("log that cannot be unpacked: {error}"));
-                        }
-                        // Should this be due to the reducing, it is not to be met for ever.
-                        self.takes_no_reduced.store(true, Relaxed);
-                        let (site, what) = (site.to_owned(), error.to_string());
-                        MirrorError::NotRestored { site, what }
-                    })?;
+                    let log =
+                        log.map_err(|error| self.not_unpacked(site, packing.is_reduced(), &error))?;
                     gathered.add(timeline, start, log);
                     let mut status = self.status();
                     status.log_bytes += u64::from(bytes);
@@ -304,10 +389,7 @@ impl Far {
                     status.principal_end = status.principal_end.max(principal_end);
                 }
                 FromNear::History { timeline, text } => {
-                    let text = String::from_utf8(text.to_vec())
-                        .map_err(|_| protocol("a history that is no text".to_owned()))?;
-                    let spool = spool.clone();
-                    blocking(move || spool.keep_history(timeline, &text)).await?;
+                    self.keep_history(site, spool, timeline, &text).await?;
                 }
                 FromNear::Switch { timeline, at } => {
                     tracing::info!(mirror = %self.name, %timeline, %at, "a new timeline");
@@ -344,6 +426,9 @@ impl Far {
             let now = *positions.borrow_and_update();
             if spool.has_failed() {
                 return Err(spool.failure().into());
+            }
+            if let Some((damage, _)) = spool.damage_within() {
+                return Err(damage.into());
             }
             let standbys = *seen.borrow_and_update();
             let mut far = FarPositions {
@@ -413,6 +498,17 @@ impl Far {
         forgotten.segments = spool.forget(slots.min(connected).max(bound), bytes_max)?;
         Ok(forgotten)
     }
+}
+
+/// Where a session begins that puts damaged log right; `None` if none is damaged within what is here.
+///
+/// # Errors
+/// The damage, where log of an older timeline would have to come again.
+fn repaired_from(spool: &Spool, positions: Positions) -> Result<Option<Lsn>, SpoolError> {
+    let Some((damage, from)) = spool.damage_within() else { return Ok(None) };
+    let history = spool.history(positions.timeline)?;
+    let began = history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at);
+    if from < began { Err(damage) } else { Ok(Some(from).filter(|from| *from < positions.durable)) }
 }
 
 /// How soon the near end is told that standbys have replayed more, where no commit waits for that by

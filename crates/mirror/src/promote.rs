@@ -217,9 +217,7 @@ pub async fn promote(
     // What is damaged here the standby may have all the same.
     let (spool_end, damage) = match crate::keep::blocking(move || reading.last_record_end()).await {
         Ok(end) => (end, None),
-        Err(SpoolError::Damaged { path, position, durable }) => {
-            (durable, Some(SpoolError::Damaged { path, position, durable }))
-        }
+        Err(damage @ SpoolError::Damaged { durable, .. }) => (durable, Some(damage)),
         // Nor need it be read here, if the standby has it.
         Err(error @ SpoolError::Io { .. }) => {
             tracing::warn!(%error, "the spool's end is taken for the end of a record");
@@ -349,13 +347,30 @@ async fn why_it_lacks(
 ) -> PromoteError {
     let PromoteError::Lacks { server, bytes, has, end, waited, why } = error else { return error };
     let reading = spool.clone();
-    let checking = crate::keep::blocking(move || reading.check_from(has));
-    let checked = tokio::time::timeout(patience, checking).await.unwrap_or(Ok(()));
-    match damage.or(checked.err()) {
-        Some(damage @ SpoolError::Damaged { .. }) => {
+    let checking = crate::keep::blocking(move || {
+        let oldest = reading.segments()?.first().map(|segment| segment.number);
+        let begins = oldest.map(|number| reading.identity().segment.start(number));
+        reading.check_from(has).map(|()| begins)
+    });
+    let checked = tokio::time::timeout(patience, checking).await.unwrap_or(Ok(None));
+    let removed = spool.has_failed().then(|| spool.failure());
+    let removed = removed.filter(|failure| matches!(failure, SpoolError::Removed { .. }));
+    match (damage, checked) {
+        (Some(damage @ SpoolError::Damaged { .. }), _)
+        | (_, Err(damage @ SpoolError::Damaged { .. })) => {
             PromoteError::LacksDamaged { server, bytes, damage }
         }
-        Some(_) | None => PromoteError::Lacks { server, bytes, has, end, waited, why },
+        (_, Ok(Some(begins))) if has < begins => {
+            let why = format!(
+                "What it needs next is not kept any more: the spool begins at {begins}. It cannot \
+                 follow: promote another standby, or seed this one anew"
+            );
+            PromoteError::Lacks { server, bytes, has, end, waited, why }
+        }
+        _ => {
+            let why = removed.map_or(why, |removed| removed.to_string());
+            PromoteError::Lacks { server, bytes, has, end, waited, why }
+        }
     }
 }
 

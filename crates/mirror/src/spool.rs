@@ -42,7 +42,7 @@ pub use slots::{SlotName, SlotView};
 use crate::history::History;
 use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
-use damage::Looked;
+use damage::{Damage, Looked};
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
@@ -159,7 +159,7 @@ pub struct Spool {
     /// What came when damage was looked for last.
     looked: Mutex<Looked>,
     /// Found when it was last looked for.
-    damage: Mutex<Option<SpoolError>>,
+    damage: Mutex<Option<Damage>>,
     _lock: FolderLock,
 }
 
@@ -269,7 +269,7 @@ impl Spool {
             closed,
             begin,
             noted: Mutex::new(noted),
-            looked: Mutex::default(),
+            looked: Mutex::new(Looked::since(noted, recovered.positions)),
             damage: Mutex::default(),
             _lock: lock,
         };

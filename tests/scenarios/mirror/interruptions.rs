@@ -296,6 +296,85 @@ fn a_damaged_spool_is_mended_from_the_principal() -> Result<()> {
     mirrored.finish()
 }
 
+/// Bytes go bad under a running node, in log that the standby still needs: nothing more is
+/// acknowledged until that log has come again. So where the segment is complete by then, and where
+/// the node is killed before it has looked.
+#[test]
+fn damage_under_a_running_node_is_received_again() -> Result<()> {
+    for (is_complete, is_killed) in [(false, false), (true, false), (true, true)] {
+        let mut mirrored = Mirrored::start(15, None)?;
+        mirrored.await_commits(10)?;
+        mirrored.line.stall();
+        mirrored.await_commits(50)?;
+        let far = report(&mirrored.far, "the far end", |mirror| mirror["durable"] != "")?;
+        let at = position(far["durable"].as_str().unwrap_or_default())? - 3_000;
+        let path = newest_segment(&mirrored)?;
+        let within = u64::try_from(at % SEGMENT_BYTES)?;
+        ensure!(within > 20_000 && within < SEGMENT_BYTES as u64 - 20_000, "at a boundary: {at}");
+        let file = std::fs::OpenOptions::new().write(true).open(&path)?;
+        file.write_all_at(&[0xa5; 64], within)?;
+        if is_complete {
+            mirrored.principal.execute_script("SELECT pg_switch_wal()")?;
+            mirrored.await_commits(5)?;
+        }
+        if is_killed {
+            mirrored.far.kill9()?;
+            mirrored.far.start()?;
+        }
+        let case = format!("complete: {is_complete}, killed: {is_killed}");
+        let theirs = mirrored.principal.data_dir().join("pg_wal");
+        let theirs = std::fs::read(theirs.join(path.file_name().unwrap_or_default()))?;
+        let to = usize::try_from(within)? + 1_000;
+        wait_until(
+            &format!("it to come again, {case}"),
+            LONG,
+            &[&mirrored.far.log_path()],
+            || Ok((std::fs::read(&path)?[..to] == theirs[..to]).then_some(())),
+        )?;
+        report(&mirrored.far, "it to be mended", |m| {
+            m["error"].is_null() && m["state"] == "receiving"
+        })?;
+        mirrored.await_commits(5)?;
+        let returned = mirrored.returned();
+        mirrored.line.cut();
+        mirrored.line.mend();
+        mirrored.check_standby(&returned).context(case)?;
+        mirrored.finish()?;
+    }
+    Ok(())
+}
+
+/// Log that a standby still needs is taken away under a running node: commits wait from then on, and
+/// go on once it is back.
+#[test]
+fn a_complete_segment_that_is_removed_while_the_node_runs_stops_the_mirror() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(10)?;
+    mirrored.line.stall();
+    mirrored.await_commits(10)?;
+    let path = newest_segment(&mirrored)?;
+    for _ in 0..2 {
+        mirrored.principal.execute_script("SELECT pg_switch_wal()")?;
+        mirrored.await_commits(5)?;
+    }
+    let kept = path.with_extension("kept");
+    std::fs::rename(&path, &kept)?;
+    let stopped = report(&mirrored.far, "it to stop", |mirror| mirror["state"] == "stopped")?;
+    let said = stopped["error"].as_str().unwrap_or_default();
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    ensure!(said.contains(&format!("{name} was removed while the spool was in use")), "{said}");
+    mirrored.await_silence()?;
+    // As it says.
+    mirrored.far.stop()?;
+    std::fs::rename(&kept, &path)?;
+    mirrored.line.cut();
+    mirrored.line.mend();
+    mirrored.far.start()?;
+    mirrored.await_commits(5)?;
+    mirrored.check_standby(&mirrored.returned())?;
+    mirrored.finish()
+}
+
 /// The principal is gone, and the standby lacks what is damaged: it is not promoted, and once the
 /// file is back it is, with everything.
 #[test]

@@ -186,7 +186,9 @@ impl Take {
             }
             SeedAnswer::Begins { start, .. } if start < self.kept_from => {
                 Err(SeedError::DoesNotFit(format!(
-                    "the files need the log from {start} on, and the spool keeps it from {} on",
+                    "the files need the log from {start} on, and the spool keeps it from {} on. A \
+                     principal that is a standby itself gives files as of its last restartpoint: \
+                     CHECKPOINT on its primary, then on it, and run this again",
                     self.kept_from
                 )))
             }

@@ -219,7 +219,9 @@ impl Session {
                     continue;
                 }
             };
-            let done = match ReplicationCommand::parse(&text) {
+            let parsed = ReplicationCommand::parse(&text);
+            let is_to_stream = matches!(parsed, Ok(ReplicationCommand::StartPhysical { .. }));
+            let done = match parsed {
                 Ok(command) => self.answer(command).await?,
                 Err(CommandError::Syntax(what)) => Done::Refused(Refusal::new("42601", what)),
                 Err(CommandError::Unsupported(what)) => Done::Refused(Refusal::new("0A000", what)),
@@ -230,6 +232,17 @@ impl Session {
                     "refused \"{}\": {}", for_log(&text), for_log(&refusal.message)
                 );
                 let (code, hint) = (refusal.sqlstate, refusal.hint.as_deref());
+                // No log, no slot, a slot that is lost: what does not pass by itself.
+                if is_to_stream && ["58P01", "42704", "55000"].contains(&code) {
+                    let name = for_log(&self.application_name);
+                    let help = match (code, hint) {
+                        ("58P01", _) => ". Seed it anew",
+                        (_, Some(hint)) => &format!(". {}", hint.trim_end_matches('.')),
+                        (_, None) => "",
+                    };
+                    let why = format!("{}{help}", for_log(&refusal.message));
+                    self.context.standbys.refuse(&name, self.peer, &why);
+                }
                 server::error_response(&mut self.out, "ERROR", code, &refusal.message, hint);
             }
             server::ready_for_query(&mut self.out);

@@ -7,7 +7,12 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
+
+/// A standby that is refused asks again after 5 s (`wal_retrieve_retry_interval`): who has not for so
+/// long has given up, or been helped.
+const REFUSED_LATELY: Duration = Duration::from_secs(15);
 
 /// What all standbys together let be told to the principal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +62,8 @@ pub struct Standbys {
 struct Streaming {
     next: u64,
     standbys: BTreeMap<u64, Standby>,
+    /// The last one that cannot stream until somebody helps it, in words, and when it asked.
+    refused: Option<(Instant, String)>,
 }
 
 impl Standbys {
@@ -101,6 +108,20 @@ impl Standbys {
     /// Whether anybody streams.
     pub fn is_any_there(&self) -> bool {
         !self.streaming().standbys.is_empty()
+    }
+
+    /// Notes that a standby asked in vain: in the words that it was answered.
+    pub(crate) fn refuse(&self, application_name: &str, peer: SocketAddr, why: &str) {
+        let said =
+            format!("standby \"{application_name}\" ({}) asks for log in vain: {why}", peer.ip());
+        self.streaming().refused = Some((Instant::now(), said));
+    }
+
+    /// A standby that asked in vain lately, and will again.
+    pub fn refused_lately(&self) -> Option<String> {
+        let streaming = self.streaming();
+        let (at, said) = streaming.refused.as_ref()?;
+        (at.elapsed() < REFUSED_LATELY).then(|| said.clone())
     }
 
     fn streaming(&self) -> MutexGuard<'_, Streaming> {

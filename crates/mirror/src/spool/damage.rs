@@ -1,9 +1,13 @@
-//! Looking for damage: whether what was durable is still there and sound.
+//! Looking for damage: whether what was durable is still there and sound; and putting right what is
+//! received again.
 
 use super::recovery::{self, LookFrom};
 use super::{Positions, Spool, SpoolError, noted};
 use crate::wal::{Segment, Timeline};
+use farshore_fault as fault;
 use farshore_model::Lsn;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
 use std::sync::MutexGuard;
 
 /// How far damage was looked for.
@@ -12,6 +16,25 @@ pub(super) struct Looked {
     durable: Lsn,
     /// A whole record ends here, and everything before it was sound; `None` if that is not known.
     sound_to: Option<(Timeline, Lsn)>,
+}
+
+impl Looked {
+    /// Of a spool that was just opened: recovery reads the newest segment alone, and what was noted
+    /// last was sound.
+    pub fn since(noted: Option<Lsn>, positions: Positions) -> Looked {
+        let sound_to = noted.filter(|noted| *noted <= positions.durable);
+        let sound_to = sound_to.map(|end| (positions.timeline, Lsn(end.0.next_multiple_of(8))));
+        Looked { durable: Lsn::ZERO, sound_to }
+    }
+}
+
+/// What was found when damage was looked for last.
+#[derive(Clone, Debug)]
+pub(super) struct Damage {
+    error: SpoolError,
+    /// Log that is taken to be here is to be received again from this position on. `None` if what
+    /// comes next is it: a start found that less is here than was noted.
+    repair_from: Option<Lsn>,
 }
 
 impl Spool {
@@ -42,6 +65,19 @@ impl Spool {
         positions: Positions,
         from: LookFrom,
     ) -> Result<Option<Lsn>, SpoolError> {
+        let end = self.scanned_record_end(positions, from)?;
+        match end.and_then(|end| self.lacks_of_noted(positions, end)) {
+            Some(damage) => Err(damage),
+            None => Ok(end),
+        }
+    }
+
+    /// By what is here.
+    fn scanned_record_end(
+        &self,
+        positions: Positions,
+        from: LookFrom,
+    ) -> Result<Option<Lsn>, SpoolError> {
         let size = self.identity().segment;
         let end = loop {
             let changes = self.shared.forgotten.changes();
@@ -52,16 +88,16 @@ impl Spool {
             }
         };
         // A record is followed by up to 7 bytes that mean nothing.
-        let end = end.map(|end| end.min(positions.durable));
-        if let (Some(position), Some(durable)) = (end, *self.noted())
-            && position < durable
-        {
-            let number = size.number(position);
-            let newest = Segment { timeline: positions.timeline, number };
-            let path = self.folder().join(newest.file_name(size));
-            return Err(SpoolError::Damaged { path, position, durable });
-        }
-        Ok(end)
+        Ok(end.map(|end| end.min(positions.durable)))
+    }
+
+    /// By what was noted: less is here.
+    fn lacks_of_noted(&self, positions: Positions, end: Lsn) -> Option<SpoolError> {
+        let durable = self.noted().filter(|noted| *noted > end)?;
+        let size = self.identity().segment;
+        let newest = Segment { timeline: positions.timeline, number: size.number(end) };
+        let path = self.folder().join(newest.file_name(size));
+        Some(SpoolError::Damaged { path, position: end, sound_to: end, durable })
     }
 
     /// Notes how far whole records are durable by now, for a later start to tell damage by; and
@@ -90,21 +126,39 @@ impl Spool {
         self.looked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What of the newest segment was durable and is not sound, as last looked at. It is received
-    /// again if the principal has it.
+    /// What was durable and is not sound, as last looked at. It is received again if the principal
+    /// has it.
     pub fn damage(&self) -> Option<SpoolError> {
-        self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+        self.known_damage().as_ref().map(|damage| damage.error.clone())
     }
 
-    /// The end of the last whole record, if it can be told.
-    pub(super) fn look_for_damage(&self) -> Option<Lsn> {
+    /// Damage within what is taken to be here, and from where on log is to be received again to put
+    /// it right ([`Spool::put_right`]). Until then nothing may be acknowledged: it would lie behind
+    /// log that no standby can replay.
+    pub fn damage_within(&self) -> Option<(SpoolError, Lsn)> {
+        let known = self.known_damage();
+        known.as_ref().and_then(|damage| Some((damage.error.clone(), damage.repair_from?)))
+    }
+
+    fn known_damage(&self) -> MutexGuard<'_, Option<Damage>> {
+        self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Looks for damage; the end of the last whole record, if it can be told and everything is sound.
+    /// Blocks on the disk.
+    pub(crate) fn look_for_damage(&self) -> Option<Lsn> {
         let positions = *self.shared.positions.borrow();
         let Positions { timeline, durable, .. } = positions;
         let before = *self.looked();
         let size = self.identity().segment;
-        let from = match (self.damage(), before.sound_to) {
-            // It is damaged until that is sound.
-            (Some(SpoolError::Damaged { position, .. }), _) => LookFrom::SegmentOf(position),
+        let known = self.damage();
+        let from = match (&known, before.sound_to) {
+            // It is damaged until that is sound, or nobody needs it and it was removed.
+            (Some(SpoolError::Damaged { sound_to, position, .. }), _)
+                if !self.is_forgotten(timeline, *position) =>
+            {
+                LookFrom::SegmentOf(*sound_to)
+            }
             // A segment is read as a whole once it is complete.
             (_, Some((of, end))) if of == timeline && size.number(end) < size.number(durable) => {
                 LookFrom::SegmentOf(end)
@@ -112,16 +166,18 @@ impl Spool {
             (_, Some((of, end))) if of == timeline && end <= durable => LookFrom::Record(end),
             _ => LookFrom::Newest,
         };
-        let (end, damage) = match self.checked_record_end(positions, from) {
+        let found = match self.scanned_record_end(positions, from) {
+            Ok(None) if known.is_some() && !matches!(from, LookFrom::Newest) => return None,
             Ok(end) => {
-                // A record begins at a multiple of 8, which may not have come yet.
-                let sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
-                *self.looked() = Looked { durable, sound_to };
-                (end, None)
+                let lacks = end.and_then(|end| self.lacks_of_noted(positions, end));
+                match lacks {
+                    Some(error) => Err(Damage { error, repair_from: None }),
+                    None => Ok(end),
+                }
             }
-            Err(error @ SpoolError::Damaged { .. }) => {
-                *self.looked() = Looked { durable, sound_to: None };
-                (None, Some(error))
+            Err(SpoolError::Damaged { sound_to, position, path, durable }) => {
+                let error = SpoolError::Damaged { sound_to, position, path, durable };
+                Err(Damage { error, repair_from: Some(sound_to) })
             }
             // A segment that was removed meanwhile, or a disk that says no: the next look begins
             // where this one did.
@@ -130,14 +186,66 @@ impl Spool {
                 return None;
             }
         };
-        let mut known = self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        match (&damage, known.is_some()) {
-            (Some(damage), false) => tracing::warn!("{damage}"),
-            (None, true) => tracing::info!("what was damaged has been received again"),
-            (Some(_), true) | (None, false) => {}
+        let (end, damage) = match found {
+            Ok(end) => {
+                // A record begins at a multiple of 8, which may not have come yet.
+                let sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
+                *self.looked() = Looked { durable, sound_to };
+                (end, None)
+            }
+            Err(damage) => {
+                *self.looked() = Looked { durable, sound_to: None };
+                (None, Some(damage))
+            }
+        };
+        match (&damage, &known) {
+            (Some(damage), None) => tracing::warn!("{}", damage.error),
+            (None, Some(SpoolError::Damaged { position, .. }))
+                if self.is_forgotten(timeline, *position) =>
+            {
+                tracing::info!("what was damaged was removed with other log that nobody needs");
+            }
+            (None, Some(_)) => tracing::info!("what was damaged has been received again"),
+            (Some(_), Some(_)) | (None, None) => {}
         }
-        *known = damage;
+        let is_damaged = damage.is_some();
+        *self.known_damage() = damage;
+        if is_damaged {
+            // Who tells the near end what is durable looks at the damage first.
+            self.shared.positions.send_modify(|_| {});
+        }
         end
+    }
+
+    fn is_forgotten(&self, timeline: Timeline, position: Lsn) -> bool {
+        let number = self.identity().segment.number(position);
+        self.shared.forgotten.has(Segment { timeline, number })
+    }
+
+    /// Writes log over what is here from `start` on, which was received again because it is damaged:
+    /// all of it must lie before what is durable, on the newest timeline. Durable when this returns.
+    /// Blocks on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn put_right(&self, start: Lsn, log: &[u8]) -> Result<(), SpoolError> {
+        let (size, timeline) = (self.identity().segment, self.shared.positions.borrow().timeline);
+        let (mut at, mut rest) = (start, log);
+        while !rest.is_empty() {
+            let number = size.number(at);
+            let within = at.0 % size.get();
+            let room = (size.get() - within) as usize;
+            let (piece, more) = rest.split_at(rest.len().min(room));
+            let path = self.folder().join(Segment { timeline, number }.file_name(size));
+            fault::point("spool.before-put-right");
+            OpenOptions::new()
+                .write(true)
+                .open(&path)
+                .and_then(|file| file.write_all_at(piece, within).and_then(|()| file.sync_data()))
+                .map_err(SpoolError::io("write to", &path))?;
+            (at, rest) = (Lsn(at.0 + piece.len() as u64), more);
+        }
+        Ok(())
     }
 
     fn noted(&self) -> MutexGuard<'_, Option<Lsn>> {

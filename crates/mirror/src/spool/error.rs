@@ -91,8 +91,10 @@ pub enum SpoolError {
     Damaged {
         /// The segment.
         path: PathBuf,
-        /// Where.
+        /// Where: it lies in the record that begins at `sound_to`.
         position: Lsn,
+        /// A whole record ends here, and everything before it is sound.
+        sound_to: Lsn,
         /// What is known to have been durable.
         durable: Lsn,
     },

@@ -30,6 +30,8 @@ struct Files {
     changes: u64,
     /// Files to be used again.
     old: Vec<PathBuf>,
+    /// The oldest segment when segments were looked at last.
+    oldest: Option<Segment>,
     keeps_none: bool,
 }
 
@@ -109,10 +111,12 @@ impl Spool {
             total -= size.get();
             removed += 1;
         }
+        self.shared.forgotten.files().oldest = segments.get(removed).copied();
         Ok(removed)
     }
 
-    /// The segments, among which the one that the log has come to must be.
+    /// The segments: from the oldest that was there when they were looked at last to the one that the
+    /// log has come to, and none between may lack.
     fn segments_in_place(&self) -> Result<Vec<Segment>, SpoolError> {
         let Positions { durable, timeline, .. } = *self.shared.positions.borrow();
         let gone = |path: PathBuf| {
@@ -130,11 +134,22 @@ impl Spool {
         };
         let size = self.identity().segment;
         let number = size.number(Lsn(durable.0.saturating_sub(1)));
-        if durable > self.begin && segments.iter().all(|segment| segment.number != number) {
-            let path = self.folder().join(Segment { timeline, number }.file_name(size));
-            // Some file systems' lists may miss a name while others are renamed.
-            if matches!(path.try_exists(), Ok(false)) {
-                return Err(gone(path));
+        let newest = (durable > self.begin).then_some(Segment { timeline, number });
+        let oldest = self.shared.forgotten.files().oldest;
+        let path = |segment: Segment| self.folder().join(segment.file_name(size));
+        // Some file systems' lists may miss a name while others are renamed.
+        let is_gone = |segment: &Segment| matches!(path(*segment).try_exists(), Ok(false));
+        let known = oldest.into_iter().chain(newest);
+        let mut lacking =
+            known.filter(|known| segments.iter().all(|there| there.number != known.number));
+        if let Some(lacking) = lacking.find(is_gone) {
+            return Err(gone(path(lacking)));
+        }
+        for (before, behind) in segments.iter().zip(segments.iter().skip(1)) {
+            let number = before.number + 1;
+            let hole = [before, behind].map(|of| Segment { number, ..*of });
+            if behind.number > number && hole.iter().all(is_gone) {
+                return Err(gone(path(hole[1])));
             }
         }
         Ok(segments)

@@ -137,12 +137,12 @@ fn scan(
         Some(first) if is_within && first > known => return Ok(known),
         None if is_within => return Ok(known),
         Some(first) => first,
-        None if known > start => return Err(pages.damaged(start, known)),
+        None if known > start => return Err(pages.damaged(start, start, known)),
         None => return Ok(known),
     };
     let scanned = wal::scan(pages, first, size, Lsn::MAX).map_err(|e| failed(e, &folder))?;
     if scanned.stopped_at < known {
-        return Err(pages.damaged(scanned.stopped_at, known));
+        return Err(pages.damaged(scanned.end, scanned.stopped_at, known));
     }
     // What follows a record that ends its segment has no checksum, and may be old log: it comes again.
     // But an earlier version, with which there was no old log, may have claimed it.
@@ -223,7 +223,7 @@ pub(super) fn last_record_end(
             // The end of what came is within a record or behind one; anything else is damage, and
             // whoever had the log only up to there would lack what is behind it.
             if scanned.stopped_at < durable {
-                return Err(pages.damaged(scanned.stopped_at, durable));
+                return Err(pages.damaged(scanned.end, scanned.stopped_at, durable));
             }
             // What follows a record that ends its segment belongs to it, once it is all there.
             Ok(Some(if scanned.end > durable { scanned.bytes_end } else { scanned.end }))
@@ -286,10 +286,10 @@ impl<'a> SpoolPages<'a> {
         Some(self.folder.join(segment.file_name(self.size)))
     }
 
-    fn damaged(&self, position: Lsn, durable: Lsn) -> SpoolError {
+    fn damaged(&self, sound_to: Lsn, position: Lsn, durable: Lsn) -> SpoolError {
         let path = self.path(self.size.number(position));
         let path = path.unwrap_or_else(|| self.folder.to_owned());
-        SpoolError::Damaged { path, position, durable }
+        SpoolError::Damaged { path, position, sound_to, durable }
     }
 }
 

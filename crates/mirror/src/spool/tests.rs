@@ -613,7 +613,7 @@ async fn damage_behind_what_was_noted_is_no_torn_end() {
     let sound = spool.positions().borrow().durable;
     assert!(sound <= Lsn(damaged_at), "{sound}");
     match spool.last_record_end().unwrap_err() {
-        SpoolError::Damaged { position, durable, path: found } => {
+        SpoolError::Damaged { position, durable, path: found, .. } => {
             assert_eq!((position, durable, found), (sound, Lsn(whole), path));
         }
         other => panic!("{other}"),
@@ -681,6 +681,69 @@ async fn damage_stays_told_when_its_segment_is_complete() {
     overwrite(&path, at, &sound);
     spool.note_durable().unwrap();
     assert!(spool.damage().is_none());
+}
+
+/// Log that was received again is written over it, across a boundary too.
+#[tokio::test]
+async fn damage_is_put_right() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (some_log(), created(folder.path()));
+    append(&spool, &log, BEGIN, log.ends[2]).await;
+    spool.note_durable().unwrap();
+    append(&spool, &log, log.ends[2], log.end()).await;
+    let last_of_first = *log.ends.iter().rfind(|end| **end < BEGIN + SEGMENT_BYTES).unwrap();
+    overwrite(&segment(folder.path(), 0), last_of_first - 20 - BEGIN, &[0xa5; 16]);
+    // Recovery reads the newest segment alone.
+    drop(spool);
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    spool.note_durable().unwrap();
+    let (damage, from) = spool.damage_within().unwrap();
+    assert!(log.ends.contains(&from.0) && from.0 < last_of_first, "{damage}: {from}");
+    spool.put_right(from, log.between(from.0, log.end())).unwrap();
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none(), "{:?}", spool.damage());
+    for nth in 0..2 {
+        let begin = BEGIN + nth * SEGMENT_BYTES;
+        let whole = std::fs::read(segment(folder.path(), nth)).unwrap();
+        assert_eq!(whole, log.between(begin, begin + SEGMENT_BYTES), "segment {nth}");
+    }
+}
+
+/// Whichever it is, and however soon the log goes on behind it.
+#[tokio::test]
+async fn a_segment_that_is_removed_from_the_middle_or_the_beginning_is_missed() {
+    for nth in [0, 1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let (log, spool) = (log_of(4), created(folder.path()));
+        append(&spool, &log, BEGIN, BEGIN + 3 * SEGMENT_BYTES + 100).await;
+        assert_eq!(spool.forget(Lsn::MAX, u64::MAX).unwrap(), 0);
+        overwrite(&segment(folder.path(), nth), 9_000, &[0xa5; 16]);
+        std::fs::remove_file(segment(folder.path(), nth)).unwrap();
+        append(&spool, &log, BEGIN + 3 * SEGMENT_BYTES + 100, log.end()).await;
+        let error = spool.forget(Lsn::MAX, u64::MAX).unwrap_err();
+        let SpoolError::Removed { path } = &error else { panic!("{error}") };
+        assert_eq!(*path, segment(folder.path(), nth));
+        assert!(spool.has_failed());
+        drop(spool);
+        // The oldest may have been removed because nobody needs it.
+        let opened = Spool::open(folder.path());
+        assert!(nth == 0 || matches!(opened, Err(SpoolError::Missing { .. })), "{opened:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_damaged_and_then_needed_by_nobody_is_not_told_any_more() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (log_of(4), created(folder.path()));
+    append(&spool, &log, BEGIN, BEGIN + SEGMENT_BYTES / 2).await;
+    spool.note_durable().unwrap();
+    append(&spool, &log, BEGIN + SEGMENT_BYTES / 2, log.end()).await;
+    overwrite(&segment(folder.path(), 0), SEGMENT_BYTES - 20_000, &[0xa5; 16]);
+    spool.note_durable().unwrap();
+    assert!(spool.damage_within().is_some());
+    assert!(spool.forget(Lsn::MAX, 0).unwrap() > 0);
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none(), "{:?}", spool.damage());
 }
 
 #[tokio::test]

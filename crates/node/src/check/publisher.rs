@@ -104,6 +104,11 @@ pub fn remedy_for(error: &Error, key: &str) -> String {
             "Create the role there, or correct `{key}`; or let it in with a line in pg_hba.conf"
         ),
         (Some("3D000"), _) => format!("Create the database, or correct `{key}`"),
+        (Some("53300"), _) if said.contains("max_wal_senders") => {
+            "Raise max_wal_senders there (with wal_level = replica or logical; a restart), or end \
+             another replication connection"
+                .to_owned()
+        }
         (Some("53300"), _) => "Raise max_connections, or close connections".to_owned(),
         (Some("57P03"), _) => "Wait until it has started".to_owned(),
         (Some("42501"), _) => "Grant the role CONNECT on the database".to_owned(),

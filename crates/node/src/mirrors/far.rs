@@ -234,7 +234,10 @@ impl FarAgent {
         // whom those who report wait for it.
         let applied = self.far.standbys.seen().borrow().applied;
         let damage = spool.as_ref().and_then(|spool| spool.damage());
-        let error = damage.map(|damage| damage.to_string()).or(error);
+        let damage = damage.map(|damage| damage.to_string());
+        // It may be what ended the session.
+        let damage = damage.filter(|damage| error.as_ref() != Some(damage));
+        let error = with_warning(error, damage);
         let error = error.or_else(|| server.stopped().or(server.retrying()).map(str::to_owned));
         let mut report = MirrorReport {
             name: self.config.name.clone(),
@@ -277,6 +280,7 @@ impl FarAgent {
                         .to_owned();
                 report.error = with_warning(report.error.take(), Some(waits));
             }
+            report.error = with_warning(report.error.take(), self.far.standbys.refused_lately());
             let segments = spool.segments().map_or(0, |segments| segments.len() as u64);
             report.spool_bytes = segments * spool.identity().segment.get();
         }

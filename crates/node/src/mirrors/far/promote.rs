@@ -311,8 +311,8 @@ fn said(
     }
     if was_connected {
         text.push_str(
-            ". The old principal was still connected: stop it, or keep its clients away. Commits \
-             that wait for this mirror there wait for ever",
+            ". The near end was still connected: if the old principal lives, stop it, or keep its \
+             clients away. Commits that wait for this mirror there wait for ever",
         );
     }
     text
