@@ -11,8 +11,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::MutexGuard;
 
 /// How far damage was looked for.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Looked {
+    /// What came before this was looked at, or is no concern of this node's.
     durable: Lsn,
     /// A whole record ends here, and everything before it was sound; `None` if that is not known.
     sound_to: Option<(Timeline, Lsn)>,
@@ -22,9 +23,8 @@ impl Looked {
     /// Of a spool that was just opened: recovery reads the newest segment alone, and what was noted
     /// last was sound.
     pub fn since(noted: Option<Lsn>, positions: Positions) -> Looked {
-        let sound_to = noted.filter(|noted| *noted <= positions.durable);
-        let sound_to = sound_to.map(|end| (positions.timeline, Lsn(end.0.next_multiple_of(8))));
-        Looked { durable: Lsn::ZERO, sound_to }
+        let durable = noted.map_or(positions.durable, |noted| noted.min(positions.durable));
+        Looked { durable, sound_to: None }
     }
 }
 
@@ -152,22 +152,27 @@ impl Spool {
         let before = *self.looked();
         let size = self.identity().segment;
         let known = self.damage();
-        let from = match (&known, before.sound_to) {
-            // It is damaged until that is sound, or nobody needs it and it was removed.
-            (Some(SpoolError::Damaged { sound_to, position, .. }), _)
+        // It is damaged until that is sound, or nobody needs it and it was removed.
+        let bad = match &known {
+            Some(SpoolError::Damaged { sound_to, position, .. })
                 if !self.is_forgotten(timeline, *position) =>
             {
-                LookFrom::SegmentOf(*sound_to)
+                Some(*sound_to)
             }
+            Some(_) | None => None,
+        };
+        let from = match (bad, before.sound_to) {
+            (Some(sound_to), _) => LookFrom::SegmentOf(sound_to),
             // A segment is read as a whole once it is complete.
             (_, Some((of, end))) if of == timeline && size.number(end) < size.number(durable) => {
                 LookFrom::SegmentOf(end)
             }
             (_, Some((of, end))) if of == timeline && end <= durable => LookFrom::Record(end),
-            _ => LookFrom::Newest,
+            _ => LookFrom::SegmentOf(before.durable),
         };
         let found = match self.scanned_record_end(positions, from) {
-            Ok(None) if known.is_some() && !matches!(from, LookFrom::Newest) => return None,
+            // It cannot be told.
+            Ok(None) if bad.is_some() => return None,
             Ok(end) => {
                 let lacks = end.and_then(|end| self.lacks_of_noted(positions, end));
                 match lacks {
@@ -200,9 +205,7 @@ impl Spool {
         };
         match (&damage, &known) {
             (Some(damage), None) => tracing::warn!("{}", damage.error),
-            (None, Some(SpoolError::Damaged { position, .. }))
-                if self.is_forgotten(timeline, *position) =>
-            {
+            (None, Some(_)) if bad.is_none() => {
                 tracing::info!("what was damaged was removed with other log that nobody needs");
             }
             (None, Some(_)) => tracing::info!("what was damaged has been received again"),

@@ -732,6 +732,21 @@ async fn a_segment_that_is_removed_from_the_middle_or_the_beginning_is_missed() 
 }
 
 #[tokio::test]
+async fn damage_before_the_first_look_is_found_behind_a_segment_that_was_switched() {
+    let (folder, mut log) = (tempfile::tempdir().unwrap(), log_of(2));
+    let spool = created(folder.path());
+    spool.note_durable().unwrap();
+    log.switch_segment();
+    let end = log.end();
+    log.push(100);
+    append(&spool, &log, BEGIN, end).await;
+    overwrite(&segment(folder.path(), 0), 9_000, &[0xa5; 16]);
+    append(&spool, &log, end, log.end()).await;
+    spool.note_durable().unwrap();
+    assert!(spool.damage_within().is_some());
+}
+
+#[tokio::test]
 async fn what_is_damaged_and_then_needed_by_nobody_is_not_told_any_more() {
     let folder = tempfile::tempdir().unwrap();
     let (log, spool) = (log_of(4), created(folder.path()));
