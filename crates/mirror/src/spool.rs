@@ -269,7 +269,7 @@ impl Spool {
             closed,
             begin,
             noted: Mutex::new(noted),
-            looked: Mutex::new(Looked::since(noted, recovered.positions)),
+            looked: Mutex::new(Looked::since(noted, begin, recovered.positions)),
             damage: Mutex::default(),
             _lock: lock,
         };

@@ -20,10 +20,10 @@ pub(super) struct Looked {
 }
 
 impl Looked {
-    /// Of a spool that was just opened: recovery reads the newest segment alone, and what was noted
-    /// last was sound.
-    pub fn since(noted: Option<Lsn>, positions: Positions) -> Looked {
-        let durable = noted.map_or(positions.durable, |noted| noted.min(positions.durable));
+    /// Of a spool that was just opened: recovery reads the newest segment alone. What was noted last
+    /// was sound; without a note, nothing was looked at since it was begun.
+    pub fn since(noted: Option<Lsn>, begin: Lsn, positions: Positions) -> Looked {
+        let durable = noted.unwrap_or(begin).min(positions.durable);
         Looked { durable, sound_to: None }
     }
 }
