@@ -4,12 +4,18 @@
 //! while the target stays. Capture moves the store's end past what the target has soon, with other
 //! changes. So what a target has is held against what was durable when the store was opened and
 //! what was read for it since; and what was found once is remembered.
+//!
+//! Where the log has come past what the target has by then, or was begun anew before it, positions
+//! tell nothing: but the newest transaction that the target has is not in it, or is another one.
 
 use crate::ApplyError;
 use crate::postgres::progress::{Progress, TableProgress};
 use crate::remedy;
+use crate::requests::next_transaction;
+use crate::status::SourceTransaction;
 use crate::subscription::Subscription;
 use farshore_capture::slot;
+use farshore_model::transaction::Header;
 use farshore_model::{Lsn, PgTime};
 use farshore_store::{LogStore, StoreError};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,6 +77,13 @@ impl Subscription {
         // A copy may stand where the log has not come to yet, also of a table that is to be copied
         // once more.
         let copied = tables.iter().map(|table| table.copied_at).max().unwrap_or(Lsn::ZERO);
+        match noted(store, name) {
+            Some((reached, found)) if applied > reached.max(copied) => {
+                return Err(ApplyError::Gap(found));
+            }
+            Some(_) => forget(store, name)?,
+            None => {}
+        }
         if slot::is_replica(store) {
             let durable = store.durable().borrow().0;
             if applied <= durable.max(begins).max(copied) {
@@ -87,25 +100,58 @@ impl Subscription {
             )));
         }
         let reached = self.given.up_to().max(begins);
-        match noted(store, name) {
-            Some((reached, _)) if applied <= reached.max(copied) => forget(store, name)?,
-            Some((_, found)) => return Err(ApplyError::Gap(found)),
-            None if applied <= reached.max(copied) => {}
-            None => {
-                let found = format!(
-                    "subscription \"{name}\": the target has applied up to {applied}, but the \
+        if applied > reached.max(copied) {
+            let found = format!(
+                "subscription \"{name}\": the target has applied up to {applied}, but the \
                      store held only up to {reached} when this node opened it: the store or the \
                      publisher was replaced or set back, and what came since is not what the \
                      target has. Found {}, and remembered: farshore resume and a restart do not \
                      help. To have all its tables emptied and copied anew: {}, then farshore resume; or \
                      restore the target from a backup that has applied no more than {reached}",
-                    PgTime::now(),
-                    remedy::resync(name, None)
-                );
-                store.set_note(&note_key(name), &format!("{reached} {found}"))?;
-                return Err(ApplyError::Gap(found));
-            }
+                PgTime::now(),
+                remedy::resync(name, None)
+            );
+            store.set_note(&note_key(name), &format!("{reached} {found}"))?;
+            return Err(ApplyError::Gap(found));
         }
         Ok(())
+    }
+
+    /// Refuses a log that should have the newest transaction of the target, and has not.
+    pub(crate) async fn check_same_log(
+        &self,
+        progress: Option<&Progress>,
+    ) -> Result<(), ApplyError> {
+        let Some(newest) = progress.and_then(|progress| progress.newest) else { return Ok(()) };
+        let (name, store) = (self.spec.name.as_str(), self.store.as_ref());
+        let SourceTransaction { position, commit_time } = newest;
+        let is_here = slot::log_begins(store).is_some_and(|begins| begins < position)
+            && position <= store.durable().borrow().0;
+        if !is_here {
+            return Ok(());
+        }
+        let found = match next_transaction(&self.store, Lsn(position.0 - 1)).await {
+            // It was kept no longer.
+            Err(ApplyError::Store(StoreError::Dropped { .. })) => return Ok(()),
+            found => found?,
+        };
+        let is_it =
+            |header: &Header| header.end_lsn == position && header.commit_time == commit_time;
+        if found.as_ref().is_some_and(is_it) {
+            return Ok(());
+        }
+        let before = Lsn(position.0 - 1);
+        let said = format!(
+            "subscription \"{name}\": the newest transaction that the target has, which was committed \
+             on the publisher at {commit_time} and ends at {position}, is not in the log here, which \
+             goes on past it: the publisher, or the store here or upstream, was set back or \
+             replaced, and what came since is not what the target has. Found {}, and remembered. To \
+             have all its tables emptied and copied anew: {}, then farshore resume; or restore the \
+             target from a backup that has applied less than {position}",
+            PgTime::now(),
+            remedy::resync(name, None)
+        );
+        store.set_note(&note_key(name), &format!("{before} {said}"))?;
+        Err(ApplyError::Gap(said))
     }
 }

@@ -9,7 +9,9 @@ use crate::ApplyError;
 use crate::conflict::{self, OnConflict, relations_of};
 use crate::error::FailedChange;
 use crate::log_feed::{Body, Definitions, LogFeed, LogItem, SpillFeed};
+use crate::postgres::progress::ProgressStep;
 use crate::postgres::writer::{InTransaction, Writer};
+use crate::status::SourceTransaction;
 use crate::subscription::{Start, Subscription};
 use bytes::Bytes;
 use farshore_model::Lsn;
@@ -68,6 +70,7 @@ impl Careful<'_> {
         let mut calm_for = 0;
         // Newest position read, and commands in the open group of those before `from`.
         let (mut seen, mut open) = (self.start.applied, 0_u64);
+        let mut newest = None;
         loop {
             let item = if *stop.borrow() || calm_for >= CALM_AFTER {
                 None
@@ -82,7 +85,7 @@ impl Careful<'_> {
                 Some(LogItem::Halt(_)) | None => true,
             };
             if open > 0 && (is_apart || open >= self.agent.spec.limits.commands_max) {
-                self.commit(seen).await.map_err(Failure::of_many)?;
+                self.commit(seen, newest).await.map_err(Failure::of_many)?;
                 open = 0;
             }
             match item {
@@ -102,6 +105,7 @@ impl Careful<'_> {
                 Some(LogItem::Transaction { header, body }) => {
                     self.among_others(&header, body, open == 0).await.map_err(Failure::of_many)?;
                     open += header.commands.max(1);
+                    newest = Some(SourceTransaction::from(&header));
                     seen = seen.max(header.end_lsn);
                 }
             }
@@ -135,7 +139,7 @@ impl Careful<'_> {
         while let Some(chunk) = chunks.next(self.feed, header).await? {
             conflicts += self.changes(&chunk, &mut at, &mut run_length).await?;
         }
-        self.commit(header.end_lsn).await?;
+        self.commit(header.end_lsn, Some(header.into())).await?;
         if conflicts > 0 {
             tracing::warn!(
                 subscription = %self.agent.spec.name,
@@ -158,7 +162,7 @@ impl Careful<'_> {
         }
         self.writer.begin(false).await?;
         self.writer.record_skip(header, &counts.to_string()).await?;
-        self.commit(header.end_lsn).await?;
+        self.commit(header.end_lsn, Some(header.into())).await?;
         tracing::warn!(
             subscription = %self.agent.spec.name,
             position = %header.end_lsn,
@@ -250,9 +254,14 @@ impl Careful<'_> {
         self.writer.keep_changes().await
     }
 
-    async fn commit(&mut self, to: Lsn) -> Result<(), ApplyError> {
+    async fn commit(
+        &mut self,
+        to: Lsn,
+        newest: Option<SourceTransaction>,
+    ) -> Result<(), ApplyError> {
+        let from = self.start.applied;
         let state = self.start.state_at(to);
-        self.writer.commit(self.start.applied, to, state).await?;
+        self.writer.commit(ProgressStep { from, to, newest, state }).await?;
         self.writer.drain().await?;
         if let Some(committed) = self.writer.take_committed() {
             self.start.applied = committed;

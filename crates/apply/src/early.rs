@@ -28,8 +28,10 @@ use crate::conflict::ConflictPolicy;
 use crate::log_feed::{Definitions, SpillFollowFeed};
 use crate::postgres::lanes::{CancelTokens, LaneSettings, join, withdraw};
 use crate::postgres::pipeline::Pipeline;
+use crate::postgres::progress::ProgressStep;
 use crate::postgres::writer::{Following, InTransaction, Writer};
 use crate::row_by_row::RowByRow;
+use crate::status::SourceTransaction;
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
 use farshore_fault as fault;
@@ -417,7 +419,8 @@ impl Work {
     async fn commit(&mut self, turn: &Turn) -> Result<u64, ApplyError> {
         let to = turn.header.end_lsn;
         self.writer.is_at(to);
-        self.writer.close(turn.from, to, turn.state).await?;
+        let newest = Some(SourceTransaction::from(&turn.header));
+        self.writer.close(ProgressStep { from: turn.from, to, newest, state: turn.state }).await?;
         self.writer.finish_closing().await?;
         self.writer.drain().await?;
         match self.writer.take_committed() {

@@ -9,6 +9,7 @@ use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
 use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
+use farshore_model::transaction::Header;
 use farshore_store::LogStore;
 use std::sync::Arc;
 
@@ -39,8 +40,9 @@ pub async fn request_skip(
     if lsn <= applied {
         return Err(refused(format!("everything up to {applied} is applied already")));
     }
-    let next = next_transaction(store, applied).await?;
-    let found = next_transaction(store, Lsn(lsn.0 - 1)).await?;
+    let end = |header: Option<Header>| header.map(|header| header.end_lsn);
+    let next = end(next_transaction(store, applied).await?);
+    let found = end(next_transaction(store, Lsn(lsn.0 - 1)).await?);
     if found != Some(lsn) {
         let next = next.map_or_else(String::new, |next| format!("; the next one is {next}"));
         return Err(refused(format!(
@@ -58,15 +60,15 @@ pub async fn request_skip(
     Ok(SkipRequested { applied, is_next: next == Some(lsn) })
 }
 
-/// Position of the first stored transaction after `after`.
-async fn next_transaction(
+/// The first stored transaction after `after`.
+pub(crate) async fn next_transaction(
     store: &Arc<dyn LogStore>,
     after: Lsn,
-) -> Result<Option<Lsn>, ApplyError> {
+) -> Result<Option<Header>, ApplyError> {
     let mut feed = LogFeed::open(store.clone(), after)?;
     loop {
         match feed.next_at_hand().await? {
-            Some(LogItem::Transaction { header, .. }) => return Ok(Some(header.end_lsn)),
+            Some(LogItem::Transaction { header, .. }) => return Ok(Some(header)),
             Some(LogItem::Watermark(_)) => {}
             Some(LogItem::Halt(_)) | None => return Ok(None),
         }

@@ -1,3 +1,4 @@
+use farshore_model::transaction::Header;
 use farshore_model::{Applied, Lsn, PgTime};
 
 /// Where a subscription stands.
@@ -93,6 +94,12 @@ pub struct SourceTransaction {
     pub position: Lsn,
     /// The publisher's clock at its commit.
     pub commit_time: PgTime,
+}
+
+impl From<&Header> for SourceTransaction {
+    fn from(header: &Header) -> SourceTransaction {
+        SourceTransaction { position: header.end_lsn, commit_time: header.commit_time }
+    }
 }
 
 /// A transaction, or a tracer token, that has come to a target.

@@ -3,7 +3,7 @@
 use crate::ApplyError;
 use crate::early::{EarlySettings, EarlyStart, Outcome, Turn};
 use crate::log_feed::{Body, LogFeed, LogItem};
-use crate::postgres::progress::{TableProgress, state};
+use crate::postgres::progress::{ProgressStep, TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
 use crate::scheduler::{Batches, Input, Scheduler, Tables};
 use crate::status::{AppliedTransaction, Phase, SourceTransaction};
@@ -220,8 +220,7 @@ impl<'a> Streaming<'a> {
         if self.apply_early(&header, &body).await? {
             return Ok(());
         }
-        let source =
-            SourceTransaction { position: header.end_lsn, commit_time: header.commit_time };
+        let source = SourceTransaction::from(&header);
         if self.in_group.is_empty() && self.awaiting.is_empty() {
             // The target may keep us waiting from here on.
             self.agent.set_status(|status| status.oldest_pending = Some(source));
@@ -278,8 +277,7 @@ impl<'a> Streaming<'a> {
         }
         self.commit_group().await?;
         self.settle().await?;
-        let source =
-            SourceTransaction { position: header.end_lsn, commit_time: header.commit_time };
+        let source = SourceTransaction::from(header);
         self.agent.set_status(|status| status.oldest_pending = Some(source));
         let to = header.end_lsn;
         let state = self.state_at(to);
@@ -393,7 +391,8 @@ impl<'a> Streaming<'a> {
     async fn commit_open(&mut self) -> Result<(), ApplyError> {
         let to = self.seen;
         let state = self.state_at(to);
-        self.writer.close(self.sent, to, state).await?;
+        let newest = self.in_group.last().copied();
+        self.writer.close(ProgressStep { from: self.sent, to, newest, state }).await?;
         if !self.batch {
             self.writer.finish_closing().await?;
         }

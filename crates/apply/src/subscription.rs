@@ -321,6 +321,7 @@ impl Subscription {
             streams: self.spec.streams,
             alone_until,
             cancel,
+            keeps_newest: start.keeps_newest,
         };
         let following = Following { policy: self.spec.follow_ddl, source: self.source.clone() };
         let early = EarlySettings {

@@ -174,12 +174,14 @@ impl PublicationAgent {
 impl ReceivedAgent {
     fn has_no_more(&self, why: &str) -> String {
         let Receive { site, publication, .. } = &*self.receive;
-        // In that site's words: its node, and its folders.
+        // In the words of the site that captures it: its node, and its folders.
         let here = if why.contains("data_dir/") {
+            let folder = format!("{site}/{publication}").replace('/', "+");
             format!(
-                " (\"This node\" and these folders are those of {site}. Whoever begins anew there \
-                 stops this node too, removes data_dir/received/{site}+{publication} here, and \
-                 empties the targets here)"
+                " (\"This node\" and these folders are those of the site that captures it. Each \
+                 site that receives it begins anew too, once that one has: stop its node, remove \
+                 its folder of this log, here data_dir/received/{folder}, start it, and for each \
+                 of its subscriptions: farshore resync, then farshore resume)"
             )
         } else {
             String::new()

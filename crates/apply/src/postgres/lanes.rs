@@ -28,6 +28,7 @@ mod touched;
 use crate::netting::Net;
 use crate::postgres::batch::{TableReferences, Ties};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
+use crate::postgres::progress::{ProgressStep, newest_text};
 use circle::HeldUp;
 pub(crate) use connect::join;
 use connect::{Lane, connect, is_far, prepare};
@@ -81,6 +82,8 @@ pub struct LaneSettings {
     pub alone_until: Lsn,
     /// Where each connection leaves its token.
     pub cancel: CancelTokens,
+    /// Progress keeps the newest transaction.
+    pub keeps_newest: bool,
 }
 
 /// Connections at most, 1 or more.
@@ -123,9 +126,7 @@ struct Open {
 #[derive(Debug)]
 struct Closing {
     lane: usize,
-    from: Lsn,
-    to: Lsn,
-    state: &'static str,
+    step: ProgressStep,
     stage: Stage,
     group: Open,
     /// Its end was sent while the group before it was not confirmed.
@@ -184,7 +185,7 @@ impl Lanes {
     ) -> Result<Lanes, (Lanes, PipelineError)> {
         let pids = vec![first.session().pid.clone()];
         let (prepared, is_far) = match is_far(&mut first).await {
-            Ok(is_far) => (prepare(&mut first), is_far),
+            Ok(is_far) => (prepare(&mut first, &settings), is_far),
             Err(error) => (Err(error), false),
         };
         let streams = match settings.streams {
@@ -425,16 +426,11 @@ impl Lanes {
 
     /// Closes the open group: it is committed when everything has been answered as it should be
     /// and its turn has come, by [`Lanes::finish`] or [`Lanes::poll`].
-    pub async fn close(
-        &mut self,
-        from: Lsn,
-        to: Lsn,
-        state: &'static str,
-    ) -> Result<(), PipelineError> {
+    pub async fn close(&mut self, step: ProgressStep) -> Result<(), PipelineError> {
         let group = std::mem::take(&mut self.open);
         self.current().ask_for_answers();
         let (lane, stage, awaits) = (self.current, Stage::Waits, false);
-        self.closing.push_back(Closing { lane, from, to, state, stage, group, awaits });
+        self.closing.push_back(Closing { lane, step, stage, group, awaits });
         self.write().await?;
         self.poll().await
     }
@@ -494,7 +490,7 @@ impl Lanes {
     pub async fn poll(&mut self) -> Result<(), PipelineError> {
         let mut index = 0;
         while let Some(closing) = self.closing.get(index) {
-            let (lane, stage, to) = (closing.lane, closing.stage, closing.to);
+            let (lane, stage, to) = (closing.lane, closing.stage, closing.step.to);
             // What ends behind another is of no interest before that has ended.
             let is_answered = (index == 0 || stage == Stage::Waits) && {
                 let pipeline = &mut self.pipelines[lane];
@@ -622,14 +618,17 @@ async fn send_end(
             bind.parameter(Format::Text, Some(fence.as_bytes()))
         })?;
     }
-    let (from, to) = (closing.from.to_string(), closing.to.to_string());
-    pipeline.run(PROGRESS, 4, Expect::Progress, |bind| {
-        for text in [subscription, &from, &to, closing.state] {
-            bind.parameter(Format::Text, Some(text.as_bytes()))?;
+    let ProgressStep { from, to, newest, state } = closing.step;
+    let (from, to_text, newest) = (from.to_string(), to.to_string(), newest.map(newest_text));
+    pipeline.run(PROGRESS, 5, Expect::Progress, |bind| {
+        for text in
+            [Some(subscription), Some(&from), Some(&to_text), Some(state), newest.as_deref()]
+        {
+            bind.parameter(Format::Text, text.map(str::as_bytes))?;
         }
         Ok(())
     })?;
-    send_commit(pipeline, closing.to, closing.group.has_batches).await
+    send_commit(pipeline, to, closing.group.has_batches).await
 }
 
 async fn send_commit(

@@ -12,9 +12,10 @@
 use crate::ApplyError;
 use crate::postgres::schema::foreign_keys_waiting_sql;
 use crate::postgres::session::{Session, lock_sql};
+use crate::status::SourceTransaction;
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::snapshot::BlockRange;
-use farshore_model::Lsn;
+use farshore_model::{Lsn, PgTime};
 use farshore_pg::{Question, Row};
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -42,6 +43,9 @@ CREATE TABLE IF NOT EXISTS farshore.subscription (
 COMMENT ON COLUMN farshore.subscription.publisher IS 'System identifier of the publisher';
 COMMENT ON COLUMN farshore.subscription.applied IS
   'End of the newest applied commit record on the publisher; written with the rows it stands for';
+ALTER TABLE farshore.subscription ADD COLUMN IF NOT EXISTS newest text;
+COMMENT ON COLUMN farshore.subscription.newest IS
+  'Newest applied transaction: end of its commit record on the publisher, and its commit time in microseconds since 2000-01-01';
 CREATE TABLE IF NOT EXISTS farshore.table_copy (
   subscription text NOT NULL REFERENCES farshore.subscription ON DELETE CASCADE,
   schema_name text NOT NULL,
@@ -123,16 +127,18 @@ COMMENT ON COLUMN farshore.after_copy.refusal IS
 
 /// Whether the newest part of the schema is there.
 const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'columns_left' \
-    AND attrelid = to_regclass('farshore.table_copy'))";
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
+    AND attrelid = to_regclass('farshore.subscription'))";
 
 /// Whether the parts are there that subscriptions do not do without.
 const USABLE: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'definition' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
-const LOAD_PROGRESS: &str =
-    "SELECT state, applied, publisher, publication FROM farshore.subscription WHERE name = $1";
+/// The newest transaction may not be kept: then it is null.
+const LOAD_PROGRESS: &str = "SELECT state, applied, publisher, publication, \
+    pg_catalog.to_jsonb(s) ->> 'newest', pg_catalog.to_jsonb(s) ? 'newest' \
+    FROM farshore.subscription s WHERE name = $1";
 
 /// A definition begins with its tag and the table's OID.
 const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership, \
@@ -148,15 +154,19 @@ const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = 
 /// Moves progress on from where the last group left it. If it is not there (another writer was
 /// here), that is an error of [`ADVANCE_FAILED`], and with it the transaction cannot be committed.
 pub const ADVANCE: &str = "WITH moved AS (UPDATE farshore.subscription SET applied = $3, \
-    state = $4, applied_at = clock_timestamp() WHERE name = $1 AND applied = $2 RETURNING 1) \
+    newest = coalesce($5, newest), state = $4, applied_at = clock_timestamp() WHERE name = $1 AND applied = $2 RETURNING 1) \
     SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('progress of a Farshore subscription is not where it \
     was left; rows moved: ' || count(*))::int END FROM moved";
 
 /// SQLSTATE of an [`ADVANCE`] that does not meet its row: invalid_text_representation.
 pub const ADVANCE_FAILED: &str = "22P02";
 
-/// Types of [`ADVANCE`]'s parameters: text, pg_lsn, pg_lsn, text.
-pub const ADVANCE_TYPES: [u32; 4] = [25, 3220, 3220, 25];
+/// What of [`ADVANCE`] is left out where `farshore.subscription` belongs to a role that has not added
+/// the column yet.
+pub const ADVANCE_NEWEST: &str = "newest = coalesce($5, newest), ";
+
+/// Types of [`ADVANCE`]'s parameters: text, pg_lsn, pg_lsn, text, text.
+pub const ADVANCE_TYPES: [u32; 5] = [25, 3220, 3220, 25, 25];
 
 /// State words in `farshore.subscription.state`.
 pub mod state {
@@ -193,6 +203,34 @@ pub struct Progress {
     pub publisher: String,
     /// Publication as `site/publication`.
     pub publication: String,
+    /// The newest transaction that was applied, if that is known: none may have been since the copy.
+    pub newest: Option<SourceTransaction>,
+    /// Whether it is kept.
+    pub keeps_newest: bool,
+}
+
+/// A step of progress, committed with the rows that it stands for.
+#[derive(Clone, Copy, Debug)]
+pub struct ProgressStep {
+    /// Where the group before leaves progress.
+    pub from: Lsn,
+    /// Everything up to here is on the target then.
+    pub to: Lsn,
+    /// The newest transaction between the two, if one ends there.
+    pub newest: Option<SourceTransaction>,
+    /// What the target is then ([`state`]).
+    pub state: &'static str,
+}
+
+/// A transaction as `farshore.subscription.newest` has it.
+pub fn newest_text(newest: SourceTransaction) -> String {
+    format!("{} {}", newest.position, newest.commit_time.0)
+}
+
+fn parse_newest(text: &str) -> Option<SourceTransaction> {
+    let (position, micros) = text.split_once(' ')?;
+    let commit_time = PgTime(micros.parse().ok()?);
+    Some(SourceTransaction { position: position.parse().ok()?, commit_time })
 }
 
 /// What the target has of a subscription.
@@ -341,6 +379,8 @@ impl Session {
             applied: row.parse(1).map_err(|error| self.error(error))?,
             publisher: text(2),
             publication: text(3),
+            newest: row.get(4).and_then(parse_newest),
+            keeps_newest: row.get(5) == Some("t"),
         }))
     }
 

@@ -19,6 +19,7 @@ use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::lanes::{LaneSettings, Lanes};
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Statement};
+use crate::postgres::progress::ProgressStep;
 use crate::postgres::statements::{Prepared, Shape, TargetRelation};
 use crate::row_by_row::RowByRow;
 use ahead::Ahead;
@@ -388,34 +389,24 @@ impl Writer {
 
     /// Writes progress into the open target transaction, waits for all its answers, and sends the
     /// COMMIT.
-    pub async fn commit(
-        &mut self,
-        from: Lsn,
-        to: Lsn,
-        state: &'static str,
-    ) -> Result<(), ApplyError> {
-        self.close(from, to, state).await?;
+    pub async fn commit(&mut self, step: ProgressStep) -> Result<(), ApplyError> {
+        self.close(step).await?;
         self.finish_closing().await
     }
 
     /// Closes the open group. Its COMMIT is sent when everything has been answered as it should:
     /// by [`Writer::finish_closing`], or on the way.
-    pub async fn close(
-        &mut self,
-        from: Lsn,
-        to: Lsn,
-        state: &'static str,
-    ) -> Result<(), ApplyError> {
+    pub async fn close(&mut self, step: ProgressStep) -> Result<(), ApplyError> {
         self.send_batches().await?;
         self.ensure_begun().await?;
         if fault::defect("progress-in-separate-transaction") {
-            let committed = self.lanes.commit_without_progress(from).await;
+            let committed = self.lanes.commit_without_progress(step.from).await;
             committed.map_err(|error| self.explain(error))?;
             fault::point("apply.after-commit");
             self.ensure_begun().await?;
         }
         self.first_of_group = Lsn::MAX;
-        let closed = self.lanes.close(from, to, state).await;
+        let closed = self.lanes.close(step).await;
         closed.map_err(|error| self.explain(error))
     }
 

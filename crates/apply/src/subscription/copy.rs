@@ -91,10 +91,15 @@ impl Subscription {
             state::CATCHING_UP
         };
         fault::point("snapshot.before-finish");
+        // All was copied anew, perhaps because the log is another one.
+        let is_anew = |before: &Progress| before.state == state::COPYING && before.keeps_newest;
+        let forget = if progress.is_some_and(is_anew) { ", newest = NULL" } else { "" };
         session
             .execute(
-                "UPDATE farshore.subscription SET state = $2, applied = $3::text::pg_lsn, \
-                 applied_at = clock_timestamp() WHERE name = $1",
+                &format!(
+                    "UPDATE farshore.subscription SET state = $2, applied = $3::text::pg_lsn, \
+                     applied_at = clock_timestamp(){forget} WHERE name = $1"
+                ),
                 &[Some(name), Some(word), Some(&applied.to_string())],
             )
             .await?;

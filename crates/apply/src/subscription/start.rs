@@ -26,6 +26,8 @@ const CAPTURE_WITHIN: Duration = Duration::from_secs(1);
 pub(crate) struct Start {
     /// What the target has.
     pub applied: Lsn,
+    /// Progress keeps the newest transaction.
+    pub keeps_newest: bool,
     /// Copied tables.
     pub tables: Vec<TableProgress>,
     /// Tables that are copied while the others stream.
@@ -118,6 +120,7 @@ impl Subscription {
         let begins = slot::log_begins(self.store.as_ref());
         if progress.as_ref().is_none_or(|progress| begins.is_some_and(|b| progress.applied >= b)) {
             self.check_not_ahead(progress.as_ref(), &tables)?;
+            self.check_same_log(progress.as_ref()).await?;
         }
         let cursor = self.store.register_cursor(name)?;
         if progress.is_none() && self.spec.initialise == Initialise::Backup {
@@ -183,6 +186,7 @@ impl Subscription {
         let foreign_keys_wait = !consistent && foreign_keys_wait;
         let start = Start {
             applied,
+            keeps_newest: progress.keeps_newest,
             tables,
             beside,
             consistent_at,

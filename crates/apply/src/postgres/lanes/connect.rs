@@ -2,7 +2,7 @@
 
 use super::{AWAIT, BEGIN, COMMIT, DEFER, FENCE, LaneSettings, PROGRESS};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
-use crate::postgres::progress::{ADVANCE, ADVANCE_TYPES};
+use crate::postgres::progress::{ADVANCE, ADVANCE_NEWEST, ADVANCE_TYPES};
 use crate::postgres::session::{Session, application_name, join_lanes_sql};
 use farshore_fault as fault;
 use farshore_pg::{FAR, Question};
@@ -37,7 +37,7 @@ pub(super) async fn connect(
     let session = join(&settings, foreign_keys_fire).await?;
     let pid = session.pid.clone();
     let mut pipeline = Pipeline::new(session);
-    prepare(&mut pipeline).map_err(|error| format!("{error:?}"))?;
+    prepare(&mut pipeline, &settings).map_err(|error| format!("{error:?}"))?;
     Ok(Lane { pipeline, pid })
 }
 
@@ -82,7 +82,10 @@ pub(super) async fn is_far(pipeline: &mut Pipeline) -> Result<bool, PipelineErro
 
 /// What every connection needs: its settings, and the statements of groups. Answered with what comes
 /// next.
-pub(super) fn prepare(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
+pub(super) fn prepare(
+    pipeline: &mut Pipeline,
+    settings: &LaneSettings,
+) -> Result<(), PipelineError> {
     for setting in PLANNING {
         pipeline.run_sql(setting, Expect::Done)?;
     }
@@ -94,11 +97,13 @@ pub(super) fn prepare(pipeline: &mut Pipeline) -> Result<(), PipelineError> {
     pipeline.parse(FENCE, &fence, &[25], None)?;
     let await_fence = format!("SELECT pg_catalog.pg_advisory_xact_lock_shared({GROUP_KEY})");
     pipeline.parse(AWAIT, &await_fence, &[25], None)?;
-    let advance = if fault::defect("unordered-commits") {
-        ADVANCE.replace("applied = $2", "$2 IS NOT NULL").into()
-    } else {
-        Cow::Borrowed(ADVANCE)
-    };
+    let mut advance = Cow::Borrowed(ADVANCE);
+    if !settings.keeps_newest {
+        advance = advance.replace(ADVANCE_NEWEST, "").into();
+    }
+    if fault::defect("unordered-commits") {
+        advance = advance.replace("applied = $2", "$2 IS NOT NULL").into();
+    }
     pipeline.parse(PROGRESS, &advance, &ADVANCE_TYPES, None)?;
     pipeline.sync();
     Ok(())

@@ -244,8 +244,8 @@ impl Serving {
 }
 
 const BEGIN_ANEW: &str = "To begin anew: stop that site's node, remove its folder of this log \
-     (data_dir/received/SITE+PUBLICATION), empty the targets' tables, DROP SCHEMA farshore CASCADE \
-     there, and start it; sites that it passes the log on to have to do the same";
+     (data_dir/received/SITE+PUBLICATION), start it, and for each of its subscriptions to this log: \
+     farshore resync, then farshore resume; sites that it passes the log on to have to do the same";
 
 /// Where a log begins for a site that has this much of it; and the publisher's identity.
 fn begin(
