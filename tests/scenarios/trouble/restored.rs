@@ -444,6 +444,97 @@ fn a_store_upstream_that_was_set_back_with_its_publisher_is_noticed() -> Result<
     Ok(())
 }
 
+/// A publisher and two sites, the target at the one downstream. Both are stopped.
+fn downstream() -> Result<(Pair, Upstream)> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(SCHEMA)?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    change(&mut pair, 1_000)?;
+    pair.site.stop()?;
+    upstream.site.stop()?;
+    Ok((pair, upstream))
+}
+
+/// Other changes, until the upstream site's log has come past `had`.
+fn go_past(pair: &Pair, upstream: &Upstream, had: &str) -> Result<()> {
+    let mut from = 5_000;
+    wait_until("the upstream store to get there", SOON, &[&upstream.site.log_path()], || {
+        change_otherwise(pair, from)?;
+        from += 1_000;
+        let durable = upstream.site.status()?["publications"][0]["durable"].clone();
+        let durable = durable.as_str().filter(|durable| !durable.is_empty()).unwrap_or("0/0");
+        let reached = pair.publisher_says(&format!("SELECT '{durable}'::pg_lsn > '{had}'"))?;
+        Ok((reached == "t").then_some(()))
+    })
+}
+
+/// A snapshot of every machine but the target's.
+#[test]
+fn a_target_downstream_of_what_was_set_back_is_noticed() -> Result<()> {
+    let (mut pair, mut upstream) = downstream()?;
+    let backup = pair.publisher.back_up()?;
+    let (up, down) = (snapshot(&upstream.site)?, snapshot(&pair.site)?);
+    upstream.site.start()?;
+    pair.site.start()?;
+    change(&mut pair, 2_000)?;
+    pair.site.stop()?;
+    upstream.site.stop()?;
+    let had = pair.subscriber_says("SELECT applied FROM farshore.subscription")?;
+    pair.publisher.restore(&backup)?;
+    put_back(&upstream.site, &up)?;
+    put_back(&pair.site, &down)?;
+    upstream.site.start()?;
+    go_past(&pair, &upstream, &had)?;
+    pair.site.start()?;
+    // It may look before that log has come here: then it says to go on once it has.
+    wait_until("it to be noticed", SOON, &[&pair.site.log_path()], || {
+        let subscription = pair.site.status()?["subscriptions"][0].clone();
+        let error = subscription["error"].as_str().unwrap_or_default();
+        if error.contains("farshore resume, once it has") {
+            pair.site.verb("resume", &["--subscription", "s"])?;
+        }
+        ensure!(subscription["state"] != "streaming", "not noticed");
+        Ok(error.contains("is not in the log here").then_some(()))
+    })?;
+    pair.site.restart()?;
+    copied_anew_as_told(&mut pair, "is not in the log here")
+}
+
+/// The publisher was set back, and both sites begin anew; the targets were emptied by hand, and what
+/// the subscription has noted there was not.
+#[test]
+fn a_log_that_was_begun_anew_does_not_go_on_from_the_old_ones_position() -> Result<()> {
+    let (mut pair, mut upstream) = downstream()?;
+    let backup = pair.publisher.back_up()?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    change(&mut pair, 2_000)?;
+    pair.site.stop()?;
+    upstream.site.stop()?;
+    let had = pair.subscriber_says("SELECT applied FROM farshore.subscription")?;
+    pair.publisher.restore(&backup)?;
+    pair.drop_slot()?;
+    for site in [&upstream.site, &pair.site] {
+        std::fs::remove_dir_all(site.directory().join("data"))?;
+    }
+    pair.subscriber.execute_script("TRUNCATE t, farshore_marks.mark")?;
+    upstream.site.start()?;
+    go_past(&pair, &upstream, &had)?;
+    pair.site.start()?;
+    wait_until("it to be noticed", SOON, &[&pair.site.log_path()], || {
+        let subscription = pair.site.status()?["subscriptions"][0].clone();
+        let error = subscription["error"].as_str().unwrap_or_default();
+        ensure!(subscription["state"] != "streaming", "not noticed");
+        Ok(error.contains("farshore resync SITE.toml --subscription s").then_some(()))
+    })?;
+    copied_anew_as_told(&mut pair, "subscription \"s\"")
+}
+
 /// An old copy of the publisher was at its address for a while.
 #[test]
 fn the_right_publisher_is_gone_on_with_once_it_is_back() -> Result<()> {
