@@ -63,6 +63,12 @@ pub fn explain(
                  something else. Starting again from what it says now"
             ));
         }
+        PipelineError::Altered => {
+            return ApplyError::NotYet(format!(
+                "subscription \"{subscription}\": a table was altered on the target since it was \
+                 looked at. Nothing was written since; looking again"
+            ));
+        }
         PipelineError::Encode(error) => {
             return ApplyError::Setup(format!("subscription \"{subscription}\": {error}"));
         }

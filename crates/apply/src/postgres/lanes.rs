@@ -36,7 +36,7 @@ use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
 use farshore_pg::{CancelToken, Config};
 use farshore_wire::frontend::Format;
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -59,6 +59,7 @@ const COMMIT: &str = "farshore_commit";
 const PROGRESS: &str = "farshore_progress";
 const FENCE: &str = "farshore_fence";
 const AWAIT: &str = "farshore_await";
+const LOOK_AGAIN: &str = "farshore_unaltered";
 
 /// Ends what the target is at.
 pub type CancelTokens = Arc<Mutex<Vec<CancelToken>>>;
@@ -215,6 +216,19 @@ impl Lanes {
     /// is closing.
     pub fn current(&mut self) -> &mut Pipeline {
         &mut self.pipelines[self.current]
+    }
+
+    /// Sends, behind the open group's changes, the question whether tables are as they were seen:
+    /// by OID.
+    pub fn ask_unaltered(&mut self, seen: &BTreeMap<u32, String>) -> Result<(), PipelineError> {
+        let list = |texts: Vec<&str>| format!("{{{}}}", texts.join(","));
+        let oids: Vec<String> = seen.keys().map(u32::to_string).collect();
+        let oids = list(oids.iter().map(String::as_str).collect());
+        let stamps = list(seen.values().map(String::as_str).collect());
+        self.current().run(LOOK_AGAIN, 2, Expect::Unaltered, |bind| {
+            bind.parameter(Format::Text, Some(oids.as_bytes()))?;
+            bind.parameter(Format::Text, Some(stamps.as_bytes()))
+        })
     }
 
     /// Whether the target's answers took 5 ms or more when it was connected.

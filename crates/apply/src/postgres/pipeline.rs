@@ -8,6 +8,7 @@ use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::progress::ADVANCE_FAILED;
 use crate::postgres::session::{Answers, Session};
+use crate::postgres::target_table::ALTERED;
 use bytes::{Bytes, BytesMut};
 use farshore_model::{DictionaryId, Lsn, PgTime};
 use farshore_pg::Question;
@@ -61,6 +62,8 @@ pub enum Expect {
     Closed,
     /// The progress row.
     Progress,
+    /// Tables are as they were seen.
+    Unaltered,
     /// A COMMIT.
     Commit {
         /// Of everything up to here.
@@ -109,6 +112,8 @@ pub enum PipelineError {
     Server(Box<farshore_wire::backend::ServerError>),
     /// The progress row was not as we left it.
     ProgressMoved,
+    /// A table is not as it was seen.
+    Altered,
     /// A statement that the protocol cannot carry.
     Encode(EncodeError),
     /// Groups that ran side by side were in each other's way.
@@ -149,6 +154,7 @@ impl PipelineError {
             | PipelineError::Stored(_)
             | PipelineError::CommitRefused { .. }
             | PipelineError::ProgressMoved
+            | PipelineError::Altered
             | PipelineError::Encode(_)
             | PipelineError::Met(_) => None,
         }
@@ -518,7 +524,9 @@ impl Pipeline {
             (Message::CopyInResponse(_), Expect::Counted { .. }) => return Ok(()),
             // Rows without columns, of statements that only count them.
             (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_)) => return Ok(()),
-            (Message::DataRow(_), Expect::Done | Expect::Progress) => return Ok(()),
+            (Message::DataRow(_), Expect::Done | Expect::Progress | Expect::Unaltered) => {
+                return Ok(());
+            }
             (Message::ParseComplete, Expect::BatchParsed(_)) => {}
             (Message::CloseComplete, Expect::Closed) => {}
             (Message::CommandComplete(tag), Expect::Counted { relation, rows }) => {
@@ -537,7 +545,10 @@ impl Pipeline {
                     return Err(PipelineError::Rows(change.clone(), rows));
                 }
             }
-            (Message::CommandComplete(_), Expect::Progress) => {}
+            (Message::CommandComplete(_), Expect::Progress | Expect::Unaltered) => {}
+            (Message::ErrorResponse(error), Expect::Unaltered) if error.code == ALTERED => {
+                return Err(PipelineError::Altered);
+            }
             (Message::ErrorResponse(error), Expect::Progress) if error.code == ADVANCE_FAILED => {
                 return Err(PipelineError::ProgressMoved);
             }

@@ -32,6 +32,9 @@ pub struct TargetRelation {
     pub table: TableName,
     /// Transactions that committed before this are in the copied rows already.
     pub copied_at: Lsn,
+    /// The target's OID of it, and what it was when it was looked up
+    /// ([`crate::postgres::target_table::UNALTERED`]).
+    pub as_seen: (u32, String),
     /// The target's table is partitioned: its rows are in other tables.
     pub partitioned: bool,
     /// A foreign key of the target may delete rows of its own accord, before their DELETE comes.
@@ -102,10 +105,12 @@ impl TargetRelation {
         }
         let prepared = HashMap::new();
         let partitioned = target.partitioned;
+        let as_seen = (target.oid, target.stamp.clone());
         Ok(TargetRelation {
             relation,
             table,
             copied_at,
+            as_seen,
             partitioned,
             cascaded: false,
             columns,
@@ -121,6 +126,7 @@ impl TargetRelation {
             relation,
             table,
             copied_at: Lsn::MAX,
+            as_seen: (0, String::new()),
             partitioned: false,
             cascaded: false,
             columns: Vec::new(),

@@ -12,6 +12,10 @@ use farshore_pg::{Row, text_array};
 /// A table on the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetTable {
+    /// Its OID.
+    pub oid: u32,
+    /// What its columns and triggers are: another when one was altered ([`UNALTERED`]).
+    pub stamp: String,
     /// Partitioned: its rows are in other tables.
     pub partitioned: bool,
     /// Its columns.
@@ -74,16 +78,49 @@ pub(super) fn names(tables: &[TableName]) -> String {
     text_array(names.iter().map(String::as_str))
 }
 
+/// What altering a column or trigger of the table `c.oid` changes: the versions of their rows in the
+/// catalogs.
+macro_rules! stamp {
+    () => {
+        "(SELECT pg_catalog.hashtextextended(coalesce((SELECT \
+            pg_catalog.string_agg(a.xmin::text, ' ' ORDER BY a.attnum) \
+            FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 \
+            AND NOT a.attisdropped), '') || ';' || coalesce((SELECT \
+            pg_catalog.string_agg(t.xmin::text, ' ' ORDER BY t.oid) FROM pg_catalog.pg_trigger t \
+            WHERE t.tgrelid = c.oid AND NOT t.tgisinternal), ''), 0) AS stamp)"
+    };
+}
+
+/// Whether tables are as they were when they were looked up: an error of [`ALTERED`] where they are
+/// not. Asked when changes of a transaction have been sent, whose locks let nobody alter these
+/// tables any more: statements that were planned for a column of another type would round values
+/// without a word. Types of its parameters: oid[], text[].
+pub(super) const UNALTERED: &str = concat!(
+    "SELECT CASE WHEN pg_catalog.bool_and(s.stamp::text = c.stamp) THEN 1 ELSE \
+     'a table was altered on the target'::int END \
+     FROM unnest($1, $2) AS c (oid, stamp) CROSS JOIN LATERAL ",
+    stamp!(),
+    " s"
+);
+
+/// SQLSTATE of [`UNALTERED`] where something was altered: invalid_text_representation.
+pub(super) const ALTERED: &str = "22P02";
+
 /// What [`target_tables`] asks; its parameter are the tables' [`names`].
-pub(super) const LOOK_UP: &str = "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
+pub(super) const LOOK_UP: &str = concat!(
+    "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
                a.attidentity = 'a', \
                coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
                c.relkind = 'p', \
                CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
                  THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1, \
-               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v' \
+               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', \
+               c.oid, s.stamp \
              FROM unnest($1::text::text[]) WITH ORDINALITY AS w (name, number) \
              JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.to_regclass(w.name) \
+             CROSS JOIN LATERAL ",
+    stamp!(),
+    " s \
              LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
@@ -95,7 +132,8 @@ pub(super) const LOOK_UP: &str = "SELECT a.attname, a.atttypid, pg_catalog.forma
                  WHERE chain.typtype = 'd') SELECT oid FROM chain WHERE typtype <> 'd') \
              LEFT JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace \
              LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
-             ORDER BY w.number, a.attnum";
+             ORDER BY w.number, a.attnum"
+);
 
 /// The answer to [`LOOK_UP`], of so many tables. Asks what the columns' types are made of, where
 /// those are not PostgreSQL's own.
@@ -109,8 +147,13 @@ pub(super) async fn looked_up(
         let number: usize = row.parse(10).map_err(|error| session.error(error))?;
         let Some(slot) = found.get_mut(number) else { continue };
         let partitioned = row.get(6) == Some("t");
-        let target =
-            slot.get_or_insert_with(|| TargetTable { partitioned, ..TargetTable::default() });
+        let oid = row.parse(13).map_err(|error| session.error(error))?;
+        let target = slot.get_or_insert_with(|| TargetTable {
+            oid,
+            stamp: row.get(14).unwrap_or_default().to_owned(),
+            partitioned,
+            ..TargetTable::default()
+        });
         let Some(name) = row.get(0) else { continue };
         target.columns.push(TargetColumn {
             name: name.to_owned(),

@@ -33,7 +33,7 @@ use farshore_model::{DictionaryId, Lsn, Xid};
 use farshore_wire::frontend::{Bind, EncodeError, Format};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 /// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
@@ -80,6 +80,10 @@ pub struct Writer {
     early: bool,
     /// In this group DELETE does what TRUNCATE may not.
     empties_by_delete: bool,
+    /// Tables that the open group changes, as they were seen last: by their OIDs on the target.
+    touched: BTreeMap<u32, String>,
+    /// The version that was touched last.
+    touched_last: Option<DictionaryId>,
 }
 
 /// What the target's columns follow.
@@ -167,6 +171,8 @@ impl Writer {
             cascades,
             early: false,
             empties_by_delete: false,
+            touched: BTreeMap::new(),
+            touched_last: None,
         };
         match outcome {
             Ok(()) => Ok(writer),
@@ -405,6 +411,12 @@ impl Writer {
             fault::point("apply.after-commit");
             self.ensure_begun().await?;
         }
+        if !self.touched.is_empty() {
+            let asked = self.lanes.ask_unaltered(&self.touched);
+            asked.map_err(|error| self.explain(error))?;
+            self.touched.clear();
+        }
+        self.touched_last = None;
         self.first_of_group = Lsn::MAX;
         let closed = self.lanes.close(step).await;
         closed.map_err(|error| self.explain(error))

@@ -1,9 +1,10 @@
 //! How connections to the target are made, one for each lane.
 
-use super::{AWAIT, BEGIN, COMMIT, DEFER, FENCE, LaneSettings, PROGRESS};
+use super::{AWAIT, BEGIN, COMMIT, DEFER, FENCE, LOOK_AGAIN, LaneSettings, PROGRESS};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ADVANCE, ADVANCE_NEWEST, ADVANCE_TYPES};
 use crate::postgres::session::{Session, application_name, join_lanes_sql};
+use crate::postgres::target_table::UNALTERED;
 use farshore_fault as fault;
 use farshore_pg::{FAR, Question};
 use std::borrow::Cow;
@@ -104,6 +105,7 @@ pub(super) fn prepare(
     if fault::defect("unordered-commits") {
         advance = advance.replace("applied = $2", "$2 IS NOT NULL").into();
     }
+    pipeline.parse(LOOK_AGAIN, UNALTERED, &[1028, 1009], None)?;
     pipeline.parse(PROGRESS, &advance, &ADVANCE_TYPES, None)?;
     pipeline.sync();
     Ok(())

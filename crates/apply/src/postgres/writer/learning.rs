@@ -27,11 +27,21 @@ impl Writer {
         header: &Header,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
-        if self.relations.contains_key(&id) {
+        if self.touched_last == Some(id) {
             return Ok(());
         }
-        self.learn_version(id, header, definitions, false).await?;
-        self.forget_superseded();
+        if !self.relations.contains_key(&id) {
+            self.learn_version(id, header, definitions, false).await?;
+            self.forget_superseded();
+        }
+        // One that is superseded at once is learned again.
+        if let Some(TargetRelation { as_seen: (oid, stamp), .. }) = self.relations.get(&id) {
+            self.touched_last = Some(id);
+            // Nothing of a table that is passed over is on the target.
+            if *oid != 0 {
+                self.touched.insert(*oid, stamp.clone());
+            }
+        }
         Ok(())
     }
 
