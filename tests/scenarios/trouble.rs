@@ -2,6 +2,8 @@
 //! on goes on; when it is over the subscription goes on by itself, or was stopped with a reason;
 //! and what readers saw throughout was a prefix of the publisher's commits.
 
+#[path = "trouble/altered.rs"]
+mod altered;
 #[path = "trouble/full_disks.rs"]
 mod full_disks;
 #[path = "trouble/keys.rs"]

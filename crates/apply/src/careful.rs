@@ -70,7 +70,7 @@ impl Careful<'_> {
         let mut calm_for = 0;
         // Newest position read, and commands in the open group of those before `from`.
         let (mut seen, mut open) = (self.start.applied, 0_u64);
-        let mut newest = None;
+        let (mut newest, mut transactions) = (None, 0);
         loop {
             let item = if *stop.borrow() || calm_for >= CALM_AFTER {
                 None
@@ -85,8 +85,8 @@ impl Careful<'_> {
                 Some(LogItem::Halt(_)) | None => true,
             };
             if open > 0 && (is_apart || open >= self.agent.spec.limits.commands_max) {
-                self.commit(seen, newest).await.map_err(Failure::of_many)?;
-                open = 0;
+                self.commit(seen, newest, transactions).await.map_err(Failure::of_many)?;
+                (open, transactions) = (0, 0);
             }
             match item {
                 Some(LogItem::Halt(_)) | None => return Ok(()),
@@ -106,6 +106,7 @@ impl Careful<'_> {
                     self.among_others(&header, body, open == 0).await.map_err(Failure::of_many)?;
                     open += header.commands.max(1);
                     newest = Some(SourceTransaction::from(&header));
+                    transactions += 1;
                     seen = seen.max(header.end_lsn);
                 }
             }
@@ -139,7 +140,7 @@ impl Careful<'_> {
         while let Some(chunk) = chunks.next(self.feed, header).await? {
             conflicts += self.changes(&chunk, &mut at, &mut run_length).await?;
         }
-        self.commit(header.end_lsn, Some(header.into())).await?;
+        self.commit(header.end_lsn, Some(header.into()), 1).await?;
         if conflicts > 0 {
             tracing::warn!(
                 subscription = %self.agent.spec.name,
@@ -162,7 +163,7 @@ impl Careful<'_> {
         }
         self.writer.begin(false).await?;
         self.writer.record_skip(header, &counts.to_string()).await?;
-        self.commit(header.end_lsn, Some(header.into())).await?;
+        self.commit(header.end_lsn, Some(header.into()), 1).await?;
         tracing::warn!(
             subscription = %self.agent.spec.name,
             position = %header.end_lsn,
@@ -258,6 +259,7 @@ impl Careful<'_> {
         &mut self,
         to: Lsn,
         newest: Option<SourceTransaction>,
+        transactions: u64,
     ) -> Result<(), ApplyError> {
         let from = self.start.applied;
         let state = self.start.state_at(to);
@@ -266,6 +268,10 @@ impl Careful<'_> {
         if let Some(committed) = self.writer.take_committed() {
             self.start.applied = committed;
             self.agent.acknowledge(committed)?;
+            self.agent.set_status(|status| {
+                status.transactions += transactions;
+                status.target_commits += 1;
+            });
         }
         Ok(())
     }

@@ -13,19 +13,24 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Who cannot be asked within this is asked again.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
-/// Sessions that our own wait for, but for our own.
+/// Sessions that our own wait for, but for our own; and prepared transactions, which no session has:
+/// process 0 stands for any of them.
 const HOLDERS: &str = "WITH session AS ( \
      SELECT *, application_name = pg_catalog.left($1, 63) \
        OR pg_catalog.starts_with(application_name, $1 || ' ') AS is_ours \
      FROM pg_catalog.pg_stat_activity) \
-     SELECT string_agg(DISTINCT pg_catalog.format('process %s of %s (%s%s)', \
+     SELECT string_agg(DISTINCT holder, ', ') FROM (SELECT pg_catalog.format('process %s of %s (%s%s)', \
      b.pid, b.usename, coalesce(nullif(b.application_name, ''), b.backend_type), \
-     coalesce(', ' || b.state || ' since ' || pg_catalog.date_trunc('second', b.state_change), '')), \
-     ', ') \
+     coalesce(', ' || b.state || ' since ' || pg_catalog.date_trunc('second', b.state_change), '')) \
      FROM session a \
      CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS p (pid) \
      JOIN session b ON b.pid = p.pid \
-     WHERE a.is_ours AND a.wait_event_type = 'Lock' AND NOT b.is_ours";
+     WHERE a.is_ours AND a.wait_event_type = 'Lock' AND NOT b.is_ours \
+     UNION ALL SELECT pg_catalog.format('a prepared transaction, %L of %s since %s (COMMIT PREPARED or \
+     ROLLBACK PREPARED ends it)', x.gid, x.owner, pg_catalog.date_trunc('second', x.prepared)) \
+     FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database() \
+     AND EXISTS (SELECT FROM session a WHERE a.is_ours AND a.wait_event_type = 'Lock' \
+     AND 0 = ANY (pg_catalog.pg_blocking_pids(a.pid)))) AS found (holder)";
 
 impl Subscription {
     /// Looks again and again, and says what it finds in the status.

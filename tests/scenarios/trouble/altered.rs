@@ -1,0 +1,125 @@
+//! Tables that somebody alters on the target while rows stream to them.
+
+use anyhow::{Context, Result, ensure};
+use farshore_testkit::wait::wait_until;
+use farshore_tests::{Direction, Pair, publisher_cluster, subscriber_cluster};
+use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
+
+/// A type that rounds: the subscription stops before it writes a row, and goes on when the column is
+/// as it was.
+#[test]
+fn values_are_not_rounded_where_a_column_got_another_type() -> Result<()> {
+    const TABLE: &str = "CREATE TABLE t (id integer PRIMARY KEY, v numeric, at timestamp)";
+    for is_side_by_side in [false, true] {
+        let mut pair = Pair::new(Direction::UP, &["public.*"], TABLE)?;
+        if is_side_by_side {
+            pair.apply_side_by_side()?;
+        }
+        pair.site.start()?;
+        let mut id = 0;
+        let mut publish = |pair: &Pair| {
+            let (from, to) = (id + 1, id + 40);
+            id = to;
+            pair.publish(&format!(
+                "INSERT INTO t SELECT i, i + 0.5678, timestamp '2026-01-01 00:00:00.123456' \
+                 FROM generate_series({from}, {to}) i; \
+                 UPDATE t SET v = v + 0.1111 WHERE id = {to}"
+            ))
+        };
+        for (altered, before) in [
+            ("v TYPE integer", "v TYPE numeric"),
+            ("v TYPE numeric(12,1)", "v TYPE numeric"),
+            ("at TYPE timestamp(0)", "at TYPE timestamp"),
+        ] {
+            let case = format!("{altered}, side by side: {is_side_by_side}");
+            publish(&pair)?;
+            pair.assert_equal(&["public"])?;
+            let rows = "SELECT count(*) FROM t";
+            let had = pair.subscriber_says(rows)?;
+            let alter =
+                |what: &str| pair.subscriber.execute_script(&format!("ALTER TABLE t ALTER {what}"));
+            alter(altered)?;
+            publish(&pair)?;
+            let (state, error) =
+                pair.site.await_trouble("s", "cannot hold every value").context(case.clone())?;
+            ensure!(state == "stopped", "{case}: {state}: {error}");
+            ensure!(pair.subscriber_says(rows)? == had, "{case}: rows came");
+            // What the altering itself has rounded comes again.
+            alter(before)?;
+            let resync =
+                pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+            ensure!(resync.code == Some(0), "{case}: {resync:?}");
+            pair.site.verb("resume", &["--subscription", "s"])?;
+            // Its stop is in the log.
+            pair.site.restart()?;
+            pair.assert_equal(&["public"]).context(case)?;
+        }
+    }
+    Ok(())
+}
+
+/// A trigger that fires for what is applied sees every row change, also those that a batch would
+/// have netted.
+#[test]
+fn a_trigger_that_is_made_meanwhile_fires_for_each_change() -> Result<()> {
+    let mut pair = Pair::new(
+        Direction::UP,
+        &["public.t"],
+        "CREATE TABLE t (id integer PRIMARY KEY, v integer)",
+    )?;
+    pair.site.replace("batches = \"auto\"", "batches = \"always\"")?;
+    pair.publish("INSERT INTO t SELECT i, 0 FROM generate_series(1, 2000) i")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.publish("UPDATE t SET v = v + 1")?;
+    pair.await_arrival()?;
+    pair.subscriber.execute_script(
+        "CREATE TABLE public.seen (n bigint GENERATED ALWAYS AS IDENTITY, what text); \
+         CREATE FUNCTION public.see() RETURNS trigger LANGUAGE plpgsql AS \
+         $$ BEGIN INSERT INTO public.seen (what) VALUES (TG_OP); RETURN NULL; END $$; \
+         CREATE TRIGGER sees AFTER INSERT OR UPDATE OR DELETE ON t \
+         FOR EACH ROW EXECUTE FUNCTION public.see(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER sees",
+    )?;
+    for _ in 0..2 {
+        pair.publish("UPDATE t SET v = v + 1 WHERE id <= 1000")?;
+    }
+    pair.publish(
+        "BEGIN; DELETE FROM t WHERE id <= 10; \
+         INSERT INTO t SELECT i, 7 FROM generate_series(1, 10) i; COMMIT",
+    )?;
+    pair.await_arrival()?;
+    let seen = "SELECT string_agg(what || ' ' || n, ', ' ORDER BY what) FROM \
+                (SELECT what, count(*) AS n FROM public.seen GROUP BY what) c";
+    let seen = pair.subscriber_says(seen)?;
+    ensure!(seen == "DELETE 10, INSERT 10, UPDATE 2000", "{seen}");
+    Ok(())
+}
+
+/// No session has it: it may keep a lock for ever.
+#[test]
+fn a_prepared_transaction_that_holds_a_lock_is_named() -> Result<()> {
+    let publisher = publisher_cluster(15)?.start()?;
+    let subscriber = subscriber_cluster(18)?.setting("max_prepared_transactions", 4).start()?;
+    let mut pair = Pair::of(publisher, subscriber)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v integer)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.publish("INSERT INTO t VALUES (1, 1)")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.subscriber.execute_script(
+        "BEGIN; UPDATE t SET v = v WHERE id = 1; PREPARE TRANSACTION 'forgotten'",
+    )?;
+    pair.publish("UPDATE t SET v = 2")?;
+    let (_, error) = pair.site.await_trouble("s", "a prepared transaction, 'forgotten'")?;
+    ensure!(error.contains("ROLLBACK PREPARED"), "{error}");
+    pair.subscriber.execute_script("ROLLBACK PREPARED 'forgotten'")?;
+    pair.assert_equal(&["public"])?;
+    wait_until("it to be told no more", SOON, &[&pair.site.log_path()], || {
+        Ok(pair.site.status()?["subscriptions"][0]["error"].is_null().then_some(()))
+    })
+}
