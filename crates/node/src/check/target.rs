@@ -545,6 +545,7 @@ fn check_table(
             })
             .collect(),
         types: types.closure(table.columns.iter().map(|column| column.type_oid)),
+        ..TargetTable::default()
     };
     let filled = if copied { Filled::Before } else { Filled::NotYet };
     if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known), filled) {
