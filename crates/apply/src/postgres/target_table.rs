@@ -97,7 +97,7 @@ macro_rules! stamp {
 /// without a word. Types of its parameters: oid[], text[].
 pub(super) const UNALTERED: &str = concat!(
     "SELECT CASE WHEN pg_catalog.bool_and(s.stamp::text = c.stamp) THEN 1 ELSE \
-     'a table was altered on the target'::int END \
+     ('a table was altered on the target, of ' || count(*))::int END \
      FROM unnest($1, $2) AS c (oid, stamp) CROSS JOIN LATERAL ",
     stamp!(),
     " s"
