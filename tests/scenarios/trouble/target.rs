@@ -109,7 +109,8 @@ fn others_hold_locks_and_statements_time_out() -> Result<()> {
     checked.await_commits(50)?;
     let (state, error) = checked.pair.site.await_trouble("s", "that another session holds")?;
     ensure!(state != "retrying" && error.contains("idle in transaction"), "{state}: {error}");
-    // What somebody cancels is tried again.
+    // What somebody cancels is tried again. Who waits may be another session by now.
+    await_apply_waits(&mut checked.pair, &mut other, "1 s")?;
     other.batch_execute(
         "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
          WHERE application_name LIKE 'farshore %' AND wait_event_type = 'Lock'",
