@@ -108,39 +108,6 @@ fn partitions_come_and_go_through_the_root() -> Result<()> {
     })
 }
 
-/// A partition that is detached on the publisher is a table of its own there. On the target it is
-/// detached too before it is copied: what empties the root would empty it.
-#[test]
-fn a_detached_partition_is_detached_on_the_target_too() -> Result<()> {
-    let schema = "CREATE TABLE pz (id integer, k integer, PRIMARY KEY (id, k)) PARTITION BY LIST (k); \
-                  CREATE TABLE pz1 PARTITION OF pz FOR VALUES IN (1); \
-                  CREATE TABLE pz2 PARTITION OF pz FOR VALUES IN (2); \
-                  INSERT INTO pz SELECT g, 1 + g % 2 FROM generate_series(1, 100) g";
-    both_ways(|direction| {
-        let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
-        pair.assert_equal(&["public"])?;
-        pair.publish("ALTER TABLE pz DETACH PARTITION pz1; INSERT INTO pz1 VALUES (1000, 1)")?;
-        let detach = "ALTER TABLE public.pz DETACH PARTITION public.pz1";
-        let (state, error) = pair.site.await_trouble("s", detach)?;
-        ensure!(state == "stopped", "{state}: {error}");
-        // As it says, and what it says then.
-        pair.subscriber.execute_script(detach)?;
-        pair.site.verb("resume", &["--subscription", "s"])?;
-        let (state, error) = pair.site.await_trouble("s", "TRUNCATE public.pz1")?;
-        ensure!(state == "stopped", "{state}: {error}");
-        pair.subscriber.execute_script("TRUNCATE public.pz1")?;
-        pair.site.restart()?;
-        pair.assert_equal(&["public"])?;
-        pair.publish(
-            "TRUNCATE pz; INSERT INTO pz VALUES (7, 2); INSERT INTO pz1 VALUES (1001, 1)",
-        )?;
-        pair.assert_equal(&["public"])?;
-        let resync = pair.site.verb("resync", &["--subscription", "s", "--table", "public.pz"])?;
-        ensure!(resync.code == Some(0), "{resync:?}");
-        pair.assert_equal(&["public"])
-    })
-}
-
 /// Through the root, the target may be one table.
 #[test]
 fn a_partitioned_table_becomes_a_plain_one() -> Result<()> {

@@ -313,9 +313,6 @@ impl InitialCopy<'_> {
         point: Lsn,
     ) -> Result<Work, ApplyError> {
         let target = self.schema.names.table(&table.table);
-        if table.memberships_above.is_empty() {
-            session.check_stands_by_itself(self.subscription, &target).await?;
-        }
         if begun && target_table(session, &target).await?.is_some() {
             // Its rows are ours: the copy's first act was to find the table empty.
             self.empty_table(session, &table, &target).await?;

@@ -137,27 +137,6 @@ impl Session {
         Ok(rows.first().is_some_and(|row| row.get(1) == Some("t")))
     }
 
-    /// Refuses a table that stands by itself on the publisher and is a partition here, of a
-    /// partitioned table that this subscription fills as well: it was detached there. What empties
-    /// the partitioned table would empty it too, and whoever reads that one would see its rows.
-    pub async fn check_stands_by_itself(
-        &mut self,
-        subscription: &str,
-        target: &TableName,
-    ) -> Result<(), ApplyError> {
-        if !self.keeps_oids().await? {
-            return Ok(());
-        }
-        let name = target.to_string();
-        let rows = self.query(FILLED_ABOVE, &[Some(subscription), Some(&name)]).await?;
-        let Some(above) = rows.first().and_then(|row| row.get(0)) else { return Ok(()) };
-        Err(ApplyError::Setup(format!(
-            "subscription \"{subscription}\": the publisher's table is no partition (any more), and \
-             on the target {target} is one of {above}, which is filled by itself. Run there: ALTER \
-             TABLE {above} DETACH PARTITION {target}; and go on (farshore resume)"
-        )))
-    }
-
     /// A role that does not own `farshore.table_copy` cannot give it these columns.
     async fn keeps_oids(&mut self) -> Result<bool, ApplyError> {
         if let Some(keeps) = self.keeps_oids {
@@ -177,13 +156,6 @@ fn lost(subscription: &str, table: &TableName, target: &TableName) -> ApplyError
         remedy::resync(subscription, Some(table))
     ))
 }
-
-/// The partitioned table above one that the subscription fills as well. Parameters: subscription,
-/// the table's name.
-const FILLED_ABOVE: &str = "SELECT a.relid::text \
-     FROM pg_catalog.pg_partition_ancestors(pg_catalog.to_regclass($2)) AS a (relid) \
-     JOIN farshore.table_copy c ON c.target_oid = a.relid::oid AND c.noted_in = c.tableoid \
-     WHERE c.subscription = $1 AND a.relid <> pg_catalog.to_regclass($2) LIMIT 1";
 
 /// The parameters of [`OTHERS`] and [`NOTE`].
 struct Asked {
