@@ -48,6 +48,9 @@ impl Writer {
     /// Forgets versions that another one has taken the place of: when one comes back, as it does
     /// when a column was added and dropped, the target has to follow again.
     pub(super) fn forget_superseded(&mut self) {
+        if !self.superseded.is_empty() {
+            self.touched_last = None;
+        }
         for id in self.superseded.drain(..) {
             self.relations.remove(&id);
             self.facts.remove(&id);
@@ -188,6 +191,12 @@ impl Writer {
     }
 
     fn know(&mut self, id: DictionaryId, mut target: TargetRelation) {
+        // It may have been altered by ourselves in the open group.
+        self.touched_last = None;
+        let (oid, stamp) = &target.as_seen;
+        if let Some(seen) = self.touched.get_mut(oid) {
+            seen.clone_from(stamp);
+        }
         target.cascaded = self
             .cascades
             .as_ref()
