@@ -1,11 +1,10 @@
 //! Partitions that are detached on a publisher that publishes the root: from then on they are tables
 //! of their own, and what is done to the root is nothing to them.
 
+use crate::joining::await_published;
 use anyhow::{Result, ensure};
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use std::time::Duration;
-
-const SOON: Duration = Duration::from_secs(60);
 
 const VIA_ROOT: &str = "publish_via_partition_root = true";
 
@@ -133,13 +132,16 @@ fn what_empties_a_partitioned_table_spares_one_that_is_published_by_itself() -> 
 fn a_partition_is_detached_behind_the_rows_it_had_through_the_root() -> Result<()> {
     both_ways(|direction| {
         let mut pair = pair(direction)?;
+        let pause = pair.site.verb("pause", &["--subscription", "s"])?;
+        ensure!(pause.code == Some(0), "{pause:?}");
         let mut reader = pair.subscriber.connect()?;
         reader.batch_execute("BEGIN; LOCK TABLE pz2 IN SHARE MODE")?;
-        pair.publish(
-            "INSERT INTO pz SELECT i, 1 + i % 2, 'late' FROM generate_series(200, 299) AS i",
-        )?;
+        pair.publish("INSERT INTO pz SELECT i, 1 + i % 2, '' FROM generate_series(200, 299) AS i")?;
         pair.publish(DETACH)?;
+        await_published(&mut pair, 3)?;
         pair.publish("INSERT INTO pz1 VALUES (1000, 1, 'new')")?;
+        let resume = pair.site.verb("resume", &["--subscription", "s"])?;
+        ensure!(resume.code == Some(0), "{resume:?}");
         std::thread::sleep(Duration::from_secs(3));
         let partition = "SELECT relispartition FROM pg_class WHERE oid = 'pz1'::regclass";
         ensure!(pair.subscriber_says(partition)? == "t", "it was detached too early");
