@@ -20,10 +20,20 @@ const CHANGES: &str = "INSERT INTO pz1 VALUES (1000, 1, 'new'); UPDATE pz1 SET v
     UPDATE pz SET v = 'w' WHERE id < 50; DELETE FROM pz1 WHERE id = 99";
 
 fn pair(direction: Direction) -> Result<Pair> {
+    pair_as(direction, "postgres")
+}
+
+/// The target's role may be one that may not set `session_replication_role`.
+fn pair_as(direction: Direction, role: &str) -> Result<Pair> {
     let mut pair = Pair::bare(direction)?;
+    pair.subscriber.execute_script(
+        "CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app; \
+         GRANT CREATE ON SCHEMA public TO app; GRANT USAGE ON SCHEMA farshore_marks TO app; \
+         GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON ALL TABLES IN SCHEMA farshore_marks TO app",
+    )?;
     pair.publish(&format!("{SCHEMA} {ROWS}"))?;
     pair.add_publication("p", &["public.*"], VIA_ROOT)?;
-    let target = pair.subscriber.url(DATABASE);
+    let target = pair.subscriber.url(DATABASE).replace("postgres@", &format!("{role}@"));
     pair.add_subscription("s", "p", &target)?;
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
@@ -127,11 +137,12 @@ fn what_empties_a_partitioned_table_spares_one_that_is_published_by_itself() -> 
     })
 }
 
-/// Rows that the partition got while it was one come first.
+/// Rows that the partition got while it was one come first; also where nothing streams while tables
+/// are copied, because foreign keys fire.
 #[test]
 fn a_partition_is_detached_behind_the_rows_it_had_through_the_root() -> Result<()> {
-    both_ways(|direction| {
-        let mut pair = pair(direction)?;
+    for (direction, role) in [(Direction::UP, "postgres"), (Direction::DOWN, "app")] {
+        let mut pair = pair_as(direction, role)?;
         let pause = pair.site.verb("pause", &["--subscription", "s"])?;
         ensure!(pause.code == Some(0), "{pause:?}");
         let mut reader = pair.subscriber.connect()?;
@@ -150,8 +161,9 @@ fn a_partition_is_detached_behind_the_rows_it_had_through_the_root() -> Result<(
         pair.await_copy("pz1")?;
         pair.publish(CHANGES.replace("1000", "1001").as_str())?;
         pair.assert_equal(&["public"])?;
-        is_apart(&pair)
-    })
+        is_apart(&pair)?;
+    }
+    Ok(())
 }
 
 /// The tables on the target are not ours.
