@@ -5,6 +5,8 @@
 mod creation;
 #[path = "whole_schema/definitions.rs"]
 mod definitions;
+#[path = "whole_schema/detached.rs"]
+mod detached;
 #[path = "whole_schema/joining.rs"]
 mod joining;
 #[path = "whole_schema/names.rs"]

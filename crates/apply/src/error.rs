@@ -78,6 +78,9 @@ pub enum ApplyError {
     /// The initial copy ended to let somebody else at a table; it goes on at once.
     #[error("{0}")]
     GaveWay(String),
+    /// What was streamed before a table could join is still to be applied; it is copied after that.
+    #[error("{0}")]
+    StreamFirst(String),
     /// The target did not take a batch; its changes are applied again row by row, at once.
     #[error("subscription \"{subscription}\": a batch up to {position} was refused: {what}")]
     BatchRefused {
@@ -199,6 +202,7 @@ impl ApplyError {
             ApplyError::Capture(error) => error.is_transient(),
             ApplyError::NotYet(_)
             | ApplyError::GaveWay(_)
+            | ApplyError::StreamFirst(_)
             | ApplyError::BatchRefused { .. }
             | ApplyError::LanesMet { .. } => true,
             // The distributor's disk is full.

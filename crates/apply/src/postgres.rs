@@ -1,6 +1,7 @@
 //! A PostgreSQL target.
 
 mod answers;
+pub(crate) mod apart;
 pub mod batch;
 mod conflict_rows;
 mod copy_order;

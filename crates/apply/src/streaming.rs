@@ -126,7 +126,11 @@ impl<'a> Streaming<'a> {
             tables: start.tables,
             foreign_keys_wait: start.foreign_keys_wait,
             ask_again: start.ask_again,
-            ask_at: Instant::now(),
+            ask_at: if start.stream_first {
+                Instant::now() + ASK_AGAIN_MIN
+            } else {
+                Instant::now()
+            },
             ask_pause: ASK_AGAIN_MIN,
             in_group: Vec::new(),
             opened_at: Instant::now(),

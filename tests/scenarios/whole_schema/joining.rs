@@ -19,7 +19,7 @@ fn pair(direction: Direction, schema: &str, more: &str) -> Result<Pair> {
 }
 
 /// Waits until the publication has as many tables.
-fn await_published(pair: &mut Pair, tables: i64) -> Result<()> {
+pub fn await_published(pair: &mut Pair, tables: i64) -> Result<()> {
     let mut publisher = pair.publisher.connect()?;
     pair.site.wait_for("the publication to change", SOON, || {
         let count: i64 =

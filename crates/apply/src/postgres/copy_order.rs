@@ -10,6 +10,7 @@ use crate::ApplyError;
 use crate::postgres::foreign_keys::{CopyUnit, ForeignKeys};
 use crate::postgres::progress::TABLE_COPYING;
 use crate::postgres::session::Session;
+use crate::postgres::target_table::{rows_of_its_own, target_tables};
 use farshore_capture::publication::TableName;
 use farshore_pg::quote_literal;
 use std::collections::HashSet;
@@ -86,8 +87,17 @@ impl CopyOrder {
                  SET state = '{TABLE_COPYING}' WHERE {this}; "
             ));
         }
-        let names: Vec<String> = over.iter().map(|i| tables[*i].target.to_string()).collect();
-        let truncate = format!("BEGIN; TRUNCATE {}; {forget} COMMIT", names.join(", "));
+        let list: Vec<usize> = over.iter().copied().collect();
+        let names: Vec<TableName> = list.iter().map(|i| tables[*i].target.clone()).collect();
+        let there = target_tables(session, &names).await?;
+        let rows: Vec<String> = names
+            .iter()
+            .zip(there)
+            .map(|(name, there)| {
+                rows_of_its_own(name, there.is_some_and(|there| there.partitioned))
+            })
+            .collect();
+        let truncate = format!("BEGIN; TRUNCATE {}; {forget} COMMIT", rows.join(", "));
         match session.connection.simple_query(&truncate).await {
             Ok(_) => return Ok(()),
             // Something else refers to them (0A000), or we lack the right to truncate (42501).
@@ -96,8 +106,6 @@ impl CopyOrder {
         }
         session.simple("ROLLBACK").await?;
         // Children first.
-        let list: Vec<usize> = over.iter().copied().collect();
-        let names: Vec<TableName> = list.iter().map(|i| tables[*i].target.clone()).collect();
         let stages = self.stages(subscription, &names)?;
         let deletes: Vec<String> = stages
             .iter()
@@ -107,7 +115,7 @@ impl CopyOrder {
                 CopyUnit::Together(all) => all.clone(),
             })
             .rev()
-            .map(|i| format!("DELETE FROM {}; ", names[i]))
+            .map(|i| format!("DELETE FROM {}; ", rows[i]))
             .collect();
         session
             .simple(&format!(

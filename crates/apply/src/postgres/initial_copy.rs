@@ -6,6 +6,7 @@
 //! at a new point ([`crate::postgres::resume`]).
 
 use crate::ApplyError;
+use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::copy_order::{CopyOrder, Standing};
 use crate::postgres::follow_ddl::{
     Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
@@ -15,7 +16,9 @@ use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{Filled, TargetTable, check_columns, target_table};
+use crate::postgres::target_table::{
+    Filled, TargetTable, check_columns, rows_of_its_own, target_table,
+};
 use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
@@ -80,6 +83,12 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How long the log may take to come as far as a snapshot that was taken.
 const LOG_WAIT: Duration = Duration::from_secs(60);
 
+/// How often it is looked whether the stream has come as far as a snapshot.
+const STREAM_LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The log is not read, to see whether it has anything for a table, while it holds more than this.
+const LOOKED_THROUGH_MAX: u64 = 64 << 20;
+
 /// Pause before another snapshot is tried when tables are locked.
 pub const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
 
@@ -119,6 +128,7 @@ impl InitialCopy<'_> {
             .map(|table| table.table.clone())
             .collect();
         session.forget_begun(self.subscription, &published, known).await?;
+        let all = published.clone();
         if self.only_begun {
             published.retain(|table| known.iter().any(|known| known.is_still(table)));
         }
@@ -127,6 +137,15 @@ impl InitialCopy<'_> {
         let standings: Vec<Standing> =
             published.iter().map(|table| self.standing(table, known)).collect();
         let over = order.start_over(&standings, self.streaming);
+        let to_copy: Vec<Standing> = (0..standings.len())
+            .filter(|i| over.contains(i) || !standings[*i].copied)
+            .map(|i| standings[i].clone())
+            .collect();
+        let held = oids(&all);
+        tokio::select! {
+            apart = self.set_apart(session, &all, &to_copy, known, point) => apart?,
+            error = self.give_way(source.as_mut(), &held) => return Err(error),
+        }
         order.empty(session, self.subscription, &standings, &over).await?;
         let over: Vec<TableName> = over.iter().map(|i| standings[*i].table.clone()).collect();
         published.retain(|table| over.contains(&table.table) || !copied.contains(&table.table));
@@ -155,7 +174,7 @@ impl InitialCopy<'_> {
                 }
             }
         }
-        let held: Vec<u32> = published.iter().map(|table| table.oid).collect();
+        let held = oids(&published);
         let mut touched = tokio::select! {
             touched = self.touched_since(&begun, point) => touched?,
             error = self.give_way(source.as_mut(), &held) => return Err(error),
@@ -194,14 +213,101 @@ impl InitialCopy<'_> {
             }
             Ok::<(), ApplyError>(())
         };
-        let oids: Vec<u32> = work.iter().map(|work| work.table.oid).collect();
+        let held: Vec<u32> = work.iter().map(|work| work.table.oid).collect();
         tokio::select! {
             copied = copying => copied?,
-            error = self.give_way(source.as_mut(), &oids) => return Err(error),
+            error = self.give_way(source.as_mut(), &held) => return Err(error),
         }
         source.close().await;
         snapshot.close().await;
         Ok(point)
+    }
+
+    /// Sees to it that no table is emptied or filled on the target as a part of another one. What is
+    /// published by itself is detached there, behind everything that came for it through the root.
+    async fn set_apart(
+        &self,
+        session: &mut Session,
+        published: &[PublishedTable],
+        to_copy: &[Standing],
+        known: &[TableProgress],
+        point: Lsn,
+    ) -> Result<(), ApplyError> {
+        if to_copy.is_empty() {
+            return Ok(());
+        }
+        let PublishedNames { tables, roots } = PublishedNames::of(published, self.schema);
+        let copying = |target: &TableName| to_copy.iter().find(|table| table.target == *target);
+        let filled = session.filled_below(self.subscription, &tables, &tables).await?;
+        for below in filled {
+            let root_anew = copying(&below.root);
+            let is_ours = below.filled_by.is_none();
+            // What was attached on the publisher since is a part of its root there, too.
+            if is_ours && !tables.contains(&below.table) {
+                continue;
+            }
+            if is_ours && roots.contains(&below.root) {
+                if root_anew.is_none() {
+                    if copying(&below.table).is_none() {
+                        continue;
+                    }
+                    self.await_stream(session, published, &below, known, point).await?;
+                }
+                session.set_apart(self.subscription, self.schema, &below).await?;
+            } else if let Some(root) = root_anew
+                && (root.begun || copying(&below.table).is_none())
+            {
+                return Err(below.error(self.subscription, "Its root is to be copied"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the stream has left nothing of the root in the log before `point`: rows of the
+    /// partition would find no place once it is detached.
+    async fn await_stream(
+        &self,
+        session: &mut Session,
+        published: &[PublishedTable],
+        below: &Below,
+        known: &[TableProgress],
+        point: Lsn,
+    ) -> Result<(), ApplyError> {
+        let root = published.iter().find(|t| self.schema.names.table(&t.table) == below.root);
+        let root = root.and_then(|root| known.iter().find(|known| known.table == root.table));
+        let Some(root) = root.filter(|_| self.streaming) else { return Ok(()) };
+        self.await_log(point).await?;
+        let begun = Instant::now();
+        loop {
+            let progress = session.load_progress(self.subscription).await?;
+            let applied = progress.map_or(Lsn::ZERO, |progress| progress.applied);
+            if applied >= point {
+                return Ok(());
+            }
+            if point.bytes_since(applied) <= LOOKED_THROUGH_MAX {
+                let since = HashMap::from([(root.table.clone(), applied.max(root.copied_at))]);
+                let touched = touched_between(self.store, &since, point).await?;
+                if touched.values().all(|touched| matches!(touched, Touched::Nothing)) {
+                    return Ok(());
+                }
+            }
+            if self.ends {
+                return Err(ApplyError::StreamFirst(format!(
+                    "subscription \"{}\": table {} is copied once what came for it through {} is \
+                     applied",
+                    self.subscription, below.table, below.root
+                )));
+            }
+            // The snapshot's locks and its slot are not held for as long as the stream may take.
+            if begun.elapsed() >= LOG_WAIT {
+                return Err(ApplyError::GaveWay(format!(
+                    "subscription \"{}\": the stream has not come as far as the snapshot ({point}) \
+                     within {LOG_WAIT:?}; another snapshot is taken later",
+                    self.subscription
+                )));
+            }
+            tokio::time::sleep(STREAM_LOOK_EVERY).await;
+        }
     }
 
     fn standing(&self, published: &PublishedTable, known: &[TableProgress]) -> Standing {
@@ -284,24 +390,25 @@ impl InitialCopy<'_> {
         if since.is_empty() {
             return Ok(HashMap::new());
         }
+        self.await_log(point).await?;
+        touched_between(self.store, &since, point).await
+    }
+
+    /// Waits until the store has the log up to `point`.
+    async fn await_log(&self, point: Lsn) -> Result<(), ApplyError> {
         let mut durable = self.store.durable();
         let arrived = durable.wait_for(|durable| durable.0 >= point);
         match tokio::time::timeout(LOG_WAIT, arrived).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(_)) => {
-                return Err(ApplyError::NotYet("the store stopped taking writes".to_owned()));
-            }
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(_)) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
             // The snapshot's locks and its slot are not held on the publisher for as long as a link
             // may be down.
-            Err(_) => {
-                return Err(ApplyError::GaveWay(format!(
-                    "subscription \"{}\": the log has not come as far as the snapshot ({point}) \
+            Err(_) => Err(ApplyError::GaveWay(format!(
+                "subscription \"{}\": the log has not come as far as the snapshot ({point}) \
                      within {LOG_WAIT:?}; another snapshot is taken later",
-                    self.subscription
-                )));
-            }
+                self.subscription
+            ))),
         }
-        touched_between(self.store, &since, point).await
     }
 
     /// A table that is copied from its first row on.
@@ -313,17 +420,24 @@ impl InitialCopy<'_> {
         point: Lsn,
     ) -> Result<Work, ApplyError> {
         let target = self.schema.names.table(&table.table);
-        if begun && target_table(session, &target).await?.is_some() {
+        if begun && let Some(there) = target_table(session, &target).await? {
             // Its rows are ours: the copy's first act was to find the table empty.
-            self.empty_table(session, &table, &target).await?;
+            self.empty_table(session, &table.table, &rows_of_its_own(&target, there.partitioned))
+                .await?;
             self.follow(session, &table).await?;
         }
-        let (_, plan) = self.check_target(session, &table).await?;
+        let (there, plan) = self.check_target(session, &table).await?;
         let name = &table.table;
-        let only = if table.partitioned { "" } else { "ONLY " };
         if !begun {
-            let filled =
-                session.query(&format!("SELECT 1 FROM {only}{target} LIMIT 1"), &[]).await?;
+            let filled = session
+                .query(
+                    &format!(
+                        "SELECT 1 FROM {} LIMIT 1",
+                        rows_of_its_own(&target, there.partitioned)
+                    ),
+                    &[],
+                )
+                .await?;
             if !filled.is_empty() {
                 return Err(ApplyError::Setup(format!(
                     "subscription \"{}\": table {target} on the target has rows already, and it is to be \
@@ -494,10 +608,9 @@ impl InitialCopy<'_> {
     async fn empty_table(
         &self,
         session: &mut Session,
-        table: &PublishedTable,
-        target: &TableName,
+        name: &TableName,
+        rows: &str,
     ) -> Result<(), ApplyError> {
-        let name = &table.table;
         let forget = format!(
             "DELETE FROM farshore.range_copy WHERE subscription = {} AND schema_name = {} AND \
              table_name = {}",
@@ -505,14 +618,13 @@ impl InitialCopy<'_> {
             farshore_pg::quote_literal(&name.schema),
             farshore_pg::quote_literal(&name.name)
         );
-        let only = if table.partitioned { "" } else { "ONLY " };
-        let truncate = format!("BEGIN; TRUNCATE {only}{target}; {forget}; COMMIT");
+        let truncate = format!("BEGIN; TRUNCATE {rows}; {forget}; COMMIT");
         match session.connection.simple_query(&truncate).await {
             Ok(_) => Ok(()),
             // Referenced by foreign keys (0A000), or no TRUNCATE privilege (42501).
             Err(error) if matches!(error.sqlstate(), Some("0A000" | "42501")) => {
                 session.simple("ROLLBACK").await?;
-                let delete = format!("BEGIN; DELETE FROM {only}{target}; {forget}; COMMIT");
+                let delete = format!("BEGIN; DELETE FROM {rows}; {forget}; COMMIT");
                 session.simple(&delete).await
             }
             Err(error) => Err(session.error(error)),
@@ -677,6 +789,10 @@ impl InitialCopy<'_> {
             change(copy);
         }
     }
+}
+
+fn oids(tables: &[PublishedTable]) -> Vec<u32> {
+    tables.iter().map(|table| table.oid).collect()
 }
 
 /// Ranges that are copied in one transaction, with the number of their table's work.

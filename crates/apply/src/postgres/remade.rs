@@ -138,7 +138,7 @@ impl Session {
     }
 
     /// A role that does not own `farshore.table_copy` cannot give it these columns.
-    async fn keeps_oids(&mut self) -> Result<bool, ApplyError> {
+    pub(super) async fn keeps_oids(&mut self) -> Result<bool, ApplyError> {
         if let Some(keeps) = self.keeps_oids {
             return Ok(keeps);
         }

@@ -1,7 +1,7 @@
 //! SQL for row changes on one version of one relation.
 
 use crate::postgres::pipeline::Statement;
-use crate::postgres::target_table::{Misfit, TargetColumn, TargetTable};
+use crate::postgres::target_table::{Misfit, TargetColumn, TargetTable, rows_of_its_own};
 use crate::postgres::value_plan::{ColumnType, ValuePlan};
 use farshore_capture::publication::TableName;
 use farshore_model::{Lsn, Relation, ReplicaIdentity, quote_identifier};
@@ -249,7 +249,7 @@ impl TargetRelation {
 
     /// The table without the tables that inherit from it, which are published by themselves.
     pub fn rows_of_its_own(&self) -> String {
-        if self.partitioned { self.table.to_string() } else { format!("ONLY {}", self.table) }
+        rows_of_its_own(&self.table, self.partitioned)
     }
 
     /// An update of columns that SQL's UPDATE cannot set (`GENERATED ALWAYS AS IDENTITY`): the row

@@ -53,6 +53,12 @@ pub struct TargetColumn {
     pub primary_key: bool,
 }
 
+/// A table's name in statements that are to reach its rows, and not those of tables that inherit
+/// from it, which are published by themselves.
+pub fn rows_of_its_own(table: &TableName, partitioned: bool) -> String {
+    if partitioned { table.to_string() } else { format!("ONLY {table}") }
+}
+
 /// Looks a table up on the target; `None` when there is no such table.
 pub async fn target_table(
     session: &mut Session,

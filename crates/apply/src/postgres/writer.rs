@@ -333,7 +333,7 @@ impl Writer {
         let Stored::Truncate { relations, restart_identity, .. } = change else {
             return Ok(());
         };
-        let (mut tables, mut names) = (Vec::new(), Vec::new());
+        let (mut tables, mut emptied, mut trees) = (Vec::new(), Vec::new(), Vec::new());
         let (mut first, mut passed_over) = (None, false);
         for relation in relations.clone() {
             self.learn(relation, header, definitions).await?;
@@ -343,20 +343,25 @@ impl Writer {
             };
             if header.commit_lsn >= target.copied_at {
                 tables.push(target.rows_of_its_own());
-                names.push(target.table.to_string());
+                emptied.push(target.table.clone());
+                trees.extend(target.partitioned.then(|| target.table.clone()));
                 first.get_or_insert(relation);
             } else {
                 passed_over = true;
             }
         }
         let Some(relation) = first else { return Ok(()) };
+        self.refuse_to_empty_others(&trees, &emptied).await?;
         // The message names every published table that was emptied: whatever else CASCADE would
         // reach is the target's own. Where some tables are passed over because their copy is newer,
         // foreign keys may forbid to truncate the others.
         // Sequences are reset by their owner alone; the rows are the same without that.
         let restarts = *restart_identity
             && match self.lanes.current().idle_session().await {
-                Ok(session) => session.owns(&names).await?,
+                Ok(session) => {
+                    let names: Vec<String> = emptied.iter().map(TableName::to_string).collect();
+                    session.owns(&names).await?
+                }
                 Err(error) => return Err(self.explain(error)),
             };
         let identity = if restarts { " RESTART IDENTITY" } else { "" };
@@ -381,6 +386,34 @@ impl Writer {
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
         let sent = self.lanes.current().run_sql(&sql, Expect::Truncated(reference));
         sent.map_err(|error| self.explain(error))
+    }
+
+    /// Checks that no partition of `trees` is filled by itself, unless it is among `emptied`.
+    async fn refuse_to_empty_others(
+        &mut self,
+        trees: &[TableName],
+        emptied: &[TableName],
+    ) -> Result<(), ApplyError> {
+        if trees.is_empty() {
+            return Ok(());
+        }
+        let (subscription, names) = (self.subscription.clone(), self.target_names.clone());
+        let own: Vec<TableName> = self.copied.keys().map(|table| names.table(table)).collect();
+        let mut below = self.session().await?.filled_below(&subscription, trees, &own).await?;
+        below.retain(|below| !emptied.contains(&below.table));
+        if below.iter().any(|below| below.filled_by.is_none()) {
+            // What was attached on the publisher since is a part of its root there, too.
+            let published = self.following.source.published_tables().await?;
+            let published: Vec<TableName> =
+                published.iter().map(|table| names.table(&table.table)).collect();
+            below.retain(|below| below.filled_by.is_some() || published.contains(&below.table));
+        }
+        match below.first() {
+            Some(below) => {
+                Err(below.error(&subscription, "The publisher has truncated the latter"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Has TRUNCATE done by DELETE in the open group. False if it is already.

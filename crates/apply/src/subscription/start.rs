@@ -2,6 +2,7 @@
 //! are copied, and which are to be.
 
 use super::{Initialise, Subscription, SubscriptionSpec};
+use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::schema::create_missing;
 use crate::postgres::session::Session;
@@ -36,8 +37,10 @@ pub(crate) struct Start {
     pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
     pub asked: u64,
-    /// It did not answer.
+    /// It did not answer, or a table that joined cannot be copied before more is applied.
     pub ask_again: bool,
+    /// A table that joined cannot be copied before more is applied.
+    pub stream_first: bool,
     /// Foreign keys are to be added when every state is a prefix.
     pub foreign_keys_wait: bool,
     /// Transactions that an operator wants left out.
@@ -55,6 +58,8 @@ struct Looked {
     beside: Vec<TableProgress>,
     /// Some were copied.
     copied: bool,
+    /// Some cannot be copied before more of the log is applied.
+    stream_first: bool,
 }
 
 impl Start {
@@ -151,11 +156,14 @@ impl Subscription {
             self.look_for_uncopied(&mut session, progress, &tables, cursor.applied, copied_beside)
                 .await?
         };
-        let Looked { published, ask_again, beside, copied } = looked;
+        let Looked { published, ask_again, beside, copied, stream_first } = looked;
         let mut is_known = !copied && beside.is_empty();
         if !is_known {
             tables = session.load_tables(name).await?;
             progress = session.load_progress(name).await?;
+        }
+        if let (Some(published), Some(progress)) = (&published, &progress) {
+            self.set_apart(&mut session, published, &tables, progress.applied).await?;
         }
         if asked > 0 && self.spec.schema.create_tables {
             is_known &= !self.create_partitions(&mut session, &tables, needs_partitions).await?;
@@ -192,6 +200,7 @@ impl Subscription {
             consistent_at,
             asked,
             ask_again,
+            stream_first,
             foreign_keys_wait,
             skips,
         };
@@ -232,7 +241,7 @@ impl Subscription {
         let joined = published.clone().map(|published| joined(published, &begun));
         let ask_again = joined.is_none();
         let joined = joined.unwrap_or_default();
-        let mut looked = Looked { published, ask_again, beside: Vec::new(), copied: ends };
+        let mut looked = Looked { published, ask_again, copied: ends, ..Looked::default() };
         let left = if ends { Vec::new() } else { half_copied };
         if left.is_empty() && joined.is_empty() {
             return Ok(looked);
@@ -245,10 +254,40 @@ impl Subscription {
             looked.beside.retain(|table| !joined.iter().any(|joined| joined.table == table.table));
             looked.beside.extend(joined.iter().map(TableProgress::not_begun));
         } else {
-            self.copy_waiting(session, progress, pinned, false).await?;
+            match self.copy_waiting(session, progress, pinned, false).await {
+                Err(ApplyError::StreamFirst(why)) => {
+                    tracing::info!("{why}");
+                    (looked.ask_again, looked.stream_first) = (true, true);
+                }
+                copied => copied?,
+            }
             looked.copied = true;
         }
         Ok(looked)
+    }
+
+    /// Detaches, on the target, copied tables that are published by themselves from those that are
+    /// published with all of their partitions. What came for them through those is applied.
+    async fn set_apart(
+        &self,
+        session: &mut Session,
+        published: &[PublishedTable],
+        tables: &[TableProgress],
+        applied: Lsn,
+    ) -> Result<(), ApplyError> {
+        let (name, schema) = (self.spec.name.as_str(), &self.spec.schema);
+        let PublishedNames { tables: own, roots } = PublishedNames::of(published, schema);
+        let is_due = |below: &Below| {
+            let mut now = published.iter().filter(|t| schema.names.table(&t.table) == below.table);
+            below.filled_by.is_none()
+                && now.any(|now| {
+                    tables.iter().any(|t| t.copied && t.copied_at <= applied && t.is_still(now))
+                })
+        };
+        for below in session.filled_below(name, &roots, &own).await?.iter().filter(|b| is_due(b)) {
+            session.set_apart(name, schema, below).await?;
+        }
+        Ok(())
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from

@@ -98,6 +98,21 @@ pub async fn expand(
         .collect())
 }
 
+/// Leaves the tables whose rows come under their own names: not partitions that are published
+/// through their root, nor roots that are published leaf by leaf.
+pub async fn leave_out_what_others_stand_for(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    tables: &mut Vec<(TableName, Table)>,
+) -> Result<(), CaptureError> {
+    if tables.iter().any(|(_, table)| table.kind == 'p') {
+        let published: HashSet<TableName> =
+            spec.would_publish(sql).await?.tables.into_iter().collect();
+        tables.retain(|(table, _)| published.contains(table));
+    }
+    Ok(())
+}
+
 /// Looks at every table.
 pub async fn check(
     spec: &PublicationSpec,

@@ -65,7 +65,11 @@ async fn look(
         }
     };
     let catalogue = tables::all(sql).await?;
-    let tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
+    let mut tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
+    if let Err(error) = published::leave_out_what_others_stand_for(spec, sql, &mut tables).await {
+        findings.agent_error(&error, error.is_transient());
+        return Ok(None);
+    }
     if !server.in_recovery
         && let Err(error) = slot::look_at_slot(spec, sql, begun).await
     {

@@ -425,7 +425,8 @@ async fn check_tables(
         let there = there.filter_map(|(name, _)| catalogue.get(name));
         check_sequences(there, server, findings);
     }
-    check_empty(&to_be_empty, session, findings).await?;
+    let via_root = published.tables.iter().any(|(_, table)| table.kind == 'p');
+    check_empty(&to_be_empty, via_root, session, findings).await?;
     creation::check(&to_be_created, server, session, findings).await?;
     creation::check_names(names, published.tables.iter().map(|(name, _)| name), findings);
     let publisher_keys = published.foreign_keys.clone().map(|mut there| {
@@ -607,9 +608,12 @@ fn check_table(
     }
 }
 
-/// The initial copy fills empty tables only.
+/// The initial copy fills empty tables only. What is still a partition on the target may be one that
+/// was detached from a table that is published with all of its partitions (`via_root`): rows may come
+/// for it through that one, and it is detached behind them before it is to be empty.
 async fn check_empty(
     tables: &[TableName],
+    via_root: bool,
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
@@ -617,7 +621,18 @@ async fn check_empty(
         let asked: Vec<String> = some
             .iter()
             .enumerate()
-            .map(|(n, table)| format!("SELECT {n} WHERE EXISTS (SELECT FROM ONLY {table})"))
+            .map(|(n, table)| {
+                let unless = if via_root {
+                    let name = farshore_pg::quote_literal(&table.to_string());
+                    format!(
+                        " AND NOT (SELECT relispartition FROM pg_catalog.pg_class \
+                         WHERE oid = {name}::pg_catalog.regclass)"
+                    )
+                } else {
+                    String::new()
+                };
+                format!("SELECT {n} WHERE EXISTS (SELECT FROM ONLY {table}){unless}")
+            })
             .collect();
         for row in session.query(&asked.join(" UNION ALL "), &[]).await? {
             let number: usize = row.parse(0).map_err(|error| session.error(error))?;
