@@ -109,6 +109,28 @@ pub(super) const UNALTERED: &str = concat!(
     " s"
 );
 
+/// Stamps of a table (its OID) and of all that it inherits from or that inherit from it, partitions
+/// too: what alters a column of one alters it in all that are below.
+const KIN: &str = concat!(
+    "WITH RECURSIVE kin (oid) AS (SELECT $1::text::oid UNION SELECT CASE WHEN i.inhrelid = k.oid \
+       THEN i.inhparent ELSE i.inhrelid END FROM kin k \
+       JOIN pg_catalog.pg_inherits i ON k.oid IN (i.inhrelid, i.inhparent)) \
+     SELECT c.oid, s.stamp FROM kin c CROSS JOIN LATERAL ",
+    stamp!(),
+    " s"
+);
+
+/// Asks [`KIN`].
+pub(super) async fn stamps_of_kin(
+    session: &mut Session,
+    oid: u32,
+) -> Result<Vec<(u32, String)>, ApplyError> {
+    let rows = session.query(KIN, &[Some(&oid.to_string())]).await?;
+    let stamp = |row: &Row| Ok((row.parse(0)?, row.get(1).unwrap_or_default().to_owned()));
+    let stamps: Result<_, farshore_pg::Error> = rows.iter().map(stamp).collect();
+    stamps.map_err(|error| session.error(error))
+}
+
 /// SQLSTATE of [`UNALTERED`] where something was altered: invalid_text_representation.
 pub(super) const ALTERED: &str = "22P02";
 

@@ -99,6 +99,8 @@ impl Spool {
             }
             fault::point("spool.before-forget");
             let old = self.put_away(*segment, bytes_max / OLD_SHARE)?;
+            // Whatever fails from here on, it was not somebody else who removed it.
+            self.shared.forgotten.files().oldest = Some(*next);
             // One at a time: a hole among the names would be damage.
             folder::sync(self.folder())?;
             // Nobody writes to it before it has lost its name for good.

@@ -56,6 +56,11 @@ impl Ahead {
         self.seen.remove(published).filter(|seen| seen.at.elapsed() < FRESH)
     }
 
+    /// What was seen is not so any more.
+    pub fn forget(&mut self) {
+        self.seen.clear();
+    }
+
     /// Whether a table was seen lately.
     pub fn has(&self, published: &TableName) -> bool {
         self.seen.get(published).is_some_and(|seen| seen.at.elapsed() < FRESH)

@@ -8,7 +8,9 @@ use crate::postgres::follow_ddl::{
     Follow, is_same_table, load_definitions, note_definition, same_columns,
 };
 use crate::postgres::statements::TargetRelation;
-use crate::postgres::target_table::{Filled, TargetTable, check_columns, target_table};
+use crate::postgres::target_table::{
+    Filled, TargetTable, check_columns, stamps_of_kin, target_table,
+};
 use bytes::Bytes;
 use farshore_capture::publication::TableName;
 use farshore_fault as fault;
@@ -140,6 +142,8 @@ impl Writer {
             if followed.changed {
                 self.be_alone().await?;
                 on_target = self.look_up(&table).await?;
+                let oid = on_target.as_ref().map_or(0, |there| there.oid);
+                self.see_kin_again(oid).await?;
             }
         }
         let names = relation.columns.iter().map(|column| column.name.as_str());
@@ -152,6 +156,37 @@ impl Writer {
         if put_off {
             self.superseded.push(id);
         }
+        Ok(())
+    }
+
+    /// This table was altered by ourselves, in the open group, and with it those that inherit from it.
+    /// What of them the group has changed it holds locks on: nobody else altered that. The others
+    /// are learned anew.
+    async fn see_kin_again(&mut self, oid: u32) -> Result<(), ApplyError> {
+        let kin = stamps_of_kin(self.session().await?, oid).await?;
+        self.ahead.forget();
+        for (oid, stamp) in kin {
+            let is_touched = self.touched.contains_key(&oid);
+            let versions: Vec<DictionaryId> = self
+                .relations
+                .iter()
+                .filter(|(_, known)| known.as_seen.0 == oid)
+                .map(|(id, _)| *id)
+                .collect();
+            for id in versions {
+                if !is_touched {
+                    self.relations.remove(&id);
+                    self.facts.remove(&id);
+                    self.batches.forget(id);
+                } else if let Some(known) = self.relations.get_mut(&id) {
+                    known.as_seen.1.clone_from(&stamp);
+                }
+            }
+            if is_touched {
+                self.touched.insert(oid, stamp);
+            }
+        }
+        self.touched_last = None;
         Ok(())
     }
 
