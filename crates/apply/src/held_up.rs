@@ -13,8 +13,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Who cannot be asked within this is asked again.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
-/// Sessions that our own wait for, but for our own; and prepared transactions, which no session has:
-/// process 0 stands for any of them.
+/// Sessions that our own wait for, but for our own; and prepared transactions that hold what they wait
+/// for, which no session has (PostgreSQL docs: 54.12. `pg_locks`).
 const HOLDERS: &str = "WITH session AS ( \
      SELECT *, application_name = pg_catalog.left($1, 63) \
        OR pg_catalog.starts_with(application_name, $1 || ' ') AS is_ours \
@@ -28,9 +28,14 @@ const HOLDERS: &str = "WITH session AS ( \
      WHERE a.is_ours AND a.wait_event_type = 'Lock' AND NOT b.is_ours \
      UNION ALL SELECT pg_catalog.format('a prepared transaction, %L of %s since %s (COMMIT PREPARED or \
      ROLLBACK PREPARED ends it)', x.gid, x.owner, pg_catalog.date_trunc('second', x.prepared)) \
-     FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database() \
-     AND EXISTS (SELECT FROM session a WHERE a.is_ours AND a.wait_event_type = 'Lock' \
-     AND 0 = ANY (pg_catalog.pg_blocking_pids(a.pid)))) AS found (holder)";
+     FROM pg_catalog.pg_prepared_xacts x WHERE EXISTS (SELECT FROM session a \
+     JOIN pg_catalog.pg_locks w ON w.pid = a.pid AND NOT w.granted \
+     JOIN pg_catalog.pg_locks h ON h.granted AND h.pid IS NULL \
+       AND pg_catalog.split_part(h.virtualtransaction, '/', 2) = x.transaction::text \
+       AND (h.locktype, h.database, h.relation, h.page, h.tuple, h.transactionid, h.classid, h.objid) \
+       IS NOT DISTINCT FROM \
+       (w.locktype, w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid) \
+     WHERE a.is_ours)) AS found (holder)";
 
 impl Subscription {
     /// Looks again and again, and says what it finds in the status.

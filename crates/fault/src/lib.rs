@@ -61,7 +61,6 @@ pub const POINTS: &[&str] = &[
     "spool.after-roll",
     "spool.before-forget",
     "spool.after-forget",
-    "spool.before-put-right",
     "spool.before-replace",
     "spool.before-close",
     "spool.after-close",

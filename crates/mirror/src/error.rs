@@ -120,7 +120,7 @@ impl MirrorError {
             MirrorError::Behind { .. } => true,
             // Also when certificates or roles are refused: whoever mends that may do so elsewhere.
             MirrorError::Link(_) | MirrorError::Principal(_) | MirrorError::Ended { .. } => true,
-            // What is damaged is received again.
+            // Standbys may get past it, or somebody put it back.
             MirrorError::Spool(SpoolError::Damaged { .. }) => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
             // Somebody may resume it, without a word to the far end.

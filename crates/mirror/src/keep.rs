@@ -5,7 +5,7 @@ use crate::relay::compression::Unpacker;
 use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
 use crate::serve::Standbys;
 use crate::spool::tail;
-use crate::spool::{HERE_BYTES, Identity, Positions, SlotName, Spool, SpoolError};
+use crate::spool::{HERE_BYTES, Identity, SlotName, Spool, SpoolError};
 use crate::wal::{SegmentBytes, Timeline};
 use bytes::Bytes;
 use farshore_fault as fault;
@@ -144,18 +144,22 @@ impl Far {
     }
 
     /// What to open a session with: everything that was handed to the spool earlier is durable
-    /// first, so nothing is asked for twice, but for log that is damaged here.
+    /// first, so nothing is asked for twice.
     ///
     /// # Errors
-    /// Why the spool has stopped; damage that cannot be received again.
+    /// Why the spool has stopped, or takes nothing in.
     pub async fn request(&self) -> Result<MirrorRequest, MirrorError> {
         let mut have = None;
         if let Some(spool) = self.spool() {
             spool.check_open()?;
-            let mut positions = spool.settled().await?;
-            if let Some(from) = repaired_from(&spool, positions)? {
-                positions.durable = from;
-            }
+            let positions = spool.settled().await?;
+            let looked = spool.clone();
+            blocking(move || {
+                looked.look_once();
+                Ok(())
+            })
+            .await?;
+            self.check_sound(&spool)?;
             let of = spool.clone();
             let looked = tokio::task::spawn_blocking(move || tail::tail(&of, positions)).await;
             // It ended with the runtime.
@@ -182,12 +186,6 @@ impl Far {
         let (sender, mut receiver) = session.split();
         let (spool, applied_counts) =
             self.begin(&site, &mut receiver, request.have.as_ref()).await?;
-        let mut unpacker =
-            Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
-        let from = request.have.as_ref().map_or(Lsn::MAX, |have| have.durable);
-        if from < spool.positions().borrow().written {
-            self.repair(&site, &spool, &mut receiver, &mut unpacker, from).await?;
-        }
         self.standbys.set_waited_for(applied_counts);
         self.status().connected = true;
         let _connected = Connected(self);
@@ -195,7 +193,7 @@ impl Far {
             // However much comes, what is durable is told.
             biased;
             ended = self.acknowledge(&spool, applied_counts, sender) => ended,
-            ended = self.take_in(&site, &spool, applied_counts, receiver, unpacker) => ended,
+            ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
         }
     }
 
@@ -256,99 +254,16 @@ impl Far {
         }
     }
 
-    /// Writes what comes over what is here, up to where that ends. Nothing is acknowledged meanwhile:
-    /// the near end knows no more as durable than what it was asked to begin with.
-    async fn repair(
-        &self,
-        site: &str,
-        spool: &Arc<Spool>,
-        receiver: &mut Receiver,
-        unpacker: &mut Unpacker,
-        from: Lsn,
-    ) -> Result<(), MirrorError> {
-        let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
-        let Positions { timeline, written: end, .. } = *spool.positions().borrow();
-        tracing::warn!(mirror = %self.name, %from, to = %end, "damaged log is received again");
-        let mut at = from;
-        while at < end {
-            let parts = receiver.next_parts().await?;
-            let parts = parts.ok_or_else(|| protocol("no more, without a reason".to_owned()))?;
-            match FromNear::decode_parts(parts).map_err(|what| protocol(what.to_string()))? {
-                FromNear::Log { timeline: of, start, bytes, packing, packed, .. } => {
-                    if of != timeline || start != at {
-                        return Err(protocol(format!("log from {start} on instead of {at}")));
-                    }
-                    let log = unpacker
-                        .unpack_log(packing, packed, start, bytes as usize)
-                        .map_err(|error| self.not_unpacked(site, packing.is_reduced(), &error))?;
-                    let again = log.slice(..log.len().min(end.bytes_since(at) as usize));
-                    let new = log.slice(again.len()..);
-                    let right = spool.clone();
-                    blocking(move || right.put_right(start, &again)).await?;
-                    if !new.is_empty() {
-                        spool.append(timeline, end, &[new]).await?;
-                    }
-                    at = Lsn(at.0 + log.len() as u64);
-                }
-                FromNear::Failed { passes, why } => {
-                    let why = String::from_utf8_lossy(&why).into_owned();
-                    return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
-                }
-                FromNear::Switch { timeline, .. } => {
-                    return Err(protocol(format!("timeline {timeline} before {end}")));
-                }
-                FromNear::History { timeline, text } => {
-                    self.keep_history(site, spool, timeline, &text).await?;
-                }
-                FromNear::Alive { .. } => {}
-            }
-        }
-        let looked = spool.clone();
-        blocking(move || {
-            looked.look_for_damage();
-            Ok(())
-        })
-        .await?;
-        // It came to a disk that does not keep it.
-        spool.damage_within().map_or(Ok(()), |(damage, _)| Err(damage.into()))
-    }
-
-    async fn keep_history(
-        &self,
-        site: &str,
-        spool: &Arc<Spool>,
-        timeline: Timeline,
-        text: &[u8],
-    ) -> Result<(), MirrorError> {
-        let text = String::from_utf8(text.to_vec()).map_err(|_| MirrorError::Protocol {
-            site: site.to_owned(),
-            what: "a history that is no text".to_owned(),
-        })?;
-        let spool = spool.clone();
-        Ok(blocking(move || spool.keep_history(timeline, &text)).await?)
-    }
-
-    /// Log did not come back as it was before it was packed.
-    fn not_unpacked(&self, site: &str, is_reduced: bool, error: &std::io::Error) -> MirrorError {
-        let site = site.to_owned();
-        if !is_reduced {
-            let what = format!("log that cannot be unpacked: {error}");
-            return MirrorError::Protocol { site, what };
-        }
-        // Should this be due to the reducing, it is not to be met for ever.
-        self.takes_no_reduced.store(true, Relaxed);
-        MirrorError::NotRestored { site, what: error.to_string() }
-    }
-
     async fn take_in(
         &self,
         site: &str,
         spool: &Arc<Spool>,
         applied_counts: bool,
         mut receiver: Receiver,
-        mut unpacker: Unpacker,
     ) -> Result<(), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
+        let mut unpacker =
+            Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
         let mut gathered = Gathered::nothing(!applied_counts);
         loop {
             // What has come already goes into the spool together.
@@ -380,8 +295,15 @@ impl Far {
                     if log.is_err() || !gathered.is_followed_by(timeline, start) {
                         gathered.pass_to(spool).await?;
                     }
-                    let log =
-                        log.map_err(|error| self.not_unpacked(site, packing.is_reduced(), &error))?;
+                    let log = log.map_err(|error| {
+                        if !packing.is_reduced() {
+                            return protocol(format!("log that cannot be unpacked: {error}"));
+                        }
+                        // Should this be due to the reducing, it is not to be met for ever.
+                        self.takes_no_reduced.store(true, Relaxed);
+                        let (site, what) = (site.to_owned(), error.to_string());
+                        MirrorError::NotRestored { site, what }
+                    })?;
                     gathered.add(timeline, start, log);
                     let mut status = self.status();
                     status.log_bytes += u64::from(bytes);
@@ -389,7 +311,10 @@ impl Far {
                     status.principal_end = status.principal_end.max(principal_end);
                 }
                 FromNear::History { timeline, text } => {
-                    self.keep_history(site, spool, timeline, &text).await?;
+                    let text = String::from_utf8(text.to_vec())
+                        .map_err(|_| protocol("a history that is no text".to_owned()))?;
+                    let spool = spool.clone();
+                    blocking(move || spool.keep_history(timeline, &text)).await?;
                 }
                 FromNear::Switch { timeline, at } => {
                     tracing::info!(mirror = %self.name, %timeline, %at, "a new timeline");
@@ -427,9 +352,7 @@ impl Far {
             if spool.has_failed() {
                 return Err(spool.failure().into());
             }
-            if let Some((damage, _)) = spool.damage_within() {
-                return Err(damage.into());
-            }
+            self.check_sound(spool)?;
             let standbys = *seen.borrow_and_update();
             let mut far = FarPositions {
                 written: now.written,
@@ -474,6 +397,18 @@ impl Far {
         }
     }
 
+    /// Nothing is acknowledged behind damaged log that a standby may need: no standby could replay
+    /// it. Where all that are known have more, they have everything, and the damage is only told.
+    fn check_sound(&self, spool: &Spool) -> Result<(), SpoolError> {
+        let Some((damage, position)) = spool.damage_within() else { return Ok(()) };
+        let size = spool.identity().segment;
+        // A standby that connects again asks for its segment from the beginning on.
+        let behind = size.start(size.number(position) + 1);
+        let known = [spool.kept_for_slots(), self.standbys.kept_for_connected()];
+        let needed_from = known.into_iter().flatten().min();
+        if needed_from.is_some_and(|needed| needed >= behind) { Ok(()) } else { Err(damage) }
+    }
+
     /// Removes segments that no standby needs while all are more than `bytes_max`. With
     /// `kept_bytes_max`, what is further back than that is kept for no standby: slots that need it
     /// are lost, and a stream that does ends where its log is gone. Blocks on the disk.
@@ -498,17 +433,6 @@ impl Far {
         forgotten.segments = spool.forget(slots.min(connected).max(bound), bytes_max)?;
         Ok(forgotten)
     }
-}
-
-/// Where a session begins that puts damaged log right; `None` if none is damaged within what is here.
-///
-/// # Errors
-/// The damage, where log of an older timeline would have to come again.
-fn repaired_from(spool: &Spool, positions: Positions) -> Result<Option<Lsn>, SpoolError> {
-    let Some((damage, from)) = spool.damage_within() else { return Ok(None) };
-    let history = spool.history(positions.timeline)?;
-    let began = history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at);
-    if from < began { Err(damage) } else { Ok(Some(from).filter(|from| *from < positions.durable)) }
 }
 
 /// How soon the near end is told that standbys have replayed more, where no commit waits for that by
@@ -545,6 +469,7 @@ mod tests {
     use crate::relay::compression::{Compression, Method, Packer};
     use crate::relay::message::Feedback;
     use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
+    use crate::wal::Segment;
 
     #[tokio::test]
     async fn reduced_log_that_does_not_come_back_is_not_asked_for_again() {
@@ -584,6 +509,45 @@ mod tests {
         assert!(error.is_transient(), "it is asked for again");
         let request = far.request().await.unwrap();
         assert!(!request.restores && !request.restores_pages);
+    }
+
+    #[tokio::test]
+    async fn nothing_is_acknowledged_behind_damage_that_a_standby_may_need() {
+        let folder = tempfile::tempdir().unwrap();
+        let segment = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+        let identity = Identity { system_id: SYSTEM_ID, segment, server_version: 150_018 };
+        let begin = 5 * SEGMENT_BYTES;
+        let spool = Spool::create(folder.path(), identity, Timeline(1), Lsn(begin)).unwrap();
+        let mut log = Log::new(begin);
+        while log.end() < begin + SEGMENT_BYTES + 10_000 {
+            log.push(5_000);
+        }
+        let mut at = begin;
+        for piece in log.between(begin, log.end()).chunks(100_000) {
+            spool.append(Timeline(1), Lsn(at), &[Bytes::copy_from_slice(piece)]).await.unwrap();
+            at += piece.len() as u64;
+        }
+        spool.settled().await.unwrap();
+        let far = Far::without_spool("m", folder.path().join("m"));
+        far.check_sound(&spool).unwrap();
+        let first = Segment { timeline: Timeline(1), number: segment.number(Lsn(begin)) };
+        let path = folder.path().join(first.file_name(segment));
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[20_000] ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        spool.note_durable().unwrap();
+        assert!(far.check_sound(&spool).is_err(), "who may need it is not known");
+        let slot = SlotName::new("s").unwrap();
+        assert!(spool.create_slot(&slot, Some(Lsn(begin))).unwrap());
+        assert!(far.check_sound(&spool).is_err());
+        spool.advance_slot(&slot, Lsn(begin + SEGMENT_BYTES));
+        far.check_sound(&spool).unwrap();
+        let peer = "127.0.0.1:1".parse().unwrap();
+        let standby = far.standbys.enter("one", peer, None, Lsn(begin)).unwrap();
+        standby.replied(Lsn(begin + 500), Lsn(begin + 500), Lsn(begin + 500));
+        assert!(far.check_sound(&spool).is_err(), "one that streams has less");
+        standby.replied(Lsn(log.end()), Lsn(log.end()), Lsn(log.end()));
+        far.check_sound(&spool).unwrap();
     }
 
     /// What woke it was another thing: that a standby has replayed more wakes nobody.

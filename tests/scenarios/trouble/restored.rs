@@ -372,17 +372,9 @@ fn a_target_that_is_ahead_is_noticed_also_when_it_is_reached_late() -> Result<()
 /// What a site downstream has lost it fetches again, of the same log.
 #[test]
 fn a_store_downstream_that_was_set_back_goes_on() -> Result<()> {
-    let mut pair = Pair::bare(Direction::UP)?;
-    pair.on_both(SCHEMA)?;
-    pair.add_publication("p", &["public.*"], "")?;
-    let target = pair.subscriber.url("postgres");
-    pair.add_subscription("s", "p", &target)?;
-    let mut upstream = Upstream::split(&mut pair)?;
-    upstream.site.start()?;
-    pair.site.start()?;
-    change(&mut pair, 1_000)?;
-    pair.site.stop()?;
+    let (mut pair, mut upstream) = downstream()?;
     let kept = snapshot(&pair.site)?;
+    upstream.site.start()?;
     pair.site.start()?;
     change(&mut pair, 2_000)?;
     pair.site.stop()?;

@@ -1,13 +1,9 @@
-//! Looking for damage: whether what was durable is still there and sound; and putting right what is
-//! received again.
+//! Looking for damage: whether what was durable is still there and sound.
 
 use super::recovery::{self, LookFrom};
 use super::{Positions, Spool, SpoolError, noted};
 use crate::wal::{Segment, Timeline};
-use farshore_fault as fault;
 use farshore_model::Lsn;
-use std::fs::OpenOptions;
-use std::os::unix::fs::FileExt;
 use std::sync::MutexGuard;
 
 /// How far damage was looked for.
@@ -17,6 +13,8 @@ pub(super) struct Looked {
     durable: Lsn,
     /// A whole record ends here, and everything before it was sound; `None` if that is not known.
     sound_to: Option<(Timeline, Lsn)>,
+    /// Since the spool was opened.
+    is_current: bool,
 }
 
 impl Looked {
@@ -24,7 +22,7 @@ impl Looked {
     /// was sound; without a note, nothing was looked at since it was begun.
     pub fn since(noted: Option<Lsn>, begin: Lsn, positions: Positions) -> Looked {
         let durable = noted.unwrap_or(begin).min(positions.durable);
-        Looked { durable, sound_to: None }
+        Looked { durable, sound_to: None, is_current: false }
     }
 }
 
@@ -32,9 +30,9 @@ impl Looked {
 #[derive(Clone, Debug)]
 pub(super) struct Damage {
     error: SpoolError,
-    /// Log that is taken to be here is to be received again from this position on. `None` if what
-    /// comes next is it: a start found that less is here than was noted.
-    repair_from: Option<Lsn>,
+    /// Log behind it is taken to be here. If not, what comes next is what is damaged: a start found
+    /// that less is here than was noted.
+    is_within: bool,
 }
 
 impl Spool {
@@ -126,18 +124,26 @@ impl Spool {
         self.looked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What was durable and is not sound, as last looked at. It is received again if the principal
-    /// has it.
+    /// What was durable and is not sound, as last looked at. What a start did not find is received
+    /// again if the principal has it.
     pub fn damage(&self) -> Option<SpoolError> {
         self.known_damage().as_ref().map(|damage| damage.error.clone())
     }
 
-    /// Damage within what is taken to be here, and from where on log is to be received again to put
-    /// it right ([`Spool::put_right`]). Until then nothing may be acknowledged: it would lie behind
-    /// log that no standby can replay.
+    /// Damage that log lies behind, and its end: who has flushed more does not need it.
     pub fn damage_within(&self) -> Option<(SpoolError, Lsn)> {
         let known = self.known_damage();
-        known.as_ref().and_then(|damage| Some((damage.error.clone(), damage.repair_from?)))
+        let damage = known.as_ref().filter(|damage| damage.is_within)?;
+        let SpoolError::Damaged { position, .. } = &damage.error else { return None };
+        Some((damage.error.clone(), *position))
+    }
+
+    /// Looks for damage if that was not done since the spool was opened: recovery reads the newest
+    /// segment alone. Blocks on the disk.
+    pub fn look_once(&self) {
+        if !self.looked().is_current {
+            self.look_for_damage();
+        }
     }
 
     fn known_damage(&self) -> MutexGuard<'_, Option<Damage>> {
@@ -146,7 +152,7 @@ impl Spool {
 
     /// Looks for damage; the end of the last whole record, if it can be told and everything is sound.
     /// Blocks on the disk.
-    pub(crate) fn look_for_damage(&self) -> Option<Lsn> {
+    pub(super) fn look_for_damage(&self) -> Option<Lsn> {
         let positions = *self.shared.positions.borrow();
         let Positions { timeline, durable, .. } = positions;
         let before = *self.looked();
@@ -176,14 +182,11 @@ impl Spool {
             Ok(end) => {
                 let lacks = end.and_then(|end| self.lacks_of_noted(positions, end));
                 match lacks {
-                    Some(error) => Err(Damage { error, repair_from: None }),
+                    Some(error) => Err(Damage { error, is_within: false }),
                     None => Ok(end),
                 }
             }
-            Err(SpoolError::Damaged { sound_to, position, path, durable }) => {
-                let error = SpoolError::Damaged { sound_to, position, path, durable };
-                Err(Damage { error, repair_from: Some(sound_to) })
-            }
+            Err(error @ SpoolError::Damaged { .. }) => Err(Damage { error, is_within: true }),
             // A segment that was removed meanwhile, or a disk that says no: the next look begins
             // where this one did.
             Err(error) => {
@@ -195,11 +198,11 @@ impl Spool {
             Ok(end) => {
                 // A record begins at a multiple of 8, which may not have come yet.
                 let sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
-                *self.looked() = Looked { durable, sound_to };
+                *self.looked() = Looked { durable, sound_to, is_current: true };
                 (end, None)
             }
             Err(damage) => {
-                *self.looked() = Looked { durable, sound_to: None };
+                *self.looked() = Looked { durable, sound_to: None, is_current: true };
                 (None, Some(damage))
             }
         };
@@ -208,7 +211,7 @@ impl Spool {
             (None, Some(_)) if bad.is_none() => {
                 tracing::info!("what was damaged was removed with other log that nobody needs");
             }
-            (None, Some(_)) => tracing::info!("what was damaged has been received again"),
+            (None, Some(_)) => tracing::info!("what was damaged is there again, and sound"),
             (Some(_), Some(_)) | (None, None) => {}
         }
         let is_damaged = damage.is_some();
@@ -222,33 +225,8 @@ impl Spool {
 
     fn is_forgotten(&self, timeline: Timeline, position: Lsn) -> bool {
         let number = self.identity().segment.number(position);
+        // Of an older timeline, with the next one at the latest.
         self.shared.forgotten.has(Segment { timeline, number })
-    }
-
-    /// Writes log over what is here from `start` on, which was received again because it is damaged:
-    /// all of it must lie before what is durable, on the newest timeline. Durable when this returns.
-    /// Blocks on the disk.
-    ///
-    /// # Errors
-    /// [`SpoolError::Io`].
-    pub fn put_right(&self, start: Lsn, log: &[u8]) -> Result<(), SpoolError> {
-        let (size, timeline) = (self.identity().segment, self.shared.positions.borrow().timeline);
-        let (mut at, mut rest) = (start, log);
-        while !rest.is_empty() {
-            let number = size.number(at);
-            let within = at.0 % size.get();
-            let room = (size.get() - within) as usize;
-            let (piece, more) = rest.split_at(rest.len().min(room));
-            let path = self.folder().join(Segment { timeline, number }.file_name(size));
-            fault::point("spool.before-put-right");
-            OpenOptions::new()
-                .write(true)
-                .open(&path)
-                .and_then(|file| file.write_all_at(piece, within).and_then(|()| file.sync_data()))
-                .map_err(SpoolError::io("write to", &path))?;
-            (at, rest) = (Lsn(at.0 + piece.len() as u64), more);
-        }
-        Ok(())
     }
 
     fn noted(&self) -> MutexGuard<'_, Option<Lsn>> {

@@ -84,9 +84,10 @@ pub enum SpoolError {
     },
     /// Log that was durable is not sound.
     #[error(
-        "{path} is damaged at {position}: the log was durable up to {durable}. A running node \
-         receives it again where the principal has it; else stop the node, put the file back from \
-         a backup or a standby's pg_wal, or make the mirror anew"
+        "{path} is damaged at {position}: the log was durable up to {durable}. While a standby may \
+         need it, nothing is acknowledged behind it. In the newest segment a start receives it again \
+         where the principal has it; else stop the node, put the file back (the principal's pg_wal \
+         may have it by that name, a standby's, or a backup) and start it, or make the mirror anew"
     )]
     Damaged {
         /// The segment.

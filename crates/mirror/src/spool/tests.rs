@@ -683,30 +683,27 @@ async fn damage_stays_told_when_its_segment_is_complete() {
     assert!(spool.damage().is_none());
 }
 
-/// Log that was received again is written over it, across a boundary too.
+/// Recovery reads the newest segment alone.
 #[tokio::test]
-async fn damage_is_put_right() {
+async fn damage_that_came_behind_the_note_is_found_after_a_start() {
     let folder = tempfile::tempdir().unwrap();
     let (log, spool) = (some_log(), created(folder.path()));
     append(&spool, &log, BEGIN, log.ends[2]).await;
     spool.note_durable().unwrap();
     append(&spool, &log, log.ends[2], log.end()).await;
     let last_of_first = *log.ends.iter().rfind(|end| **end < BEGIN + SEGMENT_BYTES).unwrap();
-    overwrite(&segment(folder.path(), 0), last_of_first - 20 - BEGIN, &[0xa5; 16]);
-    // Recovery reads the newest segment alone.
+    let (path, at) = (segment(folder.path(), 0), last_of_first - 20 - BEGIN);
+    let sound = std::fs::read(&path).unwrap()[at as usize..][..16].to_vec();
+    overwrite(&path, at, &[0xa5; 16]);
     drop(spool);
     let spool = Spool::open(folder.path()).unwrap().unwrap();
-    spool.note_durable().unwrap();
-    let (damage, from) = spool.damage_within().unwrap();
-    assert!(log.ends.contains(&from.0) && from.0 < last_of_first, "{damage}: {from}");
-    spool.put_right(from, log.between(from.0, log.end())).unwrap();
+    spool.look_once();
+    let (damage, position) = spool.damage_within().unwrap();
+    // A record ends with up to seven bytes that mean nothing.
+    assert!((last_of_first - 8..last_of_first).contains(&position.0), "{damage}");
+    overwrite(&path, at, &sound);
     spool.note_durable().unwrap();
     assert!(spool.damage().is_none(), "{:?}", spool.damage());
-    for nth in 0..2 {
-        let begin = BEGIN + nth * SEGMENT_BYTES;
-        let whole = std::fs::read(segment(folder.path(), nth)).unwrap();
-        assert_eq!(whole, log.between(begin, begin + SEGMENT_BYTES), "segment {nth}");
-    }
 }
 
 /// Whichever it is, and however soon the log goes on behind it.
