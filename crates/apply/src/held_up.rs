@@ -28,10 +28,12 @@ const HOLDERS: &str = "WITH session AS ( \
      WHERE a.is_ours AND a.wait_event_type = 'Lock' AND NOT b.is_ours \
      UNION ALL SELECT pg_catalog.format('a prepared transaction, %L of %s since %s (COMMIT PREPARED or \
      ROLLBACK PREPARED ends it)', x.gid, x.owner, pg_catalog.date_trunc('second', x.prepared)) \
-     FROM pg_catalog.pg_prepared_xacts x WHERE EXISTS (SELECT FROM session a \
+     FROM pg_catalog.pg_prepared_xacts x JOIN pg_catalog.pg_locks own \
+       ON own.transactionid = x.transaction AND own.granted AND own.pid IS NULL \
+     WHERE EXISTS (SELECT FROM session a \
      JOIN pg_catalog.pg_locks w ON w.pid = a.pid AND NOT w.granted \
      JOIN pg_catalog.pg_locks h ON h.granted AND h.pid IS NULL \
-       AND pg_catalog.split_part(h.virtualtransaction, '/', 2) = x.transaction::text \
+       AND h.virtualtransaction = own.virtualtransaction \
        AND (h.locktype, h.database, h.relation, h.page, h.tuple, h.transactionid, h.classid, h.objid) \
        IS NOT DISTINCT FROM \
        (w.locktype, w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid) \
