@@ -42,7 +42,7 @@ pub use slots::{SlotName, SlotView};
 use crate::history::History;
 use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
-use damage::{Damage, Looked};
+use damage::{Damages, Looked};
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use folder::FolderLock;
@@ -159,7 +159,7 @@ pub struct Spool {
     /// What came when damage was looked for last.
     looked: Mutex<Looked>,
     /// Found when it was last looked for.
-    damage: Mutex<Option<Damage>>,
+    damage: Mutex<Damages>,
     _lock: FolderLock,
 }
 

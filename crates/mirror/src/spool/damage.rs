@@ -13,6 +13,8 @@ pub(super) struct Looked {
     durable: Lsn,
     /// A whole record ends here, and everything before it was sound; `None` if that is not known.
     sound_to: Option<(Timeline, Lsn)>,
+    /// What ends before `durable` is damaged.
+    is_behind_damage: bool,
     /// Since the spool was opened.
     is_current: bool,
 }
@@ -22,17 +24,58 @@ impl Looked {
     /// was sound; without a note, nothing was looked at since it was begun.
     pub fn since(noted: Option<Lsn>, begin: Lsn, positions: Positions) -> Looked {
         let durable = noted.unwrap_or(begin).min(positions.durable);
-        Looked { durable, sound_to: None, is_current: false }
+        Looked { durable, sound_to: None, is_behind_damage: false, is_current: false }
+    }
+
+    /// All of it was sound, and its last whole record ends at `end`.
+    fn saw(&mut self, positions: Positions, end: Lsn) {
+        (self.durable, self.is_behind_damage) = (positions.durable, false);
+        // A record begins at a multiple of 8, which may not have come yet.
+        self.sound_to = Some((positions.timeline, Lsn(end.0.next_multiple_of(8))));
     }
 }
 
 /// What was found when damage was looked for last.
-#[derive(Clone, Debug)]
-pub(super) struct Damage {
-    error: SpoolError,
-    /// Log behind it is taken to be here. If not, what comes next is what is damaged: a start found
-    /// that less is here than was noted.
-    is_within: bool,
+#[derive(Clone, Debug, Default)]
+pub(super) struct Damages {
+    /// Records that are not sound, with log behind them, in their order; each is
+    /// [`SpoolError::Damaged`].
+    within: Vec<SpoolError>,
+    /// A start found that less is here than was noted: what comes next is what is damaged.
+    lacking: Option<SpoolError>,
+}
+
+/// More are not kept apart: the first and the newest are.
+const DAMAGES_MAX: usize = 16;
+
+impl Damages {
+    /// The one that most standbys need.
+    fn newest(&self) -> Option<&SpoolError> {
+        self.lacking.as_ref().or(self.within.last())
+    }
+
+    /// Notes one that is further back than those known so far, or one of them.
+    fn push(&mut self, damage: SpoolError) {
+        self.within.retain(|known| position(known) < position(&damage));
+        if self.within.len() == DAMAGES_MAX {
+            self.within.remove(1);
+        }
+        self.within.push(damage);
+    }
+
+    fn has(&self, damage: &SpoolError) -> bool {
+        self.within.iter().any(|known| position(known) == position(damage))
+    }
+}
+
+/// Where it is; zero for what is no damage.
+fn position(damage: &SpoolError) -> Lsn {
+    if let SpoolError::Damaged { position, .. } = damage { *position } else { Lsn::ZERO }
+}
+
+/// Where the record begins that is not sound; zero for what is no damage.
+fn sound_to(damage: &SpoolError) -> Lsn {
+    if let SpoolError::Damaged { sound_to, .. } = damage { *sound_to } else { Lsn::ZERO }
 }
 
 impl Spool {
@@ -124,18 +167,14 @@ impl Spool {
         self.looked.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// What was durable and is not sound, as last looked at. What a start did not find is received
-    /// again if the principal has it.
+    /// What was durable and is not sound, as last looked at; the newest, if there are several.
     pub fn damage(&self) -> Option<SpoolError> {
-        self.known_damage().as_ref().map(|damage| damage.error.clone())
+        self.known_damage().newest().cloned()
     }
 
-    /// Damage that log lies behind, and its end: who has flushed more does not need it.
+    /// Damage that log lies behind, the newest, and its end: who has flushed more needs none.
     pub fn damage_within(&self) -> Option<(SpoolError, Lsn)> {
-        let known = self.known_damage();
-        let damage = known.as_ref().filter(|damage| damage.is_within)?;
-        let SpoolError::Damaged { position, .. } = &damage.error else { return None };
-        Some((damage.error.clone(), *position))
+        self.known_damage().within.last().map(|damage| (damage.clone(), position(damage)))
     }
 
     /// Looks for damage if that was not done since the spool was opened: recovery reads the newest
@@ -146,47 +185,24 @@ impl Spool {
         }
     }
 
-    fn known_damage(&self) -> MutexGuard<'_, Option<Damage>> {
+    fn known_damage(&self) -> MutexGuard<'_, Damages> {
         self.damage.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Looks for damage; the end of the last whole record, if it can be told and everything is sound.
     /// Blocks on the disk.
+    ///
+    /// Behind what is damaged it goes on with the next segment: what is damaged may be needed by
+    /// nobody, and what comes later by all.
     pub(super) fn look_for_damage(&self) -> Option<Lsn> {
         let positions = *self.shared.positions.borrow();
-        let Positions { timeline, durable, .. } = positions;
-        let before = *self.looked();
-        let size = self.identity().segment;
-        let known = self.damage();
-        // It is damaged until that is sound, or nobody needs it and it was removed.
-        let bad = match &known {
-            Some(SpoolError::Damaged { sound_to, position, .. })
-                if !self.is_forgotten(timeline, *position) =>
-            {
-                Some(*sound_to)
-            }
-            Some(_) | None => None,
-        };
-        let from = match (bad, before.sound_to) {
-            (Some(sound_to), _) => LookFrom::SegmentOf(sound_to),
-            // A segment is read as a whole once it is complete.
-            (_, Some((of, end))) if of == timeline && size.number(end) < size.number(durable) => {
-                LookFrom::SegmentOf(end)
-            }
-            (_, Some((of, end))) if of == timeline && end <= durable => LookFrom::Record(end),
-            _ => LookFrom::SegmentOf(before.durable),
-        };
-        let found = match self.scanned_record_end(positions, from) {
-            // It cannot be told.
-            Ok(None) if bad.is_some() => return None,
-            Ok(end) => {
-                let lacks = end.and_then(|end| self.lacks_of_noted(positions, end));
-                match lacks {
-                    Some(error) => Err(Damage { error, is_within: false }),
-                    None => Ok(end),
-                }
-            }
-            Err(error @ SpoolError::Damaged { .. }) => Err(Damage { error, is_within: true }),
+        let known = self.known_damage().clone();
+        let (mut damages, mut looked) = (Damages::default(), *self.looked());
+        let seen = self
+            .look_at_known(positions, &known, &mut damages, &mut looked)
+            .and_then(|()| self.look_at_rest(positions, &mut damages, &mut looked));
+        let end = match seen {
+            Ok(end) => end,
             // A segment that was removed meanwhile, or a disk that says no: the next look begins
             // where this one did.
             Err(error) => {
@@ -194,33 +210,120 @@ impl Spool {
                 return None;
             }
         };
-        let (end, damage) = match found {
-            Ok(end) => {
-                // A record begins at a multiple of 8, which may not have come yet.
-                let sound_to = end.map(|end| (timeline, Lsn(end.0.next_multiple_of(8))));
-                *self.looked() = Looked { durable, sound_to, is_current: true };
-                (end, None)
-            }
-            Err(damage) => {
-                *self.looked() = Looked { durable, sound_to: None, is_current: true };
-                (None, Some(damage))
-            }
+        damages.lacking = match end {
+            Some(end) => self.lacks_of_noted(positions, end),
+            None => known.lacking.clone(),
         };
-        match (&damage, &known) {
-            (Some(damage), None) => tracing::warn!("{}", damage.error),
-            (None, Some(_)) if bad.is_none() => {
-                tracing::info!("what was damaged was removed with other log that nobody needs");
-            }
-            (None, Some(_)) => tracing::info!("what was damaged is there again, and sound"),
+        looked.is_current = true;
+        *self.looked() = looked;
+        for damage in damages.within.iter().filter(|damage| !known.has(damage)) {
+            tracing::warn!("{damage}");
+        }
+        match (&damages.lacking, &known.lacking) {
+            (Some(damage), None) => tracing::warn!("{damage}"),
+            (None, Some(_)) => tracing::info!("what the spool lacked is there again"),
             (Some(_), Some(_)) | (None, None) => {}
         }
-        let is_damaged = damage.is_some();
-        *self.known_damage() = damage;
+        let is_damaged = damages.newest().is_some();
+        *self.known_damage() = damages;
         if is_damaged {
             // Who tells the near end what is durable looks at the damage first.
             self.shared.positions.send_modify(|_| {});
         }
-        end
+        end.filter(|_| !is_damaged)
+    }
+
+    /// Whether what was damaged still is. It is until it is sound, or nobody needs it and it was
+    /// removed.
+    fn look_at_known(
+        &self,
+        positions: Positions,
+        known: &Damages,
+        damages: &mut Damages,
+        looked: &mut Looked,
+    ) -> Result<(), SpoolError> {
+        let mut sound_from = None;
+        for damage in &known.within {
+            if self.is_forgotten(positions.timeline, position(damage)) {
+                tracing::info!("what was damaged was removed with other log that nobody needs");
+                continue;
+            }
+            // A look from an earlier one on has come past it.
+            if sound_from.is_some()
+                || damages.within.last().is_some_and(|last| position(last) > position(damage))
+            {
+                continue;
+            }
+            let from = LookFrom::SegmentOf(sound_to(damage));
+            match self.scanned_record_end(positions, from) {
+                Err(found @ SpoolError::Damaged { .. }) => {
+                    if position(&found) != position(damage) {
+                        tracing::info!("what was damaged is there again, and sound");
+                    }
+                    damages.push(found);
+                }
+                // It cannot be told.
+                Ok(None) => damages.push(damage.clone()),
+                Ok(Some(end)) => {
+                    tracing::info!("what was damaged is there again, and sound");
+                    sound_from = Some(end);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(end) = sound_from {
+            looked.saw(positions, end);
+        }
+        Ok(())
+    }
+
+    /// What came since the last look; the end of the last whole record of it.
+    fn look_at_rest(
+        &self,
+        positions: Positions,
+        damages: &mut Damages,
+        looked: &mut Looked,
+    ) -> Result<Option<Lsn>, SpoolError> {
+        let Positions { timeline, durable, .. } = positions;
+        let size = self.identity().segment;
+        let behind = |position| size.start(size.number(position) + 1);
+        let mut from = match looked.sound_to {
+            // A segment is read as a whole once it is complete.
+            Some((of, end)) if of == timeline && size.number(end) < size.number(durable) => {
+                LookFrom::SegmentOf(end)
+            }
+            Some((of, end)) if of == timeline && end <= durable => LookFrom::Record(end),
+            // Behind what is damaged, no segment has begun yet.
+            _ if looked.is_behind_damage && looked.durable >= durable => return Ok(None),
+            _ if looked.is_behind_damage => LookFrom::FirstOf(looked.durable),
+            _ => LookFrom::SegmentOf(looked.durable),
+        };
+        loop {
+            match self.scanned_record_end(positions, from) {
+                Ok(Some(end)) => {
+                    looked.saw(positions, end);
+                    return Ok(Some(end));
+                }
+                // It cannot be told before more has come, or the segment's beginning is damaged too.
+                Ok(None) => match from {
+                    LookFrom::FirstOf(_) => looked.durable = behind(looked.durable),
+                    _ => {
+                        looked.sound_to = None;
+                        return Ok(None);
+                    }
+                },
+                Err(damage @ SpoolError::Damaged { .. }) => {
+                    looked.durable = behind(sound_to(&damage));
+                    (looked.sound_to, looked.is_behind_damage) = (None, true);
+                    damages.push(damage);
+                }
+                Err(error) => return Err(error),
+            }
+            if looked.durable >= durable {
+                return Ok(None);
+            }
+            from = LookFrom::FirstOf(looked.durable);
+        }
     }
 
     fn is_forgotten(&self, timeline: Timeline, position: Lsn) -> bool {

@@ -183,6 +183,8 @@ pub(super) enum LookFrom {
     Newest,
     /// With the segment that holds this position.
     SegmentOf(Lsn),
+    /// The same, but for a record that reaches into it: that is damaged.
+    FirstOf(Lsn),
     /// Behind the record that ends here.
     Record(Lsn),
 }
@@ -205,14 +207,19 @@ pub(super) fn last_record_end(
     let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
     // A segment that was just made holds nothing of it.
     let newest = size.number(Lsn(durable.0.saturating_sub(1)));
-    let mut first_of = |segment: u64| row_into(&mut pages, oldest, segment).map(|(_, first)| first);
     let first = match from {
-        LookFrom::Newest => first_of(newest).map_err(failed)?,
+        LookFrom::Newest => row_into(&mut pages, oldest, newest).map_err(failed)?.1,
         LookFrom::SegmentOf(position) => {
-            first_of(size.number(position).min(newest)).map_err(failed)?
+            row_into(&mut pages, oldest, size.number(position).min(newest)).map_err(failed)?.1
+        }
+        LookFrom::FirstOf(position) => {
+            let start = size.start(size.number(position).max(oldest));
+            wal::first_record(&mut pages, start).map_err(failed)?
         }
         // The segment was removed since.
-        LookFrom::Record(end) if size.number(end) < oldest => first_of(newest).map_err(failed)?,
+        LookFrom::Record(end) if size.number(end) < oldest => {
+            row_into(&mut pages, oldest, newest).map_err(failed)?.1
+        }
         LookFrom::Record(end) => Some(end),
     };
     match first {

@@ -758,6 +758,50 @@ async fn what_is_damaged_and_then_needed_by_nobody_is_not_told_any_more() {
     assert!(spool.damage().is_none(), "{:?}", spool.damage());
 }
 
+/// What is damaged may be needed by nobody, and what comes later by all.
+#[tokio::test]
+async fn damage_behind_other_damage_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (log_of(6), created(folder.path()));
+    let until = |nth: u64| BEGIN + nth * SEGMENT_BYTES + SEGMENT_BYTES / 2;
+    let damage = |nth: u64| {
+        let path = segment(folder.path(), nth);
+        let sound = std::fs::read(&path).unwrap()[100_000..][..16].to_vec();
+        overwrite(&path, 100_000, &[0xa5; 16]);
+        (path, sound)
+    };
+    let found = |spool: &Spool| {
+        spool.note_durable().unwrap();
+        let (_, position) = spool.damage_within().expect("there is damage");
+        (position.0 - BEGIN) / SEGMENT_BYTES
+    };
+    append(&spool, &log, BEGIN, until(1)).await;
+    let first = damage(0);
+    assert_eq!(found(&spool), 0);
+    append(&spool, &log, until(1), until(3)).await;
+    let second = damage(2);
+    assert_eq!(found(&spool), 2);
+    assert_eq!(found(&spool), 2, "it is still so");
+    append(&spool, &log, until(3), until(4)).await;
+    assert_eq!(found(&spool), 2);
+    // As a start finds it, from what was noted on.
+    drop(spool);
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    assert_eq!(found(&spool), 2);
+    overwrite(&second.0, 100_000, &second.1);
+    assert_eq!(found(&spool), 0);
+    let third = damage(4);
+    let end = spool.positions().borrow().durable.0;
+    append(&spool, &log, end, log.end()).await;
+    assert_eq!(found(&spool), 4);
+    overwrite(&first.0, 100_000, &first.1);
+    assert_eq!(found(&spool), 4);
+    overwrite(&third.0, 100_000, &third.1);
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none(), "{:?}", spool.damage());
+    assert!(spool.last_record_end().unwrap() > Lsn(until(4)));
+}
+
 #[tokio::test]
 async fn what_was_removed_since_the_last_look_is_no_damage() {
     let folder = tempfile::tempdir().unwrap();
