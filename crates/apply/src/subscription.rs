@@ -193,7 +193,8 @@ impl Subscription {
         let mut alone = Alone::default();
         let (mut without_partition, mut needs_partitions) = (None, false);
         let mut copied_beside = false;
-        let mut others = HashSet::new();
+        // What the publisher was asked about: once for where the target stands.
+        let mut asked_about = HashSet::new();
         let mut cut_off = 0;
         loop {
             let mut stop_early = stop.clone();
@@ -219,7 +220,7 @@ impl Subscription {
                 alone_until: alone.until,
                 cancel: cancel.clone(),
             };
-            let asked_in_vain = start.ask_again;
+            let (asked_in_vain, from) = (start.ask_again, start.applied);
             let ended = if start.beside.is_empty() {
                 cut_off = 0;
                 self.stream(session, start, attempt, &mut stop).await
@@ -273,7 +274,7 @@ impl Subscription {
                         ref error @ (ApplyError::AnotherTable { ref table, found: oid, .. }
                         | ApplyError::ColumnsMoved { ref table, oid, .. }),
                     careful_from: None,
-                }) if asked_in_vain || others.insert((table.clone(), oid)) => {
+                }) if asked_in_vain || asked_about.insert((table.clone(), oid, from)) => {
                     if asked_in_vain {
                         return Err(ApplyError::NotYet(format!(
                             "{error}. Or it is published otherwise by now: the publisher cannot be \

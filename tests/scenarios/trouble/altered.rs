@@ -97,6 +97,52 @@ fn following_a_column_alters_partitions_that_were_changed_before() -> Result<()>
     Ok(())
 }
 
+/// A transaction that adds a column in the middle and is at odds with the target is applied change by
+/// change: what came before the column is of the older version of the table.
+#[test]
+fn a_column_is_added_within_a_transaction_that_is_at_odds_with_the_target() -> Result<()> {
+    const TABLES: &str = "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+        CREATE TABLE root (id integer, k integer, PRIMARY KEY (id, k)) PARTITION BY LIST (k); \
+        CREATE TABLE one PARTITION OF root FOR VALUES IN (1); \
+        CREATE TABLE two PARTITION OF root FOR VALUES IN (2)";
+    for policy in ["skip", "stop"] {
+        let mut pair = Pair::new(Direction::UP, &["public.*"], TABLES)?;
+        pair.site.replace("batches = ", &format!("on_conflict = \"{policy}\"\nbatches = "))?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        for round in 1..=2 {
+            let (id, taken) = (round * 10, round * 10 + 1);
+            let mine = format!("INSERT INTO t (id, v) VALUES ({taken}, 'mine')");
+            pair.subscriber.execute_script(&mine)?;
+            pair.publish(&format!(
+                "BEGIN; INSERT INTO t (id, v) VALUES ({id}, 'before'); \
+                 INSERT INTO two (id, k) VALUES ({id}, 2); \
+                 ALTER TABLE t ADD COLUMN c{round} integer; \
+                 ALTER TABLE root ADD COLUMN c{round} integer; \
+                 INSERT INTO t (id, v, c{round}) VALUES ({taken}, 'theirs', 1), ({id} + 2, 'x', 2); \
+                 INSERT INTO one (id, k, c{round}) VALUES ({id}, 1, 1); \
+                 UPDATE t SET c{round} = 3 WHERE id = {id}; COMMIT"
+            ))?;
+            if policy == "stop" {
+                let (_, error) = pair.site.await_trouble("s", "already exists")?;
+                ensure!(error.contains(&format!("({taken})")), "{error}");
+                pair.subscriber.execute_script(&format!("DELETE FROM t WHERE id = {taken}"))?;
+                pair.site.verb("resume", &["--subscription", "s"])?;
+            } else {
+                pair.await_arrival()?;
+                let kept = format!("SELECT v FROM t WHERE id = {taken}");
+                ensure!(pair.subscriber_says(&kept)? == "mine", "it was not left out");
+                pair.subscriber.execute_script(&format!("DELETE FROM t WHERE id = {taken}"))?;
+                pair.publish(&format!("DELETE FROM t WHERE id = {taken}"))?;
+            }
+            pair.assert_equal(&["public"])?;
+            pair.publish(&format!("UPDATE t SET c{round} = 7; UPDATE two SET c{round} = 7"))?;
+            pair.assert_equal(&["public"])?;
+        }
+    }
+    Ok(())
+}
+
 /// A trigger that fires for what is applied sees every row change, also those that a batch would
 /// have netted.
 #[test]

@@ -17,7 +17,7 @@ use farshore_fault as fault;
 use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Lsn, Relation};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 impl Writer {
@@ -122,11 +122,20 @@ impl Writer {
         }
         // In the open transaction.
         self.ensure_begun().await?;
+        if !self.touched.is_empty() {
+            // What is seen from now on must not hide that somebody else altered it before.
+            let asked = self.lanes.ask_unaltered(&self.touched);
+            asked.map_err(|error| self.explain(error))?;
+        }
         let mut on_target = self.look_up(&table).await?;
         let mut put_off = false;
         if let Some(there) = &on_target {
             let subscription = self.subscription.clone();
             let (source, names) = (self.following.source.clone(), self.target_names.clone());
+            let kin_before = match puts_drops_off {
+                true => Some(stamps_of_kin(self.session().await?, there.oid).await?),
+                false => None,
+            };
             let follow = Follow {
                 subscription: &subscription,
                 policy: self.following.policy,
@@ -143,7 +152,7 @@ impl Writer {
                 self.be_alone().await?;
                 on_target = self.look_up(&table).await?;
                 let oid = on_target.as_ref().map_or(0, |there| there.oid);
-                self.see_kin_again(oid).await?;
+                self.see_kin_again(oid, kin_before).await?;
             }
         }
         let names = relation.columns.iter().map(|column| column.name.as_str());
@@ -162,8 +171,17 @@ impl Writer {
     /// This table was altered by ourselves, in the open group, and with it those that inherit from it.
     /// What of them the group has changed it holds locks on: nobody else altered that. The others
     /// are learned anew.
-    async fn see_kin_again(&mut self, oid: u32) -> Result<(), ApplyError> {
+    ///
+    /// While changes are prepared (`before` are the stamps from before it was altered), all of them
+    /// stay known that were as they had been seen: an older version that is learned again would take
+    /// the column that was just added for one that is to go.
+    async fn see_kin_again(
+        &mut self,
+        oid: u32,
+        before: Option<Vec<(u32, String)>>,
+    ) -> Result<(), ApplyError> {
         let kin = stamps_of_kin(self.session().await?, oid).await?;
+        let before: Option<HashMap<u32, String>> = before.map(HashMap::from_iter);
         self.ahead.forget();
         for (oid, stamp) in kin {
             let is_touched = self.touched.contains_key(&oid);
@@ -174,12 +192,16 @@ impl Writer {
                 .map(|(id, _)| *id)
                 .collect();
             for id in versions {
-                if !is_touched {
+                let Some(known) = self.relations.get_mut(&id) else { continue };
+                let was_as_seen = before
+                    .as_ref()
+                    .is_some_and(|before| before.get(&oid) == Some(&known.as_seen.1));
+                if is_touched || was_as_seen {
+                    known.as_seen.1.clone_from(&stamp);
+                } else {
                     self.relations.remove(&id);
                     self.facts.remove(&id);
                     self.batches.forget(id);
-                } else if let Some(known) = self.relations.get_mut(&id) {
-                    known.as_seen.1.clone_from(&stamp);
                 }
             }
             if is_touched {
@@ -328,15 +350,14 @@ impl Writer {
 
     /// Looks up what these changes refer to before they are applied under a savepoint: what
     /// following the publisher's columns does to the target must not be undone with them. All
-    /// versions are known until the next call. No column is dropped: some of the changes may be
-    /// from before that.
+    /// versions stay known to the end of the transaction: some changes may be applied again that are
+    /// from before a column was added. None is dropped, for the same reason.
     pub(crate) async fn prepare(
         &mut self,
         commands: &[Bytes],
         header: &Header,
         definitions: &Definitions,
     ) -> Result<(), ApplyError> {
-        self.forget_superseded();
         let position = header.end_lsn;
         for command in commands {
             let change = decode_stored(command)
