@@ -14,7 +14,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 const ASK_WITHIN: Duration = Duration::from_secs(5);
 
 /// Sessions that our own wait for, but for our own; and prepared transactions that hold what they wait
-/// for, which no session has (PostgreSQL docs: 54.12. `pg_locks`).
+/// for, which no session has (PostgreSQL docs: 54.12. `pg_locks`): among who blocks they are process 0
+/// (9.27. System Information Functions, `pg_blocking_pids`).
 const HOLDERS: &str = "WITH session AS ( \
      SELECT *, application_name = pg_catalog.left($1, 63) \
        OR pg_catalog.starts_with(application_name, $1 || ' ') AS is_ours \
@@ -37,7 +38,7 @@ const HOLDERS: &str = "WITH session AS ( \
        AND (h.locktype, h.database, h.relation, h.page, h.tuple, h.transactionid, h.classid, h.objid) \
        IS NOT DISTINCT FROM \
        (w.locktype, w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid) \
-     WHERE a.is_ours)) AS found (holder)";
+     WHERE a.is_ours AND 0 = ANY (pg_catalog.pg_blocking_pids(a.pid)))) AS found (holder)";
 
 impl Subscription {
     /// Looks again and again, and says what it finds in the status.
