@@ -328,3 +328,17 @@ fn below(row: &Row) -> Below {
         filled_by: row.get(6).map(str::to_owned),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{Detaching, PAUSE_MAX, PAUSE_MIN};
+
+    #[test]
+    fn pauses_grow_until_nothing_is_left() {
+        let detaching = Detaching::default();
+        assert_eq!([detaching.pause(), detaching.pause()], [PAUSE_MIN, 2 * PAUSE_MIN]);
+        assert_eq!((0..9).map(|_| detaching.pause()).max(), Some(PAUSE_MAX));
+        detaching.all_done();
+        assert_eq!(detaching.pause(), PAUSE_MIN);
+    }
+}
