@@ -89,14 +89,24 @@ impl Subscription {
                 schema: &self.spec.schema,
                 follow_ddl: self.spec.follow_ddl,
                 status: &self.status,
+                detaching: &self.detaching,
             };
             match copy.run(&mut session, &known).await {
                 // Indexes are built here, too: what is left for the halt is what changed meanwhile.
-                Ok(_point) => return session.finish_tables(name).await,
+                Ok(_point) => {
+                    self.nothing_is_left();
+                    return session.finish_tables(name).await;
+                }
                 Err(ApplyError::GaveWay(why)) => {
                     tracing::info!("{why}");
                     session.connection.close().await;
                     tokio::time::sleep(GIVE_WAY_FOR).await;
+                }
+                // Each attempt holds up who uses the table after us, the stream too.
+                Err(ApplyError::InUse(why)) => {
+                    self.leave_for_later(why);
+                    session.connection.close().await;
+                    tokio::time::sleep(self.detaching.pause()).await;
                 }
                 // The others stream on meanwhile.
                 Err(ApplyError::Capture(error)) if error.is_transient() => {

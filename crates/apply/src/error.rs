@@ -78,6 +78,10 @@ pub enum ApplyError {
     /// The initial copy ended to let somebody else at a table; it goes on at once.
     #[error("{0}")]
     GaveWay(String),
+    /// Others use a table of the target that is needed for itself; it is tried again later, and what
+    /// does not need that goes on.
+    #[error("{0}")]
+    InUse(String),
     /// What was streamed before a table could join is still to be applied; it is copied after that.
     #[error("{0}")]
     StreamFirst(String),
@@ -202,6 +206,7 @@ impl ApplyError {
             ApplyError::Capture(error) => error.is_transient(),
             ApplyError::NotYet(_)
             | ApplyError::GaveWay(_)
+            | ApplyError::InUse(_)
             | ApplyError::StreamFirst(_)
             | ApplyError::BatchRefused { .. }
             | ApplyError::LanesMet { .. } => true,

@@ -45,6 +45,7 @@ pub use ahead::Given;
 pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::cursor_owner;
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
+pub use postgres::apart::Detaching;
 pub use status::{
     AppliedTransaction, LagHistogram, Phase, SourceTransaction, SubscriptionStatus, TableCopy,
 };

@@ -81,6 +81,8 @@ pub struct SubscriptionStatus {
     pub copied_at: Option<Lsn>,
     /// Who on the target keeps it waiting, for a person.
     pub waits_for: Option<String>,
+    /// What is to be detached on the target and is left for later, and why, for a person.
+    pub left_for_later: Option<String>,
     /// Last error, with what to do; cleared when the agent works again.
     pub error: Option<String>,
     /// How often the agent was started again after an error.

@@ -21,7 +21,8 @@ use tokio::time::Instant;
 pub(crate) enum StreamEnd {
     /// It was told to stop.
     Stopped,
-    /// Tables joined the publication and must be copied, or foreign keys can be added now.
+    /// Tables joined the publication and must be copied, foreign keys can be added now, or what was
+    /// to be detached on the target is looked at again.
     StartAgain,
     /// The next transaction, at this position, is one to be applied carefully.
     Halted(Lsn),
@@ -73,6 +74,8 @@ pub(crate) struct Streaming<'a> {
     ask_again: bool,
     /// It is not asked before.
     ask_at: Instant,
+    /// Something is still to be detached on the target: then it is looked at again.
+    again_at: Option<Instant>,
     /// How long it is left alone when it does not answer.
     ask_pause: Duration,
     /// The transactions in the open group.
@@ -110,6 +113,7 @@ impl<'a> Streaming<'a> {
         let usual = agent.spec.limits;
         let may_be_early = usual.batches != Batches::Never && writer.may_be_early();
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
+        let again_at = start.again_after.map(|pause| Instant::now() + pause);
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
         Streaming {
             agent,
@@ -126,11 +130,9 @@ impl<'a> Streaming<'a> {
             tables: start.tables,
             foreign_keys_wait: start.foreign_keys_wait,
             ask_again: start.ask_again,
-            ask_at: if start.stream_first {
-                Instant::now() + ASK_AGAIN_MIN
-            } else {
-                Instant::now()
-            },
+            // It would say the same, and nothing could be copied yet.
+            ask_at: again_at.filter(|_| start.copies_wait).unwrap_or_else(Instant::now),
+            again_at,
             ask_pause: ASK_AGAIN_MIN,
             in_group: Vec::new(),
             opened_at: Instant::now(),
@@ -160,7 +162,9 @@ impl<'a> Streaming<'a> {
                     return Ok(StreamEnd::StartAgain);
                 }
             }
-            if self.foreign_keys_wait && self.applied >= self.consistent_at {
+            let looks_again = self.again_at.is_some_and(|again_at| Instant::now() >= again_at);
+            let adds_keys = self.foreign_keys_wait && self.applied >= self.consistent_at;
+            if looks_again || adds_keys {
                 self.commit_group().await?;
                 self.settle().await?;
                 return Ok(StreamEnd::StartAgain);
@@ -335,10 +339,12 @@ impl<'a> Streaming<'a> {
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         let (ask_at, ask_again) = (self.ask_at, self.ask_again);
         let may_ask = Instant::now() >= ask_at;
+        let again_at = self.again_at;
         let has_spares = self.writer.has_spares();
         let is_quiet = tokio::select! {
             Ok(_) = ready.wait_for(|sessions| *sessions != asked), if may_ask => false,
             () = tokio::time::sleep_until(ask_at), if ask_again && !may_ask => false,
+            () = tokio::time::sleep_until(again_at.unwrap_or(ask_at)), if again_at.is_some() => false,
             () = self.feed.wait_for_more() => false,
             () = self.early.wait() => false,
             // Without this a target that has gone would be found with the next change.

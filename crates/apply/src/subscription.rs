@@ -7,6 +7,7 @@ use crate::careful::{Careful, Failure};
 use crate::conflict::ConflictPolicy;
 use crate::early::EarlySettings;
 use crate::log_feed::LogFeed;
+use crate::postgres::apart::Detaching;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR};
 use crate::postgres::lanes::{CancelTokens, LaneSettings, Streams};
@@ -94,6 +95,8 @@ pub struct Subscription {
     pub capture_ready: watch::Receiver<u64>,
     /// Where to say how it goes.
     pub status: Arc<Mutex<SubscriptionStatus>>,
+    /// What is to be detached on the target, and was left for later.
+    pub detaching: Detaching,
 }
 
 /// How what failed before is applied this time.
@@ -155,7 +158,7 @@ impl Subscription {
         };
         tokio::select! {
             result = self.work(session, stop, &cancel) => {
-                self.set_status(|status| status.waits_for = None);
+                self.set_status(|status| (status.waits_for, status.left_for_later) = (None, None));
                 return result.map_err(|error| match error {
                     // Retention took it from under a reader that was slow.
                     ApplyError::Store(StoreError::Dropped { start, .. }) => self.gap(start),
@@ -165,7 +168,7 @@ impl Subscription {
             () = grace_over => {}
             never = self.watch_for_holders() => match never {},
         }
-        self.set_status(|status| status.waits_for = None);
+        self.set_status(|status| (status.waits_for, status.left_for_later) = (None, None));
         // A statement that waits on the target would keep the connection, and with it the lock.
         self.cancel(&cancel).await;
         Ok(())
@@ -191,18 +194,19 @@ impl Subscription {
         let mut careful_from = None;
         let mut row_by_row = RowByRow::default();
         let mut alone = Alone::default();
-        let (mut without_partition, mut needs_partitions) = (None, false);
+        // A row found no partition; in which table.
+        let (mut without_partition, mut no_place_in) = (None, None);
         let mut copied_beside = false;
         // What the publisher was asked about: once for where the target stands.
         let mut asked_about = HashSet::new();
         let mut cut_off = 0;
         loop {
             let mut stop_early = stop.clone();
-            let needed = std::mem::take(&mut needs_partitions);
+            let table = no_place_in.as_deref();
             let started = tokio::select! {
                 biased;
                 _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-                started = self.start(session.take(), copied_beside, needed) => started,
+                started = self.start(session.take(), copied_beside, table) => started,
             };
             let (session, start) = match started {
                 Err(ApplyError::GaveWay(why)) => {
@@ -210,8 +214,17 @@ impl Subscription {
                     tokio::time::sleep(GIVE_WAY_FOR).await;
                     continue;
                 }
+                // Nothing can stream without it.
+                Err(ApplyError::InUse(why)) => {
+                    self.leave_for_later(why);
+                    tokio::select! {
+                        _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
+                        () = tokio::time::sleep(self.detaching.pause()) => continue,
+                    }
+                }
                 started => started?,
             };
+            no_place_in = None;
             *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                 vec![session.connection.cancel_token()];
             let attempt = Attempt {
@@ -220,7 +233,8 @@ impl Subscription {
                 alone_until: alone.until,
                 cancel: cancel.clone(),
             };
-            let (asked_in_vain, from) = (start.ask_again, start.applied);
+            let (asked_in_vain, copies_wait) = (start.ask_again, start.copies_wait);
+            let from = start.applied;
             let ended = if start.beside.is_empty() {
                 cut_off = 0;
                 self.stream(session, start, attempt, &mut stop).await
@@ -264,7 +278,8 @@ impl Subscription {
                         && failed.cause.sqlstate() == Some("23514")
                         && without_partition != Some(failed.position) =>
                 {
-                    (without_partition, needs_partitions) = (Some(failed.position), true);
+                    without_partition = Some(failed.position);
+                    no_place_in = Some(failed.table);
                     careful_from = from;
                 }
                 // The publisher may say so too, when it is asked: then it is a table that joined,
@@ -274,7 +289,17 @@ impl Subscription {
                         ref error @ (ApplyError::AnotherTable { ref table, found: oid, .. }
                         | ApplyError::ColumnsMoved { ref table, oid, .. }),
                     careful_from: None,
-                }) if asked_in_vain || asked_about.insert((table.clone(), oid, from)) => {
+                }) if asked_in_vain
+                    || copies_wait
+                    || asked_about.insert((table.clone(), oid, from)) =>
+                {
+                    if copies_wait {
+                        return Err(ApplyError::NotYet(format!(
+                            "{error}. Or it is published otherwise by now, and is copied once \
+                             partitions that were detached on the publisher are detached on the \
+                             target"
+                        )));
+                    }
                     if asked_in_vain {
                         return Err(ApplyError::NotYet(format!(
                             "{error}. Or it is published otherwise by now: the publisher cannot be \
@@ -385,6 +410,18 @@ impl Subscription {
             status.applied = Applied(committed);
         });
         Ok(())
+    }
+
+    /// Says why something is to be detached on the target only later.
+    pub(crate) fn leave_for_later(&self, why: String) {
+        tracing::info!("{why}");
+        self.set_status(|status| status.left_for_later = Some(why));
+    }
+
+    /// All that is to be detached on the target is.
+    pub(crate) fn nothing_is_left(&self) {
+        self.detaching.all_done();
+        self.set_status(|status| status.left_for_later = None);
     }
 
     pub(crate) fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {

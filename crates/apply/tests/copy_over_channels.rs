@@ -1,10 +1,10 @@
 //! An initial copy whose publisher is behind channels, as at a far site.
 
 use bytes::Bytes;
-use farshore_apply::SubscriptionStatus;
 use farshore_apply::postgres::initial_copy::{CopySettings, InitialCopy};
 use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::postgres::session::Session;
+use farshore_apply::{Detaching, SubscriptionStatus};
 use farshore_capture::publication::{PublicationSpec, TablePattern};
 use farshore_capture::source::{Channel, ChannelError, Opener, Registry, Remote, serve};
 use farshore_pg::{Config, Connection, Mode};
@@ -136,6 +136,7 @@ fn a_target_is_made_and_filled_over_channels() {
                 ends: true,
                 only_begun: false,
                 status: &status,
+                detaching: &Detaching::default(),
             };
             let known = session.load_tables(NAME).await.unwrap();
             match copy.run(&mut session, &known).await {

@@ -270,7 +270,7 @@ impl SubscriptionAgent {
                 (status.phase.word(), status.waits_for.clone())
             }
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
-            (None, _) => (status.phase.word(), None),
+            (None, _) => (status.phase.word(), status.left_for_later.clone()),
         };
         let applied = if status.applied.0 == Lsn::ZERO {
             cursor.as_ref().map_or(Lsn::ZERO, |cursor| cursor.applied.0)

@@ -20,7 +20,7 @@ use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
 use crate::switch::Switch;
-use farshore_apply::{Given, Subscription, SubscriptionStatus};
+use farshore_apply::{Detaching, Given, Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus};
 use farshore_link::{Dialer, Identity, IdentityError, LinkError, LinkOptions, Listener};
@@ -250,6 +250,7 @@ impl Site {
                     store,
                     capture_ready: ready,
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),
+                    detaching: Detaching::default(),
                 }),
                 failure: Arc::default(),
                 switch: Arc::new(Switch::new(paused)),

@@ -2,9 +2,11 @@
 //! of their own, and what is done to the root is nothing to them.
 
 use crate::joining::await_published;
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
 
 const VIA_ROOT: &str = "publish_via_partition_root = true";
 
@@ -132,6 +134,7 @@ fn what_empties_a_partitioned_table_spares_one_that_is_published_by_itself() -> 
         pair.subscriber.execute_script(ATTACH)?;
         pair.site.start()?;
         pair.publish(CHANGES.replace("1000", "1001").as_str())?;
+        await_apart(&mut pair)?;
         pair.assert_equal(&["public"])?;
         is_apart(&pair)
     })
@@ -193,4 +196,137 @@ fn who_may_not_detach_says_what_is_to_be_detached() -> Result<()> {
     pair.publish(CHANGES)?;
     pair.assert_equal(&["public"])?;
     is_apart(&pair)
+}
+
+/// Waits until pz1 is no partition on the target.
+fn await_apart(pair: &mut Pair) -> Result<()> {
+    let mut target = pair.subscriber.connect()?;
+    pair.site.wait_for("pz1 to be detached on the target", SOON, || {
+        let apart = "SELECT FROM pg_class WHERE oid = 'pz1'::regclass AND NOT relispartition";
+        Ok(target.query_opt(apart, &[])?.map(drop))
+    })
+}
+
+/// Waits for a row on the target.
+fn await_row(pair: &mut Pair, row: &str) -> Result<()> {
+    let mut target = pair.subscriber.connect()?;
+    let query = format!("SELECT FROM {row}");
+    pair.site.wait_for(row, SOON, || Ok(target.query_opt(&query, &[])?.map(drop)))
+}
+
+/// Somebody reads the root on the target for as long as he likes. Nothing else waits for him.
+#[test]
+fn the_rest_streams_while_a_reader_is_in_the_way_of_detaching() -> Result<()> {
+    for (direction, role) in [(Direction::UP, "postgres"), (Direction::DOWN, "app")] {
+        let mut pair = pair_as(direction, role)?;
+        let mut reader = pair.subscriber.connect()?;
+        reader.batch_execute("BEGIN; SELECT FROM pz")?;
+        pair.publish(DETACH)?;
+        let (_, said) = pair.site.await_trouble("s", "gives way")?;
+        ensure!(said.contains("public.pz1 is to be detached from public.pz"), "{said}");
+        pair.publish("INSERT INTO pz VALUES (500, 2, 'meanwhile')")?;
+        await_row(&mut pair, "pz2 WHERE id = 500")?;
+        reader.batch_execute("COMMIT")?;
+        empty_detached(&mut pair)?;
+        pair.await_copy("pz1")?;
+        pair.publish(CHANGES)?;
+        pair.assert_equal(&["public"])?;
+        is_apart(&pair)?;
+        // Also when the node starts.
+        pair.site.stop()?;
+        pair.subscriber.execute_script(ATTACH)?;
+        reader.batch_execute("BEGIN; SELECT FROM pz")?;
+        pair.site.start()?;
+        pair.site.await_trouble("s", "gives way")?;
+        pair.publish("INSERT INTO pz VALUES (501, 2, 'meanwhile')")?;
+        pair.publish("INSERT INTO pz1 VALUES (1001, 1, 'meanwhile')")?;
+        await_row(&mut pair, "pz2 WHERE id = 501")?;
+        await_row(&mut pair, "pz1 WHERE id = 1001")?;
+        // A row that the root has no place for waits for him.
+        pair.publish("INSERT INTO pz1 VALUES (600, 7, 'out of bounds')")?;
+        reader.batch_execute("COMMIT")?;
+        await_apart(&mut pair)?;
+        pair.assert_equal(&["public"])?;
+        is_apart(&pair)?;
+    }
+    Ok(())
+}
+
+/// Where nothing streams beside a copy, the point that the stream is to reach stands still.
+#[test]
+fn a_busy_root_does_not_keep_a_detached_partition_from_being_copied() -> Result<()> {
+    let mut pair = pair_as(Direction::UP, "app")?;
+    let (stop, stopped) = std::sync::mpsc::channel::<()>();
+    let mut busy = pair.publisher.connect()?;
+    let writer = std::thread::spawn(move || -> Result<()> {
+        let mut id = 10_000;
+        while matches!(stopped.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty)) {
+            busy.execute("INSERT INTO pz VALUES ($1, 2, 'busy')", &[&id])?;
+            id += 1;
+        }
+        Ok(())
+    });
+    pair.publish("INSERT INTO pz VALUES (500, 1, 'last'); ALTER TABLE pz DETACH PARTITION pz1")?;
+    let asked = empty_detached(&mut pair).and_then(|()| pair.await_copy("pz1"));
+    drop(stop);
+    let Ok(written) = writer.join() else { bail!("the writer panicked") };
+    written?;
+    asked?;
+    pair.publish(CHANGES)?;
+    pair.assert_equal(&["public"])?;
+    is_apart(&pair)
+}
+
+/// It was copied once, came back, and is detached again while the target is behind.
+#[test]
+fn a_copied_partition_that_came_back_is_detached_behind_its_rows() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publish(&format!(
+            "{SCHEMA} {ROWS}; CREATE PUBLICATION whole FOR ALL TABLES WITH ({VIA_ROOT})"
+        ))?;
+        pair.add_publication("p", &["public.*"], "adopt_publication = \"whole\"")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish(DETACH)?;
+        pair.publish("INSERT INTO pz1 VALUES (1000, 1, 'by itself')")?;
+        empty_detached(&mut pair)?;
+        pair.await_copy("pz1")?;
+        pair.publish(ATTACH)?;
+        // Its first row through the root finds no place, and it is attached for that.
+        pair.publish("INSERT INTO pz VALUES (2000, 1, 'back')")?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish(
+            "INSERT INTO pz SELECT i, 1 + i % 2, '' FROM generate_series(3000, 3999) AS i",
+        )?;
+        pair.publish(DETACH)?;
+        pair.publish("INSERT INTO pz1 VALUES (1001, 1, 'by itself'), (1002, 7, 'out of bounds')")?;
+        pair.site.start()?;
+        await_apart(&mut pair)?;
+        pair.assert_equal(&["public"])?;
+        is_apart(&pair)
+    })
+}
+
+/// A partitioned table's rows are those of its partitions.
+#[test]
+fn check_sees_that_a_partitioned_table_has_rows() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(SCHEMA)?;
+    pair.add_publication("p", &["public.*"], VIA_ROOT)?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    let said = pair.site.verb("check", &[])?;
+    ensure!(said.code == Some(0), "{said:?}");
+    pair.subscriber.execute_script("INSERT INTO pz VALUES (1, 1, 'here already')")?;
+    let said = pair.site.verb("check", &[])?;
+    ensure!(said.stdout.contains("table public.pz on the target has rows already"), "{said:?}");
+    // What is published by itself is not a part of it.
+    pair.publish(DETACH)?;
+    let said = pair.site.verb("check", &[])?;
+    ensure!(!said.stdout.contains("table public.pz on the target has rows already"), "{said:?}");
+    Ok(())
 }

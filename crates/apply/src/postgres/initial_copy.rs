@@ -6,7 +6,7 @@
 //! at a new point ([`crate::postgres::resume`]).
 
 use crate::ApplyError;
-use crate::postgres::apart::{Below, PublishedNames};
+use crate::postgres::apart::{Below, Detaching, PublishedNames, left_for};
 use crate::postgres::copy_order::{CopyOrder, Standing};
 use crate::postgres::follow_ddl::{
     Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
@@ -75,6 +75,8 @@ pub struct InitialCopy<'a> {
     pub only_begun: bool,
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
+    /// What was left for later by an earlier run.
+    pub detaching: &'a Detaching,
 }
 
 /// How often it is looked whether somebody waits for a table that is being copied.
@@ -85,9 +87,6 @@ const LOG_WAIT: Duration = Duration::from_secs(60);
 
 /// How often it is looked whether the stream has come as far as a snapshot.
 const STREAM_LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// The log is not read, to see whether it has anything for a table, while it holds more than this.
-const LOOKED_THROUGH_MAX: u64 = 64 << 20;
 
 /// Pause before another snapshot is tried when tables are locked.
 pub const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
@@ -239,21 +238,25 @@ impl InitialCopy<'_> {
         let PublishedNames { tables, roots } = PublishedNames::of(published, self.schema);
         let copying = |target: &TableName| to_copy.iter().find(|table| table.target == *target);
         let filled = session.filled_below(self.subscription, &tables, &tables).await?;
+        self.detaching.keep(published).await;
         for below in filled {
+            let now = published.iter().find(|t| self.schema.names.table(&t.table) == below.table);
             let root_anew = copying(&below.root);
             let is_ours = below.filled_by.is_none();
             // What was attached on the publisher since is a part of its root there, too.
-            if is_ours && !tables.contains(&below.table) {
+            if is_ours && now.is_none() {
                 continue;
             }
-            if is_ours && roots.contains(&below.root) {
+            if let Some(now) = now.filter(|_| is_ours && roots.contains(&below.root)) {
                 if root_anew.is_none() {
                     if copying(&below.table).is_none() {
                         continue;
                     }
+                    let point = self.detaching.apart_at(now, point);
                     self.await_stream(session, published, &below, known, point).await?;
                 }
                 session.set_apart(self.subscription, self.schema, &below).await?;
+                self.detaching.forget(now);
             } else if let Some(root) = root_anew
                 && (root.begun || copying(&below.table).is_none())
             {
@@ -263,8 +266,8 @@ impl InitialCopy<'_> {
         Ok(())
     }
 
-    /// Waits until the stream has left nothing of the root in the log before `point`: rows of the
-    /// partition would find no place once it is detached.
+    /// Waits until the stream has left nothing of the root in the log before `point`, at which the
+    /// partition was published by itself: its rows would find no place once it is detached.
     async fn await_stream(
         &self,
         session: &mut Session,
@@ -281,15 +284,8 @@ impl InitialCopy<'_> {
         loop {
             let progress = session.load_progress(self.subscription).await?;
             let applied = progress.map_or(Lsn::ZERO, |progress| progress.applied);
-            if applied >= point {
+            if let Some(Touched::Nothing) = left_for(self.store, root, applied, point).await? {
                 return Ok(());
-            }
-            if point.bytes_since(applied) <= LOOKED_THROUGH_MAX {
-                let since = HashMap::from([(root.table.clone(), applied.max(root.copied_at))]);
-                let touched = touched_between(self.store, &since, point).await?;
-                if touched.values().all(|touched| matches!(touched, Touched::Nothing)) {
-                    return Ok(());
-                }
             }
             if self.ends {
                 return Err(ApplyError::StreamFirst(format!(
@@ -497,7 +493,12 @@ impl InitialCopy<'_> {
         touched: &Touched,
         point: Lsn,
     ) -> Result<Work, ApplyError> {
-        if let Touched::Unknown(why) = touched {
+        let starts_over = match touched {
+            Touched::Truncated => Some("it was truncated"),
+            Touched::Unknown(why) => Some(*why),
+            Touched::Nothing | Touched::Keys { .. } => None,
+        };
+        if let Some(why) = starts_over {
             tracing::info!(
                 subscription = %self.subscription,
                 table = %table.table,

@@ -49,6 +49,8 @@ pub enum Touched {
         /// Each key's values in column order.
         keys: HashSet<Key>,
     },
+    /// It was emptied before anything else happened to it.
+    Truncated,
     /// Something that keys do not tell; why.
     Unknown(&'static str),
 }
@@ -165,7 +167,12 @@ impl Reading<'_> {
         let Some(touched) = self.touched.get_mut(&table) else { return };
         let keyed = matches!(relation.identity, ReplicaIdentity::Default | ReplicaIdentity::Index)
             && relation.columns.iter().any(|column| column.key);
-        if truncated {
+        if matches!(touched, Touched::Truncated) {
+            return;
+        }
+        if truncated && matches!(touched, Touched::Nothing) {
+            *touched = Touched::Truncated;
+        } else if truncated {
             *touched = Touched::Unknown("it was truncated");
         } else if !keyed {
             *touched = Touched::Unknown("it has no key");

@@ -72,6 +72,7 @@ impl Subscription {
             schema: &self.spec.schema,
             follow_ddl: self.spec.follow_ddl,
             status: &self.status,
+            detaching: &self.detaching,
         };
         let point = copy.run(session, known).await?;
         session.finish_tables(name).await?;

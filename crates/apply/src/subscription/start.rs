@@ -2,8 +2,9 @@
 //! are copied, and which are to be.
 
 use super::{Initialise, Subscription, SubscriptionSpec};
-use crate::postgres::apart::{Below, PublishedNames};
+use crate::postgres::apart::{Below, PublishedNames, left_for};
 use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
+use crate::postgres::resume::Touched;
 use crate::postgres::schema::create_missing;
 use crate::postgres::session::Session;
 use crate::remedy;
@@ -23,6 +24,9 @@ pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// a table that has left and come back counts as copied.
 const CAPTURE_WITHIN: Duration = Duration::from_secs(1);
 
+/// The log may take so long to come as far as the publisher is, before anything streams.
+const LOG_WITHIN: Duration = Duration::from_secs(5);
+
 /// Where streaming starts, and what is copied.
 pub(crate) struct Start {
     /// What the target has.
@@ -37,10 +41,12 @@ pub(crate) struct Start {
     pub consistent_at: Lsn,
     /// Capture's connection at which the publisher was asked for new tables.
     pub asked: u64,
-    /// It did not answer, or a table that joined cannot be copied before more is applied.
+    /// It did not answer.
     pub ask_again: bool,
-    /// A table that joined cannot be copied before more is applied.
-    pub stream_first: bool,
+    /// Tables that joined are copied only after something has been detached on the target.
+    pub copies_wait: bool,
+    /// Something is still to be detached on the target: it is started again for that after so long.
+    pub again_after: Option<Duration>,
     /// Foreign keys are to be added when every state is a prefix.
     pub foreign_keys_wait: bool,
     /// Transactions that an operator wants left out.
@@ -58,8 +64,8 @@ struct Looked {
     beside: Vec<TableProgress>,
     /// Some were copied.
     copied: bool,
-    /// Some cannot be copied before more of the log is applied.
-    stream_first: bool,
+    /// Some cannot be copied before something is detached on the target.
+    copies_wait: bool,
 }
 
 impl Start {
@@ -100,13 +106,14 @@ fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<Pu
 impl Subscription {
     /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done
     /// here; tables that joined the publication since, or are copied anew, are left to be copied
-    /// beside the stream, unless that was done: then their copy ends here. `needs_partitions` tells
-    /// that a row found no partition: then a publisher that cannot be asked is an error.
+    /// beside the stream, unless that was done: then their copy ends here. `no_place_in` tells in
+    /// which table of the target a row found no partition: then a publisher that cannot be asked is
+    /// an error.
     pub(super) async fn start(
         &self,
         session: Option<Session>,
         copied_beside: bool,
-        needs_partitions: bool,
+        no_place_in: Option<&str>,
     ) -> Result<(Session, Start), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Starting);
@@ -156,17 +163,26 @@ impl Subscription {
             self.look_for_uncopied(&mut session, progress, &tables, cursor.applied, copied_beside)
                 .await?
         };
-        let Looked { published, ask_again, beside, copied, stream_first } = looked;
+        let Looked { published, ask_again, beside, copied, copies_wait } = looked;
         let mut is_known = !copied && beside.is_empty();
         if !is_known {
             tables = session.load_tables(name).await?;
             progress = session.load_progress(name).await?;
         }
         if let (Some(published), Some(progress)) = (&published, &progress) {
-            self.set_apart(&mut session, published, &tables, progress.applied).await?;
+            let all_apart = self
+                .set_apart(&mut session, published, &tables, progress.applied, no_place_in)
+                .await?;
+            if all_apart && !copies_wait {
+                self.nothing_is_left();
+            }
         }
+        let is_left = self.lock_status().left_for_later.is_some();
+        // What is copied beside the stream is not cut off for it; its end is a start, too.
+        let again_after = (is_left && beside.is_empty()).then(|| self.detaching.pause());
         if asked > 0 && self.spec.schema.create_tables {
-            is_known &= !self.create_partitions(&mut session, &tables, needs_partitions).await?;
+            is_known &=
+                !self.create_partitions(&mut session, &tables, no_place_in.is_some()).await?;
         }
         let progress = progress.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
@@ -200,7 +216,8 @@ impl Subscription {
             consistent_at,
             asked,
             ask_again,
-            stream_first,
+            copies_wait,
+            again_after,
             foreign_keys_wait,
             skips,
         };
@@ -255,9 +272,10 @@ impl Subscription {
             looked.beside.extend(joined.iter().map(TableProgress::not_begun));
         } else {
             match self.copy_waiting(session, progress, pinned, false).await {
-                Err(ApplyError::StreamFirst(why)) => {
-                    tracing::info!("{why}");
-                    (looked.ask_again, looked.stream_first) = (true, true);
+                // Nothing streams beside a copy: what is there streams on before it.
+                Err(ApplyError::StreamFirst(why) | ApplyError::InUse(why)) => {
+                    self.leave_for_later(why);
+                    looked.copies_wait = true;
                 }
                 copied => copied?,
             }
@@ -267,27 +285,77 @@ impl Subscription {
     }
 
     /// Detaches, on the target, copied tables that are published by themselves from those that are
-    /// published with all of their partitions. What came for them through those is applied.
+    /// published with all of their partitions. False if one is left for later: rows are still to
+    /// come for it through such a one, or somebody uses that. What streams can go on meanwhile,
+    /// unless a row found no place in the very table.
     async fn set_apart(
         &self,
         session: &mut Session,
         published: &[PublishedTable],
         tables: &[TableProgress],
         applied: Lsn,
-    ) -> Result<(), ApplyError> {
+        no_place_in: Option<&str>,
+    ) -> Result<bool, ApplyError> {
         let (name, schema) = (self.spec.name.as_str(), &self.spec.schema);
         let PublishedNames { tables: own, roots } = PublishedNames::of(published, schema);
-        let is_due = |below: &Below| {
-            let mut now = published.iter().filter(|t| schema.names.table(&t.table) == below.table);
-            below.filled_by.is_none()
-                && now.any(|now| {
-                    tables.iter().any(|t| t.copied && t.copied_at <= applied && t.is_still(now))
-                })
-        };
-        for below in session.filled_below(name, &roots, &own).await?.iter().filter(|b| is_due(b)) {
-            session.set_apart(name, schema, below).await?;
+        self.detaching.keep(published).await;
+        let mut all_apart = true;
+        for below in session.filled_below(name, &roots, &own).await? {
+            let now = published.iter().find(|t| schema.names.table(&t.table) == below.table);
+            let is_copied = |now: &&PublishedTable| {
+                tables.iter().any(|t| t.copied && t.copied_at <= applied && t.is_still(now))
+            };
+            let Some(now) = now.filter(is_copied).filter(|_| below.filled_by.is_none()) else {
+                continue;
+            };
+            // By itself it has had a row that its root has no place for.
+            let is_urgent = no_place_in == Some(below.table.to_string().as_str());
+            if !is_urgent && !self.is_behind_root(published, tables, now, &below, applied).await? {
+                self.leave_for_later(format!(
+                    "subscription \"{name}\": {} is detached from {} on the target once what came \
+                     for it through {} is applied",
+                    below.table, below.parent, below.root
+                ));
+                all_apart = false;
+                continue;
+            }
+            match session.set_apart(name, schema, &below).await {
+                Ok(()) => self.detaching.forget(now),
+                Err(ApplyError::InUse(why)) if !is_urgent => {
+                    self.leave_for_later(why);
+                    all_apart = false;
+                }
+                Err(error) => return Err(error),
+            }
         }
-        Ok(())
+        Ok(all_apart)
+    }
+
+    /// Whether no more rows come from the log for a copied table through the root that it is below:
+    /// it may have been attached again after it was copied, and detached once more. What is first of
+    /// all a TRUNCATE of the root cannot be applied before.
+    async fn is_behind_root(
+        &self,
+        published: &[PublishedTable],
+        tables: &[TableProgress],
+        now: &PublishedTable,
+        below: &Below,
+        applied: Lsn,
+    ) -> Result<bool, ApplyError> {
+        let root = published.iter().find(|t| self.spec.schema.names.table(&t.table) == below.root);
+        let root = root.and_then(|root| tables.iter().find(|t| t.table == root.table));
+        let Some(root) = root.filter(|root| root.copied) else { return Ok(true) };
+        let name = &self.spec.name;
+        let Some(point) = self.detaching.point_of(now, published, &self.source, name).await else {
+            return Ok(false);
+        };
+        let mut durable = self.store.durable();
+        let arrived = durable.wait_for(|durable| durable.0 >= point);
+        if !matches!(tokio::time::timeout(LOG_WITHIN, arrived).await, Ok(Ok(_))) {
+            return Ok(false);
+        }
+        let left = left_for(&self.store, root, applied, point).await?;
+        Ok(matches!(left, Some(Touched::Nothing | Touched::Truncated)))
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from

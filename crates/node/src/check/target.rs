@@ -8,13 +8,15 @@ use super::{Findings, NAME, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
-use farshore_apply::postgres::target_table::{Filled, TargetColumn, TargetTable, check_columns};
+use farshore_apply::postgres::target_table::{
+    Filled, TargetColumn, TargetTable, check_columns, rows_of_its_own,
+};
 use farshore_apply::postgres::value_plan::ColumnType;
 use farshore_apply::{ApplyError, Initialise};
 use farshore_capture::publication::{PublicationSpec, TableName};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
-use farshore_pg::{Question, Row};
+use farshore_pg::{Question, Row, text_array};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -414,7 +416,7 @@ async fn check_tables(
                         farshore_pg::quote_literal(other)
                     ),
                 ),
-                None => to_be_empty.push(name.clone()),
+                None => to_be_empty.push((name.clone(), table.kind == 'p')),
             }
         }
     }
@@ -426,7 +428,8 @@ async fn check_tables(
         check_sequences(there, server, findings);
     }
     let via_root = published.tables.iter().any(|(_, table)| table.kind == 'p');
-    check_empty(&to_be_empty, via_root, session, findings).await?;
+    let own: Vec<&TableName> = on_target.iter().map(|(name, _)| name).collect();
+    check_empty(&to_be_empty, &own, via_root, session, findings).await?;
     creation::check(&to_be_created, server, session, findings).await?;
     creation::check_names(names, published.tables.iter().map(|(name, _)| name), findings);
     let publisher_keys = published.foreign_keys.clone().map(|mut there| {
@@ -610,18 +613,37 @@ fn check_table(
 
 /// The initial copy fills empty tables only. What is still a partition on the target may be one that
 /// was detached from a table that is published with all of its partitions (`via_root`): rows may come
-/// for it through that one, and it is detached behind them before it is to be empty.
+/// for it through that one, and it is detached behind them before it is to be empty. Nor are its rows
+/// those of the one above it; a partitioned table has all others of its partitions. `own` are all that
+/// are published by themselves.
 async fn check_empty(
-    tables: &[TableName],
+    tables: &[(TableName, bool)],
+    own: &[&TableName],
     via_root: bool,
     session: &mut Session,
     findings: &mut Findings,
 ) -> Result<(), ApplyError> {
+    let own: Vec<String> = own.iter().map(|table| table.to_string()).collect();
+    let own = farshore_pg::quote_literal(&text_array(own.iter().map(String::as_str)));
     for some in tables.chunks(TABLES_AT_ONCE) {
         let asked: Vec<String> = some
             .iter()
             .enumerate()
-            .map(|(n, table)| {
+            .map(|(n, (table, is_partitioned))| {
+                let rows = if *is_partitioned && via_root {
+                    let name = farshore_pg::quote_literal(&table.to_string());
+                    format!(
+                        "{table} WHERE tableoid NOT IN (SELECT tree.relid \
+                         FROM pg_catalog.unnest({own}::text[]) AS own (name) \
+                         CROSS JOIN LATERAL pg_catalog.pg_partition_tree( \
+                           pg_catalog.to_regclass(own.name)) AS tree \
+                         WHERE pg_catalog.to_regclass(own.name) NOT IN \
+                           (SELECT above.relid FROM pg_catalog.pg_partition_ancestors( \
+                             {name}::pg_catalog.regclass) AS above))"
+                    )
+                } else {
+                    rows_of_its_own(table, *is_partitioned)
+                };
                 let unless = if via_root {
                     let name = farshore_pg::quote_literal(&table.to_string());
                     format!(
@@ -631,12 +653,12 @@ async fn check_empty(
                 } else {
                     String::new()
                 };
-                format!("SELECT {n} WHERE EXISTS (SELECT FROM ONLY {table}){unless}")
+                format!("SELECT {n} WHERE EXISTS (SELECT FROM {rows}){unless}")
             })
             .collect();
         for row in session.query(&asked.join(" UNION ALL "), &[]).await? {
             let number: usize = row.parse(0).map_err(|error| session.error(error))?;
-            let Some(name) = some.get(number) else { continue };
+            let Some((name, _)) = some.get(number) else { continue };
             findings.error(
                 format!(
                     "table {name} on the target has rows already, and it is to be copied (it is \
