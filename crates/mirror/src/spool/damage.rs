@@ -254,7 +254,11 @@ impl Spool {
             {
                 continue;
             }
-            let from = LookFrom::SegmentOf(sound_to(damage));
+            // What reaches into its segment may be other damage.
+            let from = match damages.within.is_empty() {
+                true => LookFrom::SegmentOf(sound_to(damage)),
+                false => LookFrom::FirstOf(sound_to(damage)),
+            };
             match self.scanned_record_end(positions, from) {
                 Err(found @ SpoolError::Damaged { .. }) => {
                     if position(&found) != position(damage) {
@@ -299,26 +303,29 @@ impl Spool {
             _ => LookFrom::SegmentOf(looked.durable),
         };
         loop {
+            let (LookFrom::SegmentOf(at) | LookFrom::FirstOf(at) | LookFrom::Record(at)) = from
+            else {
+                return Ok(None);
+            };
             match self.scanned_record_end(positions, from) {
                 Ok(Some(end)) => {
                     looked.saw(positions, end);
                     return Ok(Some(end));
                 }
-                // It cannot be told before more has come, or the segment's beginning is damaged too.
-                Ok(None) => match from {
-                    LookFrom::FirstOf(_) => looked.durable = behind(looked.durable),
-                    _ => {
-                        looked.sound_to = None;
-                        return Ok(None);
-                    }
-                },
+                // It cannot be told before more has come.
+                Ok(None) if behind(at) > durable => {
+                    looked.sound_to = None;
+                    return Ok(None);
+                }
+                // Nor where no record begins in the segment, or its beginning is not to be read.
+                Ok(None) => looked.durable = behind(at),
                 Err(damage @ SpoolError::Damaged { .. }) => {
                     looked.durable = behind(sound_to(&damage));
-                    (looked.sound_to, looked.is_behind_damage) = (None, true);
                     damages.push(damage);
                 }
                 Err(error) => return Err(error),
             }
+            (looked.sound_to, looked.is_behind_damage) = (None, true);
             if looked.durable >= durable {
                 return Ok(None);
             }

@@ -802,6 +802,53 @@ async fn damage_behind_other_damage_is_found() {
     assert!(spool.last_record_end().unwrap() > Lsn(until(4)));
 }
 
+/// A record reaches from one into the other.
+#[tokio::test]
+async fn damage_in_segments_in_a_row_stays_known() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (log_of(4), created(folder.path()));
+    append(&spool, &log, BEGIN, log.end()).await;
+    let mut sound = Vec::new();
+    for nth in 0..2 {
+        let path = segment(folder.path(), nth);
+        sound.push(std::fs::read(&path).unwrap()[100_000..][..16].to_vec());
+        overwrite(&path, 100_000, &[0xa5; 16]);
+    }
+    let is_in_second = |spool: &Spool| {
+        spool.note_durable().unwrap();
+        let (damage, position) = spool.damage_within().expect("there is damage");
+        assert_eq!((position.0 - BEGIN) / SEGMENT_BYTES, 1, "{damage}");
+    };
+    for _ in 0..3 {
+        is_in_second(&spool);
+    }
+    assert_eq!(spool.forget(Lsn(BEGIN + SEGMENT_BYTES), 0).unwrap(), 1);
+    for _ in 0..3 {
+        is_in_second(&spool);
+    }
+    overwrite(&segment(folder.path(), 1), 100_000, &sound[1]);
+    spool.note_durable().unwrap();
+    assert!(spool.damage().is_none(), "{:?}", spool.damage());
+}
+
+/// A segment whose beginning is not to be read is passed over, and nothing behind it.
+#[tokio::test]
+async fn damage_behind_a_segment_without_a_beginning_is_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, spool) = (log_of(5), created(folder.path()));
+    let until = |nth: u64| BEGIN + nth * SEGMENT_BYTES + SEGMENT_BYTES / 2;
+    append(&spool, &log, BEGIN, until(1)).await;
+    spool.note_durable().unwrap();
+    overwrite(&segment(folder.path(), 1), 0, &[0; 64]);
+    append(&spool, &log, until(1), until(3)).await;
+    spool.note_durable().unwrap();
+    overwrite(&segment(folder.path(), 3), 100_000, &[0xa5; 16]);
+    append(&spool, &log, until(3), log.end()).await;
+    spool.note_durable().unwrap();
+    let (damage, position) = spool.damage_within().expect("there is damage");
+    assert_eq!((position.0 - BEGIN) / SEGMENT_BYTES, 3, "{damage}");
+}
+
 #[tokio::test]
 async fn what_was_removed_since_the_last_look_is_no_damage() {
     let folder = tempfile::tempdir().unwrap();
