@@ -309,8 +309,15 @@ impl Subscription {
                 continue;
             };
             // By itself it has had a row that its root has no place for.
-            let is_urgent = no_place_in == Some(below.table.to_string().as_str());
-            if !is_urgent && !self.is_behind_root(published, tables, now, &below, applied).await? {
+            let had_no_place = no_place_in == Some(below.table.to_string().as_str());
+            let left = match had_no_place {
+                true => Some(Touched::Nothing),
+                false => self.left_for_root(published, tables, now, &below, applied).await?,
+            };
+            // What empties the root is refused while this is below it.
+            let is_emptied = matches!(left, Some(Touched::Truncated));
+            let is_urgent = had_no_place || is_emptied;
+            if !is_emptied && !matches!(left, Some(Touched::Nothing)) {
                 self.leave_for_later(format!(
                     "subscription \"{name}\": {} is detached from {} on the target once what came \
                      for it through {} is applied",
@@ -320,7 +327,21 @@ impl Subscription {
                 continue;
             }
             match session.set_apart(name, schema, &below).await {
-                Ok(()) => self.detaching.forget(now),
+                Ok(()) => {
+                    self.detaching.forget(now);
+                    if is_emptied {
+                        // The log does not tell whether it was attached then.
+                        tracing::warn!(
+                            "subscription \"{name}\": {} was detached from {} on the target before \
+                             a TRUNCATE of {} is applied. If it was attached on the publisher when \
+                             that ran, it was emptied with it there, and keeps its rows here: {}",
+                            below.table,
+                            below.parent,
+                            below.root,
+                            remedy::resync(name, Some(&now.table))
+                        );
+                    }
+                }
                 Err(ApplyError::InUse(why)) if !is_urgent => {
                     self.leave_for_later(why);
                     all_apart = false;
@@ -331,31 +352,32 @@ impl Subscription {
         Ok(all_apart)
     }
 
-    /// Whether no more rows come from the log for a copied table through the root that it is below:
-    /// it may have been attached again after it was copied, and detached once more. What is first of
-    /// all a TRUNCATE of the root cannot be applied before.
-    async fn is_behind_root(
+    /// What the log still has for a copied table through the root that it is below: it may have been
+    /// attached again after it was copied, and detached once more. What is first of all a TRUNCATE of
+    /// the root cannot be applied before it is detached. `None` where it cannot be told yet.
+    async fn left_for_root(
         &self,
         published: &[PublishedTable],
         tables: &[TableProgress],
         now: &PublishedTable,
         below: &Below,
         applied: Lsn,
-    ) -> Result<bool, ApplyError> {
+    ) -> Result<Option<Touched>, ApplyError> {
         let root = published.iter().find(|t| self.spec.schema.names.table(&t.table) == below.root);
         let root = root.and_then(|root| tables.iter().find(|t| t.table == root.table));
-        let Some(root) = root.filter(|root| root.copied) else { return Ok(true) };
+        let Some(root) = root.filter(|root| root.copied) else {
+            return Ok(Some(Touched::Nothing));
+        };
         let name = &self.spec.name;
         let Some(point) = self.detaching.point_of(now, published, &self.source, name).await else {
-            return Ok(false);
+            return Ok(None);
         };
         let mut durable = self.store.durable();
         let arrived = durable.wait_for(|durable| durable.0 >= point);
         if !matches!(tokio::time::timeout(LOG_WITHIN, arrived).await, Ok(Ok(_))) {
-            return Ok(false);
+            return Ok(None);
         }
-        let left = left_for(&self.store, root, applied, point).await?;
-        Ok(matches!(left, Some(Touched::Nothing | Touched::Truncated)))
+        left_for(&self.store, root, applied, point).await
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from
