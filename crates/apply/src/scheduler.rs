@@ -3,9 +3,10 @@
 //!
 //! A target commit costs an fsync and a round trip, so while more is at hand transactions are
 //! grouped; when the log runs dry the group is committed: at once when the target is up to date,
-//! and when it is behind after a moment in which more usually comes. A group of consecutive
-//! transactions is a prefix step, so readers still see only prefixes of the publisher's commit
-//! order.
+//! and when it is behind after a moment in which more usually comes. (While the publisher decodes
+//! its next batch, nothing comes for longer, and nothing is gained by waiting.) A group of
+//! consecutive transactions is a prefix step, so readers still see only prefixes of the publisher's
+//! commit order.
 
 use farshore_model::DictionaryId;
 use std::time::Duration;
@@ -46,6 +47,8 @@ pub struct GroupLimits {
     pub behind_after: Duration,
     /// How long a group may stay open on a dry log while the target is behind.
     pub open_max: Duration,
+    /// How long the log may be dry meanwhile.
+    pub dry_max: Duration,
 }
 
 impl Default for GroupLimits {
@@ -61,6 +64,7 @@ impl Default for GroupLimits {
             transactions_max: 5_000,
             behind_after: Duration::from_millis(500),
             open_max: Duration::from_millis(50),
+            dry_max: Duration::from_millis(10),
         }
     }
 }
@@ -138,6 +142,8 @@ pub enum Input {
         behind: bool,
         /// How long the open group has been open.
         open_for: Duration,
+        /// For how long nothing has been at hand.
+        dry_for: Duration,
     },
 }
 
@@ -185,10 +191,16 @@ impl Scheduler {
         self.open.is_some()
     }
 
+    /// Nothing is at hand, and nothing is waited for.
+    pub const DONE: Input =
+        Input::Dry { behind: false, open_for: Duration::ZERO, dry_for: Duration::ZERO };
+
     /// Takes one input.
     pub fn step(&mut self, input: Input) -> Decision {
         match input {
-            Input::Dry { behind, open_for } if behind && open_for < self.limits.open_max => {
+            Input::Dry { behind, open_for, dry_for }
+                if behind && open_for < self.limits.open_max && dry_for < self.limits.dry_max =>
+            {
                 Decision::default()
             }
             Input::Dry { .. } => Decision { commit_before: self.commit(), ..Decision::default() },
@@ -273,7 +285,7 @@ mod tests {
         for (index, input) in inputs.iter().enumerate() {
             let input = match *input {
                 Some((commands, bytes)) => transaction(commands, bytes, false, false),
-                None => Input::Dry { behind: false, open_for: Duration::ZERO },
+                None => Scheduler::DONE,
             };
             let decision = scheduler.step(input);
             if decision.commit_before {
@@ -305,6 +317,7 @@ mod tests {
         transactions_max: 3,
         behind_after: Duration::from_millis(500),
         open_max: Duration::from_millis(50),
+        dry_max: Duration::from_millis(10),
     };
 
     #[test]
@@ -329,13 +342,18 @@ mod tests {
     fn a_target_that_is_behind_waits_a_moment_for_more() {
         let mut scheduler = Scheduler::new(LIMITS);
         scheduler.step(transaction(1, 1, false, false));
-        let dry = |behind, millis| Input::Dry { behind, open_for: Duration::from_millis(millis) };
-        assert!(!scheduler.step(dry(true, 10)).commit_before);
+        let dry = |behind, open_for, dry_for| {
+            let [open_for, dry_for] = [open_for, dry_for].map(Duration::from_millis);
+            Input::Dry { behind, open_for, dry_for }
+        };
+        assert!(!scheduler.step(dry(true, 40, 9)).commit_before);
         assert!(scheduler.is_open());
-        assert!(scheduler.step(dry(true, 50)).commit_before);
+        assert!(scheduler.step(dry(true, 50, 1)).commit_before);
         scheduler.step(transaction(1, 1, false, false));
-        assert!(scheduler.step(dry(false, 0)).commit_before);
-        assert!(!scheduler.step(dry(false, 0)).commit_before);
+        assert!(scheduler.step(dry(true, 12, 10)).commit_before);
+        scheduler.step(transaction(1, 1, false, false));
+        assert!(scheduler.step(dry(false, 0, 0)).commit_before);
+        assert!(!scheduler.step(dry(false, 0, 0)).commit_before);
     }
 
     #[test]
@@ -361,7 +379,7 @@ mod tests {
     fn what_comes_too_fast_for_change_by_change_comes_in_batches() {
         let mut scheduler = Scheduler::new(LIMITS);
         let transaction = transaction(4, 1, false, false);
-        let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
+        let dry = Scheduler::DONE;
         for _ in 0..2 {
             assert!(!scheduler.step(transaction).batch);
         }

@@ -82,6 +82,8 @@ pub(crate) struct Streaming<'a> {
     in_group: Vec<SourceTransaction>,
     /// When the open group was begun.
     opened_at: Instant,
+    /// Since when nothing has come for it.
+    dry_since: Option<Instant>,
     /// The open group is a batch.
     batch: bool,
     /// Groups closed but not confirmed: their last positions and their transactions.
@@ -136,6 +138,7 @@ impl<'a> Streaming<'a> {
             ask_pause: ASK_AGAIN_MIN,
             in_group: Vec::new(),
             opened_at: Instant::now(),
+            dry_since: None,
             batch: false,
             awaiting: VecDeque::new(),
             tracers: VecDeque::new(),
@@ -228,6 +231,7 @@ impl<'a> Streaming<'a> {
         if self.apply_early(&header, &body).await? {
             return Ok(());
         }
+        self.dry_since = None;
         let source = SourceTransaction::from(&header);
         if self.in_group.is_empty() && self.awaiting.is_empty() {
             // The target may keep us waiting from here on.
@@ -371,17 +375,20 @@ impl<'a> Streaming<'a> {
         let Some(newest) = self.in_group.last() else { return Ok(false) };
         let behind = self.is_behind(newest.commit_time);
         let limits = &self.agent.spec.limits;
-        let open_for = self.opened_at.elapsed();
-        if self.scheduler.step(Input::Dry { behind, open_for }).commit_before {
+        let now = Instant::now();
+        let dry_since = *self.dry_since.get_or_insert(now);
+        let (open_for, dry_for) = (now - self.opened_at, now - dry_since);
+        if self.scheduler.step(Input::Dry { behind, open_for, dry_for }).commit_before {
             self.commit_open().await?;
             return Ok(false);
         }
         // What is in the group already can be worked on meanwhile, and the one before it ends.
         self.writer.finish_closing().await?;
         self.writer.send().await?;
+        let until = (self.opened_at + limits.open_max).min(dry_since + limits.dry_max);
         tokio::select! {
             () = self.feed.wait_for_more() => {}
-            () = tokio::time::sleep_until(self.opened_at + limits.open_max) => {}
+            () = tokio::time::sleep_until(until) => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }
         Ok(true)
@@ -394,8 +401,11 @@ impl<'a> Streaming<'a> {
     }
 
     async fn commit_group(&mut self) -> Result<(), ApplyError> {
-        let dry = Input::Dry { behind: false, open_for: Duration::ZERO };
-        if self.scheduler.step(dry).commit_before { self.commit_open().await } else { Ok(()) }
+        if self.scheduler.step(Scheduler::DONE).commit_before {
+            self.commit_open().await
+        } else {
+            Ok(())
+        }
     }
 
     async fn commit_open(&mut self) -> Result<(), ApplyError> {

@@ -19,8 +19,8 @@ use crate::slot;
 use crate::tracer::Tracer;
 use crate::{CaptureError, alterations};
 use farshore_model::{Durable, Lsn, PgTime, Received, Timeline};
-use farshore_pg::Mode;
 use farshore_pg::replication::ReplicationStream;
+use farshore_pg::{Connection, Mode};
 use farshore_store::LogStore;
 use farshore_wire::pgoutput::Context;
 use intake::{Intake, store_failure};
@@ -96,17 +96,25 @@ pub struct Capture {
 
 impl Capture {
     /// Runs until `stop` turns true (then everything received is made durable and acknowledged)
-    /// or something fails.
-    pub async fn run(&self, stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
+    /// or something fails. `connection` is one to the publisher that there is already.
+    pub async fn run(
+        &self,
+        mut connection: Option<Connection>,
+        stop: watch::Receiver<bool>,
+    ) -> Result<(), CaptureError> {
         loop {
-            match self.run_connection(stop.clone()).await {
+            match self.run_connection(connection.take(), stop.clone()).await {
                 Err(CaptureError::TurnToText) => {}
                 ended => return ended,
             }
         }
     }
 
-    async fn run_connection(&self, mut stop: watch::Receiver<bool>) -> Result<(), CaptureError> {
+    async fn run_connection(
+        &self,
+        connection: Option<Connection>,
+        mut stop: watch::Receiver<bool>,
+    ) -> Result<(), CaptureError> {
         // What an earlier connection handed over must be durable before another one goes on: the
         // stream is asked for from the durable end.
         let (accepted, mut durable) = (self.store.accepted_end(), self.store.durable());
@@ -116,14 +124,15 @@ impl Capture {
             },
             _ = stop.wait_for(|stop| *stop) => return Ok(()),
         }
-        let mut sql = self.spec.connect(Mode::Sql).await?;
+        let mut sql = match connection {
+            Some(sql) => sql,
+            None => self.spec.connect(Mode::Sql).await?,
+        };
         let silence_max = check_settings(&self.spec, &mut sql).await?;
         alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
         let tell = |why| self.set_status(|status| status.waits_for = why);
         tell(None);
         let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref(), tell).await?;
-        let binary = !self.text_only.load(Ordering::Relaxed)
-            && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
         let context = Context {
             protocol: match sql.server_version() {
                 ..150_000 => 2,
@@ -133,19 +142,33 @@ impl Capture {
             in_stream: false,
             parallel_streaming: false,
         };
+        let is_close = sql.is_close();
         let place = slot::place(&self.spec, &mut sql).await?;
-        let seen = match &place {
-            // The server may have much to decode for it.
-            Some(place) => tokio::select! {
-                checked = slot::check_overlap(&self.spec, &mut sql, &self.store, place) => checked?,
-                _ = stop.wait_for(|stop| *stop) => return Ok(()),
-            },
-            None => slot::Overlap::NotLooked { why: "the slot has gone".to_owned(), passes: true },
+        let prepare = async {
+            let binary = !self.text_only.load(Ordering::Relaxed)
+                && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
+            let seen = match &place {
+                // The server may have much to decode for it.
+                Some(place) => tokio::select! {
+                    checked = slot::check_overlap(&self.spec, &mut sql, &self.store, place) => {
+                        checked?
+                    }
+                    _ = stop.wait_for(|stop| *stop) => return Ok(None),
+                },
+                None => {
+                    slot::Overlap::NotLooked { why: "the slot has gone".to_owned(), passes: true }
+                }
+            };
+            Ok::<_, CaptureError>(Some((binary, seen)))
         };
+        // Connections take as long to make as all that is asked here.
+        let far = catch_up::connect_if_far(self, place.as_ref(), start, is_close);
+        let (prepared, far) = tokio::join!(prepare, far);
+        let Some((binary, seen)) = prepared? else { return Ok(()) };
         slot::settle_loss(&self.spec, self.store.as_ref(), seen)?;
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);
-        let mut intake = Intake::new(self, assembler, binary, sql.is_close(), stop);
+        let mut intake = Intake::new(self, assembler, binary, is_close, stop);
         // What is counted is what comes after this.
         self.set_status(|status| {
             let commands = status.commands;
@@ -159,29 +182,28 @@ impl Capture {
         intake.assembler.watermark(start);
         intake.hand_over().await?;
         intake.until_durable().await?;
-        let is_far =
-            place.is_some_and(|place| catch_up::next_batch(&intake, &place, start, None).is_some());
         let result = tokio::select! {
-            result = self.carry(intake, &mut attendant, is_far, silence_max) => result,
+            result = self.carry(intake, &mut attendant, far, silence_max) => result,
             never = self.watch_tables(members) => match never {},
         };
         self.set_status(|status| status.streaming = false);
         result
     }
 
-    /// From gear to gear, as is worthwhile, until a stop was asked for.
+    /// From gear to gear, as is worthwhile, until a stop was asked for. `far` is what batches are
+    /// taken with, where those come first.
     async fn carry(
         &self,
         mut intake: Intake<'_>,
         attendant: &mut Attendant,
-        mut is_far: bool,
+        mut far: Option<catch_up::Connected>,
         silence_max: Duration,
     ) -> Result<(), CaptureError> {
         let (mut announced, mut left) = (false, None);
         loop {
-            if is_far {
+            if let Some(connected) = far.take() {
                 self.announce_once(&mut announced);
-                catch_up::run(&mut intake, attendant, left).await?;
+                catch_up::run(&mut intake, attendant, left, connected).await?;
                 let stopping = *intake.stop.borrow();
                 if stopping {
                     return Ok(());
@@ -199,7 +221,7 @@ impl Capture {
                 Left::ToStop => return Ok(()),
                 Left::FarBehind => {
                     tracing::info!(publication = %self.spec.name, "far behind: the stream is left");
-                    is_far = true;
+                    far = Some(catch_up::connect(&self.spec).await);
                 }
             }
         }
@@ -247,10 +269,7 @@ impl Capture {
         }
     }
 
-    async fn look_at_tables(
-        &self,
-        sql: &mut Option<farshore_pg::Connection>,
-    ) -> Result<String, CaptureError> {
+    async fn look_at_tables(&self, sql: &mut Option<Connection>) -> Result<String, CaptureError> {
         let connection = match sql {
             Some(connection) => connection,
             None => {
@@ -296,7 +315,7 @@ impl Capture {
 /// silent.
 async fn check_settings(
     spec: &PublicationSpec,
-    sql: &mut farshore_pg::Connection,
+    sql: &mut Connection,
 ) -> Result<Duration, CaptureError> {
     let query = "SELECT current_setting('wal_level'), setting FROM pg_settings \
                  WHERE name = 'wal_sender_timeout'";

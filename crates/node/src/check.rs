@@ -171,7 +171,8 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
         let name = &publication.spec.name;
         let mut findings = Findings::publication(name);
         let begun = site::begun(config, name, &mut findings);
-        let published = publisher::check(publication, begun, &mut findings).await;
+        let found = publisher::check(publication, begun, &mut findings).await;
+        let published = found.map(|(published, _)| published);
         published_bytes += published.as_ref().map_or(0, |published| published.bytes());
         if let Some(published) = &published
             && let (Some(taken), Some(server)) = (published.places, &published.server)

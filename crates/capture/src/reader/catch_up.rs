@@ -59,27 +59,52 @@ pub(super) fn next_batch(
     from: Lsn,
     before: Option<u64>,
 ) -> Option<u64> {
-    let distance = distance(intake, place, from)?;
+    let distance = distance(intake.capture, place, from, intake.publisher_is_close)?;
     gears::next_batch(intake.traffic, distance, before)
 }
 
 /// Whether it pays to leave the stream, which has come to `from`, for batches.
 pub(super) fn is_worth_a_shift(intake: &Intake<'_>, place: &Place, from: Lsn) -> bool {
-    distance(intake, place, from)
+    distance(intake.capture, place, from, intake.publisher_is_close)
         .is_some_and(|distance| gears::is_worth_a_shift(intake.traffic, distance))
 }
 
-fn distance(intake: &Intake<'_>, place: &Place, from: Lsn) -> Option<Distance> {
-    let capture = intake.capture;
-    // A copy of the slot would not wait for the standbys.
-    let may = !capture.stream_only.load(Ordering::Relaxed)
-        && !place.waits_for_standbys
-        && capture.store.status().waiting_for_room.is_none();
-    may.then(|| Distance {
+fn distance(capture: &Capture, place: &Place, from: Lsn, is_close: bool) -> Option<Distance> {
+    may(capture, place).then(|| Distance {
         again: from.bytes_since(place.restart),
         left: place.end.bytes_since(from),
-        is_close: intake.publisher_is_close,
+        is_close,
     })
+}
+
+/// Whether batches can be taken at all.
+fn may(capture: &Capture, place: &Place) -> bool {
+    !capture.stream_only.load(Ordering::Relaxed)
+        // A copy of the slot would not wait for the standbys.
+        && !place.waits_for_standbys
+        && capture.store.status().waiting_for_room.is_none()
+}
+
+/// What batches are taken with: a connection to take them on, and another to look at the slot and
+/// to move it meanwhile.
+pub(super) type Connected = Result<(Connection, Connection), CaptureError>;
+
+/// Connects to take batches from `from` on, where `place` is the slot's, unless the stream is as
+/// good.
+pub(super) async fn connect_if_far(
+    capture: &Capture,
+    place: Option<&Place>,
+    from: Lsn,
+    is_close: bool,
+) -> Option<Connected> {
+    let distance = distance(capture, place?, from, is_close)?;
+    gears::next_batch(Traffic::ASSUMED, distance, None)?;
+    Some(connect(&capture.spec).await)
+}
+
+/// Connects to take batches.
+pub(super) async fn connect(spec: &PublicationSpec) -> Connected {
+    tokio::try_join!(connect_one(spec), connect_one(spec))
 }
 
 /// Takes batches until the stream is as good, or a stop was asked for. `left` is the publisher's
@@ -88,12 +113,13 @@ pub(super) async fn run(
     intake: &mut Intake<'_>,
     attendant: &mut Attendant,
     left: Option<i32>,
+    connected: Connected,
 ) -> Result<(), CaptureError> {
     let spec = &intake.capture.spec;
-    let (sql, witness) = match tokio::join!(connect(spec), connect(spec)) {
-        (Ok(sql), Ok(witness)) => (sql, witness),
+    let (sql, witness) = match connected {
+        Ok(connected) => connected,
         // The stream takes fewer connections.
-        (Err(error), _) | (_, Err(error)) => {
+        Err(error) => {
             tracing::info!(publication = %spec.name, %error, "no batches by function: streaming");
             intake.keep_streaming();
             return Ok(());
@@ -140,7 +166,7 @@ pub(super) async fn run(
     }
 }
 
-async fn connect(spec: &PublicationSpec) -> Result<Connection, CaptureError> {
+async fn connect_one(spec: &PublicationSpec) -> Result<Connection, CaptureError> {
     let mut sql = spec.connect(Mode::Sql).await?;
     let settings = format!(
         "SET search_path = ''; SET lc_monetary = 'C'; SET work_mem = '64MB'; \
@@ -256,7 +282,7 @@ impl Batches {
             let (capture, from) = (intake.capture, intake.assembler.last_position());
             let Some(look) = self.look(copy, capture, from).await? else { return Ok(()) };
             // Things may have changed since that was asked for.
-            let next_now = next.take().filter(|_| distance(intake, &look.place, from).is_some());
+            let next_now = next.take().filter(|_| may(capture, &look.place));
             let asked = match next_now.or_else(|| look.plan(intake, from, before)) {
                 Some(asked) => asked,
                 None => return self.end(&look, intake).await,

@@ -8,14 +8,17 @@ use crate::config::{Publication, SiteConfig, Subscription};
 use farshore_apply::postgres::session::Session;
 use farshore_capture::slot::Begun;
 use farshore_capture::source::{Arrival, SharedAnswer};
+use farshore_pg::Connection;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// What a look at a publisher found.
 pub struct PublisherLook {
     findings: Vec<Finding>,
     /// What it would publish, if it could be asked.
     published: Option<Published>,
+    /// The connection on which it was asked, until capture takes it.
+    asked_on: Mutex<Option<Connection>>,
 }
 
 /// A look at a publisher, taken once for all agents that start together.
@@ -48,8 +51,10 @@ async fn look(
 ) -> Arc<PublisherLook> {
     let ask = async {
         let mut findings = Findings::publication(&publication.spec.name);
-        let published = publisher::check(publication, begun, &mut findings).await;
-        Ok::<_, Infallible>(PublisherLook { findings: findings.all, published })
+        let found = publisher::check(publication, begun, &mut findings).await;
+        let (published, asked_on) = found.unzip();
+        let asked_on = Mutex::new(asked_on);
+        Ok::<_, Infallible>(PublisherLook { findings: findings.all, published, asked_on })
     };
     match asked.get_since(came, ask).await {
         Ok(look) => look,
@@ -57,15 +62,19 @@ async fn look(
     }
 }
 
-/// Whether capture of a publication may start. `begun` tells what was done with its slot before.
+/// Whether capture of a publication may start, and a connection to its publisher that was asked:
+/// making one takes several round trips, and its first questions are slower. `begun` tells what was
+/// done with its slot before.
 pub async fn publication(
     publication: &Publication,
     begun: Begun,
     asked: &PublisherAsked,
     came: Arrival,
-) -> Gate {
+) -> (Gate, Option<Connection>) {
     let look = look(publication, begun, asked, came).await;
-    decide(&look.findings, look.published.is_some())
+    let gate = decide(&look.findings, look.published.is_some());
+    let asked_on = look.asked_on.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
+    (gate, asked_on)
 }
 
 /// A subscription's publication, as its gate asks about it.

@@ -13,13 +13,13 @@ use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Mode};
 use std::collections::BTreeMap;
 
-/// Looks at a publisher, and returns what it would publish if it could be asked. `begun` tells
-/// what this site has done with its slot before.
+/// Looks at a publisher, and returns what it would publish if it could be asked, and the connection
+/// on which it was. `begun` tells what this site has done with its slot before.
 pub async fn check(
     publication: &Publication,
     begun: Begun,
     findings: &mut Findings,
-) -> Option<Published> {
+) -> Option<(Published, Connection)> {
     let spec = &publication.spec;
     let mut sql = match spec.connect(Mode::Sql).await {
         Ok(sql) => sql,
@@ -29,7 +29,7 @@ pub async fn check(
         }
     };
     match look(publication, begun, &mut sql, findings).await {
-        Ok(published) => published,
+        Ok(published) => published.map(|published| (published, sql)),
         Err(error) => {
             findings.cannot_look("publisher", &error, error.is_transient());
             None

@@ -88,15 +88,21 @@ pub(super) async fn run_capture(
         let (capture, mut stop) = (capture.clone(), stop.clone());
         let (site, passed) = (site.clone(), passed.clone());
         async move {
+            let mut connection = None;
             if let Some(own) = own_publication(&site, &capture.spec.name) {
                 let came = passed.came(&site, own.asked);
-                let asked = gate::publication(own.publication, own.begun, own.asked, came);
+                let asked = async {
+                    let (gate, asked_on) =
+                        gate::publication(own.publication, own.begun, own.asked, came).await;
+                    connection = asked_on;
+                    gate
+                };
                 let asked = passed.or_asked(asked);
                 if let Err(outcome) = unless_stopped(&mut stop, asked).await {
                     return outcome;
                 }
             }
-            match capture.run(stop).await {
+            match capture.run(connection, stop).await {
                 Ok(()) => Outcome::Done,
                 Err(error) => outcome(error.is_transient(), &error),
             }
