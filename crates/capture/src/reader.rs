@@ -153,18 +153,22 @@ impl Capture {
                     checked = slot::check_overlap(&self.spec, &mut sql, &self.store, place) => {
                         checked?
                     }
-                    _ = stop.wait_for(|stop| *stop) => return Ok(None),
+                    _ = stop.wait_for(|stop| *stop) => return Err(None),
                 },
                 None => {
                     slot::Overlap::NotLooked { why: "the slot has gone".to_owned(), passes: true }
                 }
             };
-            Ok::<_, CaptureError>(Some((binary, seen)))
+            Ok::<_, Option<CaptureError>>((binary, seen))
         };
         // Connections take as long to make as all that is asked here.
-        let far = catch_up::connect_if_far(self, place.as_ref(), start, is_close);
-        let (prepared, far) = tokio::join!(prepare, far);
-        let Some((binary, seen)) = prepared? else { return Ok(()) };
+        let connect =
+            async { Ok(catch_up::connect_if_far(self, place.as_ref(), start, is_close).await) };
+        let ((binary, seen), far) = match tokio::try_join!(prepare, connect) {
+            Ok(prepared) => prepared,
+            Err(None) => return Ok(()),
+            Err(Some(error)) => return Err(error),
+        };
         slot::settle_loss(&self.spec, self.store.as_ref(), seen)?;
         let held = self.store.durable().borrow().0;
         let assembler = Assembler::new(self.store.clone(), context, held);

@@ -219,6 +219,79 @@ fn stop_stops_before_the_transaction_and_names_everything() -> Result<()> {
     Ok(())
 }
 
+/// Whether the target itself sees that a change has met no row, behind which its COMMIT was sent
+/// already, or we do, depends on how many changes there are.
+#[test]
+fn a_change_that_meets_no_row_is_not_committed_however_large_its_transaction() -> Result<()> {
+    let mut pair = pair(Direction::UP, "")?;
+    let fine = "SELECT count(*) FROM fine";
+    for (number, inserts) in [0, 1, 15, 16, 40, 600].into_iter().enumerate() {
+        let (id, first) = (12 + number, number * 1_000);
+        let take = format!("DELETE FROM t WHERE id = {id} RETURNING n");
+        ensure!(pair.subscriber_says(&take)? == id.to_string());
+        let before = pair.subscriber_says(fine)?;
+        pair.publish(&format!(
+            "BEGIN; INSERT INTO fine SELECT {first} + i FROM generate_series(1, {inserts}) AS i; \
+             UPDATE t SET v = 'w' WHERE id = {id}; INSERT INTO fine VALUES ({first}); COMMIT"
+        ))?;
+        pair.publish(&format!("INSERT INTO fine VALUES ({first} + 999)"))?;
+        let line = pair.site.await_log(&format!("UPDATE on public.t (key id={id}) "), SOON)?;
+        ensure!(line.contains("it met 0 rows instead of one"), "{line}");
+        ensure!(pair.subscriber_says(fine)? == before, "something of {inserts} was committed");
+        pair.subscriber.execute_script(&format!(
+            "INSERT INTO t VALUES ({id}, 'c{id}', 'v', {id}, 1, int4range(1000 + {id}, \
+             1001 + {id}), {id}, repeat('x', 5000))"
+        ))?;
+        pair.site.restart()?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says(&format!("SELECT v FROM t WHERE id = {id}"))? == "w");
+    }
+    Ok(())
+}
+
+/// A defect that sends the COMMIT before the answers have been looked at is one that the check above
+/// finds.
+#[test]
+fn a_commit_that_does_not_wait_for_answers_is_caught() -> Result<()> {
+    let mut pair = pair(Direction::UP, "")?;
+    pair.site.stop()?;
+    pair.site.env("FARSHORE_DEFECT", "commit-unanswered");
+    pair.subscriber.execute_script("DELETE FROM t WHERE id = 12")?;
+    pair.site.start()?;
+    pair.publish(
+        "BEGIN; UPDATE t SET v = 'w' WHERE id = 12; \
+         INSERT INTO fine SELECT generate_series(1, 40); COMMIT",
+    )?;
+    // It stops then, which is too late.
+    farshore_testkit::wait::wait_until("rows of a transaction that missed one", SOON, &[], || {
+        Ok((pair.subscriber_says("SELECT count(*) FROM fine")? == "40").then_some(()))
+    })
+}
+
+/// Rules have no place in the statements with which the target sees how many rows it met.
+#[test]
+fn a_rule_that_fires_on_the_target_does_so_for_every_change() -> Result<()> {
+    let mut pair = pair(Direction::UP, "")?;
+    let rules = "CREATE TABLE seen (what text, id integer); \
+        CREATE RULE inserted AS ON INSERT TO fine DO ALSO INSERT INTO seen VALUES ('in', NEW.id); \
+        CREATE RULE updated AS ON UPDATE TO t DO ALSO INSERT INTO seen VALUES ('up', NEW.id); \
+        ALTER TABLE fine ENABLE ALWAYS RULE inserted; ALTER TABLE t ENABLE ALWAYS RULE updated";
+    pair.publish("INSERT INTO fine VALUES (1)")?;
+    pair.publish("UPDATE t SET v = 'w' WHERE id = 12")?;
+    pair.await_arrival()?;
+    // The tables have been looked at before.
+    pair.subscriber.execute_script(rules)?;
+    for id in 2..5 {
+        pair.publish(&format!("INSERT INTO fine VALUES ({id})"))?;
+        pair.publish(&format!("UPDATE t SET v = 'w{id}' WHERE id = 12"))?;
+    }
+    pair.await_arrival()?;
+    let seen = "SELECT string_agg(what || id, ',' ORDER BY what, id) FROM seen";
+    let seen = pair.subscriber_says(seen)?;
+    ensure!(seen == "in2,in3,in4,up12,up12,up12", "{seen}");
+    Ok(())
+}
+
 #[test]
 fn tables_have_policies_of_their_own() -> Result<()> {
     let policy =

@@ -5,6 +5,9 @@
 //! Changes of one row never run side by side ([`Lanes::is_touched`]), nor does anything that is not
 //! a batch.
 //!
+//! Where no batch is part of a group, and its statements fail on the target if anything is wrong
+//! with them ([`Pipeline::must_be_answered`]), its end goes out together with them.
+//!
 //! The order is kept by the target itself, so that no group waits the round trip of the one before
 //! it. A batch's transaction begins by taking a lock of its own, its *fence*. When all its
 //! statements are answered as they should be, and those of the groups before it too, its end goes
@@ -442,10 +445,14 @@ impl Lanes {
     /// and its turn has come, by [`Lanes::finish`] or [`Lanes::poll`].
     pub async fn close(&mut self, step: ProgressStep) -> Result<(), PipelineError> {
         let group = std::mem::take(&mut self.open);
-        self.current().ask_for_answers();
+        let goes_at_once =
+            self.closing.is_empty() && !group.has_batches && !self.current().must_be_answered();
         let (lane, stage, awaits) = (self.current, Stage::Waits, false);
         self.closing.push_back(Closing { lane, step, stage, group, awaits });
-        self.write().await?;
+        if !goes_at_once {
+            self.current().ask_for_answers();
+            self.write().await?;
+        }
         self.poll().await
     }
 
@@ -505,13 +512,20 @@ impl Lanes {
         let mut index = 0;
         while let Some(closing) = self.closing.get(index) {
             let (lane, stage, to) = (closing.lane, closing.stage, closing.step.to);
+            let has_batches = closing.group.has_batches;
             // What ends behind another is of no interest before that has ended.
             let is_answered = (index == 0 || stage == Stage::Waits) && {
                 let pipeline = &mut self.pipelines[lane];
-                let answered = pipeline.poll();
-                // Behind a COMMIT may be the next group.
-                let is_committed = stage == Stage::Ends && pipeline.confirmed() >= to;
-                answered.map_err(|error| self.blame(lane, error))? || is_committed
+                let is_first = stage == Stage::Waits && index == 0;
+                if is_first && !has_batches && !pipeline.must_be_answered() {
+                    // If something is wrong with it, the target passes over its COMMIT.
+                    true
+                } else {
+                    let answered = pipeline.poll();
+                    // Behind a COMMIT may be the next group.
+                    let is_committed = stage == Stage::Ends && pipeline.confirmed() >= to;
+                    answered.map_err(|error| self.blame(lane, error))? || is_committed
+                }
             };
             match self.step(index, is_answered).await? {
                 Step::Waits if fault::defect("unordered-commits") => index += 1,
@@ -561,6 +575,7 @@ impl Lanes {
                 closing.awaits = fence.is_some();
                 let lane = closing.lane;
                 let pipeline = &mut self.pipelines[lane];
+                let goes_at_once = pipeline.has_unanswered();
                 let sent = send_end(pipeline, &self.settings.subscription, closing, fence).await;
                 if let Err(error) = sent {
                     return Err(self.blame(lane, error));
@@ -568,10 +583,12 @@ impl Lanes {
                 let Some(closing) = self.closing.get(index) else { return Ok(Step::Waits) };
                 // What follows on the same connection follows the COMMIT too. Behind a batch the
                 // next group is to have a connection of its own; and one that is on another
-                // connection already must know this one's fence, or see it confirmed.
+                // connection already must know this one's fence, or see it confirmed. So must one
+                // that may come on another connection while the target has not taken this one's
+                // locks yet.
                 let (is_batch, lane) = (closing.group.has_batches, closing.lane);
                 let stays_on_it = self.closing.len() == 1 && self.current == lane;
-                if self.streams == 1 || (!is_batch && stays_on_it) {
+                if self.streams == 1 || (!is_batch && stays_on_it && !goes_at_once) {
                     self.closing.pop_front();
                     return Ok(Step::Done);
                 }

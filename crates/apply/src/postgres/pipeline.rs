@@ -1,18 +1,22 @@
 //! Statements on their way to the target: sent without waiting, answered in order.
 //!
 //! What each answer must be is remembered until it comes. A COMMIT is only sent when every
-//! statement of its transaction has been answered as it should be, so a change that failed or met
+//! statement of its transaction whose answer has to be looked at has been answered as it should be:
+//! see [`Pipeline::must_be_answered`]. What fails is passed over by the target together with all
+//! that was sent behind it, up to the Sync that follows the COMMIT. So a change that failed or met
 //! no row is never committed, and nothing after it either.
 
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::progress::ADVANCE_FAILED;
 use crate::postgres::session::{Answers, Session};
+use crate::postgres::statements::{ROWS_MET, ROWS_MET_FAILED};
 use crate::postgres::target_table::ALTERED;
 use bytes::{Bytes, BytesMut};
+use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn, PgTime};
 use farshore_pg::Question;
-use farshore_wire::backend::Message;
+use farshore_wire::backend::{Message, ServerError};
 use farshore_wire::frontend::{self, EncodeError, Format};
 use std::collections::{HashSet, VecDeque};
 
@@ -47,6 +51,8 @@ pub enum Expect {
     Done,
     /// A row change that touches one row.
     OneRow(ChangeRef),
+    /// A row change that fails unless it touches one row.
+    Row(ChangeRef),
     /// A TRUNCATE.
     Truncated(ChangeRef),
     /// ParseComplete, of a statement for a batch of changes of this relation.
@@ -94,7 +100,7 @@ pub enum PipelineError {
     /// A row change found another number of rows than one.
     Rows(ChangeRef, u64),
     /// The target refused a row change.
-    Refused(ChangeRef, Box<farshore_wire::backend::ServerError>),
+    Refused(ChangeRef, Box<ServerError>),
     /// A statement for a batch of changes was refused, or touched other rows than it names.
     Batch(DictionaryId, BatchFailure),
     /// A stored change that cannot be read.
@@ -104,12 +110,12 @@ pub enum PipelineError {
         /// Where to.
         position: Lsn,
         /// What it said.
-        error: Box<farshore_wire::backend::ServerError>,
+        error: Box<ServerError>,
         /// Statements for batches were part of it.
         batch: bool,
     },
     /// The target refused something else.
-    Server(Box<farshore_wire::backend::ServerError>),
+    Server(Box<ServerError>),
     /// The progress row was not as we left it.
     ProgressMoved,
     /// A table is not as it was seen.
@@ -131,7 +137,7 @@ pub enum BatchFailure {
         found: u64,
     },
     /// The target refused it.
-    Refused(Box<farshore_wire::backend::ServerError>),
+    Refused(Box<ServerError>),
 }
 
 impl PipelineError {
@@ -171,6 +177,14 @@ impl From<EncodeError> for PipelineError {
     fn from(error: EncodeError) -> Self {
         PipelineError::Encode(error)
     }
+}
+
+/// How many rows a change has met, if it failed because that was not one.
+fn rows_met(error: &ServerError) -> Option<u64> {
+    let (_, count) =
+        error.message.split_once(ROWS_MET).filter(|_| error.code == ROWS_MET_FAILED)?;
+    let digits = count.find(|c: char| !c.is_ascii_digit()).unwrap_or(count.len());
+    count[..digits].parse().ok()
 }
 
 /// A target session with statements in flight.
@@ -432,6 +446,19 @@ impl Pipeline {
         self.unasked = true;
     }
 
+    /// Whether the COMMIT has to wait: only an answer tells whether something in flight was right.
+    pub fn must_be_answered(&self) -> bool {
+        let is_counted = |(expect, _): &(Expect, u32)| {
+            matches!(expect, Expect::OneRow(_) | Expect::Counted { .. })
+        };
+        self.in_flight.iter().any(is_counted) && !fault::defect("commit-unanswered")
+    }
+
+    /// Whether answers are still to come.
+    pub fn has_unanswered(&self) -> bool {
+        !self.in_flight.is_empty()
+    }
+
     /// Asks the target to answer what was sent, once this is written, if it was not asked yet.
     pub fn ask_for_answers(&mut self) {
         if std::mem::take(&mut self.unasked) {
@@ -523,7 +550,9 @@ impl Pipeline {
             (Message::BindComplete, _) => return Ok(()),
             (Message::CopyInResponse(_), Expect::Counted { .. }) => return Ok(()),
             // Rows without columns, of statements that only count them.
-            (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_)) => return Ok(()),
+            (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_) | Expect::Row(_)) => {
+                return Ok(());
+            }
             (Message::DataRow(_), Expect::Done | Expect::Progress | Expect::Unaltered) => {
                 return Ok(());
             }
@@ -545,7 +574,16 @@ impl Pipeline {
                     return Err(PipelineError::Rows(change.clone(), rows));
                 }
             }
-            (Message::CommandComplete(_), Expect::Progress | Expect::Unaltered) => {}
+            (
+                Message::CommandComplete(_),
+                Expect::Row(_) | Expect::Progress | Expect::Unaltered,
+            ) => {}
+            (Message::ErrorResponse(error), Expect::Row(change)) => {
+                return Err(match rows_met(&error) {
+                    Some(rows) => PipelineError::Rows(change.clone(), rows),
+                    None => PipelineError::Refused(change.clone(), error),
+                });
+            }
             (Message::ErrorResponse(error), Expect::Unaltered) if error.code == ALTERED => {
                 return Err(PipelineError::Altered);
             }
@@ -588,5 +626,23 @@ impl Pipeline {
     /// The server's name in an error.
     pub fn target_error(&self, error: farshore_pg::Error) -> ApplyError {
         self.session.error(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_many_rows_a_change_met_is_read_in_any_language() {
+        let said = |code: &str, message: &str| {
+            let error =
+                ServerError { code: code.into(), message: message.into(), ..Default::default() };
+            rows_met(&error)
+        };
+        let met = format!("ungültige Eingabesyntax für Typ integer: »{ROWS_MET}12«");
+        assert_eq!(said(ROWS_MET_FAILED, &met), Some(12));
+        assert_eq!(said("23505", &met), None);
+        assert_eq!(said(ROWS_MET_FAILED, "invalid input value for enum mood: \"12\""), None);
     }
 }

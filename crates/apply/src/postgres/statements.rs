@@ -37,6 +37,8 @@ pub struct TargetRelation {
     pub as_seen: (u32, String),
     /// The target's table is partitioned: its rows are in other tables.
     pub partitioned: bool,
+    /// [`TargetTable::takes_returning`].
+    takes_returning: bool,
     /// A foreign key of the target may delete rows of its own accord, before their DELETE comes.
     pub cascaded: bool,
     /// The target's columns, by the publisher's column numbers.
@@ -46,8 +48,8 @@ pub struct TargetRelation {
     pub primary_key: Vec<usize>,
     /// How values get into them, by the publisher's column numbers.
     plans: Vec<ValuePlan>,
-    /// Prepared statements by shape.
-    pub prepared: HashMap<Shape, Prepared>,
+    /// Prepared statements by shape, and by who sees whether just one row was met.
+    pub prepared: HashMap<(Shape, SeenBy), Prepared>,
 }
 
 /// How like its whole old values (`REPLICA IDENTITY FULL`) the row must be that they find. All but the
@@ -63,6 +65,21 @@ pub enum Likeness {
     /// In the primary key.
     Key,
 }
+
+/// Who sees whether a change has met just one row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SeenBy {
+    /// We do, by the statement's answer, before the COMMIT is sent.
+    Us,
+    /// The target does: the statement fails, and what was sent behind it is passed over.
+    Target,
+}
+
+/// Begins what a statement says that fails because it has met another number of rows.
+pub const ROWS_MET: &str = "rows that a change of a Farshore subscription has met: ";
+
+/// SQLSTATE of that: invalid_text_representation.
+pub const ROWS_MET_FAILED: &str = "22P02";
 
 /// A statement with the columns that its parameters come from.
 #[derive(Clone, Debug)]
@@ -104,7 +121,7 @@ impl TargetRelation {
             primary_key.clear();
         }
         let prepared = HashMap::new();
-        let partitioned = target.partitioned;
+        let (partitioned, takes_returning) = (target.partitioned, target.takes_returning);
         let as_seen = (target.oid, target.stamp.clone());
         Ok(TargetRelation {
             relation,
@@ -112,6 +129,7 @@ impl TargetRelation {
             copied_at,
             as_seen,
             partitioned,
+            takes_returning,
             cascaded: false,
             columns,
             primary_key,
@@ -128,6 +146,7 @@ impl TargetRelation {
             copied_at: Lsn::MAX,
             as_seen: (0, String::new()),
             partitioned: false,
+            takes_returning: false,
             cascaded: false,
             columns: Vec::new(),
             primary_key: Vec::new(),
@@ -157,6 +176,38 @@ impl TargetRelation {
     pub fn sql(&self, shape: &Shape) -> (String, Vec<u32>) {
         let (sql, types, _) = self.sql_by(shape, Likeness::Image);
         (sql, types)
+    }
+
+    /// As [`TargetRelation::sql`], with a look at how many rows it meets.
+    pub fn sql_seen_by(&self, shape: &Shape, seen_by: SeenBy) -> (String, Vec<u32>) {
+        let (sql, types) = self.sql(shape);
+        match seen_by {
+            SeenBy::Us => (sql, types),
+            SeenBy::Target => {
+                let sql = format!(
+                    "WITH met AS ({sql} RETURNING 1) SELECT CASE count(*) WHEN 1 THEN 1 \
+                     ELSE ('{ROWS_MET}' || count(*))::int END FROM met"
+                );
+                (sql, types)
+            }
+        }
+    }
+
+    /// Who may see whether a change of this shape has met just one row. WITH takes no statement
+    /// that has one itself.
+    pub fn may_be_seen_by(&self, shape: &Shape) -> SeenBy {
+        let (set, _) = self.parameters(shape);
+        let is_plain = match shape {
+            Shape::Insert => true,
+            // What stands in the way is a row that is deleted and inserted, or only locked.
+            Shape::Update { .. } => {
+                let is_set = !set.is_empty() || self.touchable().is_some();
+                is_set && !set.iter().any(|c| self.columns[*c].identity_always)
+            }
+            // One that is gone already is no matter then.
+            Shape::Delete => !self.cascaded,
+        };
+        if is_plain && self.takes_returning { SeenBy::Target } else { SeenBy::Us }
     }
 
     /// As [`TargetRelation::sql`], for a row that is known by its whole old values and need not be
@@ -391,13 +442,34 @@ mod tests {
             types: vec![],
         };
         let table = TableName { schema: "s".into(), name: "order".into() };
-        let there = TargetTable { columns: columns_there, ..TargetTable::default() };
+        let there =
+            TargetTable { columns: columns_there, takes_returning: true, ..TargetTable::default() };
         TargetRelation::new(Arc::new(relation), table, Lsn::ZERO, there).unwrap()
     }
 
     fn update(old_given: bool, unchanged: u64) -> Shape {
         let unchanged = if unchanged == 0 { vec![] } else { vec![unchanged] };
         Shape::Update { old_given, unchanged }
+    }
+
+    #[test]
+    fn the_target_sees_how_many_rows_a_plain_change_meets() {
+        let mut keyed = relation(ReplicaIdentity::Default, &[true, false, false]);
+        let (sql, types) = keyed.sql_seen_by(&Shape::Delete, SeenBy::Target);
+        let wanted = "WITH met AS (DELETE FROM ONLY s.\"order\" WHERE c0 = $1 RETURNING 1) \
+            SELECT CASE count(*) WHEN 1 THEN 1 ELSE ('rows that a change of a Farshore \
+            subscription has met: ' || count(*))::int END FROM met";
+        assert_eq!((sql.as_str(), types), (wanted, vec![23]));
+        let seen_by = |relation: &TargetRelation| {
+            [Shape::Insert, update(false, 0), Shape::Delete].map(|s| relation.may_be_seen_by(&s))
+        };
+        assert_eq!(seen_by(&keyed), [SeenBy::Target; 3]);
+        keyed.cascaded = true;
+        assert_eq!(seen_by(&keyed), [SeenBy::Target, SeenBy::Target, SeenBy::Us]);
+        keyed.columns[1].identity_always = true;
+        assert_eq!(seen_by(&keyed), [SeenBy::Target, SeenBy::Us, SeenBy::Us]);
+        keyed.takes_returning = false;
+        assert_eq!(seen_by(&keyed), [SeenBy::Us; 3]);
     }
 
     #[test]

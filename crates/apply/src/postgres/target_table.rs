@@ -18,6 +18,9 @@ pub struct TargetTable {
     pub stamp: String,
     /// Partitioned: its rows are in other tables.
     pub partitioned: bool,
+    /// What changes it may be part of a WITH, and give back the rows: it has no rewrite rules, and
+    /// no part of it is in another server.
+    pub takes_returning: bool,
     /// Its columns.
     pub columns: Vec<TargetColumn>,
     /// What the columns' types are made of, where those are not PostgreSQL's own; sorted by OID.
@@ -143,7 +146,9 @@ pub(super) const LOOK_UP: &str = concat!(
                CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
                  THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1, \
                pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', \
-               c.oid, s.stamp \
+               c.oid, s.stamp, NOT c.relhasrules AND c.relkind <> 'f' AND NOT EXISTS (SELECT \
+                 FROM pg_catalog.pg_partition_tree(c.oid) p \
+                 JOIN pg_catalog.pg_class f ON f.oid = p.relid WHERE f.relkind = 'f') \
              FROM unnest($1::text::text[]) WITH ORDINALITY AS w (name, number) \
              JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.to_regclass(w.name) \
              CROSS JOIN LATERAL ",
@@ -180,6 +185,7 @@ pub(super) async fn looked_up(
             oid,
             stamp: row.get(14).unwrap_or_default().to_owned(),
             partitioned,
+            takes_returning: row.get(15) == Some("t"),
             ..TargetTable::default()
         });
         let Some(name) = row.get(0) else { continue };

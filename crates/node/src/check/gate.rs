@@ -42,18 +42,20 @@ pub enum Gate {
     },
 }
 
-/// Looks at the publisher, or takes another agent's look.
+/// Looks at the publisher, or takes another agent's look. The connection is kept for capture, if it
+/// is capture that asks.
 async fn look(
     publication: &Publication,
     begun: Begun,
     asked: &PublisherAsked,
     came: Arrival,
+    keeps_connection: bool,
 ) -> Arc<PublisherLook> {
     let ask = async {
         let mut findings = Findings::publication(&publication.spec.name);
         let found = publisher::check(publication, begun, &mut findings).await;
         let (published, asked_on) = found.unzip();
-        let asked_on = Mutex::new(asked_on);
+        let asked_on = Mutex::new(asked_on.filter(|_| keeps_connection));
         Ok::<_, Infallible>(PublisherLook { findings: findings.all, published, asked_on })
     };
     match asked.get_since(came, ask).await {
@@ -71,7 +73,7 @@ pub async fn publication(
     asked: &PublisherAsked,
     came: Arrival,
 ) -> (Gate, Option<Connection>) {
-    let look = look(publication, begun, asked, came).await;
+    let look = look(publication, begun, asked, came, true).await;
     let gate = decide(&look.findings, look.published.is_some());
     let asked_on = look.asked_on.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
     (gate, asked_on)
@@ -96,7 +98,7 @@ pub async fn subscription(
     came: Arrival,
 ) -> (Gate, Option<Session>) {
     let look = match own {
-        Some(own) => Some(look(own.publication, own.begun, own.asked, came).await),
+        Some(own) => Some(look(own.publication, own.begun, own.asked, came, false).await),
         // Another site has the publisher: the copy finds out what is published.
         None => None,
     };
