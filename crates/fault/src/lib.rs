@@ -92,6 +92,7 @@ pub const DEFECTS: &[&str] = &[
     "snapshot-row-also-streamed",
     "lost-unchanged-value",
     "missed-conflict",
+    "commit-unanswered",
     "missed-parent",
     "unordered-commits",
     "early-keeps-rolled-back",
