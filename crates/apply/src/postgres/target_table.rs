@@ -146,9 +146,10 @@ pub(super) const LOOK_UP: &str = concat!(
                CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
                  THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1, \
                pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', \
-               c.oid, s.stamp, NOT c.relhasrules AND c.relkind <> 'f' AND NOT EXISTS (SELECT \
+               c.oid, s.stamp, NOT c.relhasrules AND CASE c.relkind WHEN 'p' THEN NOT EXISTS (SELECT \
                  FROM pg_catalog.pg_partition_tree(c.oid) p \
                  JOIN pg_catalog.pg_class f ON f.oid = p.relid WHERE f.relkind = 'f') \
+                 ELSE c.relkind <> 'f' END \
              FROM unnest($1::text::text[]) WITH ORDINALITY AS w (name, number) \
              JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.to_regclass(w.name) \
              CROSS JOIN LATERAL ",
