@@ -416,11 +416,10 @@ impl<'a> Streaming<'a> {
         if !self.batch {
             self.writer.finish_closing().await?;
         }
-        // A group before this one may have been answered by now.
-        self.acknowledge()?;
         self.sent = to;
         self.awaiting.push_back((to, std::mem::take(&mut self.in_group)));
-        Ok(())
+        // A group before this one may have been answered by now; or this one, if it is small.
+        self.acknowledge()
     }
 
     /// Waits until the target has confirmed everything sent.
