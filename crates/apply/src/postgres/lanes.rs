@@ -135,6 +135,8 @@ struct Closing {
     group: Open,
     /// Its end was sent while the group before it was not confirmed.
     awaits: bool,
+    /// Its end goes out with its statements: if one of them fails, the target passes over it.
+    at_once: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -441,15 +443,16 @@ impl Lanes {
         self.finish().await
     }
 
-    /// Closes the open group: it is committed when everything has been answered as it should be
-    /// and its turn has come, by [`Lanes::finish`] or [`Lanes::poll`].
+    /// Closes the open group. Its end is sent here if no answer has to be looked at before, and else
+    /// when everything has been answered as it should be and its turn has come, by
+    /// [`Lanes::finish`] or [`Lanes::poll`].
     pub async fn close(&mut self, step: ProgressStep) -> Result<(), PipelineError> {
         let group = std::mem::take(&mut self.open);
-        let goes_at_once =
+        let at_once =
             self.closing.is_empty() && !group.has_batches && !self.current().must_be_answered();
         let (lane, stage, awaits) = (self.current, Stage::Waits, false);
-        self.closing.push_back(Closing { lane, step, stage, group, awaits });
-        if !goes_at_once {
+        self.closing.push_back(Closing { lane, step, stage, group, awaits, at_once });
+        if !at_once {
             self.current().ask_for_answers();
             self.write().await?;
         }
@@ -512,22 +515,16 @@ impl Lanes {
         let mut index = 0;
         while let Some(closing) = self.closing.get(index) {
             let (lane, stage, to) = (closing.lane, closing.stage, closing.step.to);
-            let has_batches = closing.group.has_batches;
+            let at_once = closing.at_once && stage == Stage::Waits;
             // What ends behind another is of no interest before that has ended.
-            let is_answered = (index == 0 || stage == Stage::Waits) && {
+            let is_answered = !at_once && (index == 0 || stage == Stage::Waits) && {
                 let pipeline = &mut self.pipelines[lane];
-                let is_first = stage == Stage::Waits && index == 0;
-                if is_first && !has_batches && !pipeline.must_be_answered() {
-                    // If something is wrong with it, the target passes over its COMMIT.
-                    true
-                } else {
-                    let answered = pipeline.poll();
-                    // Behind a COMMIT may be the next group.
-                    let is_committed = stage == Stage::Ends && pipeline.confirmed() >= to;
-                    answered.map_err(|error| self.blame(lane, error))? || is_committed
-                }
+                let answered = pipeline.poll();
+                // Behind a COMMIT may be the next group.
+                let is_committed = stage == Stage::Ends && pipeline.confirmed() >= to;
+                answered.map_err(|error| self.blame(lane, error))? || is_committed
             };
-            match self.step(index, is_answered).await? {
+            match self.step(index, is_answered || at_once).await? {
                 Step::Waits if fault::defect("unordered-commits") => index += 1,
                 Step::Waits => break,
                 Step::Ends => index += 1,
@@ -549,7 +546,7 @@ impl Lanes {
         }
     }
 
-    /// Moves a closed group on, if all of its lane's statements `is_answered`.
+    /// Moves a closed group on, if all of its lane's statements that have to be `is_answered`.
     async fn step(&mut self, index: usize, is_answered: bool) -> Result<Step, PipelineError> {
         if is_answered && index == 0 {
             self.held_up = HeldUp::default();
@@ -575,7 +572,6 @@ impl Lanes {
                 closing.awaits = fence.is_some();
                 let lane = closing.lane;
                 let pipeline = &mut self.pipelines[lane];
-                let goes_at_once = pipeline.has_unanswered();
                 let sent = send_end(pipeline, &self.settings.subscription, closing, fence).await;
                 if let Err(error) = sent {
                     return Err(self.blame(lane, error));
@@ -588,7 +584,7 @@ impl Lanes {
                 // locks yet.
                 let (is_batch, lane) = (closing.group.has_batches, closing.lane);
                 let stays_on_it = self.closing.len() == 1 && self.current == lane;
-                if self.streams == 1 || (!is_batch && stays_on_it && !goes_at_once) {
+                if self.streams == 1 || (!is_batch && stays_on_it && !closing.at_once) {
                     self.closing.pop_front();
                     return Ok(Step::Done);
                 }

@@ -52,7 +52,7 @@ pub enum Expect {
     /// A row change that touches one row.
     OneRow(ChangeRef),
     /// A row change that fails unless it touches one row.
-    Row(ChangeRef),
+    OneRowOrError(ChangeRef),
     /// A TRUNCATE.
     Truncated(ChangeRef),
     /// ParseComplete, of a statement for a batch of changes of this relation.
@@ -454,11 +454,6 @@ impl Pipeline {
         self.in_flight.iter().any(is_counted) && !fault::defect("commit-unanswered")
     }
 
-    /// Whether answers are still to come.
-    pub fn has_unanswered(&self) -> bool {
-        !self.in_flight.is_empty()
-    }
-
     /// Asks the target to answer what was sent, once this is written, if it was not asked yet.
     pub fn ask_for_answers(&mut self) {
         if std::mem::take(&mut self.unasked) {
@@ -550,12 +545,11 @@ impl Pipeline {
             (Message::BindComplete, _) => return Ok(()),
             (Message::CopyInResponse(_), Expect::Counted { .. }) => return Ok(()),
             // Rows without columns, of statements that only count them.
-            (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_) | Expect::Row(_)) => {
-                return Ok(());
-            }
-            (Message::DataRow(_), Expect::Done | Expect::Progress | Expect::Unaltered) => {
-                return Ok(());
-            }
+            (Message::DataRow(_), Expect::Counted { .. } | Expect::OneRow(_)) => return Ok(()),
+            (
+                Message::DataRow(_),
+                Expect::Done | Expect::OneRowOrError(_) | Expect::Progress | Expect::Unaltered,
+            ) => return Ok(()),
             (Message::ParseComplete, Expect::BatchParsed(_)) => {}
             (Message::CloseComplete, Expect::Closed) => {}
             (Message::CommandComplete(tag), Expect::Counted { relation, rows }) => {
@@ -576,9 +570,9 @@ impl Pipeline {
             }
             (
                 Message::CommandComplete(_),
-                Expect::Row(_) | Expect::Progress | Expect::Unaltered,
+                Expect::OneRowOrError(_) | Expect::Progress | Expect::Unaltered,
             ) => {}
-            (Message::ErrorResponse(error), Expect::Row(change)) => {
+            (Message::ErrorResponse(error), Expect::OneRowOrError(change)) => {
                 return Err(match rows_met(&error) {
                     Some(rows) => PipelineError::Rows(change.clone(), rows),
                     None => PipelineError::Refused(change.clone(), error),

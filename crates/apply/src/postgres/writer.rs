@@ -449,15 +449,16 @@ impl Writer {
         std::mem::take(&mut self.uncopied)
     }
 
-    /// Writes progress into the open target transaction, waits for all its answers, and sends the
-    /// COMMIT.
+    /// Writes progress into the open target transaction, waits for the answers that have to be looked
+    /// at, and sends the COMMIT.
     pub async fn commit(&mut self, step: ProgressStep) -> Result<(), ApplyError> {
         self.close(step).await?;
         self.finish_closing().await
     }
 
-    /// Closes the open group. Its COMMIT is sent when everything has been answered as it should:
-    /// by [`Writer::finish_closing`], or on the way.
+    /// Closes the open group. Its COMMIT is sent at once if no answer has to be looked at before, and
+    /// else when everything has been answered as it should: by [`Writer::finish_closing`], or on the
+    /// way.
     pub async fn close(&mut self, step: ProgressStep) -> Result<(), ApplyError> {
         self.send_batches().await?;
         self.ensure_begun().await?;
@@ -478,7 +479,8 @@ impl Writer {
         closed.map_err(|error| self.explain(error))
     }
 
-    /// Waits until the statements of closed groups are answered, and sends their COMMITs.
+    /// Waits until the statements of closed groups are answered, and sends their COMMITs. One that was
+    /// sent at once is confirmed then, if there may be more connections than one.
     pub async fn finish_closing(&mut self) -> Result<(), ApplyError> {
         let finished = self.lanes.finish().await;
         finished.map_err(|error| self.explain(error))
@@ -611,7 +613,7 @@ fn send(
 ) -> Result<(), PipelineError> {
     let expect = match seen_by {
         SeenBy::Us => Expect::OneRow,
-        SeenBy::Target => Expect::Row,
+        SeenBy::Target => Expect::OneRowOrError,
     };
     let wanted = (shape, seen_by);
     if !target.prepared.contains_key(&wanted) {

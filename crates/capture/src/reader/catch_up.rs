@@ -70,15 +70,15 @@ pub(super) fn is_worth_a_shift(intake: &Intake<'_>, place: &Place, from: Lsn) ->
 }
 
 fn distance(capture: &Capture, place: &Place, from: Lsn, is_close: bool) -> Option<Distance> {
-    may(capture, place).then(|| Distance {
+    may_take_batches(capture, place).then(|| Distance {
         again: from.bytes_since(place.restart),
         left: place.end.bytes_since(from),
         is_close,
     })
 }
 
-/// Whether batches can be taken at all.
-fn may(capture: &Capture, place: &Place) -> bool {
+/// Whether there may be batches, however far behind it is.
+fn may_take_batches(capture: &Capture, place: &Place) -> bool {
     !capture.stream_only.load(Ordering::Relaxed)
         // A copy of the slot would not wait for the standbys.
         && !place.waits_for_standbys
@@ -282,7 +282,7 @@ impl Batches {
             let (capture, from) = (intake.capture, intake.assembler.last_position());
             let Some(look) = self.look(copy, capture, from).await? else { return Ok(()) };
             // Things may have changed since that was asked for.
-            let next_now = next.take().filter(|_| may(capture, &look.place));
+            let next_now = next.take().filter(|_| may_take_batches(capture, &look.place));
             let asked = match next_now.or_else(|| look.plan(intake, from, before)) {
                 Some(asked) => asked,
                 None => return self.end(&look, intake).await,
