@@ -110,16 +110,19 @@ impl Writer {
             self.supersede(published, id);
             return Ok(());
         }
-        // Behind what came before.
-        self.send_batches().await?;
-        self.finish_closing().await?;
         if is_first && self.batching {
+            // Behind what alters tables. Rows that were taken in do not, and to send them now would
+            // make small batches of them wherever many tables are met one after the other.
+            self.finish_closing().await?;
             self.look_ahead(&published, definitions).await?;
             if self.learn_as_seen(&published, id, &relation, copied_at) {
                 self.supersede(published, id);
                 return Ok(());
             }
         }
+        // Behind what came before.
+        self.send_batches().await?;
+        self.finish_closing().await?;
         // In the open transaction.
         self.ensure_begun().await?;
         if !self.touched.is_empty() {
