@@ -31,10 +31,8 @@ use crate::postgres::statements::{Shape, TargetRelation};
 use crate::postgres::writer::write_values;
 use bytes::Bytes;
 use farshore_model::DictionaryId;
-use farshore_wire::frontend::Format;
 use farshore_wire::pgoutput::{Tuple, Value};
 use std::collections::HashMap;
-use std::sync::LazyLock;
 
 /// Rows of so many values go as an array of rows instead of one array per column, for which
 /// `unnest` gathers and reads every column by itself. Of fewer it is no gain.
@@ -57,7 +55,7 @@ pub struct Batch {
     pub netting: Netting,
     /// Of the foreign keys that fire.
     pub references: TableReferences,
-    copy: Option<CopyStatements>,
+    copy: Option<Statement>,
     /// By how the rows get there.
     deletes: HashMap<Carried, Statement>,
     updates: HashMap<UpdateShape, Statement>,
@@ -65,8 +63,6 @@ pub struct Batch {
     values: encode::Arrays,
     old_rows: rows::Rows,
     new_rows: rows::Rows,
-    /// Something went as an array of rows, and the table's columns were not looked at since.
-    rows_unchecked: bool,
 }
 
 /// How the rows that a statement is for get to the target.
@@ -79,20 +75,6 @@ enum Carried {
     /// An array of rows of the table.
     AsRows,
 }
-
-/// The statements of a COPY.
-struct CopyStatements {
-    rows: Statement,
-    /// What finds the table's columns to be of the types that the rows were written for.
-    types: [String; 3],
-}
-
-/// The statement that looks at the types of columns; one for all tables.
-static TYPES: LazyLock<Statement> = LazyLock::new(|| Statement {
-    name: "farshore_types".to_owned(),
-    sql: plan::TYPES_SQL.to_owned(),
-    types: Vec::new(),
-});
 
 /// An UPDATE statement by what tells it apart.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -149,7 +131,6 @@ impl Batch {
             values: encode::Arrays::default(),
             old_rows: rows::Rows::default(),
             new_rows: rows::Rows::default(),
-            rows_unchecked: false,
         }
     }
 
@@ -178,11 +159,6 @@ impl Batch {
     ) -> Result<(), PipelineError> {
         self.send_updates(pipeline, target, names)?;
         self.send_inserts(pipeline, target, names)?;
-        if std::mem::take(&mut self.rows_unchecked) {
-            // Values in a row are told apart by where they stand. A lock is held from now on: what
-            // the columns are must be what they were.
-            check(self.relation, pipeline, &rows::COLUMNS, &self.plan.rows_parameters(target))?;
-        }
         self.netting.clear();
         self.identities.release();
         self.values.release();
@@ -242,7 +218,6 @@ impl Batch {
         if let (Carried::AsRows, Some(fields)) = (carried, as_rows) {
             let rows = self.old_rows.fill(&fields, deleted.into_iter().map(|old| (old, old)))?;
             let (plan, old_rows) = (&self.plan, &self.old_rows);
-            self.rows_unchecked = true;
             let expect = Expect::Counted { relation, rows };
             return pipeline.run(&delete.name, 1, expect, |bind| old_rows.write(plan, bind));
         }
@@ -310,7 +285,6 @@ impl Batch {
                     self.old_rows.fill(fields, rows.iter().map(|(old, _)| (*old, *old)))?;
                 }
                 let (plan, new_rows, old_rows) = (&self.plan, &self.new_rows, &self.old_rows);
-                self.rows_unchecked = true;
                 let expect = Expect::Counted { relation, rows: rows_named };
                 let parameters = 1 + usize::from(old_fields.is_some());
                 pipeline.run(name, parameters, expect, |bind| {
@@ -354,19 +328,13 @@ impl Batch {
         if !left.iter().any(|net| net.effect.inserted().is_some()) {
             return Ok(());
         }
-        let copy = match &self.copy {
-            Some(copy) => copy,
-            None => {
-                let sql = self.plan.copy_sql(target);
-                self.copy.insert(CopyStatements {
-                    rows: Statement { name: names.unused(), sql, types: Vec::new() },
-                    types: self.plan.types_parameters(target),
-                })
-            }
-        };
-        pipeline.prepare(&copy.rows, || Expect::BatchParsed(self.relation))?;
+        let copy = self.copy.get_or_insert_with(|| {
+            let sql = self.plan.copy_sql(target);
+            Statement { name: names.unused(), sql, types: Vec::new() }
+        });
+        pipeline.prepare(copy, || Expect::BatchParsed(self.relation))?;
         let mut rows = 0;
-        pipeline.begin_copy(&copy.rows.name)?;
+        pipeline.begin_copy(&copy.name)?;
         encode::copy_header(pipeline.out());
         while !left.is_empty() {
             rows += encode::copy_rows(pipeline.out(), &mut left)?;
@@ -374,24 +342,8 @@ impl Batch {
         encode::copy_trailer(pipeline.out());
         let relation = self.relation;
         pipeline.end_copy(Expect::Counted { relation, rows });
-        // A COPY takes values as of the types that the columns have now, and holds a lock from now
-        // on: what these are must be what they were.
-        check(relation, pipeline, &TYPES, &copy.types)
+        Ok(())
     }
-}
-
-/// Runs a statement that gives one row if the table is as it was taken for.
-fn check(
-    relation: DictionaryId,
-    pipeline: &mut Pipeline,
-    statement: &Statement,
-    parameters: &[String],
-) -> Result<(), PipelineError> {
-    pipeline.prepare(statement, || Expect::BatchParsed(relation))?;
-    let expect = Expect::Counted { relation, rows: 1 };
-    pipeline.run(&statement.name, parameters.len(), expect, |bind| {
-        parameters.iter().try_for_each(|part| bind.parameter(Format::Text, Some(part.as_bytes())))
-    })
 }
 
 /// Columns outside the key that have values in `row`, a bit each.

@@ -35,9 +35,10 @@ use crate::postgres::progress::{ProgressStep, newest_text};
 use circle::HeldUp;
 pub(crate) use connect::join;
 use connect::{Lane, connect, is_far, prepare};
+use farshore_capture::publication::TableName;
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
-use farshore_pg::{CancelToken, Config};
+use farshore_pg::{CancelToken, Config, text_array};
 use farshore_wire::frontend::Format;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -224,15 +225,20 @@ impl Lanes {
     }
 
     /// Sends, behind the open group's changes, the question whether tables are as they were seen:
-    /// by OID.
-    pub fn ask_unaltered(&mut self, seen: &BTreeMap<u32, String>) -> Result<(), PipelineError> {
-        let list = |texts: Vec<&str>| format!("{{{}}}", texts.join(","));
+    /// by OID, their stamps and names.
+    pub fn ask_unaltered(
+        &mut self,
+        seen: &BTreeMap<u32, (String, TableName)>,
+    ) -> Result<(), PipelineError> {
         let oids: Vec<String> = seen.keys().map(u32::to_string).collect();
-        let oids = list(oids.iter().map(String::as_str).collect());
-        let stamps = list(seen.values().map(String::as_str).collect());
-        self.current().run(LOOK_AGAIN, 2, Expect::Unaltered, |bind| {
-            bind.parameter(Format::Text, Some(oids.as_bytes()))?;
-            bind.parameter(Format::Text, Some(stamps.as_bytes()))
+        let names: Vec<String> = seen.values().map(|(_, table)| table.to_string()).collect();
+        let lists = [
+            text_array(oids.iter().map(String::as_str)),
+            text_array(seen.values().map(|(stamp, _)| stamp.as_str())),
+            text_array(names.iter().map(String::as_str)),
+        ];
+        self.current().run(LOOK_AGAIN, lists.len(), Expect::Unaltered, |bind| {
+            lists.iter().try_for_each(|list| bind.parameter(Format::Text, Some(list.as_bytes())))
         })
     }
 

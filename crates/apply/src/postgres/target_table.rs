@@ -100,14 +100,16 @@ macro_rules! stamp {
     };
 }
 
-/// Whether tables are as they were when they were looked up: an error of [`ALTERED`] where they are
-/// not. Asked when changes of a transaction have been sent, whose locks let nobody alter these
+/// Whether tables are as they were when they were looked up, and are still what their names stand
+/// for: an error of [`ALTERED`] where they are not. Asked when changes of a transaction have been sent, whose locks let nobody alter these
 /// tables any more: statements that were planned for a column of another type would round values
-/// without a word. Types of its parameters: oid[], text[].
+/// without a word, and a COPY would take bytes for what they are not. Types of its parameters: oid[],
+/// text[], text[].
 pub(super) const UNALTERED: &str = concat!(
-    "SELECT CASE WHEN pg_catalog.bool_and(s.stamp::text = c.stamp) THEN 1 ELSE \
+    "SELECT CASE WHEN pg_catalog.bool_and(s.stamp::text = c.stamp \
+       AND coalesce(pg_catalog.to_regclass(c.name)::pg_catalog.oid = c.oid, false)) THEN 1 ELSE \
      ('a table was altered on the target, of ' || count(*))::int END \
-     FROM unnest($1, $2) AS c (oid, stamp) CROSS JOIN LATERAL ",
+     FROM unnest($1, $2, $3) AS c (oid, stamp, name) CROSS JOIN LATERAL ",
     stamp!(),
     " s"
 );

@@ -81,7 +81,7 @@ pub struct Writer {
     /// In this group DELETE does what TRUNCATE may not.
     empties_by_delete: bool,
     /// Tables that the open group changes, as they were seen last: by their OIDs on the target.
-    touched: BTreeMap<u32, String>,
+    touched: BTreeMap<u32, (String, TableName)>,
     /// The version that was touched last.
     touched_last: Option<DictionaryId>,
     /// Changes of the open group that were sent one by one.

@@ -6,7 +6,7 @@ use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::names;
 use farshore_capture::publication::TableName;
 use farshore_model::{ReplicaIdentity, quote_identifier};
-use farshore_pg::{Row, partition_tree, text_array};
+use farshore_pg::{Row, partition_tree};
 
 /// A relation version whose changes may be written in bulk.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -237,12 +237,6 @@ impl RowType {
     }
 }
 
-/// Gives one row without columns when a table's columns are of the types they were.
-pub const TYPES_SQL: &str = "SELECT WHERE pg_catalog.cardinality($2::name[]) = \
-    (SELECT pg_catalog.count(*) FROM unnest($2, $3::oid[]) AS w (name, type) \
-     JOIN pg_catalog.pg_attribute a ON a.attname = w.name AND a.atttypid = w.type \
-     WHERE a.attrelid = $1::text::pg_catalog.regclass AND a.attnum > 0)";
-
 impl BatchPlan {
     /// The target's type of a column.
     pub fn element_type(&self, column: usize) -> u32 {
@@ -266,16 +260,6 @@ impl BatchPlan {
         let names: Vec<String> =
             target.relation.columns.iter().map(|column| quote_identifier(&column.name)).collect();
         format!("COPY {} ({}) FROM STDIN (FORMAT binary)", target.table, names.join(", "))
-    }
-
-    /// For [`TYPES_SQL`]: the table, its columns, and their types.
-    pub fn types_parameters(&self, target: &TargetRelation) -> [String; 3] {
-        let types: Vec<String> = target.columns.iter().map(|c| c.type_oid.to_string()).collect();
-        [
-            target.table.to_string(),
-            text_array(target.columns.iter().map(|column| column.name.as_str())),
-            format!("{{{}}}", types.join(",")),
-        ]
     }
 
     /// DELETE by arrays of the columns in [`BatchPlan::identity`].

@@ -9,25 +9,12 @@
 
 use super::encode::KEPT_BYTES_MAX;
 use super::plan::{BatchPlan, Field};
-use crate::postgres::pipeline::{PipelineError, Statement};
+use crate::postgres::pipeline::PipelineError;
 use crate::postgres::statements::TargetRelation;
 use bytes::{BufMut, Bytes};
 use farshore_model::quote_identifier;
-use farshore_pg::text_array;
 use farshore_wire::frontend::{Bind, EncodeError, Format};
 use farshore_wire::pgoutput::{Tuple, Value};
-use std::sync::LazyLock;
-
-/// Gives one row without columns when a table has these columns, of these types, in this order.
-pub static COLUMNS: LazyLock<Statement> = LazyLock::new(|| Statement {
-    name: "farshore_columns".to_owned(),
-    sql: "SELECT FROM pg_catalog.pg_attribute a \
-          WHERE a.attrelid = $1::text::pg_catalog.regclass AND a.attnum > 0 AND NOT a.attisdropped \
-          HAVING pg_catalog.array_agg(a.attname ORDER BY a.attnum) = $2::name[] \
-            AND pg_catalog.array_agg(a.atttypid ORDER BY a.attnum) = $3::oid[]"
-        .to_owned(),
-    types: Vec::new(),
-});
 
 /// Where a field's value is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,17 +158,6 @@ impl BatchPlan {
     /// The types of parameters that are arrays of rows.
     pub fn row_types(&self, parameters: usize) -> Vec<u32> {
         vec![self.row.as_ref().map_or(0, |row| row.array); parameters]
-    }
-
-    /// For [`COLUMNS`]: the table, its columns, and their types.
-    pub fn rows_parameters(&self, target: &TargetRelation) -> [String; 3] {
-        let fields = self.row.as_ref().map_or(&[][..], |row| &row.fields);
-        let types: Vec<String> = fields.iter().map(|field| field.type_oid.to_string()).collect();
-        [
-            target.table.to_string(),
-            text_array(fields.iter().map(|field| field.name.as_str())),
-            format!("{{{}}}", types.join(",")),
-        ]
     }
 
     /// UPDATE by an array of rows that have the new values of `set`; with whole old rows these in a

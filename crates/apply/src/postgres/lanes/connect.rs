@@ -105,7 +105,7 @@ pub(super) fn prepare(
     if fault::defect("unordered-commits") {
         advance = advance.replace("applied = $2", "$2 IS NOT NULL").into();
     }
-    pipeline.parse(LOOK_AGAIN, UNALTERED, &[1028, 1009], None)?;
+    pipeline.parse(LOOK_AGAIN, UNALTERED, &[1028, 1009, 1009], None)?;
     pipeline.parse(PROGRESS, &advance, &ADVANCE_TYPES, None)?;
     pipeline.sync();
     Ok(())

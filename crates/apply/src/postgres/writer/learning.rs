@@ -37,11 +37,16 @@ impl Writer {
             self.forget_superseded();
         }
         // One that is superseded at once is learned again.
-        if let Some(TargetRelation { as_seen: (oid, stamp), .. }) = self.relations.get(&id) {
+        if let Some(TargetRelation { as_seen: (oid, stamp), table, .. }) = self.relations.get(&id) {
             self.touched_last = Some(id);
-            // Nothing of a table that is passed over is on the target.
-            if *oid != 0 {
-                self.touched.insert(*oid, stamp.clone());
+            match self.touched.get_mut(oid) {
+                Some((seen, _)) if seen == stamp => {}
+                Some((seen, _)) => seen.clone_from(stamp),
+                // Nothing of a table that is passed over is on the target.
+                None if *oid == 0 => {}
+                None => {
+                    self.touched.insert(*oid, (stamp.clone(), table.clone()));
+                }
             }
         }
         Ok(())
@@ -207,8 +212,8 @@ impl Writer {
                     self.batches.forget(id);
                 }
             }
-            if is_touched {
-                self.touched.insert(oid, stamp);
+            if let Some((seen, _)) = self.touched.get_mut(&oid) {
+                *seen = stamp;
             }
         }
         self.touched_last = None;
@@ -254,7 +259,7 @@ impl Writer {
         // It may have been altered by ourselves in the open group.
         self.touched_last = None;
         let (oid, stamp) = &target.as_seen;
-        if let Some(seen) = self.touched.get_mut(oid) {
+        if let Some((seen, _)) = self.touched.get_mut(oid) {
             seen.clone_from(stamp);
         }
         target.cascaded = self
