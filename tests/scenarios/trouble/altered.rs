@@ -60,6 +60,48 @@ fn values_are_not_rounded_where_a_column_got_another_type() -> Result<()> {
     Ok(())
 }
 
+/// Another table has taken its name, with a type whose values are as long: nothing is written to it,
+/// one by one or by COPY, though statements that were prepared go to whatever has the name.
+#[test]
+fn a_table_that_takes_anothers_name_gets_none_of_its_rows() -> Result<()> {
+    const TABLE: &str = "CREATE TABLE t (id integer PRIMARY KEY, v integer NOT NULL)";
+    for is_side_by_side in [false, true] {
+        let mut pair = Pair::new(Direction::UP, &["public.*"], TABLE)?;
+        if is_side_by_side {
+            pair.apply_side_by_side()?;
+        }
+        pair.site.start()?;
+        for (from, to) in [(1, 40), (41, 80)] {
+            pair.publish(&format!(
+                "INSERT INTO t SELECT i, i FROM generate_series({from}, {to}) i; \
+                 UPDATE t SET v = -v WHERE id % 3 = 0; DELETE FROM t WHERE id % 7 = 0"
+            ))?;
+            pair.assert_equal(&["public"])?;
+        }
+        for other in ["real NOT NULL", "integer NOT NULL"] {
+            let case = format!("{other}, side by side: {is_side_by_side}");
+            pair.subscriber.execute_script(&format!(
+                "BEGIN; ALTER TABLE t RENAME TO t_before; \
+                 CREATE TABLE t (id integer PRIMARY KEY, v {other}); COMMIT"
+            ))?;
+            pair.publish(
+                "INSERT INTO t SELECT max(id) + i, i FROM t, generate_series(1, 40) i GROUP BY i",
+            )?;
+            let (_, error) = pair
+                .site
+                .await_trouble("s", "is not the one that was copied")
+                .context(case.clone())?;
+            ensure!(error.contains("public.t"), "{case}: {error}");
+            ensure!(pair.subscriber_says("SELECT count(*) FROM t")? == "0", "{case}: rows came");
+            pair.subscriber
+                .execute_script("BEGIN; DROP TABLE t; ALTER TABLE t_before RENAME TO t; COMMIT")?;
+            pair.site.verb("resume", &["--subscription", "s"])?;
+            pair.assert_equal(&["public"]).context(case)?;
+        }
+    }
+    Ok(())
+}
+
 /// What Farshore itself alters, following the publisher, fails no group: one partition was changed
 /// before the root got its column, and another one behind that, all in one transaction. So with
 /// tables that inherit.
