@@ -173,7 +173,8 @@ pub fn plan(target: &TargetRelation, facts: &TableFacts) -> Planned {
     let mut types = Vec::new();
     for on_target in &target.columns {
         match facts.columns.iter().find(|column| column.name == on_target.name) {
-            Some(column) if column.takes_binary => {
+            // Of another type: it was altered between two looks.
+            Some(column) if column.takes_binary && column.type_oid == on_target.type_oid => {
                 types.push(ColumnTypes { element: on_target.type_oid, array: column.array });
             }
             Some(_) | None => return Planned::Alone,

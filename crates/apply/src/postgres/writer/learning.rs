@@ -200,6 +200,9 @@ impl Writer {
                 .map(|(id, _)| *id)
                 .collect();
             for id in versions {
+                // Its rows have been sent. How others are written depends on where its columns stand.
+                self.facts.remove(&id);
+                self.batches.forget(id);
                 let Some(known) = self.relations.get_mut(&id) else { continue };
                 let was_as_seen = before
                     .as_ref()
@@ -208,8 +211,6 @@ impl Writer {
                     known.as_seen.1.clone_from(&stamp);
                 } else {
                     self.relations.remove(&id);
-                    self.facts.remove(&id);
-                    self.batches.forget(id);
                 }
             }
             if let Some((seen, _)) = self.touched.get_mut(&oid) {
@@ -279,6 +280,11 @@ impl Writer {
         copied_at: Lsn,
     ) -> bool {
         let Some(seen) = self.ahead.take(published) else { return false };
+        let (oid, stamp) = (seen.on_target.oid, &seen.on_target.stamp);
+        if self.touched.get(&oid).is_some_and(|(touched, _)| touched != stamp) {
+            // It has another name too, and was altered since the open group took rows in for that.
+            return false;
+        }
         let followed = &seen.definition;
         if !is_same_table(followed, relation) || !same_columns(followed, relation) {
             return false;
