@@ -101,10 +101,10 @@ macro_rules! stamp {
 }
 
 /// Whether tables are as they were when they were looked up, and are still what their names stand
-/// for: an error of [`ALTERED`] where they are not. Asked when changes of a transaction have been sent, whose locks let nobody alter these
-/// tables any more: statements that were planned for a column of another type would round values
-/// without a word, and a COPY would take bytes for what they are not. Types of its parameters: oid[],
-/// text[], text[].
+/// for: an error of [`ALTERED`] where they are not. Asked when changes of a transaction have been
+/// sent, whose locks let nobody alter these tables any more: statements that were planned for a
+/// column of another type would round values without a word, and a COPY would take bytes for what
+/// they are not. Types of its parameters: oid[], text[], text[].
 pub(super) const UNALTERED: &str = concat!(
     "SELECT CASE WHEN pg_catalog.bool_and(s.stamp::text = c.stamp \
        AND coalesce(pg_catalog.to_regclass(c.name)::pg_catalog.oid = c.oid, false)) THEN 1 ELSE \
