@@ -369,6 +369,32 @@ fn a_target_that_is_ahead_is_noticed_also_when_it_is_reached_late() -> Result<()
     change(&mut pair, 7_000)
 }
 
+/// Nothing was set back: the first copy to a target that is reached late begins where the log is by
+/// then, and is cut off before it has anything of a table.
+#[test]
+fn a_first_copy_that_begins_late_and_is_cut_off_goes_on() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], "CREATE TABLE t (id int PRIMARY KEY)")?;
+    pair.subscriber.stop(StopMode::Fast)?;
+    pair.site.start()?;
+    pair.site.await_trouble("s", "cannot connect")?;
+    pair.publish("INSERT INTO t SELECT generate_series(1, 1000)")?;
+    await_store(&pair, &pair.publisher_says("SELECT pg_current_wal_lsn()")?)?;
+    // A snapshot that others can use waits for whoever writes.
+    let mut writing = pair.publisher.connect()?;
+    writing.batch_execute("BEGIN; INSERT INTO t VALUES (0)")?;
+    pair.subscriber.start()?;
+    wait_until("the copy to be noted", SOON, &[&pair.site.log_path()], || {
+        let noted = pair.subscriber_says("SELECT state FROM farshore.subscription");
+        Ok(noted.is_ok_and(|state| state == "copying").then_some(()))
+    })?;
+    pair.subscriber.execute_script(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+         WHERE application_name LIKE 'farshore %'",
+    )?;
+    writing.batch_execute("COMMIT")?;
+    pair.assert_equal(&["public"])
+}
+
 /// What a site downstream has lost it fetches again, of the same log.
 #[test]
 fn a_store_downstream_that_was_set_back_goes_on() -> Result<()> {

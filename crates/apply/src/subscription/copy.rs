@@ -44,6 +44,8 @@ impl Subscription {
         // The log from `pinned` on is kept for us, and no consistent point can be before it.
         if progress.is_none() {
             let system = slot::publisher_identity(self.store.as_ref()).unwrap_or_default();
+            // The log may have come on since the store was opened, as while there was no target.
+            self.given.reaches(pinned.0);
             fault::point("snapshot.before-state");
             session
                 .execute(
@@ -83,7 +85,11 @@ impl Subscription {
         // subscription goes on where the others are.
         let applied = match progress {
             Some(progress) if progress.state != state::COPYING => progress.applied,
-            Some(_) | None => oldest,
+            Some(_) | None => {
+                // Also if those tables leave the publication before the log has come there.
+                self.given.reaches(oldest);
+                oldest
+            }
         };
         let applied = if fault::defect("snapshot-row-also-streamed") { pinned.0 } else { applied };
         let word = if applied >= newest || fault::defect("snapshot-row-also-streamed") {
