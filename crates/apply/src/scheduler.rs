@@ -89,7 +89,9 @@ impl GroupLimits {
 /// Each table of a batch takes a few statements, however few its rows are: with many tables a usual
 /// batch would be a statement for every few rows.
 pub fn batch_factor(tables: usize) -> u64 {
-    tables.div_ceil(32).clamp(1, 4) as u64
+    let of_dozens = tables.div_ceil(32).clamp(1, 4);
+    let of_hundreds = (tables / 64).min(16);
+    of_dozens.max(of_hundreds) as u64
 }
 
 /// Which tables changes are for, told apart as far as [`batch_factor`] needs it: by the numbers of
@@ -442,7 +444,9 @@ mod tests {
         assert_eq!(commands_in_a_group(32), 20_000);
         assert_eq!(commands_in_a_group(59), 40_000);
         assert_eq!(commands_in_a_group(96), 60_000);
-        assert_eq!(commands_in_a_group(1_000), 80_000);
-        assert_eq!(commands_in_a_group(100_000), 80_000);
+        assert_eq!(commands_in_a_group(256), 80_000);
+        assert_eq!(commands_in_a_group(512), 160_000);
+        assert_eq!(commands_in_a_group(1_024), 320_000);
+        assert_eq!(commands_in_a_group(100_000), 320_000);
     }
 }

@@ -458,40 +458,43 @@ impl PublicationSpec {
             ("NULL::name[]", "NULL::text")
         };
         // Generated columns can be published since 18: all stored ones, or those of a column list.
-        let plain = if sql.server_version() >= 180_000 {
-            "AND (a.attgenerated = '' OR a.attnum = ANY (m.prattrs) \
-               OR a.attgenerated = 's' AND pub.pubgencols = 's')"
+        let (listed, with_stored) = if sql.server_version() >= 180_000 {
+            ("m.prattrs", "pub.pubgencols = 's'")
         } else {
-            "AND a.attgenerated = ''"
+            ("NULL::int2vector", "false")
         };
         // Materialized, or the view makes its list of columns anew for every column that is compared
-        // with it: on 18 that is cubic in a table's columns, of which there may be 1,600.
+        // with it: on 18 that is cubic in a table's columns, of which there may be 1,600. And what is
+        // asked of a table would be asked for each of its columns.
         let text = format!(
-            "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables WHERE pubname = $1) \
-             SELECT c.oid, p.schemaname, p.tablename, {filter}, c.relkind = 'p', \
-               a.attname, a.atttypid, a.atttypmod, \
-               coalesce(pg_relation_filenode(c.oid), 0), \
-               coalesce(m.oid, 0), \
+            "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables WHERE pubname = $1), \
+             t AS MATERIALIZED (SELECT c.oid, p.schemaname, p.tablename, {filter} AS filter, \
+               c.relkind = 'p' AS partitioned, coalesce(pg_relation_filenode(c.oid), 0) AS node, \
+               coalesce(m.oid, 0) AS membership, \
                CASE WHEN c.relispartition THEN \
                  (SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) \
                   FROM pg_partition_ancestors(c.oid) a JOIN pg_publication_rel r \
                     ON r.prrelid = a.relid AND r.prpubid = pub.oid \
-                  WHERE a.relid <> c.oid) END, \
+                  WHERE a.relid <> c.oid) END AS above, \
                (SELECT g.attname FROM pg_index i JOIN pg_attribute g ON g.attrelid = c.oid \
                   AND g.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
                 WHERE i.indrelid = c.oid AND g.attgenerated <> '' AND \
                   CASE c.relreplident WHEN 'd' THEN i.indisprimary \
-                  WHEN 'i' THEN i.indisreplident ELSE false END LIMIT 1) \
+                  WHEN 'i' THEN i.indisreplident ELSE false END LIMIT 1) AS unsent_key, \
+               {columns} AS columns, {listed} AS listed, {with_stored} AS with_stored \
              FROM p \
              JOIN pg_namespace n ON n.nspname = p.schemaname \
              JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = p.tablename \
              JOIN pg_publication pub ON pub.pubname = $1 \
-             LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid AND m.prpubid = pub.oid \
-             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
-               AND NOT a.attisdropped {plain} \
-               AND ({columns} IS NULL OR a.attname = ANY ({columns})) \
-             WHERE p.pubname = $1 \
-             ORDER BY p.schemaname, p.tablename, a.attnum"
+             LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid AND m.prpubid = pub.oid) \
+             SELECT t.oid, t.schemaname, t.tablename, t.filter, t.partitioned, a.attname, \
+               a.atttypid, a.atttypmod, t.node, t.membership, t.above, t.unsent_key \
+             FROM t LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 \
+               AND NOT a.attisdropped \
+               AND (a.attgenerated = '' OR a.attnum = ANY (t.listed) \
+                 OR a.attgenerated = 's' AND t.with_stored) \
+               AND (t.columns IS NULL OR a.attname = ANY (t.columns)) \
+             ORDER BY t.schemaname, t.tablename, a.attnum"
         );
         let rows = sql
             .query(&text, &[Some(&self.publication_name())])

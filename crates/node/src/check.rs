@@ -166,14 +166,21 @@ const NAME: &str = "farshore check";
 /// Looks at everything the site file names. Changes nothing anywhere.
 pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     let mut all = Vec::new();
-    let (mut published_bytes, mut places) = (0, Vec::new());
+    let (mut published_bytes, mut places) = (Some(0), Vec::new());
     for publication in &config.publications {
         let name = &publication.spec.name;
         let mut findings = Findings::publication(name);
         let begun = site::begun(config, name, &mut findings);
         let found = publisher::check(publication, begun, &mut findings).await;
-        let published = found.map(|(published, _)| published);
-        published_bytes += published.as_ref().map_or(0, |published| published.bytes());
+        let published = match found {
+            Some((published, mut sql)) => {
+                let names = published.tables.iter().map(|(name, _)| name);
+                let bytes = tables::size(&mut sql, names).await.ok().flatten();
+                published_bytes = published_bytes.zip(bytes).map(|(all, more)| all + more);
+                Some(published)
+            }
+            None => None,
+        };
         if let Some(published) = &published
             && let (Some(taken), Some(server)) = (published.places, &published.server)
         {

@@ -53,7 +53,6 @@ impl Published {
             .map(|published| {
                 let table = Table {
                     kind: if published.partitioned { 'p' } else { 'r' },
-                    bytes: published.bytes,
                     columns: published.columns.iter().map(column).collect(),
                     ..Table::default()
                 };
@@ -62,11 +61,6 @@ impl Published {
             .collect();
         tables.sort_by(|(one, _), (other, _)| one.cmp(other));
         Published { server: None, tables, types, foreign_keys: None, places: None }
-    }
-
-    /// Bytes of the tables with TOAST and without indexes.
-    pub fn bytes(&self) -> u64 {
-        self.tables.iter().map(|(_, table)| table.bytes).sum()
     }
 }
 

@@ -33,8 +33,9 @@ pub fn begun(config: &SiteConfig, publication: &str, findings: &mut Findings) ->
     }
 }
 
-/// Looks at the folder and the disk that it is on.
-pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings) {
+/// Looks at the folder and the disk that it is on. `published_bytes` are in the published tables of
+/// publishers that answer, where that could be seen.
+pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut Findings) {
     let folder = &config.data_dir;
     let present = nearest_present(folder);
     if !present.is_dir() {
@@ -89,10 +90,17 @@ pub fn check(config: &SiteConfig, published_bytes: u64, findings: &mut Findings)
             "Lower retention_size, or point data_dir at a larger disk",
         );
     } else {
+        let published = match published_bytes {
+            Some(published_bytes) => format!("published tables hold {}", bytes(published_bytes)),
+            None => {
+                "what published tables hold could not be seen, as while somebody has one of them \
+                     for himself"
+                    .to_owned()
+            }
+        };
         findings.note(format!(
-            "{room}; published tables hold {}, and nobody can see from here whether the targets' \
-             disks have room for them",
-            bytes(published_bytes)
+            "{room}; {published}, and nobody can see from here whether the targets' disks have room \
+             for them"
         ));
     }
     if limits.len() < logs.len() {

@@ -1,7 +1,7 @@
 //! What a server's catalogue says of its tables.
 
 use farshore_capture::publication::TableName;
-use farshore_pg::{Connection, Error, Question, Row};
+use farshore_pg::{Connection, Error, Question, Row, text_array};
 use std::collections::HashMap;
 
 /// Between names in one value; no identifier holds it.
@@ -55,8 +55,6 @@ pub struct Table {
     pub owner: String,
     /// Row-level security holds for us.
     pub row_security: bool,
-    /// Bytes with TOAST and without indexes; zero where a table was held by somebody while we asked.
-    pub bytes: u64,
     /// Sequences that its columns own or take values from.
     pub sequences: Vec<Sequence>,
     /// Columns in table order.
@@ -141,19 +139,43 @@ const SEQUENCES: &str = "SELECT n.nspname, c.relname, pg_catalog.format('%I.%I',
        AND n.nspname NOT IN ('information_schema', 'farshore') ORDER BY 3";
 
 /// Locks tables for a moment, one after the other.
-const SIZES: &str = "SELECT n.nspname, c.relname, pg_catalog.pg_table_size(c.oid) \
-     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
-     WHERE c.relkind = 'r' AND n.nspname !~ '^pg_' \
-     AND n.nspname NOT IN ('information_schema', 'farshore')";
+const SIZE: &str = "SELECT pg_catalog.sum(CASE c.relkind WHEN 'r' \
+       THEN pg_catalog.pg_table_size(c.oid) \
+       ELSE (SELECT pg_catalog.sum(pg_catalog.pg_table_size(t.relid)) \
+         FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf) END) \
+     FROM unnest($1::text::text[], $2::text::text[]) AS w (schema_name, table_name) \
+     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name";
+
+/// Bytes of tables with TOAST and without indexes. `None` where somebody has one for himself, perhaps
+/// for hours.
+pub async fn size<'a>(
+    sql: &mut Connection,
+    tables: impl Iterator<Item = &'a TableName> + Clone,
+) -> Result<Option<u64>, Error> {
+    let schemas = text_array(tables.clone().map(|table| table.schema.as_str()));
+    let names = text_array(tables.map(|table| table.name.as_str()));
+    let parameters = [Some(&schemas[..]), Some(&names[..])];
+    let questions = [
+        Question::Simple("BEGIN; SET LOCAL lock_timeout = '1s'"),
+        Question::Extended(SIZE, &parameters),
+        Question::Simple("ROLLBACK"),
+    ];
+    let answer = sql.ask_all(&questions).await?.into_iter().nth(1);
+    match answer.unwrap_or_else(|| Ok(Vec::new())) {
+        Ok(rows) => Ok(rows.first().and_then(|row| row.get(0)?.parse().ok()).or(Some(0))),
+        Err(error) if error.sqlstate() == Some("55P03") => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 /// What [`from_answers`] is made from. Without a search_path types are named in full, and alike on
 /// both sides.
-pub const QUESTIONS: [Question<'static>; 6] = [
+pub const QUESTIONS: [Question<'static>; 5] = [
     Question::Extended(TABLES, &[]),
-    Question::Simple("BEGIN; SET LOCAL search_path = ''; SET LOCAL lock_timeout = '1s'"),
+    Question::Simple("BEGIN; SET LOCAL search_path = ''"),
     Question::Extended(COLUMNS, &[]),
     Question::Extended(SEQUENCES, &[]),
-    Question::Extended(SIZES, &[]),
     Question::Simple("ROLLBACK"),
 ];
 
@@ -166,7 +188,7 @@ pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Erro
 pub fn from_answers(
     answers: Vec<Result<Vec<Row>, Error>>,
 ) -> Result<HashMap<TableName, Table>, Error> {
-    let Ok([rows, _, columns, sequences, sizes, _]) = <[_; 6]>::try_from(answers) else {
+    let Ok([rows, _, columns, sequences, _]) = <[_; 5]>::try_from(answers) else {
         return Err(Error::Protocol("not an answer to each question".to_owned()));
     };
     let mut tables = HashMap::new();
@@ -193,23 +215,10 @@ pub fn from_answers(
             owned: row.parse_bool(14)?,
             owner: text(row, 15),
             row_security: row.parse_bool(16)?,
-            bytes: 0,
             sequences: Vec::new(),
             columns: Vec::new(),
         };
         tables.insert(name(row), table);
-    }
-    match sizes {
-        Ok(sizes) => {
-            for row in &sizes {
-                if let Some(table) = tables.get_mut(&name(row)) {
-                    table.bytes = row.get(2).and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
-                }
-            }
-        }
-        // Somebody has a table for himself, perhaps for hours: an agent does not wait for that.
-        Err(error) if error.sqlstate() == Some("55P03") => {}
-        Err(error) => return Err(error),
     }
     for row in &sequences? {
         let Some(table) = tables.get_mut(&name(row)) else { continue };

@@ -15,8 +15,12 @@ use std::collections::HashMap;
 /// Bytes of changes that are held before they are sent; more over many tables ([`batch_factor`]).
 const PENDING_BYTES_MAX: usize = 4 << 20;
 
-/// Bytes of bodies that may be kept in memory for what is held of them.
+/// Bytes of bodies that may be kept in memory for what is held of them; over many tables more, as
+/// what is held.
 const HELD_BYTES_MAX: usize = 16 << 20;
+
+/// And never more than this.
+const HELD_BYTES_MOST: usize = 96 << 20;
 
 /// A change larger than this is not held: it goes by itself.
 const CHANGE_BYTES_MAX: usize = 256 << 10;
@@ -133,7 +137,7 @@ impl Batches {
     /// is to be sent now.
     pub fn holds(&mut self, body: &Bytes) -> bool {
         self.held += body.len();
-        self.held >= HELD_BYTES_MAX * self.factor()
+        self.held >= (HELD_BYTES_MAX * self.factor()).min(HELD_BYTES_MOST)
     }
 
     fn factor(&self) -> usize {
