@@ -566,10 +566,13 @@ pub(super) fn schemas_and_names(tables: &[TableName]) -> [String; 2] {
 }
 
 /// What [`load_definitions`] asks; its parameters are the subscription and [`schemas_and_names`].
-pub(super) const DEFINITIONS: &str = "SELECT c.schema_name, c.table_name, c.definition \
+/// One by one, by the key: on a connection that changes are applied on, where nothing is hashed, a
+/// join would compare all with all.
+pub(super) const DEFINITIONS: &str = "SELECT w.schema_name, w.table_name, c.definition \
      FROM unnest($2::text::text[], $3::text::text[]) AS w (schema_name, table_name) \
-     JOIN farshore.table_copy c ON c.subscription = $1 AND c.schema_name = w.schema_name \
-       AND c.table_name = w.table_name WHERE c.definition IS NOT NULL";
+     CROSS JOIN LATERAL (SELECT definition FROM farshore.table_copy WHERE subscription = $1 \
+       AND schema_name = w.schema_name AND table_name = w.table_name LIMIT 1) AS c \
+     WHERE c.definition IS NOT NULL";
 
 /// Columns that a target's table has kept. As JSON: a schema of before has no such column.
 const COLUMNS_LEFT: &str = "SELECT a.attname FROM farshore.table_copy c \

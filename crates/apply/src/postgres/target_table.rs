@@ -139,24 +139,28 @@ pub(super) async fn stamps_of_kin(
 /// SQLSTATE of [`UNALTERED`] where something was altered: invalid_text_representation.
 pub(super) const ALTERED: &str = "22P02";
 
-/// What [`target_tables`] asks; its parameter are the tables' [`names`].
+/// What [`target_tables`] asks; its parameter are the tables' [`names`]. Materialized, or what is
+/// asked of a table is asked for each of its columns.
 pub(super) const LOOK_UP: &str = concat!(
-    "SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
-               a.attidentity = 'a', \
-               coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
-               c.relkind = 'p', \
-               CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
-                 THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), w.number - 1, \
-               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', \
-               c.oid, s.stamp, NOT c.relhasrules AND CASE c.relkind WHEN 'p' THEN NOT EXISTS (SELECT \
+    "WITH c AS MATERIALIZED (SELECT w.number, c.oid, c.relkind, s.stamp, \
+               NOT c.relhasrules AND CASE c.relkind WHEN 'p' THEN NOT EXISTS (SELECT \
                  FROM pg_catalog.pg_partition_tree(c.oid) p \
                  JOIN pg_catalog.pg_class f ON f.oid = p.relid WHERE f.relkind = 'f') \
-                 ELSE c.relkind <> 'f' END \
+                 ELSE c.relkind <> 'f' END AS takes_returning \
              FROM unnest($1::text::text[]) WITH ORDINALITY AS w (name, number) \
              JOIN pg_catalog.pg_class c ON c.oid = pg_catalog.to_regclass(w.name) \
              CROSS JOIN LATERAL ",
     stamp!(),
-    " s \
+    " s) \
+     SELECT a.attname, a.atttypid, pg_catalog.format_type(a.atttypid, -1), a.attgenerated <> '', \
+               a.attidentity = 'a', \
+               coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), \
+               c.relkind = 'p', \
+               CASE WHEN b.typtype = 'b' AND b.typcategory <> 'A' AND n.nspname <> 'pg_catalog' \
+                 THEN n.nspname END, a.atttypmod, pg_catalog.format_type(b.oid, -1), c.number - 1, \
+               pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated = 'v', \
+               c.oid, c.stamp, c.takes_returning \
+             FROM c \
              LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
@@ -168,7 +172,7 @@ pub(super) const LOOK_UP: &str = concat!(
                  WHERE chain.typtype = 'd') SELECT oid FROM chain WHERE typtype <> 'd') \
              LEFT JOIN pg_catalog.pg_namespace n ON n.oid = b.typnamespace \
              LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisprimary \
-             ORDER BY w.number, a.attnum"
+             ORDER BY c.number, a.attnum"
 );
 
 /// The answer to [`LOOK_UP`], of so many tables. Asks what the columns' types are made of, where
