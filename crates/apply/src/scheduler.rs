@@ -30,7 +30,8 @@ pub struct GroupLimits {
     pub batches: Batches,
     /// As [`GroupLimits::commands_max`], for a batch.
     pub batch_commands_max: u64,
-    /// As [`GroupLimits::transactions_max`], for a batch.
+    /// As [`GroupLimits::transactions_max`], for a batch: usually it is commands that count, of which
+    /// a transaction has one at least.
     pub batch_transactions_max: u64,
     /// Commands from which on a transaction is written as a batch even when nothing is behind.
     pub batch_from_commands: u64,
@@ -56,7 +57,7 @@ impl Default for GroupLimits {
         GroupLimits {
             batches: Batches::Auto,
             batch_commands_max: 20_000,
-            batch_transactions_max: 20_000,
+            batch_transactions_max: u64::MAX,
             batch_from_commands: 500,
             crowded_from_commands: 1_000,
             commands_max: 5_000,
@@ -73,12 +74,9 @@ impl GroupLimits {
     /// For a target that is far: every group is a connection's start from rest (TCP forgets how
     /// much a line takes while it waits for an answer), so there is more in each.
     pub fn for_far_target(self) -> GroupLimits {
-        let usual = GroupLimits::default();
-        let more = |limit: u64, usual: u64| if limit == usual { limit * 4 } else { limit };
         GroupLimits {
             bytes_max: self.bytes_max * 2,
-            batch_commands_max: more(self.batch_commands_max, usual.batch_commands_max),
-            batch_transactions_max: more(self.batch_transactions_max, usual.batch_transactions_max),
+            batch_commands_max: self.batch_commands_max * 4,
             ..self
         }
     }
@@ -231,7 +229,7 @@ impl Scheduler {
                     (decision.begin, decision.batch) = (true, batch);
                     Group { batch, ..Group::default() }
                 });
-                group.commands += commands;
+                group.commands += commands.max(1);
                 group.bytes = group.bytes.saturating_add(bytes);
                 group.transactions += 1;
                 group.tables.add_all(&tables);
@@ -421,15 +419,15 @@ mod tests {
     #[test]
     fn batches_over_many_tables_are_larger() {
         let limits = GroupLimits { batches: Batches::Always, ..GroupLimits::default() };
-        let commands_in_a_group = |tables: u32| {
+        let commands_in_a_group = |tables: u32, each: u32| {
             let mut scheduler = Scheduler::new(limits);
             let mut commands = 0;
             loop {
                 let mut changed = Tables::default();
-                (0..100).for_each(|n| changed.add(DictionaryId((commands + n) % tables)));
-                commands += 100;
+                (0..each).for_each(|n| changed.add(DictionaryId((commands + n) % tables)));
+                commands += each;
                 let input = Input::Transaction {
-                    commands: 100,
+                    commands: u64::from(each),
                     bytes: 100,
                     behind: true,
                     barrier: false,
@@ -440,13 +438,19 @@ mod tests {
                 }
             }
         };
-        assert_eq!(commands_in_a_group(1), 20_000);
-        assert_eq!(commands_in_a_group(32), 20_000);
-        assert_eq!(commands_in_a_group(59), 40_000);
-        assert_eq!(commands_in_a_group(96), 60_000);
-        assert_eq!(commands_in_a_group(256), 80_000);
-        assert_eq!(commands_in_a_group(512), 160_000);
-        assert_eq!(commands_in_a_group(1_024), 320_000);
-        assert_eq!(commands_in_a_group(100_000), 320_000);
+        assert_eq!(commands_in_a_group(1, 100), 20_000);
+        assert_eq!(commands_in_a_group(32, 100), 20_000);
+        assert_eq!(commands_in_a_group(59, 100), 40_000);
+        assert_eq!(commands_in_a_group(96, 100), 60_000);
+        assert_eq!(commands_in_a_group(256, 100), 80_000);
+        assert_eq!(commands_in_a_group(512, 100), 160_000);
+        assert_eq!(commands_in_a_group(1_024, 100), 320_000);
+        assert_eq!(commands_in_a_group(100_000, 100), 320_000);
+        // However few a transaction has.
+        assert_eq!(commands_in_a_group(1_024, 1), 320_000);
+        let limits = GroupLimits { batch_transactions_max: 500, ..limits };
+        let mut scheduler = Scheduler::new(limits);
+        let one = transaction(1, 100, true, false);
+        assert_eq!((1..).find(|_| scheduler.step(one).commit_after), Some(500));
     }
 }
