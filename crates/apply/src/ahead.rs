@@ -9,7 +9,7 @@
 //! tell nothing: but the newest transaction that the target has is not in it, or is another one.
 
 use crate::ApplyError;
-use crate::postgres::progress::{Progress, TableProgress};
+use crate::postgres::progress::Progress;
 use crate::remedy;
 use crate::requests::next_transaction;
 use crate::status::SourceTransaction;
@@ -63,20 +63,19 @@ pub(crate) fn forget(store: &dyn LogStore, subscription: &str) -> Result<(), Sto
 }
 
 impl Subscription {
-    /// Refuses a target that has what the store cannot have given it.
+    /// Refuses a target that has what the store cannot have given it. `copied` is where the newest
+    /// copy of a table stands: the log may not have come there yet, also where that table is to be
+    /// copied once more.
     pub(crate) fn check_not_ahead(
         &self,
         progress: Option<&Progress>,
-        tables: &[TableProgress],
+        copied: Lsn,
     ) -> Result<(), ApplyError> {
         let (name, store) = (self.spec.name.as_str(), self.store.as_ref());
         let Some(applied) = progress.map(|progress| progress.applied) else {
             return Ok(forget(store, name)?);
         };
         let begins = slot::log_begins(store).unwrap_or(Lsn::ZERO);
-        // A copy may stand where the log has not come to yet, also of a table that is to be copied
-        // once more.
-        let copied = tables.iter().map(|table| table.copied_at).max().unwrap_or(Lsn::ZERO);
         match noted(store, name) {
             Some((reached, found)) if applied > reached.max(copied) => {
                 return Err(ApplyError::Gap(found));
@@ -86,7 +85,7 @@ impl Subscription {
         }
         if slot::is_replica(store) {
             let durable = store.durable().borrow().0;
-            if applied <= durable.max(begins).max(copied) {
+            if applied <= durable.max(begins).max(copied).max(self.given.up_to()) {
                 return Ok(());
             }
             // What it fetches is the rest of the same log: there is nothing to be remembered.

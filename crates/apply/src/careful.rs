@@ -25,31 +25,44 @@ const RUN_MAX: usize = 256;
 /// Transactions without a conflict after which the fast path goes on.
 const CALM_AFTER: u64 = 64;
 
+/// Where the log is applied carefully.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CarefulSpan {
+    /// From here on each transaction is applied by itself.
+    pub from: Lsn,
+    /// At least up to here.
+    pub until: Lsn,
+}
+
 /// Why a connection's work ended with an error.
 pub(crate) struct Failure {
     /// What went wrong.
     pub error: ApplyError,
-    /// The log is worth applying carefully, from this position on.
-    pub careful_from: Option<Lsn>,
+    /// The log is worth applying carefully here.
+    pub careful: Option<CarefulSpan>,
 }
 
 impl Failure {
     /// Of changes applied together: which of them failed, if it was one of them.
     pub fn of_many(error: ApplyError) -> Failure {
-        let careful_from = match &error {
+        let careful = match &error {
             _ if error.is_transient() => None,
-            ApplyError::Change(failed) => Some(failed.position),
-            // Any transaction of the group may be the reason.
-            ApplyError::Commit(_) => Some(Lsn::ZERO),
+            ApplyError::Change(failed) => {
+                Some(CarefulSpan { from: failed.position, until: failed.position })
+            }
+            // Any transaction of the group may be the reason; it would fail as a whole again.
+            ApplyError::Commit(refused) => {
+                Some(CarefulSpan { from: Lsn::ZERO, until: refused.position })
+            }
             _ => None,
         };
-        Failure { error, careful_from }
+        Failure { error, careful }
     }
 }
 
 impl From<ApplyError> for Failure {
     fn from(error: ApplyError) -> Failure {
-        Failure { error, careful_from: None }
+        Failure { error, careful: None }
     }
 }
 
@@ -60,8 +73,10 @@ pub(crate) struct Careful<'a> {
     pub writer: &'a mut Writer,
     /// Moves on with what is applied.
     pub start: &'a mut Start,
-    /// From here on each transaction is applied by itself.
-    pub from: Lsn,
+    /// Where.
+    pub span: CarefulSpan,
+    /// Commands of those before it in one target transaction.
+    pub commands_max: u64,
 }
 
 impl Careful<'_> {
@@ -72,19 +87,17 @@ impl Careful<'_> {
         let (mut seen, mut open) = (self.start.applied, 0_u64);
         let (mut newest, mut transactions) = (None, 0);
         loop {
-            let item = if *stop.borrow() || calm_for >= CALM_AFTER {
-                None
-            } else {
-                self.feed.next_at_hand().await?
-            };
+            let is_calm = calm_for >= CALM_AFTER && seen >= self.span.until;
+            let item =
+                if *stop.borrow() || is_calm { None } else { self.feed.next_at_hand().await? };
             let is_apart = match &item {
                 Some(LogItem::Transaction { header, .. }) => {
-                    header.end_lsn >= self.from || self.start.skips.contains(&header.end_lsn)
+                    header.end_lsn >= self.span.from || self.start.skips.contains(&header.end_lsn)
                 }
                 Some(LogItem::Watermark(_)) => false,
                 Some(LogItem::Halt(_)) | None => true,
             };
-            if open > 0 && (is_apart || open >= self.agent.spec.limits.commands_max) {
+            if open > 0 && (is_apart || open >= self.commands_max) {
                 self.commit(seen, newest, transactions).await.map_err(Failure::of_many)?;
                 (open, transactions) = (0, 0);
             }

@@ -224,13 +224,21 @@ impl ApplyError {
     /// Whether another session was in the way, and the target ended what we were at: trying again
     /// at once is what is called for (PostgreSQL docs: "13.5. Serialization Failure Handling").
     pub fn is_clash(&self) -> bool {
-        let code = match self {
+        matches!(self.sqlstate(), Some("40001" | "40P01"))
+    }
+
+    /// The target has no memory for what was asked, or no room for its locks (out_of_memory).
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        self.sqlstate() == Some("53200")
+    }
+
+    fn sqlstate(&self) -> Option<&str> {
+        match self {
             ApplyError::Target { error, .. } => error.sqlstate(),
             ApplyError::Change(failed) => failed.cause.sqlstate(),
             ApplyError::Commit(refused) => Some(refused.error.code.as_str()),
             _ => None,
-        };
-        matches!(code, Some("40001" | "40P01"))
+        }
     }
 }
 

@@ -44,6 +44,8 @@ pub struct GroupLimits {
     pub bytes_max: u64,
     /// Source transactions after which a group is committed.
     pub transactions_max: u64,
+    /// Tables after which a group is committed; of those that [`Tables::count`] tells apart.
+    pub tables_max: usize,
     /// Lag from which on the target counts as behind.
     pub behind_after: Duration,
     /// How long a group may stay open on a dry log while the target is behind.
@@ -63,6 +65,7 @@ impl Default for GroupLimits {
             commands_max: 5_000,
             bytes_max: 4 << 20,
             transactions_max: 5_000,
+            tables_max: usize::MAX,
             behind_after: Duration::from_millis(500),
             open_max: Duration::from_millis(50),
             dry_max: Duration::from_millis(10),
@@ -80,7 +83,29 @@ impl GroupLimits {
             ..self
         }
     }
+
+    /// For a target that has too few locks, or too little memory, for a group of the usual size:
+    /// halved so many times. At last a group is one transaction.
+    pub fn halved(self, times: u32) -> GroupLimits {
+        if times == 0 {
+            return self;
+        }
+        let half = |limit: u64| limit.checked_shr(times).unwrap_or(0).max(1);
+        GroupLimits {
+            batch_commands_max: half(self.batch_commands_max),
+            commands_max: half(self.commands_max),
+            bytes_max: half(self.bytes_max),
+            tables_max: TABLES_TOLD_APART.checked_shr(times).unwrap_or(0).max(1),
+            ..self
+        }
+    }
 }
+
+/// Commands of the largest batch.
+const COMMANDS_MOST: u64 = 320_000;
+
+/// Bytes of the largest batch that has more than one transaction.
+const BYTES_MOST: u64 = 64 << 20;
 
 /// How many times the usual a batch over this many tables may be.
 ///
@@ -92,16 +117,19 @@ pub fn batch_factor(tables: usize) -> u64 {
     of_dozens.max(of_hundreds) as u64
 }
 
+/// How many tables [`Tables`] tells apart.
+const TABLES_TOLD_APART: usize = 1024;
+
 /// Which tables changes are for, told apart as far as [`batch_factor`] needs it: by the numbers of
 /// their definitions, modulo 1,024.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Tables([u64; 16]);
+pub struct Tables([u64; TABLES_TOLD_APART / 64]);
 
 impl Tables {
     /// Adds a table.
     pub fn add(&mut self, relation: DictionaryId) {
         let [first, second, ..] = relation.0.to_le_bytes();
-        let bit = u16::from_le_bytes([first, second]) % 1024;
+        let bit = u16::from_le_bytes([first, second]) % TABLES_TOLD_APART as u16;
         if let Some(word) = self.0.get_mut(usize::from(bit / 64)) {
             *word |= 1 << (bit % 64);
         }
@@ -236,9 +264,9 @@ impl Scheduler {
                 let (commands_max, transactions_max, bytes_max) = if group.batch {
                     let times = batch_factor(group.tables.count());
                     (
-                        limits.batch_commands_max.saturating_mul(times),
+                        limits.batch_commands_max.saturating_mul(times).min(COMMANDS_MOST),
                         limits.batch_transactions_max,
-                        limits.bytes_max.saturating_mul(times),
+                        limits.bytes_max.saturating_mul(times).min(BYTES_MOST),
                     )
                 } else {
                     (limits.commands_max, limits.transactions_max, limits.bytes_max)
@@ -246,7 +274,8 @@ impl Scheduler {
                 decision.commit_after = barrier
                     || group.commands >= commands_max
                     || group.bytes >= bytes_max
-                    || group.transactions >= transactions_max;
+                    || group.transactions >= transactions_max
+                    || group.tables.count() >= limits.tables_max;
                 self.open = Some(group);
                 if decision.commit_after {
                     self.commit();
@@ -315,6 +344,7 @@ mod tests {
         commands_max: 10,
         bytes_max: 1000,
         transactions_max: 3,
+        tables_max: usize::MAX,
         behind_after: Duration::from_millis(500),
         open_max: Duration::from_millis(50),
         dry_max: Duration::from_millis(10),
@@ -452,5 +482,45 @@ mod tests {
         let mut scheduler = Scheduler::new(limits);
         let one = transaction(1, 100, true, false);
         assert_eq!((1..).find(|_| scheduler.step(one).commit_after), Some(500));
+        // Also for a far target.
+        let limits = GroupLimits::default().for_far_target();
+        let mut scheduler = Scheduler::new(GroupLimits { batches: Batches::Always, ..limits });
+        let mut tables = Tables::default();
+        (0..1_024).for_each(|n| tables.add(DictionaryId(n)));
+        let input = |bytes| Input::Transaction {
+            commands: 1_000,
+            bytes,
+            behind: true,
+            barrier: false,
+            tables,
+        };
+        let mut transactions = |bytes| (1..).find(|_| scheduler.step(input(bytes)).commit_after);
+        assert_eq!(transactions(100), Some(320));
+        assert_eq!(transactions(1 << 20), Some(64));
+    }
+
+    #[test]
+    fn groups_are_halved_until_one_is_a_transaction() {
+        let mut inputs = Vec::new();
+        for n in 0..600 {
+            let mut tables = Tables::default();
+            (0..8).for_each(|k| tables.add(DictionaryId(n * 8 + k)));
+            inputs.push(Input::Transaction {
+                commands: 8,
+                bytes: 8,
+                behind: true,
+                barrier: false,
+                tables,
+            });
+        }
+        let first_group = |times| {
+            let mut scheduler = Scheduler::new(GroupLimits::default().halved(times));
+            inputs.iter().position(|input| scheduler.step(*input).commit_after).map(|at| at + 1)
+        };
+        assert_eq!(first_group(0), None);
+        assert_eq!(first_group(1), Some(64));
+        assert_eq!(first_group(2), Some(32));
+        assert_eq!(first_group(9), Some(1));
+        assert_eq!(first_group(60), Some(1));
     }
 }

@@ -98,13 +98,14 @@ pub(crate) struct Streaming<'a> {
 }
 
 impl<'a> Streaming<'a> {
-    /// Nothing is open.
+    /// Nothing is open. `halved` is how many times the bounds of a group are halved.
     pub fn new(
         agent: &'a Subscription,
         feed: LogFeed,
         mut writer: Writer,
         start: Start,
         early: EarlySettings,
+        halved: u32,
     ) -> Streaming<'a> {
         let durable = agent.store.durable().borrow().0;
         if start.applied >= early.lanes.alone_until
@@ -123,7 +124,7 @@ impl<'a> Streaming<'a> {
             writer,
             early,
             early_changes: 0,
-            scheduler: Scheduler::new(limits),
+            scheduler: Scheduler::new(limits.halved(halved)),
             applied: start.applied,
             sent: start.applied,
             seen: start.applied,

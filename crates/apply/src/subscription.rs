@@ -3,7 +3,7 @@
 mod copy;
 mod start;
 
-use crate::careful::{Careful, Failure};
+use crate::careful::{Careful, CarefulSpan, Failure};
 use crate::conflict::ConflictPolicy;
 use crate::early::EarlySettings;
 use crate::log_feed::LogFeed;
@@ -99,10 +99,15 @@ pub struct Subscription {
     pub detaching: Detaching,
 }
 
+/// How many times the bounds of a group are halved at most: it is one transaction by then.
+const HALVED_MAX: u32 = 10;
+
 /// How what failed before is applied this time.
 pub(crate) struct Attempt {
-    /// From this position on, each transaction by itself.
-    careful_from: Option<Lsn>,
+    /// Where each transaction goes by itself.
+    careful: Option<CarefulSpan>,
+    /// How many times the bounds of a group are halved.
+    halved: u32,
     /// Where batches are not tried.
     row_by_row: RowByRow,
     /// Up to here groups do not run side by side.
@@ -191,7 +196,7 @@ impl Subscription {
         mut stop: watch::Receiver<bool>,
         cancel: &CancelTokens,
     ) -> Result<(), ApplyError> {
-        let mut careful_from = None;
+        let (mut careful, mut halved) = (None, 0);
         let mut row_by_row = RowByRow::default();
         let mut alone = Alone::default();
         // A row found no partition; in which table.
@@ -228,7 +233,8 @@ impl Subscription {
             *cancel.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) =
                 vec![session.connection.cancel_token()];
             let attempt = Attempt {
-                careful_from: careful_from.take(),
+                careful: careful.take(),
+                halved,
                 row_by_row: row_by_row.clone(),
                 alone_until: alone.until,
                 cancel: cancel.clone(),
@@ -248,7 +254,9 @@ impl Subscription {
                 Ok(StreamEnd::CopiedBeside) => copied_beside = true,
                 Ok(StreamEnd::Stopped) => return Ok(()),
                 Ok(StreamEnd::StartAgain) => {}
-                Ok(StreamEnd::Halted(position)) => careful_from = Some(position),
+                Ok(StreamEnd::Halted(position)) => {
+                    careful = Some(CarefulSpan { from: position, until: position });
+                }
                 // Row by row it either goes, or says which row is wrong.
                 Err(Failure {
                     error: ApplyError::BatchRefused { table, position, what, .. },
@@ -273,14 +281,14 @@ impl Subscription {
                     self.cancel(cancel).await;
                 }
                 // A check violation: the row may be for a partition that is not here yet.
-                Err(Failure { error: ApplyError::Change(failed), careful_from: from })
+                Err(Failure { error: ApplyError::Change(failed), careful: span })
                     if self.spec.schema.create_tables
                         && failed.cause.sqlstate() == Some("23514")
                         && without_partition != Some(failed.position) =>
                 {
                     without_partition = Some(failed.position);
                     no_place_in = Some(failed.table);
-                    careful_from = from;
+                    careful = span;
                 }
                 // The publisher may say so too, when it is asked: then it is a table that joined,
                 // or one whose list of columns was changed.
@@ -288,7 +296,7 @@ impl Subscription {
                     error:
                         ref error @ (ApplyError::AnotherTable { ref table, found: oid, .. }
                         | ApplyError::ColumnsMoved { ref table, oid, .. }),
-                    careful_from: None,
+                    careful: None,
                 }) if asked_in_vain
                     || copies_wait
                     || asked_about.insert((table.clone(), oid, from)) =>
@@ -308,10 +316,20 @@ impl Subscription {
                     }
                     tracing::info!("the publisher is asked what it publishes by now. {error}");
                 }
-                Err(Failure { error, careful_from: None }) => return Err(error),
-                Err(Failure { error, careful_from: from }) => {
+                // Of one transaction there is no half.
+                Err(Failure { error, .. }) if error.is_out_of_memory() && halved < HALVED_MAX => {
+                    halved += 1;
+                    tracing::warn!(
+                        "{error}. Groups of transactions are halved ({halved} times so far). If it \
+                         is locks that are short, because a group is for many tables, \
+                         max_locks_per_transaction on the target makes room for more"
+                    );
+                    self.cancel(cancel).await;
+                }
+                Err(Failure { error, careful: None }) => return Err(error),
+                Err(Failure { error, careful: span }) => {
                     tracing::debug!("to be applied again, carefully: {error}");
-                    careful_from = from;
+                    careful = span;
                 }
             }
         }
@@ -339,7 +357,7 @@ impl Subscription {
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let policy = self.spec.on_conflict.clone();
         let names = self.spec.schema.names.clone();
-        let Attempt { careful_from, row_by_row, alone_until, cancel } = attempt;
+        let Attempt { careful, halved, row_by_row, alone_until, cancel } = attempt;
         let pipeline = Pipeline::new(session);
         let lanes = LaneSettings {
             subscription: name.to_owned(),
@@ -361,9 +379,11 @@ impl Subscription {
         };
         let mut writer =
             Writer::new(pipeline, lanes, policy, copied, row_by_row, names, following).await?;
-        if let Some(from) = careful_from {
+        if let Some(span) = careful {
             let (feed, writer) = (&mut feed, &mut writer);
-            Careful { agent: self, feed, writer, start: &mut start, from }.run(stop).await?;
+            let commands_max = self.spec.limits.halved(halved).commands_max;
+            let start = &mut start;
+            Careful { agent: self, feed, writer, start, span, commands_max }.run(stop).await?;
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();
@@ -371,7 +391,7 @@ impl Subscription {
         let beside = start.beside.drain(..);
         start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
-        let mut streaming = Streaming::new(self, feed, writer, start, early);
+        let mut streaming = Streaming::new(self, feed, writer, start, early, halved);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
             let end = streaming.run(stop).await;

@@ -4,7 +4,7 @@
 //! publisher   its settings, rights and free places, and the slot
 //! published   the tables that are to be published
 //! target      its rights, and what earlier subscriptions left there
-//! tables      what a server's catalogue says of its tables; read in one go, however many there are
+//! tables      what a server's catalogue says of tables; read in one go, however many there are
 //! columns     a table on both sides: columns, types, keys
 //! creation    tables that are to be created, and their names
 //! firing      whether triggers and foreign keys of the target fire for replicated rows
@@ -174,8 +174,11 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
         let found = publisher::check(publication, begun, &mut findings).await;
         let published = match found {
             Some((published, mut sql)) => {
-                let names = published.tables.iter().map(|(name, _)| name);
-                let bytes = tables::size(&mut sql, names).await.ok().flatten();
+                let named = tables::Named::new(published.tables.iter().map(|(name, _)| name));
+                let bytes = tables::size(&mut sql, &named).await.unwrap_or_else(|error| {
+                    findings.cannot_look("published tables' sizes", &error, error.is_transient());
+                    None
+                });
                 published_bytes = published_bytes.zip(bytes).map(|(all, more)| all + more);
                 Some(published)
             }

@@ -125,6 +125,37 @@ fn others_hold_locks_and_statements_time_out() -> Result<()> {
     checked.finish().map(drop)
 }
 
+/// A group that is for more tables than the target has room for locks would be refused for ever.
+#[test]
+fn a_target_with_few_locks() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], "")?;
+    pair.on_both(
+        "DO $$ BEGIN FOR i IN 0..1999 LOOP EXECUTE \
+         format('CREATE TABLE t%s (id integer PRIMARY KEY)', i); COMMIT; END LOOP; END $$",
+    )?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    pair.subscriber.execute_script("ALTER SYSTEM SET max_locks_per_transaction = 10")?;
+    pair.subscriber.execute_script("ALTER SYSTEM SET max_connections = 12")?;
+    pair.subscriber.restart()?;
+    pair.publish(
+        "DO $$ BEGIN FOR i IN 1..2000 LOOP FOR k IN 0..9 LOOP EXECUTE \
+         format('INSERT INTO t%s VALUES (%s)', (i * 10 + k) % 2000, i); END LOOP; COMMIT; \
+         END LOOP; END $$",
+    )?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    let halved = "Groups of transactions are halved (1 times so far)";
+    ensure!(pair.site.log().contains(halved), "{}", pair.site.log_tail());
+    // To look at all of it takes locks, too.
+    pair.site.stop()?;
+    pair.subscriber.execute_script("ALTER SYSTEM RESET ALL")?;
+    pair.subscriber.restart()?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])
+}
+
 #[test]
 fn a_deadlock_with_an_outside_session() -> Result<()> {
     let (publisher, subscriber) =

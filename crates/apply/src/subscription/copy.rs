@@ -76,11 +76,13 @@ impl Subscription {
             status: &self.status,
             detaching: &self.detaching,
         };
-        let point = copy.run(session, known).await?;
+        copy.run(session, known).await?;
         session.finish_tables(name).await?;
         let tables = session.load_tables(name).await?;
-        let newest = tables.iter().map(|table| table.copied_at).max().unwrap_or(point);
-        let oldest = tables.iter().map(|table| table.copied_at).min().unwrap_or(point);
+        // Without a table nothing is on the target, and the log goes on from where it is kept.
+        let kept = pinned.0.max(slot::log_begins(self.store.as_ref()).unwrap_or_default());
+        let newest = tables.iter().map(|table| table.copied_at).max().unwrap_or(kept);
+        let oldest = tables.iter().map(|table| table.copied_at).min().unwrap_or(kept);
         // A first copy starts where its oldest table stands; one that adds tables to a running
         // subscription goes on where the others are.
         let applied = match progress {

@@ -97,6 +97,11 @@ impl SubscriptionSpec {
     }
 }
 
+/// Where the newest copy stands.
+fn newest_copy(tables: &[TableProgress]) -> Lsn {
+    tables.iter().map(|table| table.copied_at).max().unwrap_or(Lsn::ZERO)
+}
+
 /// Those that are not copied.
 fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<PublishedTable> {
     published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
@@ -131,7 +136,7 @@ impl Subscription {
         // Before anything is copied. A log that was begun anew is seen below.
         let begins = slot::log_begins(self.store.as_ref());
         if progress.as_ref().is_none_or(|progress| begins.is_some_and(|b| progress.applied >= b)) {
-            self.check_not_ahead(progress.as_ref(), &tables)?;
+            self.check_not_ahead(progress.as_ref(), newest_copy(&tables))?;
             self.check_same_log(progress.as_ref()).await?;
         }
         let cursor = self.store.register_cursor(name)?;
@@ -187,14 +192,15 @@ impl Subscription {
         let progress = progress.ok_or_else(|| {
             ApplyError::NotYet(format!("subscription \"{name}\": its progress row has gone"))
         })?;
+        let newest = newest_copy(&tables);
         tables.retain(|table| table.copied && !beside.iter().any(|b| b.table == table.table));
         let consistent_at = if beside.is_empty() {
             self.release_log_of_copy()?;
-            tables.iter().map(|t| t.copied_at).max().unwrap_or(Lsn::ZERO)
+            newest_copy(&tables)
         } else {
             Lsn::MAX
         };
-        self.place_cursor(&progress, &tables, cursor).await?;
+        self.place_cursor(&progress, newest, cursor).await?;
         if !is_known {
             requests = session.load_requests(name).await?;
         }
@@ -381,11 +387,11 @@ impl Subscription {
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from
-    /// there.
+    /// there. `newest` is where the newest copy of a table stands.
     async fn place_cursor(
         &self,
         progress: &Progress,
-        tables: &[TableProgress],
+        newest: Lsn,
         cursor: Cursor,
     ) -> Result<(), ApplyError> {
         let (name, applied) = (self.spec.name.as_str(), progress.applied);
@@ -404,7 +410,7 @@ impl Subscription {
         if applied < begins {
             return Err(self.gap(begins));
         }
-        self.check_not_ahead(Some(progress), tables)?;
+        self.check_not_ahead(Some(progress), newest)?;
         match self.store.move_cursor(name, Applied(applied)) {
             Ok(()) => {}
             Err(StoreError::Dropped { start, .. }) if cursor.expired.is_none() => {

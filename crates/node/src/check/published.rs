@@ -3,7 +3,7 @@
 
 use super::publisher::{self, Places};
 use super::server::Server;
-use super::tables::{Column, Table};
+use super::tables::{self, Column, Table};
 use super::{Findings, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
@@ -117,7 +117,7 @@ pub async fn check(
     findings: &mut Findings,
 ) -> Result<Vec<(TableName, Table)>, Error> {
     findings.note(format!("{} tables match", wanted.len()));
-    not_published(spec, &wanted, catalogue, findings);
+    not_published(spec, &wanted, sql, findings).await?;
     // A publication that is as configured already needs no rights on its tables but to read them.
     let as_wanted = match spec.is_as_configured(sql).await {
         Ok(as_wanted) => as_wanted,
@@ -317,25 +317,22 @@ fn check_generated_identity(
 }
 
 /// What patterns pass over, so that nobody waits for it.
-fn not_published(
+async fn not_published(
     spec: &PublicationSpec,
     wanted: &[(TableName, Option<Vec<String>>)],
-    catalogue: &HashMap<TableName, Table>,
+    sql: &mut Connection,
     findings: &mut Findings,
-) {
+) -> Result<(), Error> {
     let matches = |name: &TableName| spec.tables.iter().any(|pattern| pattern.matches(name));
     let wanted: HashSet<&TableName> = wanted.iter().map(|(name, _)| name).collect();
     let mut unlogged = Vec::new();
     let mut others = Vec::new();
-    for (name, table) in catalogue {
-        if !matches(name) || wanted.contains(name) {
+    for (name, not_a_table) in tables::not_published(sql).await? {
+        if !matches(&name) || wanted.contains(&name) {
             continue;
         }
-        match table.not_a_table() {
-            Some(_) => others.push(name.to_string()),
-            None if table.persistence == 'u' => unlogged.push(name.to_string()),
-            None => {}
-        }
+        let which = if not_a_table.is_some() { &mut others } else { &mut unlogged };
+        which.push(name.to_string());
     }
     unlogged.sort();
     others.sort();
@@ -348,4 +345,5 @@ fn not_published(
     if !others.is_empty() {
         findings.note(format!("views and foreign tables are not published: {}", some_of(&others)));
     }
+    Ok(())
 }

@@ -64,7 +64,8 @@ async fn look(
             return Ok(None);
         }
     };
-    let catalogue = tables::all(sql).await?;
+    let named = tables::Named::new(wanted.iter().map(|(name, _)| name));
+    let catalogue = tables::named(sql, &named).await?;
     let mut tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
     if let Err(error) = published::leave_out_what_others_stand_for(spec, sql, &mut tables).await {
         findings.agent_error(&error, error.is_transient());

@@ -1,4 +1,4 @@
-//! What a server's catalogue says of its tables.
+//! What a server's catalogue says of tables: those that are asked about, of however many there are.
 
 use farshore_capture::publication::TableName;
 use farshore_pg::{Connection, Error, Question, Row, text_array};
@@ -72,15 +72,20 @@ pub struct Sequence {
     pub settable: bool,
 }
 
+/// The word for what is of this `relkind`, when rows cannot be written to or read from it.
+fn not_a_table(kind: char) -> Option<&'static str> {
+    match kind {
+        'v' => Some("a view"),
+        'm' => Some("a materialized view"),
+        'f' => Some("a foreign table"),
+        _ => None,
+    }
+}
+
 impl Table {
     /// The word for what stands under the name, when rows cannot be written to or read from it.
     pub fn not_a_table(&self) -> Option<&'static str> {
-        match self.kind {
-            'v' => Some("a view"),
-            'm' => Some("a materialized view"),
-            'f' => Some("a foreign table"),
-            _ => None,
-        }
+        not_a_table(self.kind)
     }
 
     /// Updates and deletes name the row.
@@ -105,7 +110,9 @@ const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, 
        has_table_privilege(c.oid, 'TRUNCATE'), \
        pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
        row_security_active(c.oid) \
-     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
+     FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
+     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
      AND n.nspname NOT IN ('information_schema', 'farshore')";
 
@@ -113,9 +120,10 @@ const COLUMNS: &str = "SELECT n.nspname, c.relname, a.attname, \
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull, \
        a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, \
        a.attgenerated <> '', a.attgenerated = 'v', a.atttypid, a.atttypmod \
-     FROM pg_catalog.pg_attribute a \
-     JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
-     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
+     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
      JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
      WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped \
      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
@@ -135,27 +143,51 @@ const SEQUENCES: &str = "SELECT n.nspname, c.relname, pg_catalog.format('%I.%I',
      JOIN pg_catalog.pg_namespace sn ON sn.oid = sc.relnamespace \
      JOIN pg_catalog.pg_class c ON c.oid = l.tbl \
      JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     JOIN unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
+       ON w.schema_name = n.nspname AND w.table_name = c.relname \
      WHERE sc.relpersistence = 'p' AND n.nspname !~ '^pg_' \
        AND n.nspname NOT IN ('information_schema', 'farshore') ORDER BY 3";
 
-/// Locks tables for a moment, one after the other.
-const SIZE: &str = "SELECT pg_catalog.sum(CASE c.relkind WHEN 'r' \
-       THEN pg_catalog.pg_table_size(c.oid) \
-       ELSE (SELECT pg_catalog.sum(pg_catalog.pg_table_size(t.relid)) \
-         FROM pg_catalog.pg_partition_tree(c.oid) t WHERE t.isleaf) END) \
-     FROM unnest($1::text::text[], $2::text::text[]) AS w (schema_name, table_name) \
+/// What patterns match and nobody publishes: views, foreign tables, and what is not logged.
+const NOT_PUBLISHED: &str = "SELECT n.nspname, c.relname, c.relkind \
+     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersistence = 'u') \
+     AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore')";
+
+/// A size locks its table for a moment. `pg_partition_tree` would lock all of them until the end.
+const SIZE: &str = "WITH RECURSIVE named (oid) AS (SELECT c.oid \
+     FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
      JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name";
+     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+     UNION SELECT i.inhrelid FROM named JOIN pg_catalog.pg_class p \
+       ON p.oid = named.oid AND p.relkind = 'p' \
+     JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid) \
+     SELECT pg_catalog.sum(pg_catalog.pg_table_size(c.oid)) \
+     FROM named JOIN pg_catalog.pg_class c ON c.oid = named.oid AND c.relkind = 'r'";
+
+/// Tables as the questions about them take them.
+pub struct Named([String; 2]);
+
+impl Named {
+    /// These tables.
+    pub fn new<'a>(tables: impl Iterator<Item = &'a TableName> + Clone) -> Named {
+        let schemas = text_array(tables.clone().map(|table| table.schema.as_str()));
+        Named([schemas, text_array(tables.map(|table| table.name.as_str()))])
+    }
+
+    /// For [`questions`].
+    pub fn parameters(&self) -> [Option<&str>; 2] {
+        self.0.each_ref().map(|names| Some(names.as_str()))
+    }
+}
 
 /// Bytes of tables with TOAST and without indexes. `None` where somebody has one for himself, perhaps
 /// for hours.
-pub async fn size<'a>(
-    sql: &mut Connection,
-    tables: impl Iterator<Item = &'a TableName> + Clone,
-) -> Result<Option<u64>, Error> {
-    let schemas = text_array(tables.clone().map(|table| table.schema.as_str()));
-    let names = text_array(tables.map(|table| table.name.as_str()));
-    let parameters = [Some(&schemas[..]), Some(&names[..])];
+///
+/// # Errors
+/// The server's.
+pub async fn size(sql: &mut Connection, tables: &Named) -> Result<Option<u64>, Error> {
+    let parameters = tables.parameters();
     let questions = [
         Question::Simple("BEGIN; SET LOCAL lock_timeout = '1s'"),
         Question::Extended(SIZE, &parameters),
@@ -169,22 +201,36 @@ pub async fn size<'a>(
     }
 }
 
-/// What [`from_answers`] is made from. Without a search_path types are named in full, and alike on
-/// both sides.
-pub const QUESTIONS: [Question<'static>; 5] = [
-    Question::Extended(TABLES, &[]),
-    Question::Simple("BEGIN; SET LOCAL search_path = ''"),
-    Question::Extended(COLUMNS, &[]),
-    Question::Extended(SEQUENCES, &[]),
-    Question::Simple("ROLLBACK"),
-];
-
-/// Everything under a table's name in the database, but for PostgreSQL's own.
-pub async fn all(sql: &mut Connection) -> Result<HashMap<TableName, Table>, Error> {
-    from_answers(sql.ask_all(&QUESTIONS).await?)
+/// What [`from_answers`] is made from, of so many tables. Without a search_path types are named in
+/// full, and alike on both sides.
+pub fn questions<'a>(tables: &'a [Option<&'a str>; 2]) -> [Question<'a>; 5] {
+    [
+        Question::Extended(TABLES, tables),
+        Question::Simple("BEGIN; SET LOCAL search_path = ''"),
+        Question::Extended(COLUMNS, tables),
+        Question::Extended(SEQUENCES, tables),
+        Question::Simple("ROLLBACK"),
+    ]
 }
 
-/// What a server answered to [`QUESTIONS`].
+/// What stands under these names.
+pub async fn named(
+    sql: &mut Connection,
+    tables: &Named,
+) -> Result<HashMap<TableName, Table>, Error> {
+    from_answers(sql.ask_all(&questions(&tables.parameters())).await?)
+}
+
+/// What nobody can publish, and what it is: see [`not_a_table`]; `None` is a table that is not
+/// logged.
+pub async fn not_published(
+    sql: &mut Connection,
+) -> Result<Vec<(TableName, Option<&'static str>)>, Error> {
+    let rows = sql.query(NOT_PUBLISHED, &[]).await?;
+    Ok(rows.iter().map(|row| (name(row), not_a_table(letter(row, 2)))).collect())
+}
+
+/// What a server answered to [`questions`].
 pub fn from_answers(
     answers: Vec<Result<Vec<Row>, Error>>,
 ) -> Result<HashMap<TableName, Table>, Error> {

@@ -3,7 +3,7 @@
 use super::firing::{self, Sides};
 use super::published::Published;
 use super::server::Server;
-use super::tables::{self, Table};
+use super::tables::{self, Named, Table};
 use super::{Findings, NAME, both, columns, creation, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
@@ -139,18 +139,22 @@ async fn look(
     session.has_seen_schema = check_schema(&server, &schema?, findings);
     // Where a backup is being restored, tables come and go.
     let from_backup = subscription.spec.initialise == Initialise::Backup;
-    let mut asked =
-        ask_of_tables(subscription, published.is_some() && !from_backup, session).await?;
+    let names = &subscription.spec.schema.names;
+    let on_target: Option<Vec<TableName>> = published
+        .map(|published| published.tables.iter().map(|(name, _)| names.table(name)).collect());
+    let named = on_target.map(|tables| Named::new(tables.iter()));
+    let asked_now = named.as_ref().filter(|_| !from_backup);
+    let mut asked = ask_of_tables(subscription, asked_now, session).await?;
     let left = check_progress(subscription, &asked.progress, findings);
     if from_backup && !left.begun {
         findings.note("it waits for its target to be restored from a backup (farshore initialise)");
         return Ok(());
     }
-    let Some(published) = published else { return Ok(()) };
+    let Some((published, named)) = published.zip(named) else { return Ok(()) };
     check_claims(config, subscription, published, findings);
     check_circles(config, subscription, published, findings);
     if from_backup {
-        let catalogue = tables::all(&mut session.connection).await;
+        let catalogue = tables::named(&mut session.connection, &named).await;
         asked.catalogue = catalogue.map_err(|error| session.error(error));
     }
     check_tables(subscription, published, &server, left, asked, session, findings).await
@@ -166,23 +170,25 @@ struct OfTables {
     triggers: Result<Vec<Row>, ApplyError>,
 }
 
-/// Asks in one round trip; of all tables only if there is something to compare them to.
+/// Asks in one round trip; of tables only where there is something to compare them to.
 async fn ask_of_tables(
     subscription: &Subscription,
-    of_all: bool,
+    tables: Option<&Named>,
     session: &mut Session,
 ) -> Result<OfTables, ApplyError> {
     let name = [Some(subscription.spec.name.as_str())];
     let triggers = firing::triggers_sql(session.replica_role);
-    let of_all = if of_all { &tables::QUESTIONS[..] } else { &[] };
+    let tables = tables.map(Named::parameters);
+    let of_tables = tables.as_ref().map(tables::questions);
+    let of_tables: &[Question<'_>] = of_tables.as_ref().map_or(&[], |questions| questions);
     let mut questions = vec![Question::Simple(&triggers)];
     if session.has_seen_schema {
         questions.extend(PROGRESS.map(|sql| Question::Extended(sql, &name)));
     }
-    questions.extend(of_all);
+    questions.extend(of_tables);
     let answers = session.connection.ask_all(&questions).await;
     let mut answers = answers.map_err(|error| session.error(error))?;
-    let catalogue = match answers.split_off(answers.len() - of_all.len()) {
+    let catalogue = match answers.split_off(answers.len() - of_tables.len()) {
         nothing if nothing.is_empty() => Ok(HashMap::new()),
         answers => tables::from_answers(answers).map_err(|error| session.error(error)),
     };

@@ -22,6 +22,12 @@ const HELD_BYTES_MAX: usize = 16 << 20;
 /// And never more than this.
 const HELD_BYTES_MOST: usize = 96 << 20;
 
+/// Bytes of changes of one relation that are held: more in a statement gains nothing.
+const RELATION_BYTES_MAX: usize = 16 << 20;
+
+/// Changes that are held: each takes memory of its own, however small it is.
+const CHANGES_MAX: usize = 400_000;
+
 /// A change larger than this is not held: it goes by itself.
 const CHANGE_BYTES_MAX: usize = 256 << 10;
 
@@ -53,6 +59,7 @@ pub struct Batches {
     /// Relations with changes, in the order of their first.
     pending: Vec<(u32, DictionaryId)>,
     bytes: usize,
+    changes: usize,
     /// Bytes of the bodies that what is pending is a part of, and keeps in memory.
     held: usize,
 }
@@ -65,6 +72,8 @@ struct Known {
     /// Changes that are a statement of their own come after everything before them.
     in_order: bool,
     place: Place,
+    /// Bytes of its changes that are held.
+    bytes: usize,
 }
 
 impl Batches {
@@ -79,6 +88,7 @@ impl Batches {
             references,
             pending: Vec::new(),
             bytes: 0,
+            changes: 0,
             held: 0,
         }
     }
@@ -99,6 +109,7 @@ impl Batches {
             row_by_row_until: self.row_by_row.until(&target.table),
             in_order: planned == Planned::InOrder || place != Place::Free,
             place,
+            bytes: 0,
             batch: match planned {
                 Planned::Batch(plan) if place != Place::InCircle => {
                     Some(Batch::new(id, target, plan, is_parent, &self.references))
@@ -123,7 +134,7 @@ impl Batches {
 
     /// Relations with changes, parents before their children; the caller sends them.
     pub fn take_pending(&mut self) -> Vec<DictionaryId> {
-        (self.bytes, self.held) = (0, 0);
+        (self.bytes, self.changes, self.held) = (0, 0, 0);
         let mut pending: Vec<DictionaryId> =
             self.pending.drain(..).map(|(_, relation)| relation).collect();
         pending.sort_by_key(|relation| match self.relations.get(relation).map(|r| r.place) {
@@ -192,7 +203,13 @@ impl Batches {
         if first && !self.pending.contains(&(table, relation)) {
             self.pending.push((table, relation));
         }
+        // What was held of it before has been sent.
+        known.bytes = if first { bytes } else { known.bytes + bytes };
         self.bytes += bytes;
-        if self.bytes >= PENDING_BYTES_MAX * self.factor() { Offered::Full } else { Offered::Taken }
+        self.changes += 1;
+        let is_full = known.bytes >= RELATION_BYTES_MAX
+            || self.changes >= CHANGES_MAX
+            || self.bytes >= PENDING_BYTES_MAX * self.factor();
+        if is_full { Offered::Full } else { Offered::Taken }
     }
 }
