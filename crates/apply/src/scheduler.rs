@@ -30,8 +30,8 @@ pub struct GroupLimits {
     pub batches: Batches,
     /// As [`GroupLimits::commands_max`], for a batch.
     pub batch_commands_max: u64,
-    /// As [`GroupLimits::transactions_max`], for a batch: usually it is commands that count, of which
-    /// a transaction has one at least.
+    /// As [`GroupLimits::transactions_max`], for a batch: usually it is commands that count, and a
+    /// transaction without one counts as one.
     pub batch_transactions_max: u64,
     /// Commands from which on a transaction is written as a batch even when nothing is behind.
     pub batch_from_commands: u64,
