@@ -480,7 +480,8 @@ fn downstream() -> Result<(Pair, Upstream)> {
 
 /// Other changes, until the upstream site's log has come past `had`.
 fn go_past(pair: &Pair, upstream: &Upstream, had: &str) -> Result<()> {
-    let mut from = 5_000;
+    // Behind all that is changed later, however often it takes.
+    let mut from = 20_000;
     wait_until("the upstream store to get there", SOON, &[&upstream.site.log_path()], || {
         change_otherwise(pair, from)?;
         from += 1_000;
