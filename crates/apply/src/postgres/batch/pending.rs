@@ -26,7 +26,7 @@ const HELD_BYTES_MOST: usize = 96 << 20;
 const RELATION_BYTES_MAX: usize = 16 << 20;
 
 /// Changes that are held: each takes memory of its own, however small it is.
-const CHANGES_MAX: usize = 400_000;
+const CHANGES_MAX: usize = 200_000;
 
 /// A change larger than this is not held: it goes by itself.
 const CHANGE_BYTES_MAX: usize = 256 << 10;
