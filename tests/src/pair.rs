@@ -203,6 +203,20 @@ impl Pair {
         })
     }
 
+    /// Waits until the store of a site's only publication has the log up to `position`.
+    ///
+    /// # Errors
+    /// When it takes minutes.
+    pub fn await_stored(&self, site: &Site, position: &str) -> Result<()> {
+        wait_until("the store to get there", self.patience, &[&site.log_path()], || {
+            let durable = site.status()?["publications"][0]["durable"].clone();
+            let durable = durable.as_str().filter(|durable| !durable.is_empty()).unwrap_or("0/0");
+            let reached =
+                self.publisher_says(&format!("SELECT '{durable}'::pg_lsn >= '{position}'"))?;
+            Ok((reached == "t").then_some(()))
+        })
+    }
+
     /// Waits until a table has been copied to the subscriber and subscription `s` streams.
     ///
     /// # Errors

@@ -42,6 +42,19 @@ pub struct Site {
     directory: TempDir,
 }
 
+/// What the log says when an operator lets an agent go on that had stopped.
+const LET_GO_ON: [&str; 4] =
+    [" resumed ", " to be skipped ", " to be copied anew ", " initialised from a backup "];
+
+/// The first line of a log that says that an agent stopped, since one was let go on.
+fn stop_since(log: &str) -> Option<&str> {
+    log.lines().fold(None, |stop, line| match stop {
+        _ if LET_GO_ON.iter().any(|text| line.contains(text)) => None,
+        None => Some(line).filter(|line| line.contains(" stopped: ")),
+        known => known,
+    })
+}
+
 impl Site {
     /// A site without publications, whose data directory is `data` beside its file.
     ///
@@ -299,7 +312,7 @@ impl Site {
                 {
                     bail!("farshore ended ({status}) instead of {what}{}", log_tail(&log, 25));
                 }
-                if let Some(line) = self.log().lines().find(|line| line.contains(" stopped: ")) {
+                if let Some(line) = stop_since(&self.log()) {
                     bail!("an agent stopped, waiting for {what}: {line}");
                 }
             }

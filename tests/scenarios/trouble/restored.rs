@@ -251,18 +251,6 @@ fn set_back_but_for_the_target() -> Result<(Pair, Backup)> {
     Ok((pair, target))
 }
 
-/// Waits until the store has the log up to here, which is not what the target has there.
-fn await_store(pair: &Pair, position: &str) -> Result<()> {
-    wait_until("the store to get there", SOON, &[&pair.site.log_path()], || {
-        let durable = pair.site.status()?["publications"][0]["durable"].clone();
-        let reached = format!(
-            "SELECT '{}'::pg_lsn >= '{position}'",
-            durable.as_str().filter(|durable| !durable.is_empty()).unwrap_or("0/0")
-        );
-        Ok((pair.publisher_says(&reached)? == "t").then_some(()))
-    })
-}
-
 #[test]
 fn a_target_that_is_ahead_of_what_was_set_back_is_noticed_and_remembered() -> Result<()> {
     let (mut pair, _) = set_back_but_for_the_target()?;
@@ -273,7 +261,7 @@ fn a_target_that_is_ahead_of_what_was_set_back_is_noticed_and_remembered() -> Re
     for from in [5_000, 6_000] {
         change_otherwise(&pair, from)?;
     }
-    await_store(&pair, &applied)?;
+    pair.await_stored(&pair.site, &applied)?;
     let resumed = pair.site.verb("resume", &["--subscription", "s"])?;
     let (state, _) = pair.site.await_trouble("s", "the target has applied up to")?;
     ensure!(state == "stopped", "{state} after {resumed:?}");
@@ -357,7 +345,7 @@ fn a_target_that_is_ahead_is_noticed_also_when_it_is_reached_late() -> Result<()
     for from in [5_000, 6_000] {
         change_otherwise(&pair, from)?;
     }
-    await_store(&pair, &applied)?;
+    pair.await_stored(&pair.site, &applied)?;
     pair.subscriber.start()?;
     let (state, error) = pair.site.await_trouble("s", "the target has applied up to")?;
     ensure!(state == "stopped", "{state}: {error}");
@@ -378,7 +366,7 @@ fn a_first_copy_that_begins_late_and_is_cut_off_goes_on() -> Result<()> {
     pair.site.start()?;
     pair.site.await_trouble("s", "cannot connect")?;
     pair.publish("INSERT INTO t SELECT generate_series(1, 1000)")?;
-    await_store(&pair, &pair.publisher_says("SELECT pg_current_wal_lsn()")?)?;
+    pair.await_stored(&pair.site, &pair.publisher_says("SELECT pg_current_wal_lsn()")?)?;
     // A snapshot that others can use waits for whoever writes.
     let mut writing = pair.publisher.connect()?;
     writing.batch_execute("BEGIN; INSERT INTO t VALUES (0)")?;
@@ -662,7 +650,7 @@ fn the_publisher_from_a_backup_of_a_quiet_time_is_noticed() -> Result<()> {
     )?;
     let position = pair.publisher_says("SELECT pg_current_wal_lsn()")?;
     pair.site.start()?;
-    await_store(&pair, &position)?;
+    pair.await_stored(&pair.site, &position)?;
     pair.site.stop()?;
     pair.publisher.restore(&backup)?;
     for from in [5_000, 6_000] {
