@@ -25,7 +25,7 @@ use hashbrown::HashTable;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// Keys that a netting keeps memory for when it is empty.
-const KEPT_MAX: usize = 256;
+const KEPT_MAX: usize = 32;
 
 /// What a key's changes come to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,8 +167,8 @@ impl Netting {
         self.nets = std::mem::take(&mut self.held_back);
     }
 
-    /// Forgets everything but what is held back, and keeps a little memory for the next batch: there may be thousands
-    /// of tables.
+    /// Forgets everything but what is held back, and keeps a little memory for the next batch: there
+    /// may be thousands of tables.
     pub fn clear(&mut self) {
         self.nets.clear();
         self.nets.shrink_to(KEPT_MAX);

@@ -2,7 +2,7 @@
 
 use farshore_capture::publication::TableName;
 use farshore_pg::{Connection, Error, Question, Row, text_array};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// Between names in one value; no identifier holds it.
 const SEPARATOR: char = '\u{1}';
@@ -94,7 +94,17 @@ impl Table {
     }
 }
 
-const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
+/// The tables that are asked about (`c`, and their schemas `n`), by the parameters of [`Named`].
+macro_rules! named {
+    () => {
+        "FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
+         JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
+         JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name "
+    };
+}
+
+const TABLES: &str = concat!(
+    "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
        (SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
          ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
          WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
@@ -109,25 +119,26 @@ const TABLES: &str = "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, 
        has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
        has_table_privilege(c.oid, 'TRUNCATE'), \
        pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
-       row_security_active(c.oid) \
-     FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
-     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+       row_security_active(c.oid) ",
+    named!(),
+    "\
      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
-     AND n.nspname NOT IN ('information_schema', 'farshore')";
+     AND n.nspname NOT IN ('information_schema', 'farshore')"
+);
 
-const COLUMNS: &str = "SELECT n.nspname, c.relname, a.attname, \
+const COLUMNS: &str = concat!(
+    "SELECT n.nspname, c.relname, a.attname, \
        pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull, \
        a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL, \
-       a.attgenerated <> '', a.attgenerated = 'v', a.atttypid, a.atttypmod \
-     FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
-     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+       a.attgenerated <> '', a.attgenerated = 'v', a.atttypid, a.atttypmod ",
+    named!(),
+    "\
      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
      JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
      WHERE c.relkind IN ('r', 'p') AND a.attnum > 0 AND NOT a.attisdropped \
      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
-     ORDER BY a.attrelid, a.attnum";
+     ORDER BY a.attrelid, a.attnum"
+);
 
 const SEQUENCES: &str = "SELECT n.nspname, c.relname, pg_catalog.format('%I.%I', sn.nspname, \
          sc.relname), pg_catalog.has_sequence_privilege(sc.oid, 'USAGE, SELECT'), \
@@ -155,24 +166,26 @@ const NOT_PUBLISHED: &str = "SELECT n.nspname, c.relname, c.relkind \
      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore')";
 
 /// A size locks its table for a moment. `pg_partition_tree` would lock all of them until the end.
-const SIZE: &str = "WITH RECURSIVE named (oid) AS (SELECT c.oid \
-     FROM unnest($1::text::name[], $2::text::name[]) AS w (schema_name, table_name) \
-     JOIN pg_catalog.pg_namespace n ON n.nspname = w.schema_name \
-     JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.table_name \
+const SIZE: &str = concat!(
+    "WITH RECURSIVE named (oid) AS (SELECT c.oid ",
+    named!(),
+    "\
      UNION SELECT i.inhrelid FROM named JOIN pg_catalog.pg_class p \
        ON p.oid = named.oid AND p.relkind = 'p' \
      JOIN pg_catalog.pg_inherits i ON i.inhparent = p.oid) \
      SELECT pg_catalog.sum(pg_catalog.pg_table_size(c.oid)) \
-     FROM named JOIN pg_catalog.pg_class c ON c.oid = named.oid AND c.relkind = 'r'";
+     FROM named JOIN pg_catalog.pg_class c ON c.oid = named.oid AND c.relkind = 'r'"
+);
 
 /// Tables as the questions about them take them.
 pub struct Named([String; 2]);
 
 impl Named {
-    /// These tables.
-    pub fn new<'a>(tables: impl Iterator<Item = &'a TableName> + Clone) -> Named {
-        let schemas = text_array(tables.clone().map(|table| table.schema.as_str()));
-        Named([schemas, text_array(tables.map(|table| table.name.as_str()))])
+    /// These tables, each once: two may have one name on a target.
+    pub fn new<'a>(tables: impl Iterator<Item = &'a TableName>) -> Named {
+        let tables: BTreeSet<&TableName> = tables.collect();
+        let schemas = text_array(tables.iter().map(|table| table.schema.as_str()));
+        Named([schemas, text_array(tables.iter().map(|table| table.name.as_str()))])
     }
 
     /// For [`questions`].
