@@ -89,6 +89,43 @@ fn transactions_of_millions_of_rows() -> Result<()> {
     Ok(())
 }
 
+/// What is kept for each table is little.
+#[test]
+fn a_transaction_of_a_million_rows_over_many_tables() -> Result<()> {
+    const TABLES: i64 = 800;
+    let _turn = take_turn();
+    let rows = number("FARSHORE_ROWS", 5_000_000)? / 5 / TABLES;
+    // Not in one transaction: that would take more locks than a server has room for.
+    let create = |from: i64| {
+        format!(
+            "DO $$ BEGIN FOR n IN {from}..{} LOOP EXECUTE format( \
+             'CREATE TABLE many_%s (id bigint PRIMARY KEY, a integer, v text)', n); \
+             END LOOP; END $$",
+            from + TABLES / 4 - 1
+        )
+    };
+    let mut pair = pair(&create(1))?;
+    for quarter in 1..4 {
+        pair.on_both(&create(quarter * TABLES / 4 + 1))?;
+    }
+    pair.site.start()?;
+    pair.await_arrival()?;
+    assert_bounded(&mut pair, "copies of many tables")?;
+    pair.publish(&format!(
+        "DO $$ BEGIN FOR n IN 1..{TABLES} LOOP EXECUTE format('INSERT INTO many_%s \
+         SELECT i, {rows} - i, ''row '' || i FROM generate_series(1, {rows}) AS i', n); \
+         END LOOP; END $$"
+    ))?;
+    pair.await_arrival()?;
+    assert_bounded(&mut pair, "inserts into many tables")?;
+    let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+    let tables: Vec<String> = (1..=TABLES).map(|n| format!("public.many_{n}")).collect();
+    let tables: Vec<&str> = tables.iter().map(String::as_str).collect();
+    checksum::assert_equal(&source, &target, &tables)?;
+    pair.site.stop()?;
+    Ok(())
+}
+
 /// Bytes that do not compress, different for every seed.
 fn noise(seed: i64) -> Vec<u8> {
     let mut state = (seed as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
