@@ -121,6 +121,11 @@ struct Early {
 }
 
 impl EarlyStart {
+    /// Whether one is under way.
+    pub fn is_busy(&self) -> bool {
+        self.current.is_some()
+    }
+
     /// Nothing is under way.
     pub fn new(store: &dyn LogStore, settings: Option<EarlySettings>) -> EarlyStart {
         EarlyStart {

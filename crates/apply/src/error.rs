@@ -23,6 +23,15 @@ pub enum ApplyError {
     /// The target refused a change, or the change met other rows than it should.
     #[error("{0}")]
     Change(Box<FailedChange>),
+    /// The target has no room (locks, memory) for groups side by side, or of many transactions.
+    #[error("{error}")]
+    NoRoom {
+        /// Confirmed by it.
+        applied: Lsn,
+        /// What it said.
+        #[source]
+        error: Box<ApplyError>,
+    },
     /// The target refused to commit.
     #[error("{0}")]
     Commit(Box<RefusedCommit>),
@@ -209,7 +218,8 @@ impl ApplyError {
             | ApplyError::InUse(_)
             | ApplyError::StreamFirst(_)
             | ApplyError::BatchRefused { .. }
-            | ApplyError::LanesMet { .. } => true,
+            | ApplyError::LanesMet { .. }
+            | ApplyError::NoRoom { .. } => true,
             // The distributor's disk is full.
             ApplyError::Store(error) if error.is_out_of_room() => true,
             ApplyError::Store(_)

@@ -37,6 +37,7 @@ mod remedy;
 pub mod requests;
 mod row_by_row;
 pub mod scheduler;
+mod small_groups;
 mod status;
 mod streaming;
 mod subscription;

@@ -214,6 +214,11 @@ impl Scheduler {
         Scheduler { limits, open: None, crowded: false }
     }
 
+    /// What holds from now on, for the open group too.
+    pub fn set_limits(&mut self, limits: GroupLimits) {
+        self.limits = limits;
+    }
+
     /// Whether a target transaction is open.
     pub fn is_open(&self) -> bool {
         self.open.is_some()

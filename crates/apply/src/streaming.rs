@@ -5,7 +5,8 @@ use crate::early::{EarlySettings, EarlyStart, Outcome, Turn};
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{ProgressStep, TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
-use crate::scheduler::{Batches, Input, Scheduler, Tables};
+use crate::scheduler::{Batches, GroupLimits, Input, Scheduler, Tables};
+use crate::small_groups::SmallGroups;
 use crate::status::{AppliedTransaction, Phase, SourceTransaction};
 use crate::subscription::{Start, Subscription};
 use farshore_fault as fault;
@@ -57,6 +58,11 @@ pub(crate) struct Streaming<'a> {
     /// Row changes of those.
     early_changes: u64,
     scheduler: Scheduler,
+    /// Bounds of a usual group.
+    limits: GroupLimits,
+    small: SmallGroups,
+    /// How many times the bounds of groups are halved now.
+    halvings: u32,
     /// Confirmed by the target.
     applied: Lsn,
     /// Position of the last group that was sent with its COMMIT.
@@ -98,14 +104,14 @@ pub(crate) struct Streaming<'a> {
 }
 
 impl<'a> Streaming<'a> {
-    /// Nothing is open. `halved` is how many times the bounds of a group are halved.
+    /// Nothing is open. Groups are as `small` says.
     pub fn new(
         agent: &'a Subscription,
         feed: LogFeed,
         mut writer: Writer,
         start: Start,
         early: EarlySettings,
-        halved: u32,
+        small: SmallGroups,
     ) -> Streaming<'a> {
         let durable = agent.store.durable().borrow().0;
         if start.applied >= early.lanes.alone_until
@@ -114,7 +120,10 @@ impl<'a> Streaming<'a> {
             writer.expect_much();
         }
         let usual = agent.spec.limits;
-        let may_be_early = usual.batches != Batches::Never && writer.may_be_early();
+        let halvings = small.halvings_at(start.applied);
+        // What is done early takes room beside the others.
+        let may_be_early =
+            usual.batches != Batches::Never && writer.may_be_early() && halvings == 0;
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
         let again_at = start.again_after.map(|pause| Instant::now() + pause);
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
@@ -124,7 +133,10 @@ impl<'a> Streaming<'a> {
             writer,
             early,
             early_changes: 0,
-            scheduler: Scheduler::new(limits.halved(halved)),
+            scheduler: Scheduler::new(limits.halved(halvings)),
+            limits,
+            small,
+            halvings,
             applied: start.applied,
             sent: start.applied,
             seen: start.applied,
@@ -151,6 +163,24 @@ impl<'a> Streaming<'a> {
 
     /// Applies what the log has and will have, until told to stop or to copy new tables.
     pub async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<StreamEnd, ApplyError> {
+        let end = self.apply_all(stop).await;
+        let groups = self.awaiting.iter().map(|(_, group)| group).chain([&self.in_group]);
+        let in_flight = groups.map(Vec::len).sum::<usize>() + usize::from(self.early.is_busy());
+        end.map_err(|error| {
+            // One transaction by itself needs what it needs.
+            let may_need_less = in_flight > 1 && error.is_out_of_memory();
+            if may_need_less {
+                ApplyError::NoRoom { applied: self.applied, error: Box::new(error) }
+            } else {
+                error
+            }
+        })
+    }
+
+    async fn apply_all(
+        &mut self,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<StreamEnd, ApplyError> {
         loop {
             if *stop.borrow() {
                 self.commit_group().await?;
@@ -238,6 +268,7 @@ impl<'a> Streaming<'a> {
             // The target may keep us waiting from here on.
             self.agent.set_status(|status| status.oldest_pending = Some(source));
         }
+        self.let_groups_grow();
         let (input, _) = input_of(&header, &body, self.is_behind(header.commit_time));
         let decision = self.scheduler.step(input);
         if decision.commit_before {
@@ -310,6 +341,18 @@ impl<'a> Streaming<'a> {
         self.awaiting.push_back((to, vec![source]));
         self.acknowledge_up_to(to)?;
         Ok(true)
+    }
+
+    /// Groups are larger again where nothing was refused for a while.
+    fn let_groups_grow(&mut self) {
+        if self.halvings == 0 {
+            return;
+        }
+        let halvings = self.small.halvings_at(self.seen);
+        if halvings < self.halvings {
+            self.halvings = halvings;
+            self.scheduler.set_limits(self.limits.halved(halvings));
+        }
     }
 
     /// What the target is when it has everything up to `position`.

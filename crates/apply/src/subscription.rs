@@ -19,6 +19,7 @@ use crate::postgres::session::{Session, application_name};
 use crate::postgres::writer::{Following, Writer};
 use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
+use crate::small_groups::SmallGroups;
 use crate::status::SubscriptionStatus;
 use crate::streaming::{StreamEnd, Streaming};
 use crate::{ApplyError, Given};
@@ -99,15 +100,15 @@ pub struct Subscription {
     pub detaching: Detaching,
 }
 
-/// How many times the bounds of a group are halved at most: it is one transaction by then.
-const HALVED_MAX: u32 = 10;
+/// How long a target is left alone that had no room for a group.
+const NO_ROOM_PAUSE: Duration = Duration::from_millis(250);
 
 /// How what failed before is applied this time.
 pub(crate) struct Attempt {
     /// Where each transaction goes by itself.
     careful: Option<CarefulSpan>,
-    /// How many times the bounds of a group are halved.
-    halved: u32,
+    /// Where groups are smaller.
+    small: SmallGroups,
     /// Where batches are not tried.
     row_by_row: RowByRow,
     /// Up to here groups do not run side by side.
@@ -196,7 +197,8 @@ impl Subscription {
         mut stop: watch::Receiver<bool>,
         cancel: &CancelTokens,
     ) -> Result<(), ApplyError> {
-        let (mut careful, mut halved) = (None, 0);
+        let mut careful = None;
+        let mut small = SmallGroups::default();
         let mut row_by_row = RowByRow::default();
         let mut alone = Alone::default();
         // A row found no partition; in which table.
@@ -234,9 +236,9 @@ impl Subscription {
                 vec![session.connection.cancel_token()];
             let attempt = Attempt {
                 careful: careful.take(),
-                halved,
+                small,
                 row_by_row: row_by_row.clone(),
-                alone_until: alone.until,
+                alone_until: alone.until.max(small.until()),
                 cancel: cancel.clone(),
             };
             let (asked_in_vain, copies_wait) = (start.ask_again, start.copies_wait);
@@ -316,15 +318,20 @@ impl Subscription {
                     }
                     tracing::info!("the publisher is asked what it publishes by now. {error}");
                 }
-                // Of one transaction there is no half.
-                Err(Failure { error, .. }) if error.is_out_of_memory() && halved < HALVED_MAX => {
-                    halved += 1;
+                Err(Failure { error: ApplyError::NoRoom { applied, error }, .. }) => {
+                    let Some(halvings) = small.note(applied) else { return Err(*error) };
                     tracing::warn!(
-                        "{error}. Groups of transactions are halved ({halved} times so far). If it \
-                         is locks that are short, because a group is for many tables, \
-                         max_locks_per_transaction on the target makes room for more"
+                        subscription = %self.spec.name,
+                        "{error}. Groups of transactions are halved for a while ({halvings} times \
+                         by now), and applied one after the other. If it is locks that are short, \
+                         because a group is for many tables, max_locks_per_transaction on the \
+                         target makes room for more"
                     );
                     self.cancel(cancel).await;
+                    tokio::select! {
+                        _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
+                        () = tokio::time::sleep(NO_ROOM_PAUSE) => {}
+                    }
                 }
                 Err(Failure { error, careful: None }) => return Err(error),
                 Err(Failure { error, careful: span }) => {
@@ -357,7 +364,7 @@ impl Subscription {
             start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
         let policy = self.spec.on_conflict.clone();
         let names = self.spec.schema.names.clone();
-        let Attempt { careful, halved, row_by_row, alone_until, cancel } = attempt;
+        let Attempt { careful, small, row_by_row, alone_until, cancel } = attempt;
         let pipeline = Pipeline::new(session);
         let lanes = LaneSettings {
             subscription: name.to_owned(),
@@ -381,7 +388,8 @@ impl Subscription {
             Writer::new(pipeline, lanes, policy, copied, row_by_row, names, following).await?;
         if let Some(span) = careful {
             let (feed, writer) = (&mut feed, &mut writer);
-            let commands_max = self.spec.limits.halved(halved).commands_max;
+            let halvings = small.halvings_at(start.applied);
+            let commands_max = self.spec.limits.halved(halvings).commands_max;
             let start = &mut start;
             Careful { agent: self, feed, writer, start, span, commands_max }.run(stop).await?;
         }
@@ -391,7 +399,7 @@ impl Subscription {
         let beside = start.beside.drain(..);
         start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
-        let mut streaming = Streaming::new(self, feed, writer, start, early, halved);
+        let mut streaming = Streaming::new(self, feed, writer, start, early, small);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
             let end = streaming.run(stop).await;
