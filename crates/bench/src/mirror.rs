@@ -1,7 +1,8 @@
 //! Scenario `mirror`, the log-compression study: clients that write as fast as the line lets them,
 //! each commit durable at its far end. PostgreSQL's own streaming, with every `wal_compression`
-//! that the build has, and a mirror, compressed and not, take turns on the same two servers. One
-//! case has a set rate of log, and is about what that costs.
+//! that the build has, and a mirror, compressed and not, take turns on the same two servers. Two
+//! cases have a set rate of log, and are about what that costs, with commits that wait and with
+//! commits that do not.
 
 use crate::contest::Bench;
 use crate::line::Conditions;
@@ -58,14 +59,17 @@ enum Load {
     Full,
     /// Log at a set rate.
     Steady,
+    /// The same, and no commit waits.
+    SteadyAsync,
 }
 
 const fn case(name: &'static str, mbit_per_s: u64, rtt_ms: u64) -> MirrorCase {
     MirrorCase { name, mbit_per_s, rtt_ms, load: Load::Full }
 }
 
-const STEADY: MirrorCase =
-    MirrorCase { name: "steady-12mb", mbit_per_s: 1_000, rtt_ms: 1, load: Load::Steady };
+const fn steady_case(name: &'static str, load: Load) -> MirrorCase {
+    MirrorCase { name, mbit_per_s: 1_000, rtt_ms: 1, load }
+}
 
 /// Who takes turns, by the name in the output.
 const NATIVE: [(&str, &str); 3] =
@@ -87,7 +91,7 @@ const fn by_link(compression: &'static str, wal_compression: &'static str) -> Wa
 
 impl MirrorCase {
     /// All cases, in the order they are run.
-    pub const ALL: [MirrorCase; 9] = [
+    pub const ALL: [MirrorCase; 10] = [
         case("10mbit-1ms", 10, 1),
         case("10mbit-20ms", 10, 20),
         case("50mbit-1ms", 50, 1),
@@ -96,7 +100,8 @@ impl MirrorCase {
         case("100mbit-20ms", 100, 20),
         case("1gbit-1ms", 1_000, 1),
         case("1gbit-20ms", 1_000, 20),
-        STEADY,
+        steady_case("steady-12mb", Load::Steady),
+        steady_case("steady-12mb-async", Load::SteadyAsync),
     ];
 
     /// The name on the command line and in the output.
@@ -107,7 +112,22 @@ impl MirrorCase {
     fn clients(self) -> u64 {
         match self.load {
             Load::Full => CLIENTS,
-            Load::Steady => STEADY_CLIENTS,
+            Load::Steady | Load::SteadyAsync => STEADY_CLIENTS,
+        }
+    }
+
+    /// So that commits wait, or do not.
+    fn waiting(self, way: Way) -> Way {
+        let waits = self.load != Load::SteadyAsync;
+        let mode = if waits { "far" } else { "async" };
+        match way {
+            Way::Native { wal_compression, .. } => {
+                Way::Native { wal_compression, commit: if waits { "on" } else { "local" } }
+            }
+            Way::Mirror { compression, wal_compression, .. } => {
+                Way::Mirror { compression, mode, wal_compression }
+            }
+            Way::Direct { wal_compression, .. } => Way::Direct { mode, wal_compression },
         }
     }
 
@@ -146,11 +166,11 @@ impl MirrorCase {
         for run in 0..bench.plan.runs {
             for (outcome, (name, way)) in outcomes.iter_mut().zip(&ways) {
                 mirrored.principal.execute_script(&fill)?;
-                mirrored.take(*way, conditions)?;
+                mirrored.take(self.waiting(*way), conditions)?;
                 let seed = bench.plan.seed + run as u64;
                 let mut took = mirrored.measure(|principal| match self.load {
                     Load::Full => full(principal, rows, seconds, seed),
-                    Load::Steady => steady(principal, seconds, seed),
+                    Load::Steady | Load::SteadyAsync => steady(principal, seconds, seed),
                 })?;
                 let costs: f64 = ["principal_cpu_s", "standby_cpu_s", "farshore_cpu_s"]
                     .map(|who| took.value(who))
@@ -174,7 +194,7 @@ impl MirrorCase {
             ("clients", json!(self.clients())),
             ("rows", json!(rows)),
             ("load_s", json!(seconds)),
-            ("mode", json!("far")),
+            ("mode", json!(if self.load == Load::SteadyAsync { "async" } else { "far" })),
             ("ends", json!("equal: every row's hash, after each run")),
         ]);
         let theirs: Vec<&'static str> = NATIVE.iter().map(|(name, _)| *name).collect();
@@ -184,7 +204,7 @@ impl MirrorCase {
             case: self.name,
             metric: match self.load {
                 Load::Full => ("commits_per_s", "commits_per_s"),
-                Load::Steady => ("all_cpu_s", "all_cpu_s"),
+                Load::Steady | Load::SteadyAsync => ("all_cpu_s", "all_cpu_s"),
             },
             is_higher_better: self.load == Load::Full,
             ours: &ours,

@@ -228,8 +228,13 @@ impl<'a> Mirrored<'a> {
         self.catch_up()?;
         self.principal.execute_script("CHECKPOINT")?;
         self.catch_up()?;
-        let is_local = matches!(way, Way::Native { commit: "local", .. });
-        if !is_local {
+        let nobody_waits = matches!(
+            way,
+            Way::Native { commit: "local", .. }
+                | Way::Mirror { mode: "async", .. }
+                | Way::Direct { mode: "async", .. }
+        );
+        if !nobody_waits {
             self.set(&self.principal, "synchronous_standby_names", name)?;
             wait_until("the standby to count", PREPARE_MAX, &[], || {
                 let sql = "SELECT count(*) FROM pg_stat_replication \

@@ -184,16 +184,15 @@ impl Far {
     pub async fn keep(&self, session: Session, request: &MirrorRequest) -> Result<(), MirrorError> {
         let site = session.peer_site().to_owned();
         let (sender, mut receiver) = session.split();
-        let (spool, applied_counts) =
-            self.begin(&site, &mut receiver, request.have.as_ref()).await?;
-        self.standbys.set_waited_for(applied_counts);
+        let (spool, awaited) = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        self.standbys.set_waited_for(awaited == Awaited::Replayed);
         self.status().connected = true;
         let _connected = Connected(self);
         tokio::select! {
             // However much comes, what is durable is told.
             biased;
-            ended = self.acknowledge(&spool, applied_counts, sender) => ended,
-            ended = self.take_in(&site, &spool, applied_counts, receiver) => ended,
+            ended = self.acknowledge(&spool, awaited, sender) => ended,
+            ended = self.take_in(&site, &spool, awaited, receiver) => ended,
         }
     }
 
@@ -202,12 +201,12 @@ impl Far {
         site: &str,
         receiver: &mut Receiver,
         have: Option<&Have>,
-    ) -> Result<(Arc<Spool>, bool), MirrorError> {
+    ) -> Result<(Arc<Spool>, Awaited), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let first = receiver.next().await?.ok_or_else(|| protocol("no answer".to_owned()))?;
         let answer: Answer = serde_json::from_slice(&first)
             .map_err(|error| protocol(format!("an answer that cannot be read ({error})")))?;
-        let (system_id, timeline, start, identity, applied_counts) = match answer {
+        let (system_id, timeline, start, identity, awaited) = match answer {
             Answer::Follows {
                 system_id,
                 timeline,
@@ -215,6 +214,7 @@ impl Far {
                 segment_bytes,
                 server_version,
                 applied_counts,
+                nothing_counts,
             } => {
                 let identity = Identity {
                     system_id: system_id
@@ -224,7 +224,12 @@ impl Far {
                         .ok_or_else(|| protocol(format!("segments of {segment_bytes} bytes")))?,
                     server_version,
                 };
-                (system_id, timeline, start, identity, applied_counts)
+                let awaited = match (applied_counts, nothing_counts) {
+                    (_, true) => Awaited::Nothing,
+                    (true, false) => Awaited::Replayed,
+                    (false, false) => Awaited::Durable,
+                };
+                (system_id, timeline, start, identity, awaited)
             }
             Answer::Refused { why, passes } => {
                 return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
@@ -238,7 +243,7 @@ impl Far {
                 if spool.identity().segment != identity.segment {
                     return Err(protocol(format!("segments of {} bytes", identity.segment.get())));
                 }
-                Ok((spool, applied_counts))
+                Ok((spool, awaited))
             }
             (None, None) => {
                 let folder = self.folder.clone();
@@ -246,7 +251,7 @@ impl Far {
                 let spool = Arc::new(blocking(create).await?);
                 tracing::info!(mirror = %self.name, %start, timeline, "the spool begins");
                 self.spool.send_replace(Some(spool.clone()));
-                Ok((spool, applied_counts))
+                Ok((spool, awaited))
             }
             _ => Err(protocol(format!(
                 "log of {system_id} from {start} on timeline {timeline}, which was not asked for"
@@ -258,13 +263,13 @@ impl Far {
         &self,
         site: &str,
         spool: &Arc<Spool>,
-        applied_counts: bool,
+        awaited: Awaited,
         mut receiver: Receiver,
     ) -> Result<(), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let mut unpacker =
             Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
-        let mut gathered = Gathered::nothing(!applied_counts);
+        let mut gathered = Gathered::nothing(awaited != Awaited::Replayed);
         loop {
             // What has come already goes into the spool together.
             let here = if gathered.is_empty() || gathered.bytes >= HERE_BYTES {
@@ -338,7 +343,7 @@ impl Far {
     async fn acknowledge(
         &self,
         spool: &Arc<Spool>,
-        applied_counts: bool,
+        awaited: Awaited,
         mut sender: Sender,
     ) -> Result<(), MirrorError> {
         let mut positions = spool.positions();
@@ -346,7 +351,11 @@ impl Far {
         let (mut told, mut needed): (Option<FarPositions>, _) = (None, None);
         // When what nobody waits for is looked at, and how long it is not.
         let mut look_at: Option<Instant> = None;
-        let mut pause = TOLD_WITHIN;
+        let (pause_min, pause_max) = match awaited {
+            Awaited::Nothing => (TOLD_WITHIN_LAZILY, TOLD_WITHIN_LAZILY),
+            Awaited::Durable | Awaited::Replayed => (TOLD_WITHIN, TOLD_WITHIN_MAX),
+        };
+        let mut pause = pause_min;
         loop {
             let now = *positions.borrow_and_update();
             if spool.has_failed() {
@@ -362,8 +371,10 @@ impl Far {
             if fault::defect("mirror-reply-from-received") {
                 far.durable = now.written;
             }
-            let is_waited_for = told.is_none_or(|told| {
-                told.durable != far.durable || (applied_counts && told.applied != far.applied)
+            let is_waited_for = told.is_none_or(|told| match awaited {
+                Awaited::Nothing => false,
+                Awaited::Durable => told.durable != far.durable,
+                Awaited::Replayed => told.durable != far.durable || told.applied != far.applied,
             });
             let is_due = look_at.is_some_and(|at| at <= Instant::now());
             if is_waited_for || (is_due && told != Some(far)) {
@@ -372,16 +383,17 @@ impl Far {
                 fault::point("mirror.after-reply");
                 self.status().acknowledged = far.durable;
                 told = Some(far);
-                (look_at, pause) = (None, TOLD_WITHIN);
+                (look_at, pause) = (None, pause_min);
             } else if is_due {
-                (look_at, pause) = (None, (pause * 2).min(TOLD_WITHIN_MAX));
+                (look_at, pause) = (None, (pause * 2).min(pause_max));
             }
             if needed != Some(standbys.feedback) {
                 sender.send(FromFar::Feedback(standbys.feedback).encode()).await?;
                 needed = Some(standbys.feedback);
             }
-            let is_replayed_later =
-                !applied_counts && far.applied < far.durable && self.standbys.is_any_there();
+            let is_replayed_later = awaited == Awaited::Durable
+                && far.applied < far.durable
+                && self.standbys.is_any_there();
             if is_replayed_later || told != Some(far) {
                 look_at = look_at.or_else(|| Some(Instant::now() + pause));
             } else {
@@ -444,6 +456,18 @@ impl Far {
 const TOLD_WITHIN: Duration = Duration::from_millis(7);
 /// While standbys do not replay, they are looked at ever more seldom, down to this.
 const TOLD_WITHIN_MAX: Duration = Duration::from_millis(80);
+/// How soon it is told of anything where no commit waits.
+const TOLD_WITHIN_LAZILY: Duration = Duration::from_millis(250);
+
+/// What of the far end commits wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Awaited {
+    Nothing,
+    /// What is durable in the spool.
+    Durable,
+    /// What standbys have replayed.
+    Replayed,
+}
 
 /// What a spool keeps no more.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -484,6 +508,7 @@ mod tests {
             segment_bytes: 16 << 20,
             server_version: 180_000,
             applied_counts: false,
+            nothing_counts: false,
         };
         let log = Bytes::from(vec![7; 8_192]);
         let zstd = Compression::Fixed(Method::Zstd(1));
@@ -553,6 +578,13 @@ mod tests {
     /// What woke it was another thing: that a standby has replayed more wakes nobody.
     #[tokio::test]
     async fn what_is_replayed_is_told_whatever_else_came_meanwhile() {
+        for awaited in [Awaited::Nothing, Awaited::Durable, Awaited::Replayed] {
+            let told = tell_of_replay(awaited);
+            tokio::time::timeout(Duration::from_secs(30), told).await.expect("it was not told");
+        }
+    }
+
+    async fn tell_of_replay(awaited: Awaited) {
         let folder = tempfile::tempdir().unwrap();
         let segment = SegmentBytes::new(SEGMENT_BYTES).unwrap();
         let identity = Identity { system_id: SYSTEM_ID, segment, server_version: 150_018 };
@@ -582,12 +614,9 @@ mod tests {
             assert_eq!(applied_when_told().await, end);
             drop(standby);
         };
-        let told = async {
-            tokio::select! {
-                ended = far.acknowledge(&spool, false, sender) => ended.unwrap(),
-                () = listening => {}
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), told).await.expect("it was not told");
+        tokio::select! {
+            ended = far.acknowledge(&spool, awaited, sender) => ended.unwrap(),
+            () = listening => {}
+        }
     }
 }

@@ -499,6 +499,7 @@ impl Begun {
             segment_bytes: self.segment.get(),
             server_version: self.server_version,
             applied_counts: promise == Promise::FarApplied,
+            nothing_counts: promise == Promise::Async,
         }
     }
 }

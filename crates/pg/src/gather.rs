@@ -97,6 +97,11 @@ pub(crate) fn is_close(socket: &Socket) -> bool {
     socket.arrived().is_some_and(|arrived| arrived.round_trip <= ROUND_TRIP_MAX)
 }
 
+/// Returns after `patience`, or once so many bytes are here; meanwhile nobody is woken. Cancel-safe.
+pub(crate) async fn wait_for(bytes: usize, socket: &Socket, patience: Duration) {
+    Quiet::new(socket, bytes).until_enough(patience).await;
+}
+
 /// If what came from one look to the next came message by message: how many bytes, and up to which
 /// round trip a small window is enough for such messages.
 fn single_messages(before: Arrived, after: Arrived) -> Option<(u64, Duration)> {

@@ -9,6 +9,7 @@ use std::io;
 use std::ops::ControlFlow;
 use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// A socket and what waits on either side of it. All state lives here, none in the futures, so
@@ -133,6 +134,11 @@ impl Transport {
     /// Leaves messages to gather in the socket for a moment.
     pub(crate) async fn gather(&mut self) {
         self.gather.wait(&self.socket).await;
+    }
+
+    /// Leaves what comes in the socket for this long, or until it is so many bytes.
+    pub(crate) async fn wait_for(&self, bytes: usize, patience: Duration) {
+        gather::wait_for(bytes, &self.socket, patience).await;
     }
 
     /// Waits for the next message, writing meanwhile. Cancel-safe.

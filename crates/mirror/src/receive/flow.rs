@@ -23,6 +23,8 @@ const BATCH_BYTES_MAX: usize = 256 << 10;
 const STATUS_EVERY: Duration = Duration::from_secs(3);
 /// How often, where nobody waits for it.
 const STATUS_EVERY_ASYNC: Duration = Duration::from_secs(1);
+/// Where no commit waits, log that comes so soon after a piece waits for more.
+const GATHERING_ASYNC: Duration = Duration::from_millis(20);
 
 pub(super) async fn send(
     sender: &mut Sender,
@@ -80,6 +82,18 @@ pub(super) async fn hear(
     Err(protocol("no more, without a reason".to_owned()))
 }
 
+/// The next message, which is left to gather with others until then. Cancel-safe.
+async fn next_of(
+    stream: &mut ReplicationStream,
+    gathers_until: Instant,
+) -> Result<Option<StreamMessage>, farshore_pg::Error> {
+    let patience = gathers_until.saturating_duration_since(Instant::now());
+    if !patience.is_zero() {
+        stream.wait_for(BATCH_BYTES_MAX, patience).await;
+    }
+    stream.next().await
+}
+
 /// One timeline's log on its way.
 pub(super) struct Flow<'a> {
     pub(super) near: &'a Near,
@@ -105,6 +119,7 @@ impl Flow<'_> {
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut pending: Option<FromNear> = None;
         let mut waiting_since = Instant::now();
+        let mut gathers_until = waiting_since;
         let queue = self.queue;
         if let Some(first) = first {
             pending = self.take(first, stream)?.0;
@@ -148,11 +163,14 @@ impl Flow<'_> {
                         std::future::pending::<()>().await;
                     }
                 }
-                message = stream.next(), if pending.is_none() => {
+                message = next_of(stream, gathers_until), if pending.is_none() => {
                     let Some(first) = message? else { return Ok(self.received) };
                     let (batch, asked) = self.take(first, stream)?;
                     pending = batch;
                     waiting_since = Instant::now();
+                    if is_async {
+                        gathers_until = waiting_since + GATHERING_ASYNC;
+                    }
                     if asked || fault::defect("mirror-near-claims-far") {
                         let far = *positions.borrow();
                         self.reply(stream, far, true).await?;

@@ -76,6 +76,9 @@ pub enum Answer {
         /// the near end does not say.
         #[serde(default = "yes")]
         applied_counts: bool,
+        /// No commit waits for anything of the far end: that it is told now and then is enough.
+        #[serde(default)]
+        nothing_counts: bool,
     },
     /// It cannot be had.
     Refused {

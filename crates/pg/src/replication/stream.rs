@@ -8,6 +8,7 @@ use farshore_wire::backend::Message;
 use farshore_wire::frontend;
 use farshore_wire::replication::{FromClient, FromServer, HotStandbyFeedback, StandbyStatusUpdate};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a server says while it streams.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -160,6 +161,12 @@ impl ReplicationStream {
     /// walsender sends each by itself, which costs both sides more than the message is worth.
     pub async fn gather(&mut self) {
         self.connection.transport.gather().await;
+    }
+
+    /// Leaves what comes in the socket for this long, or until so many bytes are there: to be woken
+    /// for each message takes a processor more time than the message. Cancel-safe.
+    pub async fn wait_for(&mut self, bytes: usize, patience: Duration) {
+        self.connection.transport.wait_for(bytes, patience).await;
     }
 
     /// The next message if it is here, or can be read without waiting. `None` does not mean that
