@@ -17,7 +17,8 @@ pub struct PublisherLook {
     findings: Vec<Finding>,
     /// What it would publish, if it could be asked.
     published: Option<Published>,
-    /// The connection on which it was asked, until capture takes it.
+    /// The connection on which it was asked, until capture takes it; it ends with the look, which
+    /// is kept for as long as somebody waits for it.
     asked_on: Mutex<Option<Connection>>,
 }
 
@@ -42,20 +43,18 @@ pub enum Gate {
     },
 }
 
-/// Looks at the publisher, or takes another agent's look. The connection is kept for capture, if it
-/// is capture that asks.
+/// Looks at the publisher, or takes another agent's look.
 async fn look(
     publication: &Publication,
     begun: Begun,
     asked: &PublisherAsked,
     came: Arrival,
-    keeps_connection: bool,
 ) -> Arc<PublisherLook> {
     let ask = async {
         let mut findings = Findings::publication(&publication.spec.name);
         let found = publisher::check(publication, begun, &mut findings).await;
         let (published, asked_on) = found.unzip();
-        let asked_on = Mutex::new(asked_on.filter(|_| keeps_connection));
+        let asked_on = Mutex::new(asked_on);
         Ok::<_, Infallible>(PublisherLook { findings: findings.all, published, asked_on })
     };
     match asked.get_since(came, ask).await {
@@ -73,7 +72,7 @@ pub async fn publication(
     asked: &PublisherAsked,
     came: Arrival,
 ) -> (Gate, Option<Connection>) {
-    let look = look(publication, begun, asked, came, true).await;
+    let look = look(publication, begun, asked, came).await;
     let gate = decide(&look.findings, look.published.is_some());
     let asked_on = look.asked_on.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take();
     (gate, asked_on)
@@ -98,7 +97,7 @@ pub async fn subscription(
     came: Arrival,
 ) -> (Gate, Option<Session>) {
     let look = match own {
-        Some(own) => Some(look(own.publication, own.begun, own.asked, came, false).await),
+        Some(own) => Some(look(own.publication, own.begun, own.asked, came).await),
         // Another site has the publisher: the copy finds out what is published.
         None => None,
     };
