@@ -94,7 +94,7 @@ fn transactions_of_millions_of_rows() -> Result<()> {
 fn a_transaction_of_a_million_rows_over_many_tables() -> Result<()> {
     const TABLES: i64 = 800;
     let _turn = take_turn();
-    let rows = number("FARSHORE_ROWS", 5_000_000)? / 5 / TABLES;
+    let rows = (number("FARSHORE_ROWS", 5_000_000)? / 5 / TABLES).max(1);
     // Not in one transaction: that would take more locks than a server has room for.
     let create = |from: i64| {
         format!(

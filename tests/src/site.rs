@@ -48,10 +48,12 @@ const LET_GO_ON: [&str; 4] =
 
 /// The first line of a log that says that an agent stopped, since one was let go on.
 fn stop_since(log: &str) -> Option<&str> {
-    log.lines().fold(None, |stop, line| match stop {
-        _ if LET_GO_ON.iter().any(|text| line.contains(text)) => None,
-        None => Some(line).filter(|line| line.contains(" stopped: ")),
-        known => known,
+    log.lines().fold(None, |stop, line| {
+        if line.contains(" stopped: ") {
+            stop.or(Some(line))
+        } else {
+            stop.filter(|_| !LET_GO_ON.iter().any(|text| line.contains(text)))
+        }
     })
 }
 

@@ -98,7 +98,8 @@ impl Careful<'_> {
                 Some(LogItem::Halt(_)) | None => true,
             };
             if open > 0 && (is_apart || open >= self.commands_max) {
-                self.commit(seen, newest, transactions).await.map_err(Failure::of_many)?;
+                let committed = self.commit(seen, newest, transactions).await;
+                committed.map_err(|error| self.failure_of(transactions, error))?;
                 (open, transactions) = (0, 0);
             }
             match item {
@@ -116,7 +117,8 @@ impl Careful<'_> {
                     seen = seen.max(header.end_lsn);
                 }
                 Some(LogItem::Transaction { header, body }) => {
-                    self.among_others(&header, body, open == 0).await.map_err(Failure::of_many)?;
+                    let done = self.among_others(&header, body, open == 0).await;
+                    done.map_err(|error| self.failure_of(transactions + 1, error))?;
                     open += header.commands.max(1);
                     newest = Some(SourceTransaction::from(&header));
                     transactions += 1;
@@ -124,6 +126,15 @@ impl Careful<'_> {
                 }
             }
         }
+    }
+
+    /// What went wrong with this many transactions together.
+    fn failure_of(&self, transactions: u64, error: ApplyError) -> Failure {
+        if transactions < 2 || !error.is_out_of_memory() {
+            return Failure::of_many(error);
+        }
+        let error = ApplyError::NoRoom { applied: self.start.applied, error: Box::new(error) };
+        Failure { error, careful: Some(self.span) }
     }
 
     /// Applies a transaction together with those around it.

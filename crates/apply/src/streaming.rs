@@ -84,6 +84,8 @@ pub(crate) struct Streaming<'a> {
     again_at: Option<Instant>,
     /// How long it is left alone when it does not answer.
     ask_pause: Duration,
+    /// A transaction is worked on that is not in the open group yet.
+    is_applying: bool,
     /// The transactions in the open group.
     in_group: Vec<SourceTransaction>,
     /// When the open group was begun.
@@ -121,9 +123,7 @@ impl<'a> Streaming<'a> {
         }
         let usual = agent.spec.limits;
         let halvings = small.halvings_at(start.applied);
-        // What is done early takes room beside the others.
-        let may_be_early =
-            usual.batches != Batches::Never && writer.may_be_early() && halvings == 0;
+        let may_be_early = usual.batches != Batches::Never && writer.may_be_early();
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
         let again_at = start.again_after.map(|pause| Instant::now() + pause);
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
@@ -149,6 +149,7 @@ impl<'a> Streaming<'a> {
             ask_at: again_at.filter(|_| start.copies_wait).unwrap_or_else(Instant::now),
             again_at,
             ask_pause: ASK_AGAIN_MIN,
+            is_applying: false,
             in_group: Vec::new(),
             opened_at: Instant::now(),
             dry_since: None,
@@ -165,7 +166,9 @@ impl<'a> Streaming<'a> {
     pub async fn run(&mut self, stop: &mut watch::Receiver<bool>) -> Result<StreamEnd, ApplyError> {
         let end = self.apply_all(stop).await;
         let groups = self.awaiting.iter().map(|(_, group)| group).chain([&self.in_group]);
-        let in_flight = groups.map(Vec::len).sum::<usize>() + usize::from(self.early.is_busy());
+        let in_flight = groups.map(Vec::len).sum::<usize>()
+            + usize::from(self.is_applying)
+            + usize::from(self.early.is_busy());
         end.map_err(|error| {
             // One transaction by itself needs what it needs.
             let may_need_less = in_flight > 1 && error.is_out_of_memory();
@@ -279,6 +282,7 @@ impl<'a> Streaming<'a> {
             self.batch = decision.batch;
             self.writer.begin(decision.batch).await?;
         }
+        self.is_applying = true;
         let mut at = InTransaction { header: &header, subtransaction: header.xid };
         match body {
             Body::Inline(bytes) => {
@@ -301,6 +305,7 @@ impl<'a> Streaming<'a> {
             self.ask_again = true;
         }
         self.seen = self.seen.max(header.end_lsn);
+        self.is_applying = false;
         self.in_group.push(source);
         // Capture keeps no other transaction without changes.
         if header.commands == 0 {
@@ -345,7 +350,7 @@ impl<'a> Streaming<'a> {
 
     /// Groups are larger again where nothing was refused for a while.
     fn let_groups_grow(&mut self) {
-        if self.halvings == 0 {
+        if self.halvings == 0 || !self.in_group.is_empty() {
             return;
         }
         let halvings = self.small.halvings_at(self.seen);
@@ -382,7 +387,10 @@ impl<'a> Streaming<'a> {
         self.announce();
         // What was read after what is applied has no changes.
         self.early.settled(self.seen);
-        self.early.consider(self.applied, self.consistent_at);
+        // What is done early takes room beside the others.
+        if self.halvings == 0 {
+            self.early.consider(self.applied, self.consistent_at);
+        }
         let behind = self.seen > self.applied;
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         let (ask_at, ask_again) = (self.ask_at, self.ask_again);

@@ -318,7 +318,8 @@ impl Subscription {
                     }
                     tracing::info!("the publisher is asked what it publishes by now. {error}");
                 }
-                Err(Failure { error: ApplyError::NoRoom { applied, error }, .. }) => {
+                Err(Failure { error: ApplyError::NoRoom { applied, error }, careful: span }) => {
+                    careful = span;
                     let Some(halvings) = small.note(applied) else { return Err(*error) };
                     tracing::warn!(
                         subscription = %self.spec.name,

@@ -372,7 +372,7 @@ impl Far {
                 far.durable = now.written;
             }
             let is_waited_for = told.is_none_or(|told| match awaited {
-                Awaited::Nothing => false,
+                Awaited::Nothing => far.written.bytes_since(told.written) >= TOLD_BYTES_LAZILY,
                 Awaited::Durable => told.durable != far.durable,
                 Awaited::Replayed => told.durable != far.durable || told.applied != far.applied,
             });
@@ -391,7 +391,7 @@ impl Far {
                 sender.send(FromFar::Feedback(standbys.feedback).encode()).await?;
                 needed = Some(standbys.feedback);
             }
-            let is_replayed_later = awaited == Awaited::Durable
+            let is_replayed_later = awaited != Awaited::Replayed
                 && far.applied < far.durable
                 && self.standbys.is_any_there();
             if is_replayed_later || told != Some(far) {
@@ -456,8 +456,10 @@ impl Far {
 const TOLD_WITHIN: Duration = Duration::from_millis(7);
 /// While standbys do not replay, they are looked at ever more seldom, down to this.
 const TOLD_WITHIN_MAX: Duration = Duration::from_millis(80);
-/// How soon it is told of anything where no commit waits.
+/// How soon it is told of anything where no commit waits, or of how much log: what is on its way is
+/// shown by that.
 const TOLD_WITHIN_LAZILY: Duration = Duration::from_millis(250);
+const TOLD_BYTES_LAZILY: u64 = 1 << 20;
 
 /// What of the far end commits wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -579,12 +581,15 @@ mod tests {
     #[tokio::test]
     async fn what_is_replayed_is_told_whatever_else_came_meanwhile() {
         for awaited in [Awaited::Nothing, Awaited::Durable, Awaited::Replayed] {
-            let told = tell_of_replay(awaited);
-            tokio::time::timeout(Duration::from_secs(30), told).await.expect("it was not told");
+            for comes_more in [true, false] {
+                let told = tell_of_replay(awaited, comes_more);
+                let told = tokio::time::timeout(Duration::from_secs(30), told).await;
+                told.unwrap_or_else(|_| panic!("not told: {awaited:?}, {comes_more}"));
+            }
         }
     }
 
-    async fn tell_of_replay(awaited: Awaited) {
+    async fn tell_of_replay(awaited: Awaited, comes_more: bool) {
         let folder = tempfile::tempdir().unwrap();
         let segment = SegmentBytes::new(SEGMENT_BYTES).unwrap();
         let identity = Identity { system_id: SYSTEM_ID, segment, server_version: 150_018 };
@@ -596,6 +601,7 @@ mod tests {
         spool.append(Timeline(1), Lsn(begin), &[log.bytes.into()]).await.unwrap();
         spool.settled().await.unwrap();
         let (spool, far) = (Arc::new(spool), Far::without_spool("m", folder.path().join("m")));
+        far.standbys.set_waited_for(awaited == Awaited::Replayed);
         let peer = "127.0.0.1:1".parse().unwrap();
         let standby = far.standbys.enter("one", peer, None, Lsn(begin)).unwrap();
         let (near, session) = Session::within("near", 8);
@@ -610,7 +616,9 @@ mod tests {
         let listening = async {
             assert_eq!(applied_when_told().await, Lsn::ZERO);
             standby.replied(end, end, end);
-            standby.needs(Feedback { xmin: 7, ..Feedback::default() });
+            if comes_more {
+                standby.needs(Feedback { xmin: 7, ..Feedback::default() });
+            }
             assert_eq!(applied_when_told().await, end);
             drop(standby);
         };

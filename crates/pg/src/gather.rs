@@ -97,9 +97,14 @@ pub(crate) fn is_close(socket: &Socket) -> bool {
     socket.arrived().is_some_and(|arrived| arrived.round_trip <= ROUND_TRIP_MAX)
 }
 
-/// Returns after `patience`, or once so many bytes are here; meanwhile nobody is woken. Cancel-safe.
+/// Returns after `patience`, or once so many bytes are here, or as many as the socket takes; meanwhile
+/// nobody is woken. At once where the kernel does not do that: a socket that fills up meanwhile would
+/// hold the peer up. Cancel-safe.
 pub(crate) async fn wait_for(bytes: usize, socket: &Socket, patience: Duration) {
-    Quiet::new(socket, bytes).until_enough(patience).await;
+    let quiet = Quiet::new(socket, bytes);
+    if quiet.enough.is_some() {
+        quiet.until_enough(patience).await;
+    }
 }
 
 /// If what came from one look to the next came message by message: how many bytes, and up to which
@@ -129,7 +134,7 @@ struct Quiet<'a> {
 
 impl<'a> Quiet<'a> {
     fn new(socket: &'a Socket, enough: usize) -> Quiet<'a> {
-        Quiet { socket, enough: socket.wake_at(enough).then_some(enough) }
+        Quiet { socket, enough: socket.wake_at(enough) }
     }
 
     async fn until_enough(&self, patience: Duration) {
@@ -184,14 +189,24 @@ mod tests {
     /// Reads such messages up to the stream's end, gathering before every read; gives up gathering
     /// after `patience`, if there is one. The last comes while it gathers, or after.
     async fn read_all(messages: u32, length: usize, patience: Option<Duration>) {
-        let (mut socket, all_read) = sender(messages, length).await;
+        let (socket, all_read) = sender(messages, length).await;
         let mut gather = Gather::default();
+        let wait = async |socket: &Socket| match patience {
+            None => gather.wait(socket).await,
+            Some(patience) => drop(tokio::time::timeout(patience, gather.wait(socket)).await),
+        };
+        read_after(wait, (socket, all_read), (messages, length)).await;
+    }
+
+    /// Reads such messages up to the stream's end, and waits before every read.
+    async fn read_after(
+        mut wait: impl AsyncFnMut(&Socket),
+        (mut socket, all_read): (Socket, mpsc::Sender<()>),
+        (messages, length): (u32, usize),
+    ) {
         let (mut bytes, mut expected) = (BytesMut::new(), 0_u32);
         loop {
-            match patience {
-                None => gather.wait(&socket).await,
-                Some(patience) => drop(tokio::time::timeout(patience, gather.wait(&socket)).await),
-            }
+            wait(&socket).await;
             bytes.reserve(64 << 10);
             if socket.read_buf(&mut bytes).await.unwrap() == 0 {
                 assert!(bytes.is_empty());
@@ -225,6 +240,21 @@ mod tests {
     async fn gathering_may_be_given_up_at_any_moment() {
         for patience in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(3)] {
             in_time(read_all(50_000, 100, Some(patience))).await;
+        }
+    }
+
+    /// Also where the socket never has room for so many.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn what_is_left_in_the_socket_for_a_while_is_heard_of() {
+        let wait = async |socket: &Socket| {
+            wait_for(256 << 10, socket, Duration::from_millis(20)).await;
+        };
+        for (messages, length) in [(20_000, 1_100), (40, 1 << 20)] {
+            for small in [false, true] {
+                let (socket, all_read) = sender(messages, length).await;
+                assert!(!small || socket.set_receive_buffer(WINDOW_BUFFER_BYTES));
+                in_time(read_after(wait, (socket, all_read), (messages, length))).await;
+            }
         }
     }
 

@@ -119,9 +119,9 @@ impl Socket {
         }
     }
 
-    /// [`wake_at`]; `false` on a socket that is not TCP.
-    pub(crate) fn wake_at(&self, bytes: usize) -> bool {
-        self.tcp().is_some_and(|tcp| wake_at(tcp, bytes))
+    /// [`wake_at`]; `None` on a socket that is not TCP.
+    pub(crate) fn wake_at(&self, bytes: usize) -> Option<usize> {
+        self.tcp().and_then(|tcp| wake_at(tcp, bytes))
     }
 
     /// Whether the server is told at once that we are gone (RST) when the socket is closed, instead
@@ -178,8 +178,9 @@ impl Socket {
 
 /// The kernel says that there is something to read only when there are so many bytes
 /// (`SO_RCVLOWAT`, socket(7)); at the end of the stream in any case. Asked for fewer, it looks at
-/// once whether it has them (Linux 4.18 on). Returns whether it does that now.
-pub fn wake_at(tcp: &TcpStream, bytes: usize) -> bool {
+/// once whether it has them (Linux 4.18 on). Returns how many it waits for now, which are fewer where
+/// it has no room for so many; `None` where it does not do that.
+pub fn wake_at(tcp: &TcpStream, bytes: usize) -> Option<usize> {
     let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
     let mut kept: libc::c_int = 0;
     let mut length = size_of::<libc::c_int>() as libc::socklen_t;
@@ -193,8 +194,9 @@ pub fn wake_at(tcp: &TcpStream, bytes: usize) -> bool {
         let kept = std::ptr::from_mut(&mut kept).cast();
         (set, libc::getsockopt(socket, level, option, kept, &raw mut length))
     };
-    // A sandbox may say yes to what it does not know. (Too much is cut to what fits.)
-    cfg!(target_os = "linux") && set == 0 && asked == 0 && (kept == bytes || kept > 1)
+    // A sandbox may say yes to what it does not know.
+    let does = cfg!(target_os = "linux") && set == 0 && asked == 0 && (kept == bytes || kept > 1);
+    usize::try_from(kept).ok().filter(|_| does)
 }
 
 /// What has come so far (`TCP_INFO`, tcp(7)); `None` where the kernel does not say (Linux before 4.6).

@@ -165,10 +165,12 @@ impl Flow<'_> {
                 }
                 message = next_of(stream, gathers_until), if pending.is_none() => {
                     let Some(first) = message? else { return Ok(self.received) };
+                    let before = self.received;
                     let (batch, asked) = self.take(first, stream)?;
                     pending = batch;
                     waiting_since = Instant::now();
-                    if is_async {
+                    // A flood is as large as a piece may be anyway.
+                    if is_async && self.received.bytes_since(before) < BATCH_BYTES_MAX as u64 {
                         gathers_until = waiting_since + GATHERING_ASYNC;
                     }
                     if asked || fault::defect("mirror-near-claims-far") {

@@ -43,7 +43,7 @@ impl Messages {
     /// it, and [`Messages::listen`] ends it. A client by TLS is listened to all the time.
     pub(super) fn defer(&mut self) {
         if let (Reader::Plain(socket), false) = (&self.reader, self.is_deferred) {
-            self.is_deferred = farshore_pg::wake_at(socket.as_ref(), LOUD_BYTES);
+            self.is_deferred = farshore_pg::wake_at(socket.as_ref(), LOUD_BYTES).is_some();
             if !self.is_deferred {
                 // Whatever it did with what it was told.
                 farshore_pg::wake_at(socket.as_ref(), 1);
