@@ -97,7 +97,11 @@ impl Careful<'_> {
                 Some(LogItem::Watermark(_)) => false,
                 Some(LogItem::Halt(_)) | None => true,
             };
-            if open > 0 && (is_apart || open >= self.commands_max) {
+            let more = match &item {
+                Some(LogItem::Transaction { header, .. }) => header.commands.max(1),
+                _ => 0,
+            };
+            if open > 0 && (is_apart || open.saturating_add(more) > self.commands_max) {
                 let committed = self.commit(seen, newest, transactions).await;
                 committed.map_err(|error| self.failure_of(transactions, error))?;
                 (open, transactions) = (0, 0);
@@ -119,7 +123,7 @@ impl Careful<'_> {
                 Some(LogItem::Transaction { header, body }) => {
                     let done = self.among_others(&header, body, open == 0).await;
                     done.map_err(|error| self.failure_of(transactions + 1, error))?;
-                    open += header.commands.max(1);
+                    open = open.saturating_add(more);
                     newest = Some(SourceTransaction::from(&header));
                     transactions += 1;
                     seen = seen.max(header.end_lsn);

@@ -387,6 +387,7 @@ impl<'a> Streaming<'a> {
         self.announce();
         // What was read after what is applied has no changes.
         self.early.settled(self.seen);
+        self.let_groups_grow();
         // What is done early takes room beside the others.
         if self.halvings == 0 {
             self.early.consider(self.applied, self.consistent_at);

@@ -101,8 +101,10 @@ pub(crate) fn is_close(socket: &Socket) -> bool {
 /// nobody is woken. At once where the kernel does not do that: a socket that fills up meanwhile would
 /// hold the peer up. Cancel-safe.
 pub(crate) async fn wait_for(bytes: usize, socket: &Socket, patience: Duration) {
-    let quiet = Quiet::new(socket, bytes);
-    if quiet.enough.is_some() {
+    let mut quiet = Quiet::new(socket, bytes);
+    if let Some(kept) = quiet.enough {
+        // A window that fills up has the kernel wake us earlier.
+        quiet.enough = Some(if kept < bytes { kept / 2 } else { bytes });
         quiet.until_enough(patience).await;
     }
 }

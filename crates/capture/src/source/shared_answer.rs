@@ -60,21 +60,24 @@ impl<T> SharedAnswer<T> {
         Arrival(begun_before): Arrival,
         ask: impl Future<Output = Result<T, E>>,
     ) -> Result<Arc<T>, E> {
-        let _waiting = Waiting::of(&self.waiting);
+        let waiting = Waiting::of(&self.waiting);
         let mut last = self.last.lock().await;
         if last.number > begun_before {
             let Some(answer) = last.answer.clone() else {
                 drop(last);
                 return ask.await.map(Arc::new);
             };
-            if self.waiting.load(Ordering::SeqCst) == 1 {
+            // While the answer is locked, so that the last of those who waited is the last.
+            drop(waiting);
+            if self.waiting.load(Ordering::SeqCst) == 0 {
                 last.answer = None;
             }
             return Ok(answer);
         }
         let number = self.begun.fetch_add(1, Ordering::SeqCst) + 1;
         let answer = ask.await.map(Arc::new);
-        let is_awaited = self.waiting.load(Ordering::SeqCst) > 1;
+        drop(waiting);
+        let is_awaited = self.waiting.load(Ordering::SeqCst) > 0;
         *last = Last { number, answer: answer.as_ref().ok().filter(|_| is_awaited).cloned() };
         answer
     }

@@ -133,12 +133,17 @@ impl Flow<'_> {
                     let far = *positions.borrow();
                     self.reply(stream, far, true).await?;
                 }
-                changed = positions.changed(), if !is_async => {
+                changed = positions.changed() => {
                     if changed.is_err() {
                         std::future::pending::<()>().await;
                     }
                     let far = *positions.borrow_and_update();
-                    self.reply(stream, far, false).await?;
+                    if is_async {
+                        // Shown here; the principal is told when it is due.
+                        self.near.status().far = far;
+                    } else {
+                        self.reply(stream, far, false).await?;
+                    }
                 }
                 changed = feedback.changed() => {
                     if changed.is_err() {

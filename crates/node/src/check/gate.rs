@@ -101,6 +101,12 @@ pub async fn subscription(
         // Another site has the publisher: the copy finds out what is published.
         None => None,
     };
+    if let Some(look) = &look
+        && Arc::strong_count(look) == 1
+    {
+        // Capture is not among those that wait for it.
+        drop(look.asked_on.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).take());
+    }
     let published = look.as_ref().map(|look| look.published.as_ref());
     // What is wrong there stops capture, and the subscription waits for it.
     if let Some(None) = published {
