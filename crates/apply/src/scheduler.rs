@@ -214,7 +214,7 @@ impl Scheduler {
         Scheduler { limits, open: None, crowded: false }
     }
 
-    /// What holds from now on, for the open group too.
+    /// What holds from now on. Given between groups: an open one would grow under way.
     pub fn set_limits(&mut self, limits: GroupLimits) {
         self.limits = limits;
     }
