@@ -10,6 +10,7 @@ use crate::wan::{self, Namespace};
 use ::postgres::{Client, NoTls};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::path::{Path, PathBuf};
@@ -117,6 +118,7 @@ impl Cluster {
             .context("create a temporary directory")?;
         template::open_to_all(root.path())?;
         installation.hand_over(root.path())?;
+        template::place_children_apart(root.path());
         Ok(Cluster {
             installation,
             server: None,
@@ -246,9 +248,10 @@ impl Cluster {
         self.port.number()
     }
 
-    /// The data directory.
+    /// The data directory; its name is its cluster's own, for [`template::place_children_apart`].
     pub fn data_dir(&self) -> PathBuf {
-        self.root.path().join("data")
+        let root = self.root.path();
+        root.join(root.file_name().unwrap_or(OsStr::new("data")))
     }
 
     /// The directory of the unix socket.

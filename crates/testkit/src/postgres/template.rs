@@ -82,3 +82,19 @@ pub(super) fn open_to_all(path: &Path) -> Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
         .with_context(|| format!("open {} to the server's user", path.display()))
 }
+
+/// Asks the file system to put each directory made in this one in a place of its own, found by its
+/// name, and not beside its siblings: ext4's `FS_TOPDIR_FL`.
+///
+/// ext4 does not use the number of a deleted file again for a minute or more, and looks past every
+/// such number whenever a file is made. Tests make and remove clusters of a thousand files each
+/// second; side by side, a copy of the template came to take 1.1 s of CPU time, apart it takes 0.08.
+/// File systems that do not know the flag need no such help.
+pub(super) fn place_children_apart(directory: &Path) {
+    if let Ok(file) = std::fs::File::open(directory)
+        && let Ok(flags) = rustix::fs::ioctl_getflags(&file)
+    {
+        // Best effort: without the flag tests are slower, no more.
+        let _ = rustix::fs::ioctl_setflags(&file, flags | rustix::fs::IFlags::TOPDIR);
+    }
+}
