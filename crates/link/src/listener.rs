@@ -13,7 +13,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -41,6 +41,8 @@ pub struct Listener {
     local: SocketAddr,
     incoming: Mutex<mpsc::Receiver<Incoming>>,
     identity: Arc<RwLock<Arc<Identity>>>,
+    /// Counts occasions on which who is trusted may have changed.
+    judgings: watch::Sender<u64>,
     accepting: AbortHandle,
 }
 
@@ -72,8 +74,10 @@ impl Listener {
         let local = tcp.local_addr().map_err(failed)?;
         let (sender, incoming) = mpsc::channel(INCOMING_MAX);
         let identity = Arc::new(RwLock::new(identity));
+        let judgings = watch::Sender::new(0);
         let door = Arc::new(Door {
             identity: identity.clone(),
+            judgings: judgings.clone(),
             options,
             openings: Openings::default(),
             incoming: sender,
@@ -81,7 +85,7 @@ impl Listener {
             told: Mutex::default(),
         });
         let accepting = tokio::spawn(accept(tcp, door)).abort_handle();
-        Ok(Listener { local, incoming: Mutex::new(incoming), identity, accepting })
+        Ok(Listener { local, incoming: Mutex::new(incoming), identity, judgings, accepting })
     }
 
     /// Where it listens.
@@ -89,10 +93,18 @@ impl Listener {
         self.local
     }
 
-    /// Another identity for connections from now on: renewed, or with more revocations. Sessions
-    /// that are open go on, also those of a site that has been revoked since.
+    /// Another identity for connections from now on, with which the same peers are trusted as
+    /// before. Sessions that are open go on.
     pub fn set_identity(&self, identity: Arc<Identity>) {
         *self.identity.write().unwrap_or_else(PoisonError::into_inner) = identity;
+    }
+
+    /// Another identity, with which others may be trusted: other authorities, or more revocations.
+    /// [`Incoming::judged_anew`] is told of every peer that was let in before.
+    pub fn judge_anew(&self, identity: Arc<Identity>) {
+        self.set_identity(identity);
+        // After it: who was let in by the one before has subscribed by now, whatever it does next.
+        self.judgings.send_modify(|count| *count += 1);
     }
 
     /// The next session that a peer opens: the peer is authenticated and all its connections are
@@ -117,6 +129,8 @@ pub struct Incoming {
     pub request: Bytes,
     wires: Vec<Wire>,
     window_bytes: u64,
+    /// Changes when it would have to be let in anew.
+    judgings: watch::Receiver<u64>,
 }
 
 impl std::fmt::Debug for Incoming {
@@ -129,6 +143,18 @@ impl std::fmt::Debug for Incoming {
 }
 
 impl Incoming {
+    /// Waits until who is trusted may have changed since this peer was let in; its session is to end
+    /// then. Who is still trusted opens another.
+    pub fn judged_anew(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut judgings = self.judgings.clone();
+        async move {
+            if judgings.changed().await.is_err() {
+                // The listener is gone, and judges nobody.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Opens the session. Of `options`, `connections` does not count: the peer decides that.
     pub async fn accept(mut self, options: LinkOptions) -> Result<Session, LinkError> {
         options.check()?;
@@ -159,6 +185,7 @@ impl Incoming {
 /// What every connection needs before it is part of a session.
 struct Door {
     identity: Arc<RwLock<Arc<Identity>>>,
+    judgings: watch::Sender<u64>,
     options: LinkOptions,
     openings: Openings,
     incoming: mpsc::Sender<Incoming>,
@@ -255,6 +282,8 @@ impl Door {
             farewell: Farewell::None,
             alike: false,
         };
+        // Before the identity is looked at.
+        let judgings = self.judgings.subscribe();
         let (wire, site, hello) = timeout(within, self.authenticate(tcp))
             .await
             .unwrap_or_else(|_| Err(slow(None, "it did not finish the handshake")))?;
@@ -294,6 +323,7 @@ impl Door {
             request: hello.request.into(),
             wires,
             window_bytes: hello.window_bytes,
+            judgings,
         };
         // The peer waits as long, then it is gone.
         if let Err(error) = self.incoming.send_timeout(incoming, within).await {

@@ -4,7 +4,7 @@ mod sites;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use farshore_link::{Dialer, LinkError, LinkOptions, Pacer, Rates, Receiver, Sender};
+use farshore_link::{Dialer, Identity, LinkError, LinkOptions, Pacer, Rates, Receiver, Sender};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 use sites::relay::Relay;
@@ -290,6 +290,46 @@ async fn a_request_is_answered_in_words() -> Result<()> {
         );
     }
     Ok(())
+}
+
+#[tokio::test]
+async fn who_was_let_in_before_is_judged_anew() -> Result<()> {
+    let (sites, listener, far) = near_and_far(options(1)).await?;
+    let address = listener.local_address().to_string();
+    let dialer = Dialer::new(&address, "near", &far, options(1))?;
+    let asking = tokio::spawn({
+        let dialer = dialer.clone();
+        async move { dialer.open(b"a log").await }
+    });
+    let incoming = soon("somebody who asks", listener.next()).await?;
+    let mut judged_anew = std::pin::pin!(incoming.judged_anew());
+    let folder = sites.folder("near")?;
+    let files = sites.files_of(&folder.join("near.crt"), &folder.join("near.key"));
+    let identity = Arc::new(Identity::load(&files)?);
+    // A certificate that was renewed judges nobody.
+    listener.set_identity(identity.clone());
+    assert_eq!(by_now(judged_anew.as_mut()).await, None);
+    listener.judge_anew(identity);
+    soon("to be judged anew", judged_anew).await?;
+    // Also who has not been taken up by then; and not who comes after it.
+    soon("the same of one more wait", incoming.judged_anew()).await?;
+    drop(incoming);
+    assert!(asking.await?.is_err());
+    let asking = tokio::spawn(async move { dialer.open(b"a log").await });
+    let incoming = soon("somebody who asks", listener.next()).await?;
+    assert_eq!(by_now(std::pin::pin!(incoming.judged_anew())).await, None);
+    drop(incoming);
+    assert!(asking.await?.is_err());
+    Ok(())
+}
+
+/// What a future has become by now, if anything.
+async fn by_now<T>(future: std::pin::Pin<&mut impl Future<Output = T>>) -> Option<T> {
+    tokio::select! {
+        biased;
+        done = future => Some(done),
+        () = std::future::ready(()) => None,
+    }
 }
 
 #[tokio::test]

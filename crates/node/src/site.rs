@@ -385,9 +385,9 @@ impl Site {
         if let Some(settings) = self.config.monitor.clone() {
             agents.spawn(monitoring::run(self.clone(), settings, stop.clone()));
         }
-        let listener = listener.map(Arc::new).zip(self.serving.clone());
-        if let Some((listener, serving)) = &listener {
-            agents.spawn(serving.clone().run(listener.clone(), stop.clone()));
+        let listener = listener.map(Arc::new);
+        if let Some((listener, serving)) = listener.clone().zip(self.serving.clone()) {
+            agents.spawn(serving.run(listener, stop.clone()));
         }
         let files = self.config.sites.identity.clone().zip(self.identity.as_ref());
         let renewal = files.map(|(files, (_, loaded))| {

@@ -163,6 +163,11 @@ fn certificates_are_replaced_while_nodes_run() -> Result<()> {
         let status = upstream.site.status()?;
         Ok((status["downstreams"][0]["connected"] == false).then_some(()))
     })?;
+    // Whatever it had open: the log, and the way to ask the publisher.
+    farshore_testkit::wait::wait_until("its sessions to end", SOON, &[], || {
+        let log = upstream.site.log();
+        Ok((log.matches("it is to be let in anew").count() >= 2).then_some(()))
+    })?;
     // Another one, under the same name.
     for old in ["t1.crt", "t1.key"] {
         std::fs::remove_file(folder.join(old))?;

@@ -2,7 +2,7 @@
 //! waited for ([`super::packing`] says when).
 
 use super::packing::Packing;
-use super::protocol::FromUpstream;
+use super::protocol::{FromUpstream, Naming};
 use bytes::Bytes;
 use farshore_store::packs::{PACK_BYTES, pack};
 use farshore_store::{SpillId, StoreError, StoredBlock, StoredReader};
@@ -15,11 +15,15 @@ pub(super) enum Crossing {
 }
 
 impl Crossing {
-    /// Spills that must be there before it.
-    pub fn spilled(&self) -> &[SpillId] {
+    /// Spills that must be there before it, and what tells it from other blocks that name them.
+    pub fn spilled(&self) -> Vec<(SpillId, Naming)> {
         match self {
-            Crossing::Block(block) => &block.spilled,
-            Crossing::Pack { .. } => &[],
+            Crossing::Block(block) => {
+                let naming = Naming::by(block);
+                block.spilled.iter().map(|spill| (*spill, naming)).collect()
+            }
+            // What names spills crosses alone.
+            Crossing::Pack { .. } => Vec::new(),
         }
     }
 

@@ -29,6 +29,9 @@ pub(crate) enum Wanted {
         /// Spills that are there without the block that names them.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         spills: Vec<HeldSpill>,
+        /// The downstream site can be told which block names a spill.
+        #[serde(default)]
+        hears_naming: bool,
     },
     /// To ask the publisher something: an initial copy, a table's definition.
     Source {
@@ -74,6 +77,40 @@ pub(crate) struct HeldSpill {
     /// How many blocks of it; `None` if that is all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub blocks: Option<u64>,
+    /// The block that names it, if the upstream site said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub naming: Option<Naming>,
+}
+
+/// Tells the block that names a spill from every other. The spill's number does not do: a store that
+/// was set back with its whole machine gives the same numbers once more, to other transactions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Naming {
+    /// Position of its last entry.
+    #[serde(with = "as_text")]
+    pub last: Lsn,
+    /// Smallest and largest commit time of its entries, microseconds since 2000.
+    pub commit_times: (i64, i64),
+}
+
+impl Naming {
+    pub fn by(block: &StoredBlock) -> Naming {
+        let (from, to) = block.commit_times;
+        Naming { last: block.last, commit_times: (from.0, to.0) }
+    }
+
+    const LEN: usize = 24;
+
+    fn put(&self, out: &mut BytesMut) {
+        out.put_u64_le(self.last.0);
+        out.put_i64_le(self.commit_times.0);
+        out.put_i64_le(self.commit_times.1);
+    }
+
+    fn get(bytes: &mut Bytes) -> Naming {
+        let last = Lsn(bytes.get_u64_le());
+        Naming { last, commit_times: (bytes.get_i64_le(), bytes.get_i64_le()) }
+    }
 }
 
 /// How much of a log a downstream site has.
@@ -129,8 +166,8 @@ pub(crate) enum FromUpstream {
     Block(StoredBlock),
     /// The log's next blocks, in one pack ([`farshore_store::packs`]).
     Packed(Bytes),
-    /// A spill that the next block names begins.
-    SpillBegins(SpillId),
+    /// A spill that the next block names begins; which block that is, for who can hear it.
+    SpillBegins(SpillId, Option<Naming>),
     /// A spill goes on behind what the downstream site has said that it has.
     SpillGoesOn(SpillId),
     /// A block of that spill.
@@ -196,8 +233,13 @@ impl FromUpstream {
             }
             FromUpstream::Packed(pack) => vec![tag(TAG_PACKED, &[]), pack.clone()],
             FromUpstream::SpillPacked(pack) => vec![tag(TAG_SPILL_PACKED, &[]), pack.clone()],
-            FromUpstream::SpillBegins(spill) => {
-                vec![tag(TAG_SPILL_BEGINS, &spill.0.to_le_bytes())]
+            FromUpstream::SpillBegins(spill, naming) => {
+                let mut rest = BytesMut::with_capacity(8 + Naming::LEN);
+                rest.put_u64_le(spill.0);
+                if let Some(naming) = naming {
+                    naming.put(&mut rest);
+                }
+                vec![tag(TAG_SPILL_BEGINS, &rest)]
             }
             FromUpstream::SpillGoesOn(spill) => {
                 vec![tag(TAG_SPILL_GOES_ON, &spill.0.to_le_bytes())]
@@ -222,7 +264,11 @@ impl FromUpstream {
             TAG_PACKED => Ok(FromUpstream::Packed(bytes)),
             TAG_SPILL_PACKED => Ok(FromUpstream::SpillPacked(bytes)),
             TAG_SPILL_BEGINS if bytes.len() == 8 => {
-                Ok(FromUpstream::SpillBegins(SpillId(bytes.get_u64_le())))
+                Ok(FromUpstream::SpillBegins(SpillId(bytes.get_u64_le()), None))
+            }
+            TAG_SPILL_BEGINS if bytes.len() == 8 + Naming::LEN => {
+                let spill = SpillId(bytes.get_u64_le());
+                Ok(FromUpstream::SpillBegins(spill, Some(Naming::get(&mut bytes))))
             }
             TAG_SPILL_GOES_ON if bytes.len() == 8 => {
                 Ok(FromUpstream::SpillGoesOn(SpillId(bytes.get_u64_le())))
@@ -267,7 +313,7 @@ mod tests {
     #[test]
     fn messages_round_trip_and_no_cut_passes() {
         for message in [
-            FromUpstream::SpillBegins(SpillId(7)),
+            FromUpstream::SpillBegins(SpillId(7), None),
             FromUpstream::SpillGoesOn(SpillId(8)),
             FromUpstream::SpillEnds,
             FromUpstream::Ready,
@@ -279,6 +325,14 @@ mod tests {
                 assert!(FromUpstream::decode(Bytes::from(bytes[..len].to_vec())).is_err());
             }
         }
+        let naming = Naming { last: Lsn(9), commit_times: (i64::MIN, 3) };
+        let bytes = FromUpstream::SpillBegins(SpillId(7), Some(naming)).encode().concat();
+        let FromUpstream::SpillBegins(SpillId(7), Some(again)) =
+            FromUpstream::decode(Bytes::from(bytes)).unwrap()
+        else {
+            panic!("another message")
+        };
+        assert_eq!(again, naming);
         let durable = FromDownstream::Durable(Lsn(5));
         assert_eq!(FromDownstream::decode(durable.encode()), Ok(durable));
         for len in 0..9 {
@@ -304,6 +358,7 @@ mod tests {
                 packs: true,
                 hears_trouble: true,
                 spills: Vec::new(),
+                hears_naming: false,
             },
             Wanted::Log {
                 publication: "sales".into(),
@@ -311,9 +366,14 @@ mod tests {
                 packs: false,
                 hears_trouble: false,
                 spills: vec![
-                    HeldSpill { id: 7, blocks: None },
-                    HeldSpill { id: 8, blocks: Some(3) },
+                    HeldSpill { id: 7, blocks: None, naming: None },
+                    HeldSpill {
+                        id: 8,
+                        blocks: Some(3),
+                        naming: Some(Naming { last: Lsn(9), commit_times: (1, 2) }),
+                    },
                 ],
+                hears_naming: true,
             },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest {

@@ -1,7 +1,9 @@
 //! A publication's log from its upstream site into a store here.
 
 use super::on_disk;
-use super::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill, Newest, Wanted};
+use super::protocol::{
+    Answer, FromDownstream, FromUpstream, Have, HeldSpill, Naming, Newest, Wanted,
+};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_fault as fault;
@@ -122,19 +124,21 @@ pub(crate) struct Receive {
 /// Spills whose block has not come.
 #[derive(Default)]
 pub struct Held {
-    /// Those that are complete.
-    whole: Vec<SpillId>,
+    /// Those that are complete, and the block that names each.
+    whole: Vec<(SpillId, Option<Naming>)>,
     /// The one that is coming. It has its turn at writing spills.
     coming: Option<Taking>,
 }
 
 impl Held {
     fn told(&self) -> Vec<HeldSpill> {
-        let whole = self.whole.iter().map(|id| HeldSpill { id: id.0, blocks: None });
-        let coming = self
-            .coming
-            .iter()
-            .map(|taking| HeldSpill { id: taking.id.0, blocks: Some(taking.blocks) });
+        let whole = self.whole.iter();
+        let whole = whole.map(|(id, naming)| HeldSpill { id: id.0, blocks: None, naming: *naming });
+        let coming = self.coming.iter().map(|taking| HeldSpill {
+            id: taking.id.0,
+            blocks: Some(taking.blocks),
+            naming: taking.naming,
+        });
         whole.chain(coming).collect()
     }
 }
@@ -172,7 +176,14 @@ impl Receive {
         let have = self.have().await?;
         let publication = self.publication.clone();
         let spills = self.held().told();
-        let wanted = Wanted::Log { publication, have, packs: true, hears_trouble: true, spills };
+        let wanted = Wanted::Log {
+            publication,
+            have,
+            packs: true,
+            hears_trouble: true,
+            spills,
+            hears_naming: true,
+        };
         let request = serde_json::to_vec(&wanted).map_err(|error| {
             self.protocol(format!("nothing, since a request could not be written ({error})"))
         })?;
@@ -289,12 +300,13 @@ impl Receive {
                         self.take_block(block).await?;
                     }
                 }
-                FromUpstream::SpillBegins(id) => {
-                    // Of an upstream site that knows nothing of going on.
+                FromUpstream::SpillBegins(id, naming) => {
+                    // What is here is another block's, or the upstream site knows nothing of going
+                    // on.
                     drop(self.held().coming.take());
-                    self.held().whole.retain(|held| *held != id);
+                    self.held().whole.retain(|(held, _)| *held != id);
                     let turn = self.spills.clone().lock_owned().await;
-                    let taking = Taking::begin(self.store.clone(), turn, id).await?;
+                    let taking = Taking::begin(self.store.clone(), turn, (id, naming)).await?;
                     self.held().coming = Some(taking);
                 }
                 FromUpstream::SpillGoesOn(id) => {
@@ -310,9 +322,9 @@ impl Receive {
                 }
                 FromUpstream::SpillEnds => {
                     let taking = self.coming("the end of no spill")?;
-                    let id = taking.id;
+                    let held = (taking.id, taking.naming);
                     taking.finish().await?;
-                    self.held().whole.push(id);
+                    self.held().whole.push(held);
                 }
                 FromUpstream::Ready => self.ready.send_modify(|times| *times += 1),
                 FromUpstream::Trouble(why) => {
@@ -346,7 +358,7 @@ impl Receive {
         fault::point("receive.before-block");
         self.store.append_stored(block).await?;
         fault::point("receive.after-block");
-        self.held().whole.retain(|held| !spilled.contains(held));
+        self.held().whole.retain(|(held, _)| !spilled.contains(held));
         let mut status = self.status();
         // Blocks without entries say an earlier position.
         status.received = status.received.max(last);
@@ -377,6 +389,7 @@ impl Receive {
 /// A spill that comes in; what it does to the disk it does on a thread that may wait.
 struct Taking {
     id: SpillId,
+    naming: Option<Naming>,
     /// Taken.
     blocks: u64,
     receiver: Box<dyn SpillReceiver>,
@@ -388,11 +401,11 @@ impl Taking {
     async fn begin(
         store: Arc<SegmentedStore>,
         turn: OwnedMutexGuard<()>,
-        id: SpillId,
+        (id, naming): (SpillId, Option<Naming>),
     ) -> Result<Taking, ReceiveError> {
         let done = on_disk(move || {
             let receiver = store.receive_spill(id)?;
-            Ok(Taking { id, blocks: 0, receiver, turn })
+            Ok(Taking { id, naming, blocks: 0, receiver, turn })
         });
         Ok(done.await?)
     }

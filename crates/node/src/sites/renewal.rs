@@ -1,7 +1,6 @@
 //! Certificates and lists of revocations that are replaced while the node runs are used from then
 //! on: a certificate lasts for some time, and a node may run longer.
 
-use super::serve::Serving;
 use farshore_link::{Dialer, Identity, IdentityFiles, Listener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,15 +21,16 @@ pub(crate) struct Renewal {
     pub site: String,
     /// To upstream sites.
     pub dialers: Vec<Dialer>,
-    /// For downstream sites, and what serves them.
-    pub listener: Option<(Arc<Listener>, Arc<Serving>)>,
+    /// For downstream sites.
+    pub listener: Option<Arc<Listener>>,
 }
 
 /// What is seen of the files from outside.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Seen {
     own: [Option<(SystemTime, u64)>; 2],
-    judging: [Option<(SystemTime, u64)>; 2],
+    /// What stands in them: a list that was written again as it was ends no sessions.
+    judging: [Option<Vec<u8>>; 2],
 }
 
 impl Seen {
@@ -39,7 +39,7 @@ impl Seen {
         let IdentityFiles { certificate, key, authorities, .. } = files;
         Seen {
             own: [seen(certificate), seen(key)],
-            judging: [seen(authorities), seen(revocations)],
+            judging: [std::fs::read(authorities).ok(), std::fs::read(revocations).ok()],
         }
     }
 }
@@ -103,11 +103,12 @@ impl Renewal {
                 return false;
             }
         }
-        if let Some((listener, serving)) = &self.listener {
-            listener.set_identity(identity);
-            if now.judging != before.judging {
-                // Who is still trusted is back in a moment.
-                serving.end_sessions();
+        if let Some(listener) = &self.listener {
+            if now.judging == before.judging {
+                listener.set_identity(identity);
+            } else {
+                // Ends all sessions; who is still trusted is back in a moment.
+                listener.judge_anew(identity);
             }
         }
         tracing::info!("certificates were replaced: {certificate} and its authorities are used");

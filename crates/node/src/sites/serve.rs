@@ -192,7 +192,15 @@ impl Serving {
                 incoming = listener.next() => incoming,
             };
             let (serving, stop) = (self.clone(), stop.clone());
-            sessions.spawn(async move { serving.session(incoming, stop).await });
+            sessions.spawn(async move {
+                let (site, judged_anew) = (incoming.site.clone(), incoming.judged_anew());
+                tokio::select! {
+                    () = serving.session(incoming, stop) => {}
+                    () = judged_anew => {
+                        tracing::info!(%site, "session ended: certificates were replaced, and it is to be let in anew");
+                    }
+                }
+            });
         }
         sessions.shutdown().await;
     }
@@ -398,13 +406,13 @@ impl Serving {
         halted: watch::Receiver<bool>,
     ) -> Result<(), LinkError> {
         match wanted {
-            Wanted::Log { have, packs, hears_trouble, spills, .. } => {
-                let takes = Takes { packs, trouble: hears_trouble };
+            Wanted::Log { have, packs, hears_trouble, spills, hears_naming, .. } => {
+                let takes = Takes { packs, trouble: hears_trouble, naming: hears_naming };
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
                     ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => ended,
-                    // What the old one reads is as dead as its peer; or nobody is trusted as before.
+                    // What the old one reads is as dead as its peer.
                     _ = newer.changed() => Ok(()),
                 }
             }
@@ -437,14 +445,6 @@ impl Serving {
     async fn turn(&self, asking: &Arc<Semaphore>) -> Option<OwnedSemaphorePermit> {
         let turn = tokio::time::timeout(ASKING_WAIT, asking.clone().acquire_owned());
         turn.await.ok()?.ok()
-    }
-
-    /// Ends all sessions that a site has of something.
-    pub(crate) fn end_sessions(&self) {
-        let sessions = self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        for sessions in sessions.values() {
-            sessions.newest.send_modify(|count| *count += 1);
-        }
     }
 
     /// Ends the session that the site has of this publication, if any: it lost touch with it.

@@ -6,7 +6,9 @@ use crate::config::sites::Downstream;
 use crate::sites::crossing::Blocks;
 use crate::sites::on_disk;
 use crate::sites::packing::Packing;
-use crate::sites::protocol::{Answer, FromDownstream, FromUpstream, Have, HeldSpill, Newest};
+use crate::sites::protocol::{
+    Answer, FromDownstream, FromUpstream, Have, HeldSpill, Naming, Newest,
+};
 use bytes::Bytes;
 use farshore_capture::slot;
 use farshore_link::{LinkError, Receiver, Sender, Session};
@@ -39,6 +41,8 @@ pub(super) struct Takes {
     pub packs: bool,
     /// It hears why the log gets nothing more.
     pub trouble: bool,
+    /// It hears which block names a spill.
+    pub naming: bool,
 }
 
 /// Whether the log gets nothing more is looked at this often while there is nothing to send.
@@ -191,19 +195,16 @@ impl Serving {
             }
             match blocks.next(&packing).await {
                 Ok(Some(crossing)) => {
-                    for spill in crossing.spilled() {
-                        let there = held.iter().position(|there| there.id == spill.0);
-                        let there = there.map(|at| held.swap_remove(at).blocks);
-                        let there = match there {
-                            Some(None) => continue,
-                            Some(Some(blocks)) => blocks,
-                            None => 0,
+                    for (spill, naming) in crossing.spilled() {
+                        let Some(there) = blocks_there(&mut held, spill, naming) else { continue };
+                        let begins = match there {
+                            0 => FromUpstream::SpillBegins(spill, takes.naming.then_some(naming)),
+                            _ => FromUpstream::SpillGoesOn(spill),
                         };
-                        match served.store.read_stored_spill(*spill) {
+                        match served.store.read_stored_spill(spill) {
                             Ok(reader) => {
                                 let blocks = Blocks::behind(reader, there);
-                                let sent =
-                                    send_spill(&mut sender, *spill, there, blocks, &mut packing);
+                                let sent = send_spill(&mut sender, begins, blocks, &mut packing);
                                 if let Err(error) = sent.await? {
                                     return self.give_up(key, sender, takes, &error).await;
                                 }
@@ -354,18 +355,25 @@ async fn send_measured(
     Ok(())
 }
 
-/// Sends a spill, but for so many blocks that are `there`.
+/// How many blocks of the spill that this block names need not cross; `None` if it is there. Only
+/// what came for the same block counts: a number may be given twice. (Who has not heard of the block
+/// is of an earlier version: it is believed, or a large spill would begin anew at every cut.)
+fn blocks_there(held: &mut Vec<HeldSpill>, spill: SpillId, naming: Naming) -> Option<u64> {
+    let is_it =
+        |there: &HeldSpill| there.id == spill.0 && there.naming.is_none_or(|there| there == naming);
+    match held.iter().position(is_it) {
+        Some(at) => held.swap_remove(at).blocks,
+        None => Some(0),
+    }
+}
+
+/// Sends these blocks of a spill.
 async fn send_spill(
     sender: &mut Sender,
-    spill: SpillId,
-    there: u64,
+    begins: FromUpstream,
     mut blocks: Blocks,
     packing: &mut Packing,
 ) -> Result<Result<(), StoreError>, LinkError> {
-    let begins = match there {
-        0 => FromUpstream::SpillBegins(spill),
-        _ => FromUpstream::SpillGoesOn(spill),
-    };
     sender.send_parts(&begins.encode()).await?;
     loop {
         match blocks.next(packing).await {
@@ -380,4 +388,24 @@ async fn send_spill(
     }
     sender.send_parts(&FromUpstream::SpillEnds.encode()).await?;
     Ok(Ok(()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spill_goes_on_only_for_the_block_that_named_it() {
+        let naming = |time| Naming { last: Lsn(100), commit_times: (time, time) };
+        let held = |blocks| vec![HeldSpill { id: 7, blocks, naming: Some(naming(1)) }];
+        assert_eq!(blocks_there(&mut held(Some(3)), SpillId(7), naming(1)), Some(3));
+        assert_eq!(blocks_there(&mut held(None), SpillId(7), naming(1)), None);
+        // Another transaction of a store that was set back: the same number, and even position.
+        for blocks in [Some(3), None] {
+            assert_eq!(blocks_there(&mut held(blocks), SpillId(7), naming(2)), Some(0));
+            assert_eq!(blocks_there(&mut held(blocks), SpillId(8), naming(1)), Some(0));
+        }
+        let mut unnamed = vec![HeldSpill { id: 7, blocks: Some(3), naming: None }];
+        assert_eq!(blocks_there(&mut unnamed, SpillId(7), naming(1)), Some(3));
+    }
 }
