@@ -78,6 +78,27 @@ pub enum ApplyError {
         /// The first of them, quoted.
         column: String,
     },
+    /// An update brought a row within the publication's filter, and so came as an INSERT; what it
+    /// left as it was, and lies apart from the row (TOAST), the publisher does not send.
+    #[error(
+        "subscription \"{subscription}\": transaction at {position}: an update of the publisher's \
+         table {table} brought a row within its filter, and left a large value of column {column} \
+         as it was, which the publisher does not send then. Such values are sent with REPLICA \
+         IDENTITY FULL (of all partitions, too; not with a list of columns, under which the \
+         publisher would refuse every UPDATE), or where the table is published without a filter. To \
+         have the table copied anew: {}",
+        remedy::resync(.subscription, Some(.table))
+    )]
+    ValueNotSent {
+        /// Subscription.
+        subscription: String,
+        /// Of the transaction.
+        position: Lsn,
+        /// Its name on the publisher.
+        table: Box<TableName>,
+        /// The first of such columns, quoted.
+        column: String,
+    },
     /// Changes this subscription needs are gone.
     #[error("{0}")]
     Gap(String),
@@ -226,6 +247,7 @@ impl ApplyError {
             | ApplyError::Setup(_)
             | ApplyError::AnotherTable { .. }
             | ApplyError::ColumnsMoved { .. }
+            | ApplyError::ValueNotSent { .. }
             | ApplyError::Gap(_)
             | ApplyError::Stored { .. } => false,
         }

@@ -12,6 +12,8 @@
 //! requests      what operators ask for: transactions to skip, tables to copy anew
 //! browse        the stored log, readable
 //! postgres      the target: session, statements, pipeline, progress, initial copy
+//! log_backoff   pure: how long what went wrong is not tried again
+//! small_groups  pure: how small groups are for a target that had no room
 //! row_by_row    pure: where batches are not tried, because one was refused
 //! careful       the log applied row by row, after something failed
 //! conflict      what is said and done when the target differs
@@ -30,6 +32,7 @@ mod copy_beside;
 mod early;
 mod error;
 mod held_up;
+mod log_backoff;
 mod log_feed;
 pub mod netting;
 pub mod postgres;

@@ -1,11 +1,11 @@
 //! Where batches are not tried for a while, because one was refused. Pure.
 
+use crate::log_backoff::LogBackoff;
 use farshore_capture::publication::TableName;
 use farshore_model::Lsn;
 use std::collections::HashMap;
 
-/// Bytes of the publisher's log after a refused batch in which its table is not batched; doubled
-/// with every further refusal.
+/// Bytes of the publisher's log after a refused batch in which its table is not batched.
 const SPAN_BYTES: u64 = 4 << 20;
 const DOUBLINGS_MAX: u32 = 10;
 
@@ -13,13 +13,7 @@ const DOUBLINGS_MAX: u32 = 10;
 #[derive(Clone, Debug, Default)]
 pub struct RowByRow {
     all_until: Lsn,
-    tables: HashMap<TableName, Span>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Span {
-    until: Lsn,
-    refusals: u32,
+    tables: HashMap<TableName, LogBackoff>,
 }
 
 impl RowByRow {
@@ -30,15 +24,13 @@ impl RowByRow {
             self.all_until = self.all_until.max(position);
             return;
         };
-        let refusals = self.tables.get(table).map_or(0, |span| span.refusals);
-        let span = SPAN_BYTES << refusals.min(DOUBLINGS_MAX);
-        let until = Lsn(position.0.saturating_add(span));
-        self.tables.insert(table.clone(), Span { until, refusals: refusals.saturating_add(1) });
+        let span = self.tables.entry(table.clone()).or_default();
+        span.note(position, SPAN_BYTES, DOUBLINGS_MAX);
     }
 
     /// Up to which position changes of `table` are applied row by row.
     pub fn until(&self, table: &TableName) -> Lsn {
-        self.tables.get(table).map_or(self.all_until, |span| span.until.max(self.all_until))
+        self.tables.get(table).map_or(self.all_until, |span| span.until().max(self.all_until))
     }
 }
 
@@ -54,8 +46,8 @@ mod tests {
         assert_eq!(row_by_row.until(&a), Lsn::ZERO);
         row_by_row.note(Some(&a), Lsn(100));
         let first = row_by_row.until(&a).0 - 100;
-        row_by_row.note(Some(&a), Lsn(10_000_000));
-        assert!(row_by_row.until(&a).0 - 10_000_000 > first);
+        row_by_row.note(Some(&a), Lsn(first + 200));
+        assert!(row_by_row.until(&a).0 - (first + 200) > first);
         assert_eq!(row_by_row.until(&b), Lsn::ZERO);
         row_by_row.note(None, Lsn(50));
         assert_eq!(row_by_row.until(&b), Lsn(50));

@@ -4,9 +4,13 @@ use farshore_model::Lsn;
 
 /// How many times the bounds of a group are halved at most: it is one transaction by then.
 const HALVINGS_MAX: u32 = 10;
-/// Bytes of the publisher's log after the first refusal; doubled with each one more.
+/// Bytes of the publisher's log after the first refusal; doubled whenever larger groups are refused
+/// again.
 const SPAN_BYTES: u64 = 4 << 20;
 const DOUBLINGS_MAX: u32 = 14;
+/// After that many spans without a refusal, of which the first few let groups grow, the next one is
+/// another shortage.
+const SPANS_UNTIL_FORGOTTEN: u64 = 32;
 
 /// Where the bounds of a group are halved, and how many times.
 ///
@@ -18,7 +22,8 @@ pub(crate) struct SmallGroups {
     halvings: u32,
     until: Lsn,
     span: u64,
-    refusals: u32,
+    /// How many times they have been allowed to grow, and were refused.
+    regrown: u32,
 }
 
 impl SmallGroups {
@@ -43,9 +48,13 @@ impl SmallGroups {
         if halvings > HALVINGS_MAX {
             return None;
         }
-        let span = SPAN_BYTES << self.refusals.min(DOUBLINGS_MAX);
+        // One shortage is one, however many attempts it outlasts.
+        let has_grown = self.halvings > 0 && applied >= self.until;
+        let is_another = applied.bytes_since(self.until) > SPANS_UNTIL_FORGOTTEN * self.span;
+        let regrown = if is_another { 0 } else { self.regrown + u32::from(has_grown) };
+        let span = SPAN_BYTES << regrown.min(DOUBLINGS_MAX);
         let until = Lsn(applied.0.saturating_add(span));
-        *self = SmallGroups { halvings, until, span, refusals: self.refusals + 1 };
+        *self = SmallGroups { halvings, until, span, regrown };
         Some(halvings)
     }
 }
@@ -60,10 +69,10 @@ mod tests {
         assert_eq!(small.halvings_at(Lsn::ZERO), 0);
         assert_eq!(small.note(Lsn(1000)), Some(1));
         assert_eq!(small.note(Lsn(1000)), Some(2));
-        let until = 1000 + 2 * SPAN_BYTES;
+        let until = 1000 + SPAN_BYTES;
         assert_eq!(small.halvings_at(Lsn(until - 1)), 2);
         assert_eq!(small.halvings_at(Lsn(until)), 1);
-        assert_eq!(small.halvings_at(Lsn(until + 2 * SPAN_BYTES)), 0);
+        assert_eq!(small.halvings_at(Lsn(until + SPAN_BYTES)), 0);
         assert_eq!(small.halvings_at(Lsn(u64::MAX)), 0);
     }
 
@@ -82,9 +91,24 @@ mod tests {
     }
 
     #[test]
+    fn a_shortage_of_long_ago_is_forgotten() {
+        let mut small = SmallGroups::default();
+        let mut position = Lsn(0);
+        for _ in 0..6 {
+            assert_eq!(small.note(position), Some(1));
+            position = small.until;
+        }
+        position = Lsn(position.0 + (SPANS_UNTIL_FORGOTTEN + 1) * small.span);
+        assert_eq!(small.note(position), Some(1));
+        assert_eq!(small.until.bytes_since(position), SPAN_BYTES);
+    }
+
+    #[test]
     fn there_is_an_end_to_halving() {
         let mut small = SmallGroups::default();
         let noted: Vec<_> = (0..HALVINGS_MAX + 2).map(|_| small.note(Lsn(5))).collect();
         assert_eq!(noted[9..], [Some(10), None, None]);
+        // A shortage of some seconds, in which ten attempts failed, is over soon.
+        assert_eq!(small.halvings_at(Lsn(5 + 10 * SPAN_BYTES)), 0);
     }
 }

@@ -6,6 +6,7 @@ mod start;
 use crate::careful::{Careful, CarefulSpan, Failure};
 use crate::conflict::ConflictPolicy;
 use crate::early::EarlySettings;
+use crate::log_backoff::LogBackoff;
 use crate::log_feed::LogFeed;
 use crate::postgres::apart::Detaching;
 use crate::postgres::follow_ddl::FollowDdl;
@@ -124,24 +125,10 @@ impl SubscriptionSpec {
     }
 }
 
-/// How far groups do not run side by side, because some were in each other's way.
-#[derive(Clone, Copy, Debug, Default)]
-struct Alone {
-    until: Lsn,
-    times: u32,
-}
-
-impl Alone {
-    /// Bytes of the publisher's log after the first meeting; doubled with each one more.
-    const SPAN_BYTES: u64 = 4 << 20;
-    const DOUBLINGS_MAX: u32 = 14;
-
-    /// It happened to groups up to `position`.
-    fn note(&mut self, position: Lsn) {
-        let span = Self::SPAN_BYTES << self.times.min(Self::DOUBLINGS_MAX);
-        *self = Alone { until: Lsn(position.0.saturating_add(span)), times: self.times + 1 };
-    }
-}
+/// Groups do not run side by side for so many bytes of the publisher's log after some were in each
+/// other's way.
+const ALONE_BYTES: u64 = 4 << 20;
+const ALONE_DOUBLINGS_MAX: u32 = 14;
 
 impl Subscription {
     /// Runs until `stop` turns true or something fails, at first on `session` if there is one
@@ -200,7 +187,7 @@ impl Subscription {
         let mut careful = None;
         let mut small = SmallGroups::default();
         let mut row_by_row = RowByRow::default();
-        let mut alone = Alone::default();
+        let mut alone = LogBackoff::default();
         // A row found no partition; in which table.
         let (mut without_partition, mut no_place_in) = (None, None);
         let mut copied_beside = false;
@@ -238,7 +225,7 @@ impl Subscription {
                 careful: careful.take(),
                 small,
                 row_by_row: row_by_row.clone(),
-                alone_until: alone.until.max(small.until()),
+                alone_until: alone.until().max(small.until()),
                 cancel: cancel.clone(),
             };
             let (asked_in_vain, copies_wait) = (start.ask_again, start.copies_wait);
@@ -275,9 +262,9 @@ impl Subscription {
                     self.cancel(cancel).await;
                 }
                 Err(Failure { error: ApplyError::LanesMet { position, what, .. }, .. }) => {
-                    alone.note(position);
+                    alone.note(position, ALONE_BYTES, ALONE_DOUBLINGS_MAX);
                     tracing::info!(
-                        subscription = %self.spec.name, %position, %what, until = %alone.until,
+                        subscription = %self.spec.name, %position, %what, until = %alone.until(),
                         "groups were in each other's way; they are applied one after the other"
                     );
                     self.cancel(cancel).await;

@@ -124,6 +124,29 @@ fn a_whole_old_row_that_is_another_is_noticed() -> Result<()> {
     Ok(())
 }
 
+/// A statement for many rows counts them together: one row too many must not make up for one that
+/// is missing.
+#[test]
+fn rows_that_the_target_has_twice_are_noticed() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+    for change in ["UPDATE t SET v = 'new'", "DELETE FROM t"] {
+        let mut pair = pair(Direction::UP, schema)?;
+        let unique = "ALTER TABLE t DROP CONSTRAINT t_pkey; CREATE INDEX ON t (id)";
+        pair.subscriber.execute_script(unique)?;
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 20) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        let drift = "INSERT INTO t VALUES (1, 'v'); DELETE FROM t WHERE id = 2";
+        pair.subscriber.execute_script(drift)?;
+        pair.publish(&format!("{change} WHERE id IN (1, 2)"))?;
+        let log = pair.site.await_log(" stopped: ", Duration::from_secs(60))?;
+        ensure!(log.contains("id=1"), "{log}");
+        let kept = pair.subscriber_says("SELECT count(*) FROM t WHERE v = 'v'")?;
+        ensure!(kept == "20", "{kept}");
+    }
+    Ok(())
+}
+
 /// Nothing gets a new value, and the key is a column that UPDATE cannot set.
 #[test]
 fn a_row_is_touched_where_nothing_can_be_set() -> Result<()> {

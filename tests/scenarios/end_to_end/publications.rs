@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use farshore_testkit::checksum;
-use farshore_tests::{DATABASE, Pair, both_ways};
+use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -117,6 +117,56 @@ fn row_filters_and_column_lists() -> Result<()> {
         pair.publish("UPDATE \"S.x\".\"Cut\" SET secret = 'unseen'; DELETE FROM \"S.x\".\"Cut\" WHERE id % 8 = 0")?;
         compare(&mut pair)
     })
+}
+
+/// An update that brings a row within the filter comes as an INSERT, and the publisher leaves out of
+/// it what the update left alone and lies apart from the row: no NULL is put in its place.
+#[test]
+fn a_row_that_comes_within_a_filter_without_a_large_value() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(
+        "CREATE TABLE kept (id integer, region text, body text, PRIMARY KEY (id, region)); \
+         ALTER TABLE kept ALTER body SET STORAGE EXTERNAL; \
+         CREATE TABLE plain (id integer PRIMARY KEY)",
+    )?;
+    let filter = "[publication.p.article.\"public.kept\"]\nwhere = \"region = 'EU'\"";
+    pair.add_publication("p", &["public.kept", "public.plain"], filter)?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    let check = pair.site.verb("check", &[])?;
+    ensure!(check.stdout.contains("large values then"), "{check:?}");
+    ensure!(check.stdout.contains("leaves as they were, of body"), "{check:?}");
+    pair.site.start()?;
+    pair.publish(
+        "INSERT INTO kept SELECT i, CASE WHEN i % 2 = 0 THEN 'EU' ELSE 'US' END, \
+         repeat(md5(i::text), 300) FROM generate_series(1, 10) AS i",
+    )?;
+    pair.await_arrival()?;
+    // Small values come along.
+    pair.publish("UPDATE kept SET body = 'small' WHERE id = 3")?;
+    pair.publish("UPDATE kept SET region = 'EU' WHERE id = 3")?;
+    pair.await_arrival()?;
+    pair.publish("UPDATE kept SET region = 'EU' WHERE id = 1; INSERT INTO plain VALUES (1)")?;
+    let (state, said) = pair.site.await_trouble("s", "does not send then")?;
+    ensure!(state == "stopped", "{state}");
+    ensure!(said.contains("column body") && said.contains("REPLICA IDENTITY FULL"), "{said}");
+    let rows = "SELECT count(*)::text FROM kept WHERE body IS NULL OR id = 1";
+    ensure!(pair.subscriber_says(rows)? == "0");
+    // As the message says.
+    pair.publish("ALTER TABLE kept REPLICA IDENTITY FULL")?;
+    for (verb, arguments) in [
+        ("resync", &["--subscription", "s", "--table", "public.kept"][..]),
+        ("resume", &["--subscription", "s"]),
+    ] {
+        let done = pair.site.verb(verb, arguments)?;
+        ensure!(done.code == Some(0), "{done:?}");
+    }
+    pair.publish("UPDATE kept SET region = 'EU' WHERE id = 5")?;
+    pair.await_arrival()?;
+    let all = "SELECT md5(string_agg(k::text, ',' ORDER BY id)) FROM kept k WHERE region = 'EU'";
+    ensure!(pair.publisher_says(all)? == pair.subscriber_says(all)?);
+    ensure!(pair.subscriber_says("SELECT count(*)::text FROM kept")? == "8");
+    Ok(())
 }
 
 #[test]

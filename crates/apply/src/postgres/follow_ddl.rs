@@ -505,11 +505,11 @@ impl Follow<'_> {
     }
 }
 
-fn quoted(column: &Column) -> String {
+pub(super) fn quoted(column: &Column) -> String {
     quote_identifier(&column.name)
 }
 
-fn published_name(relation: &Relation) -> TableName {
+pub(super) fn published_name(relation: &Relation) -> TableName {
     TableName { schema: relation.schema.clone(), name: relation.name.clone() }
 }
 

@@ -15,7 +15,7 @@ use crate::conflict::{self, ConflictPolicy};
 use crate::log_feed::Definitions;
 use crate::postgres::batch::{Batches, StatementNames, TableFacts};
 use crate::postgres::explain::explain;
-use crate::postgres::follow_ddl::FollowDdl;
+use crate::postgres::follow_ddl::{FollowDdl, published_name, quoted};
 use crate::postgres::foreign_keys::ForeignKeys;
 use crate::postgres::lanes::{LaneSettings, Lanes};
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Statement};
@@ -333,6 +333,9 @@ impl Writer {
             position,
             what: format!("{} of {}: {what}", conflict::operation(change), target.table),
         })?;
+        if shape == Shape::Insert {
+            check_all_sent(&self.subscription, position, target, new)?;
+        }
         let commit_time = header.commit_time;
         let may_be_gone = target.cascaded && shape == Shape::Delete;
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
@@ -551,6 +554,25 @@ impl Writer {
         };
         explain(error, &self.subscription, self.lanes.first(), &self.relations, self.newest)
     }
+}
+
+/// An insert has all its values, unless it was an update on the publisher that its filter made one.
+fn check_all_sent(
+    subscription: &str,
+    position: Lsn,
+    target: &TargetRelation,
+    new: Option<Tuple<'_>>,
+) -> Result<(), ApplyError> {
+    let mut values = new.iter().flat_map(|new| new.values()).enumerate();
+    let unsent = values.find(|(_, value)| *value == Value::Unchanged);
+    let Some((at, _)) = unsent else { return Ok(()) };
+    let relation = &target.relation;
+    Err(ApplyError::ValueNotSent {
+        subscription: subscription.to_owned(),
+        position,
+        table: Box::new(published_name(relation)),
+        column: relation.columns.get(at).map(quoted).unwrap_or_default(),
+    })
 }
 
 /// A change's statement shape, its new values and its identifying values.

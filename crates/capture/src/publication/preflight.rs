@@ -4,7 +4,7 @@ use super::{
     PublicationSpec, TableName, TablePattern, TablePatternDisplay, comment, create_statement,
 };
 use crate::CaptureError;
-use farshore_pg::Connection;
+use farshore_pg::{Connection, ResultSet, Row, quote_literal};
 
 /// What came of trying to publish articles.
 #[derive(Debug, Default)]
@@ -14,6 +14,9 @@ pub struct Tried {
     /// Columns of filters that are not in the table's replica identity: the publisher refuses every
     /// UPDATE and DELETE of such a table (PostgreSQL docs: "29.4.2. Expression Restrictions").
     pub filtered_by: Vec<(TableName, Vec<String>)>,
+    /// Columns whose large values the publisher does not send of a row that an UPDATE brings within
+    /// the filter, if the UPDATE leaves them as they are.
+    pub not_sent: Vec<(TableName, Vec<String>)>,
 }
 
 /// First version with row filters, as `server_version_num` writes it.
@@ -34,6 +37,45 @@ const FILTERED_BY: &str = "SELECT a.attname FROM pg_publication p \
         WHEN 'i' THEN i.indisreplident ELSE false END) \
     ORDER BY a.attnum";
 
+/// Columns of a publication whose values may lie apart from the row (TOAST) and are not in its
+/// replica identity. Of an UPDATE that a filter turns into an INSERT the old values are all that
+/// `pgoutput` can fill in, so what it left as it was is missing. Of a partitioned table it is the
+/// leaves' identity that is in the log.
+fn not_sent(publication: &str) -> String {
+    format!(
+        "SELECT n.nspname, c.relname, a.attname FROM pg_publication p \
+         JOIN pg_publication_rel r ON r.prpubid = p.oid JOIN pg_class c ON c.oid = r.prrelid \
+         JOIN pg_namespace n ON n.oid = c.relnamespace \
+         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped \
+         WHERE p.pubname = {} AND r.prqual IS NOT NULL \
+         AND (CASE c.relkind WHEN 'p' THEN EXISTS (SELECT FROM pg_partition_tree(c.oid) t \
+             JOIN pg_class leaf ON leaf.oid = t.relid \
+             WHERE t.isleaf AND leaf.relreplident IN ('d', 'i')) \
+           ELSE c.relreplident IN ('d', 'i') END) \
+         AND a.attstorage IN ('x', 'e') AND a.attgenerated = '' \
+         AND coalesce(a.attnum = ANY (r.prattrs::int2[]), true) \
+         AND NOT EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid \
+           AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
+           AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END) \
+         ORDER BY 1, 2, a.attnum",
+        quote_literal(publication)
+    )
+}
+
+/// The tables and columns of an answer to [`not_sent`].
+fn by_table(rows: &[Row]) -> Vec<(TableName, Vec<String>)> {
+    let mut found: Vec<(TableName, Vec<String>)> = Vec::new();
+    for row in rows {
+        let text = |at| row.get(at).unwrap_or_default().to_owned();
+        let (table, column) = (TableName { schema: text(0), name: text(1) }, text(2));
+        match found.last_mut().filter(|(last, _)| *last == table) {
+            Some((_, columns)) => columns.push(column),
+            None => found.push((table, vec![column])),
+        }
+    }
+    found
+}
+
 impl PublicationSpec {
     /// Whether the publisher's publication needs no change to publish just what is configured; an
     /// adopted one never does.
@@ -43,6 +85,22 @@ impl PublicationSpec {
         }
         let wanted = comment(&self.members(sql).await?.join(", "), self.via_partition_root);
         Ok(self.existing_comment(sql).await? == Some(Some(wanted)) && self.has_members(sql).await?)
+    }
+
+    /// Of the publisher's publication, which is there, what [`Tried::not_sent`] is of one that is to
+    /// be made.
+    ///
+    /// # Errors
+    /// When the publisher cannot be asked.
+    pub async fn not_sent(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<(TableName, Vec<String>)>, CaptureError> {
+        if sql.server_version() < FILTERS_SINCE {
+            return Ok(Vec::new());
+        }
+        let rows = sql.query(&not_sent(&self.publication_name()), &[]).await;
+        Ok(by_table(&rows.map_err(|error| self.publisher_error(error))?))
     }
 
     /// Tries, in a transaction that is rolled back, whether each table with a filter or a column
@@ -64,15 +122,26 @@ impl PublicationSpec {
         for (table, member) in listed.filter(|(table, member)| table.to_string() != **member) {
             let create = create_statement("farshore_check", member, self.via_partition_root);
             let has_filters = sql.server_version() >= FILTERS_SINCE;
-            let look = if has_filters { FILTERED_BY } else { "SELECT 1 WHERE false" };
-            let tried = sql.simple_query(&format!("BEGIN; {create}; {look}; ROLLBACK")).await;
-            match tried {
+            let none = || "SELECT 1 WHERE false".to_owned();
+            let (by, large) = if has_filters {
+                (FILTERED_BY.to_owned(), not_sent("farshore_check"))
+            } else {
+                (none(), none())
+            };
+            let look = format!("BEGIN; {create}; {by}; {large}; ROLLBACK");
+            match sql.simple_query(&look).await {
                 Ok(sets) => {
-                    let rows = sets.iter().flat_map(|set| &set.rows);
-                    let columns = rows.filter_map(|row| row.get(0).map(str::to_owned));
-                    let columns: Vec<String> = columns.collect();
-                    if !columns.is_empty() {
-                        done.filtered_by.push((table, columns));
+                    let mut answers = sets.iter().filter(|set| !set.columns.is_empty());
+                    let rows =
+                        |set: Option<&ResultSet>| set.map_or_else(Vec::new, |s| s.rows.clone());
+                    let (by, large) = (rows(answers.next()), rows(answers.next()));
+                    let by = by.iter().filter_map(|row| row.get(0).map(str::to_owned));
+                    let by: Vec<String> = by.collect();
+                    // Where it refuses every UPDATE, none brings a row in.
+                    if by.is_empty() {
+                        done.not_sent.append(&mut by_table(&large));
+                    } else {
+                        done.filtered_by.push((table, by));
                     }
                 }
                 Err(error) => {

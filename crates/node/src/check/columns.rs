@@ -92,10 +92,13 @@ fn check_speed(name: &TableName, source: &Table, target: &Table, findings: &mut 
                 format!("ALTER TABLE {name} ADD PRIMARY KEY (…) on the target"),
             );
         }
-    } else if !source.key.is_empty()
-        && !source.key.iter().any(|column| target.indexed.contains(column))
-    {
-        let key: Vec<String> = source.key.iter().map(|column| quote_identifier(column)).collect();
+        return;
+    }
+    if source.key.is_empty() {
+        return;
+    }
+    let key: Vec<String> = source.key.iter().map(|column| quote_identifier(column)).collect();
+    if !source.key.iter().any(|column| target.indexed.contains(column)) {
         findings.warning(
             format!(
                 "{name} on the target has no index on its key ({}): every UPDATE and DELETE reads \
@@ -103,6 +106,15 @@ fn check_speed(name: &TableName, source: &Table, target: &Table, findings: &mut 
                 key.join(", ")
             ),
             format!("ALTER TABLE {name} ADD PRIMARY KEY ({})", key.join(", ")),
+        );
+    } else if !target.unique.iter().any(|unique| unique.iter().all(|c| source.key.contains(c))) {
+        findings.warning(
+            format!(
+                "{name} on the target has no unique index on its key ({}) or a part of it: no UPDATE \
+                 and DELETE goes in bulk, since of a row that is there twice nothing would be seen",
+                key.join(", ")
+            ),
+            format!("CREATE UNIQUE INDEX ON {name} ({}) on the target", key.join(", ")),
         );
     }
 }

@@ -157,6 +157,7 @@ pub async fn check(
         tables.push((name, table));
     }
     check_sequences(&tables, server, findings);
+    let mut not_sent = Vec::new();
     if !as_wanted && may_change && all_named {
         // Filters and column lists: only the server itself can tell.
         let tried = spec.try_articles(sql).await;
@@ -175,6 +176,27 @@ pub async fn check(
                 ),
             );
         }
+        not_sent = tried.not_sent;
+    }
+    if as_wanted {
+        match spec.not_sent(sql).await {
+            Ok(found) => not_sent = found,
+            Err(error) => findings.agent_error(&error, error.is_transient()),
+        }
+    }
+    for (name, columns) in not_sent {
+        findings.warning(
+                format!(
+                    "an UPDATE of its key may bring a row of {name} within its filter, and the \
+                     publisher does not send large values then (some 2 KB and more) that the UPDATE \
+                     leaves as they were, of {}: such a row stops the subscription",
+                    some_of(&columns)
+                ),
+                format!(
+                    "ALTER TABLE {name} REPLICA IDENTITY FULL (all partitions, too; not with a list \
+                     of columns), or publish it without the filter"
+                ),
+            );
     }
     Ok(tables)
 }

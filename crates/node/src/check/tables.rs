@@ -43,6 +43,8 @@ pub struct Table {
     pub primary_key: bool,
     /// Columns that an index begins with.
     pub indexed: Vec<String>,
+    /// Columns of which no two rows have the same values, index by index.
+    pub unique: Vec<Vec<String>>,
     /// We may look into its schema.
     pub schema_usable: bool,
     /// We may read all of it.
@@ -119,7 +121,13 @@ const TABLES: &str = concat!(
        has_table_privilege(c.oid, 'UPDATE'), has_table_privilege(c.oid, 'DELETE'), \
        has_table_privilege(c.oid, 'TRUNCATE'), \
        pg_has_role(c.relowner, 'USAGE'), pg_get_userbyid(c.relowner), \
-       row_security_active(c.oid) ",
+       row_security_active(c.oid), \
+       (SELECT string_agg(u.columns, chr(2)) FROM ( \
+         SELECT (SELECT string_agg(a.attname, chr(1)) FROM pg_attribute a \
+           WHERE a.attrelid = i.indrelid \
+           AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) AS columns \
+         FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid \
+         AND i.indpred IS NULL AND i.indexprs IS NULL) AS u) ",
     named!(),
     "\
      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
@@ -263,6 +271,12 @@ pub fn from_answers(
             key: names(row, 5),
             primary_key: row.parse_bool(6)?,
             indexed: names(row, 7),
+            unique: row
+                .get(17)
+                .into_iter()
+                .flat_map(|all| all.split('\u{2}'))
+                .map(|columns| columns.split(SEPARATOR).map(str::to_owned).collect())
+                .collect(),
             schema_usable: row.parse_bool(8)?,
             may_select: row.parse_bool(9)?,
             rights_missing: ["SELECT", "INSERT", "UPDATE", "DELETE", "TRUNCATE"]

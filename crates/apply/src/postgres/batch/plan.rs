@@ -56,6 +56,8 @@ pub struct TableFacts {
     fires: bool,
     /// It, or a partition of it, has unique or exclusion constraints beside its primary key.
     more_unique: bool,
+    /// Columns of which no two rows have the same values, beside its primary key.
+    unique: Vec<Vec<String>>,
     /// The types of its rows and of arrays of them, 0 if there are none.
     row: u32,
     rows: u32,
@@ -103,13 +105,20 @@ pub(in crate::postgres) fn facts_question() -> String {
                  EXISTS (SELECT FROM {partitions} p \
                    JOIN pg_catalog.pg_index i ON i.indrelid = p.relid \
                    WHERE (i.indisunique OR i.indisexclusion) AND NOT i.indisprimary) \
-                 AS more_unique \
+                 AS more_unique, \
+                 (SELECT string_agg(u.columns, chr(2)) FROM ( \
+                   SELECT (SELECT string_agg(a.attname, chr(1)) FROM pg_catalog.pg_attribute a \
+                     WHERE a.attrelid = i.indrelid \
+                     AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) AS columns \
+                   FROM pg_catalog.pg_index i WHERE i.indrelid = w.oid AND i.indisunique \
+                   AND NOT i.indisprimary AND i.indisvalid AND i.indpred IS NULL \
+                   AND i.indexprs IS NULL) AS u) AS unique_columns \
                FROM (SELECT number, pg_catalog.to_regclass(name)::pg_catalog.oid AS oid \
                  FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
              SELECT own.number - 1, own.fires, a.attname, \
                CASE WHEN t.typtype = 'c' OR b.typtype IN ('c', 'd') THEN 0 ELSE t.typarray END, \
                a.attgenerated <> '', t.typreceive <> 0, own.more_unique, \
-               a.atttypid, t.typtype = 'd', c.reltype, r.typarray \
+               a.atttypid, t.typtype = 'd', c.reltype, r.typarray, own.unique_columns \
              FROM own JOIN pg_catalog.pg_attribute a ON a.attrelid = own.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
              JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
@@ -135,6 +144,11 @@ pub(in crate::postgres) fn facts_answer(
         facts.more_unique |= row.get(6) != Some("f");
         facts.row = row.parse(9).unwrap_or(0);
         facts.rows = row.parse(10).unwrap_or(0);
+        if facts.columns.is_empty() {
+            let unique = row.get(11).into_iter().flat_map(|all| all.split('\u{2}'));
+            let names = |columns: &str| columns.split('\u{1}').map(str::to_owned).collect();
+            facts.unique = unique.map(names).collect();
+        }
         facts.columns.push(ColumnFacts {
             name: row.get(2).unwrap_or_default().to_owned(),
             array: row.parse(3).unwrap_or(0),
@@ -145,6 +159,16 @@ pub(in crate::postgres) fn facts_answer(
         });
     }
     Ok(facts)
+}
+
+impl TableFacts {
+    /// Whether no two rows of the target have the same values in these columns.
+    fn is_unique(&self, key: &[usize], target: &TargetRelation) -> bool {
+        let is_of_key = |name: &String| key.iter().any(|at| target.columns[*at].name == *name);
+        let by_primary_key = !target.primary_key.is_empty()
+            && target.primary_key.iter().all(|column| key.contains(column));
+        by_primary_key || self.unique.iter().any(|columns| columns.iter().all(is_of_key))
+    }
 }
 
 /// How changes of `target` are to be written.
@@ -179,6 +203,11 @@ pub fn plan(target: &TargetRelation, facts: &TableFacts) -> Planned {
             }
             Some(_) | None => return Planned::Alone,
         }
+    }
+    // A statement for many rows counts them all together: where several rows may have one key, one
+    // too many would make up for one that is missing.
+    if !facts.is_unique(&key, target) {
+        key.clear();
     }
     // Keys travel as arrays.
     if !whole_old_rows && key.iter().any(|number| types[*number].array == 0) {
