@@ -1,10 +1,14 @@
 //! A mirror between two sites under SIGKILL and power cuts: every commit that a client saw return
 //! is on the standby, when the far site is all there is left, and on the server that it becomes.
 
+#[path = "mirror/asynchronous.rs"]
+mod asynchronous;
 #[path = "mirror/base_backup.rs"]
 mod base_backup;
 #[path = "mirror/bounds.rs"]
 mod bounds;
+#[path = "mirror/cascade.rs"]
+mod cascade;
 #[path = "mirror/costs.rs"]
 mod costs;
 #[path = "mirror/direct.rs"]

@@ -37,6 +37,8 @@ const QUEUE_MESSAGES_MAX: usize = 4;
 pub struct NearStatus {
     /// A far end is connected and log flows.
     pub connected: bool,
+    /// The principal's process that sends it.
+    pub walsender: Option<i32>,
     /// End of the principal's log as last heard of.
     pub principal_end: Lsn,
     /// The timeline that flows.
@@ -108,7 +110,7 @@ impl Near {
         // Another session's counts as well: where log flows the slot is somebody's.
         let received_any = {
             let mut status = self.status();
-            status.connected = false;
+            (status.connected, status.walsender) = (false, None);
             status.log_bytes > before
         };
         if is_slot_new && !received_any && matches!(ended, Err(MirrorError::WrongPrincipal { .. }))
@@ -153,29 +155,9 @@ impl Near {
     /// lets return need not be at the far end. Looked at before anything is acknowledged; who has
     /// the slot is alone in that already.
     async fn check_namesakes(&self, own: i32) -> Result<(), MirrorError> {
-        if self.promise == Promise::Async || fault::defect("mirror-misses-namesakes") {
-            return Ok(());
-        }
-        let look = async {
-            let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
-            let sql = "SELECT pid, client_addr FROM pg_stat_replication \
-                       WHERE lower(application_name) = lower($1) AND pid <> $2::int4";
-            let (name, own) = (Some(self.application_name.as_str()), own.to_string());
-            let rows = connection.query(sql, &[name, Some(&own)]).await?;
-            let server = connection.server().to_owned();
-            connection.close().await;
-            Ok::<_, farshore_pg::Error>((rows, server))
-        };
-        match look.await {
-            Ok((rows, server)) => match rows.first() {
-                None => Ok(()),
-                Some(other) => Err(MirrorError::Namesake {
-                    server,
-                    application_name: self.application_name.clone(),
-                    pid: other.get(0).unwrap_or_default().to_owned(),
-                    from: other.get(1).unwrap_or("its own socket").to_owned(),
-                }),
-            },
+        match self.find_namesake(own).await {
+            Ok(None) => Ok(()),
+            Ok(Some(namesake)) => Err(namesake),
             Err(error) => {
                 tracing::warn!(
                     mirror = %self.name,
@@ -185,6 +167,39 @@ impl Near {
                 Ok(())
             }
         }
+    }
+
+    /// One that has come since the log began to flow. The log goes on: commits that the other one
+    /// lets return would be missing here for longer.
+    ///
+    /// # Errors
+    /// When the principal cannot be asked.
+    pub async fn later_namesake(&self) -> Result<Option<MirrorError>, farshore_pg::Error> {
+        let walsender = self.status().walsender;
+        let Some(own) = walsender else { return Ok(None) };
+        let found = self.find_namesake(own).await?;
+        // Else it may be the next one of our own.
+        Ok(found.filter(|_| self.status().walsender == walsender))
+    }
+
+    /// Another standby with this one's name; `own` is the process that sends to this one.
+    async fn find_namesake(&self, own: i32) -> Result<Option<MirrorError>, farshore_pg::Error> {
+        if self.promise == Promise::Async || fault::defect("mirror-misses-namesakes") {
+            return Ok(None);
+        }
+        let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
+        let sql = "SELECT pid, client_addr FROM pg_stat_replication \
+                   WHERE lower(application_name) = lower($1) AND pid <> $2::int4";
+        let (name, own) = (Some(self.application_name.as_str()), own.to_string());
+        let rows = connection.query(sql, &[name, Some(&own)]).await?;
+        let server = connection.server().to_owned();
+        connection.close().await;
+        Ok(rows.first().map(|other| MirrorError::Namesake {
+            server,
+            application_name: self.application_name.clone(),
+            pid: other.get(0).unwrap_or_default().to_owned(),
+            from: other.get(1).unwrap_or("its own socket").to_owned(),
+        }))
     }
 
     async fn connect(&self) -> Result<Connection, MirrorError> {
@@ -337,6 +352,7 @@ impl Near {
                 None => (self.start_stream(connection, &system, place).await?, None),
             };
             self.check_namesakes(stream.backend_pid()).await?;
+            self.status().walsender = Some(stream.backend_pid());
             let mut flow = Flow {
                 near: self,
                 timeline,
@@ -359,6 +375,8 @@ impl Near {
                 return Err(MirrorError::WrongPrincipal { server, what });
             }
             tracing::info!(mirror = %self.name, timeline = switch.timeline, at = %start, "the principal has a new timeline");
+            // Of the next stream's process nobody knows yet.
+            self.status().walsender = None;
             connection = self.connect().await?;
             timeline = Timeline(switch.timeline);
             (system.timeline, system.xlogpos) = (switch.timeline, switch.start);

@@ -2,6 +2,7 @@
 //! names of the site file alone, so there are as many series as the site file has objects.
 
 use crate::Health;
+use crate::report::MirrorReport;
 use crate::sample::Snapshot;
 use std::fmt::Write as _;
 
@@ -388,5 +389,24 @@ fn mirrors(out: &mut Text, snapshot: &Snapshot) {
         GAUGE,
         "Mean time from a group's first write to the end of its fdatasync.",
         &|m| milliseconds(m.harden_ms),
+    );
+    let near = |m: &MirrorReport, ms: u64| (m.end == "near").then_some(ms as f64 / 1_000.0);
+    family(
+        "farshore_mirror_packing_seconds_total",
+        COUNTER,
+        "Time that packing took; at the near end.",
+        &|m| near(m, m.packing_ms),
+    );
+    family(
+        "farshore_mirror_flow_control_seconds_total",
+        COUNTER,
+        "Time that packed log waited for the link; at the near end.",
+        &|m| near(m, m.flow_control_ms),
+    );
+    family(
+        "farshore_mirror_apply_bytes_per_second",
+        GAUGE,
+        "Log that the standby furthest behind replayed per second lately; at the far end.",
+        &|m| m.apply_bytes_per_s.map(|bytes| bytes as f64),
     );
 }

@@ -2,7 +2,8 @@
 
 use crate::bounds::write_segments;
 use crate::mirrored::{
-    Client, LONG, Mirrored, SLOT, client, follower, let_commits_wait, position, report,
+    Client, LONG, Mirrored, await_replayed, check_durable, client, follower, let_commits_wait,
+    report, told,
 };
 use crate::promotion::check_rows;
 use anyhow::{Context, Result, bail, ensure};
@@ -14,20 +15,19 @@ use serde_json::Value;
 use std::sync::atomic::Ordering::SeqCst;
 
 const CLIENTS: i32 = 4;
-const PAGE_BYTES: i64 = 8_192;
 
-struct Direct {
+pub struct Direct {
     clients: Vec<Client>,
-    site: Site,
-    standby: Cluster,
-    principal: Cluster,
+    pub site: Site,
+    pub standby: Cluster,
+    pub principal: Cluster,
     /// Between the site and the principal.
     line: Link,
     _listen: ReservedPort,
 }
 
 impl Direct {
-    fn start(major: u32, mode: &str) -> Result<Direct> {
+    pub fn start(major: u32, mode: &str) -> Result<Direct> {
         Direct::start_in(major, mode, Site::named("far")?)
     }
 
@@ -55,17 +55,19 @@ impl Direct {
         report(&site, "the standby to stream", |far| {
             far["standbys"].as_array().is_some_and(|all| all.len() == 1)
         })?;
-        let_commits_wait(&principal)?;
+        if mode != "async" {
+            let_commits_wait(&principal)?;
+        }
         let clients = (0..CLIENTS).map(|number| client(&principal, number));
         let clients = clients.collect::<Result<_>>()?;
         Ok(Direct { clients, site, standby, principal, line, _listen: listen })
     }
 
-    fn returned(&self) -> Vec<i32> {
+    pub fn returned(&self) -> Vec<i32> {
         self.clients.iter().map(|client| client.returned.load(SeqCst)).collect()
     }
 
-    fn await_commits(&self, more: i32) -> Result<()> {
+    pub fn await_commits(&self, more: i32) -> Result<()> {
         let before = self.returned();
         wait_until("commits to return", LONG, &[&self.principal.log_path()], || {
             for client in &self.clients {
@@ -89,26 +91,15 @@ impl Direct {
     fn check_alone(&mut self) -> Result<()> {
         self.await_silence()?;
         let returned = self.returned();
-        let sql = "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots \
-                   WHERE slot_name = $1";
-        let told: i64 = self.principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
+        let told = told(&self.principal)?;
         self.site.env("FARSHORE_CRASH", "");
         self.site.start()?;
-        let far = report(&self.site, "the far end", |far| far["durable"] != "")?;
-        let durable = far["durable"].as_str().unwrap_or_default().to_owned();
-        // A server may flush up to a page's end, within a record; that record is no commit yet.
-        let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
-        let there = position(&durable)?;
-        ensure!(there >= whole, "LOST: the principal was told {told}, the spool ends at {there}");
-        wait_until("the standby to replay", LONG, &[&self.standby.log_path()], || {
-            let sql = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
-            let has_all: bool = self.standby.connect()?.query_one(sql, &[&durable])?.get(0);
-            Ok(has_all.then_some(()))
-        })?;
+        let durable = check_durable(&self.site, told)?;
+        await_replayed(&self.standby, &durable)?;
         check_rows(&self.standby, &returned)
     }
 
-    fn finish(self) -> Result<()> {
+    pub fn finish(self) -> Result<()> {
         for client in self.clients {
             client.stop.store(true, SeqCst);
             client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))??;

@@ -62,7 +62,7 @@ impl Mirrored {
         follower(&mut self.principal, self.line.port(), name)
     }
 
-    /// Nobody writes, and commits wait for the mirror.
+    /// Nobody writes, and commits wait for the mirror, unless it is asynchronous.
     pub fn start_idle(
         major: u32,
         mode: &str,
@@ -105,7 +105,9 @@ impl Mirrored {
         report(&far, "the standby to stream", |mirror| {
             mirror["standbys"].as_array().is_some_and(|all| all.len() == 1)
         })?;
-        let_commits_wait(&principal)?;
+        if mode != "async" {
+            let_commits_wait(&principal)?;
+        }
         let (_certificates, _ports) = (certificates, ports);
         Ok(Mirrored {
             clients: Vec::new(),
@@ -167,26 +169,12 @@ impl Mirrored {
         self.await_commits(5).with_context(|| format!("after {crash}"))
     }
 
-    /// What the principal was told last as flushed: where its slot stands.
     pub fn told(&self) -> Result<i64> {
-        let sql = "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots \
-                   WHERE slot_name = $1";
-        Ok(self.principal.connect()?.query_one(sql, &[&SLOT])?.get(0))
+        told(&self.principal)
     }
 
-    /// The spool has what the principal was told, whatever the standby has got.
     pub fn check_spool(&self, told: i64) -> Result<()> {
-        const PAGE_BYTES: i64 = 8_192;
-        let found = report(&self.far, "the far end", |mirror| mirror["durable"] != "")?;
-        let durable = found["durable"].as_str().unwrap_or_default();
-        let durable = position(durable)?;
-        // A server may flush up to a page's end, within a record; that record is no commit yet.
-        let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
-        ensure!(
-            durable >= whole,
-            "LOST: the principal was told {told}, the spool ends at {durable}"
-        );
-        Ok(())
+        check_durable(&self.far, told).map(drop)
     }
 
     /// What returned is on the standby, once that has replayed what the spool holds.
@@ -238,6 +226,33 @@ impl Mirrored {
         }
         Ok(())
     }
+}
+
+/// What the principal was told last as flushed: where its slot stands.
+pub fn told(principal: &Cluster) -> Result<i64> {
+    let sql = "SELECT (restart_lsn - '0/0')::bigint FROM pg_replication_slots \
+               WHERE slot_name = $1";
+    Ok(principal.connect()?.query_one(sql, &[&SLOT])?.get(0))
+}
+
+/// The spool has what the principal was told, whatever the standby has got. Where it ends.
+pub fn check_durable(far: &Site, told: i64) -> Result<String> {
+    const PAGE_BYTES: i64 = 8_192;
+    let found = report(far, "the far end", |mirror| mirror["durable"] != "")?;
+    let durable = found["durable"].as_str().unwrap_or_default();
+    let there = position(durable)?;
+    // A server may flush up to a page's end, within a record; that record is no commit yet.
+    let whole = if told % PAGE_BYTES == 0 { told - PAGE_BYTES } else { told };
+    ensure!(there >= whole, "LOST: the principal was told {told}, the spool ends at {there}");
+    Ok(durable.to_owned())
+}
+
+pub fn await_replayed(standby: &Cluster, end: &str) -> Result<()> {
+    wait_until("the standby to replay", LONG, &[&standby.log_path()], || {
+        let sql = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
+        let has_all: bool = standby.connect()?.query_one(sql, &[&end])?.get(0);
+        Ok(has_all.then_some(()))
+    })
 }
 
 /// Commits wait for the mirror from now on.

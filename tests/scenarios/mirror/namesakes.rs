@@ -67,6 +67,15 @@ fn two_replicas_with_one_name_do_not_both_count() -> Result<()> {
     drop(namesake);
     report(&mirrored.far, "the mirror to go on", |mirror| mirror["state"] == "receiving")?;
     mirrored.await_commits(5)?;
+    // One that comes while log flows: it goes on, and that the name promises nothing is said.
+    let namesake = receive(&mirrored.principal, "Farshore_M", None)?;
+    let near = report(&mirrored.near, "the later namesake to be seen", |mirror| {
+        mirror["error"].as_str().is_some_and(|error| error.contains("takes the two for one"))
+    })?;
+    ensure!(near["state"] == "streaming", "{near}");
+    drop(namesake);
+    report(&mirrored.near, "the namesake to be gone", |mirror| mirror["error"].is_null())?;
+    mirrored.await_commits(5)?;
     mirrored.finish()
 }
 

@@ -58,8 +58,8 @@ impl NearAgent {
     pub fn new(mirror: &NearMirror, data_dir: &Path) -> NearAgent {
         let dropped = Note::dropped(data_dir, &mirror.name);
         let resumed = Note::resumed(data_dir, &mirror.name);
-        let seen =
-            Seen { kept_bytes: None, dropped: dropped.read(), leeway: Leeway::read(&resumed) };
+        let leeway = Leeway::read(&resumed);
+        let seen = Seen { dropped: dropped.read(), leeway, ..Seen::default() };
         if let Some(why) = &seen.dropped {
             tracing::error!(mirror = %mirror.name, "{why}");
         }
@@ -225,7 +225,7 @@ impl NearAgent {
             report.principal_end = status.principal_end.to_string();
             report.send_queue_bytes = status.principal_end.bytes_since(written).max(kept);
         }
-        match seen.dropped {
+        match seen.dropped.clone() {
             // A far end that gets no log for that reason says so as well.
             Some(why) if report.error.as_ref().is_none_or(|error| error.contains(&why)) => {
                 (report.state, report.error) = ("dropped".to_owned(), Some(why));
@@ -235,7 +235,7 @@ impl NearAgent {
                 report.error = with_warning(report.error.take(), Some(why));
             }
             None => {
-                let warning = self.bounds.warning(seen.kept_bytes);
+                let warning = seen.warning(&self.bounds);
                 report.error = with_warning(report.error.take(), warning);
             }
         }
@@ -257,7 +257,7 @@ impl NearAgent {
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: state.to_owned(),
-            error: seen.dropped.or(with_warning(failure, self.bounds.warning(seen.kept_bytes))),
+            error: seen.dropped.clone().or(with_warning(failure, seen.warning(&self.bounds))),
             kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,
@@ -299,9 +299,11 @@ struct Connected<'a>(&'a NearAgent);
 
 impl Drop for Connected<'_> {
     fn drop(&mut self) {
-        self.0.near.status().connected = false;
+        let mut status = self.0.near.status();
+        (status.connected, status.walsender) = (false, None);
     }
 }
+
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

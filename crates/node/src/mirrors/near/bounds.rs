@@ -5,6 +5,7 @@ use super::NearAgent;
 use crate::agents::lock;
 use crate::config::SiteConfig;
 use crate::mirrors::note::Note;
+use crate::mirrors::with_warning;
 use farshore_pg::{Config, Connection, Error, Mode};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -77,6 +78,15 @@ pub(super) struct Seen {
     pub dropped: Option<String>,
     /// Since it was resumed.
     pub leeway: Leeway,
+    /// That another standby has come that the principal takes for this one.
+    pub namesake: Option<String>,
+}
+
+impl Seen {
+    /// Words on a mirror that goes on.
+    pub fn warning(&self, bounds: &Bounds) -> Option<String> {
+        with_warning(self.namesake.clone(), bounds.warning(self.kept_bytes))
+    }
 }
 
 impl Bounds {
@@ -99,9 +109,11 @@ impl NearAgent {
         let looking = async {
             loop {
                 every.tick().await;
-                if let Err(error) = self.look().await {
-                    // The mirror itself tells of a principal that is away.
-                    tracing::debug!(mirror = %self.near.name, "{error}");
+                for looked in [self.look_for_namesakes().await, self.look().await] {
+                    if let Err(error) = looked {
+                        // The mirror itself tells of a principal that is away.
+                        tracing::debug!(mirror = %self.near.name, "{error}");
+                    }
                 }
             }
         };
@@ -109,6 +121,15 @@ impl NearAgent {
             _ = stop.wait_for(|stop| *stop) => {}
             () = looking => {}
         }
+    }
+
+    async fn look_for_namesakes(&self) -> Result<(), Error> {
+        let found = self.near.later_namesake().await?.map(|namesake| namesake.to_string());
+        let before = std::mem::replace(&mut lock(&self.seen).namesake, found.clone());
+        if let Some(found) = found.filter(|_| before.is_none()) {
+            tracing::error!(mirror = %self.near.name, "{found}");
+        }
+        Ok(())
     }
 
     async fn look(&self) -> Result<(), Error> {
