@@ -3,7 +3,7 @@
 
 CARGO ?= cargo
 
-.PHONY: setup setup-monitor demo test test-pure test-crates test-scenarios test-versions test-browser stress bench bench-disk lint fuzz clean
+.PHONY: setup setup-monitor demo test test-pure test-crates test-scenarios test-versions test-browser stress stress-study bench bench-disk lint fuzz clean
 
 setup:
 	@scripts/setup
@@ -57,7 +57,7 @@ test-versions:
 	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
 	  --nocapture --test-threads=2
 	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror -- --nocapture \
-	  three_commands other_versions
+	  three_commands other_versions pg_basebackup
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup
@@ -66,6 +66,12 @@ stress: setup
 	FARSHORE_MIRROR_TROUBLES=$${FARSHORE_MIRROR_TROUBLES:-100} $(CARGO) test -p farshore-tests --test mirror -- \
 	  --nocapture strictly_serializable_in_mode
 	$(MAKE) fuzz FUZZ_SECONDS=$${FUZZ_SECONDS:-600}
+
+STUDY_HOURS ?= 24
+## The study's live load for hours, 40 clients on 59 tables that grow all along: some 2 GB of disk a
+## minute, and once more for PostgreSQL's own replication.
+stress-study:
+	@SCALE=$$(( $(STUDY_HOURS) * 6 )) RUNS=1 $(MAKE) bench SCENARIO=study CASES=streams-3
 
 FUZZ_SECONDS ?= 20
 ## Every decoder against arbitrary bytes (needs a nightly toolchain and cargo-fuzz).

@@ -72,6 +72,16 @@ const APPLY: [Apply; 7] = [
     },
 ];
 
+/// One connection and several, batches for everything and for nothing.
+const CORNERS: [Apply; 4] = [
+    near("batches = \"never\"\nstreams = 1", "postgres"),
+    near("batches = \"never\"\nstreams = 4\ngroup_transactions = 4", "postgres"),
+    near("batches = \"always\"\nstreams = 1\ngroup_transactions = 4", "postgres"),
+    near("batches = \"always\"\nstreams = 4\ngroup_transactions = 4", "postgres"),
+];
+/// Kills with each of these.
+const CORNER_KILLS: usize = 7;
+
 /// Foreign keys fire for what this role writes.
 const PLAIN_ROLE: &str = "plain";
 const ADMIT_PLAIN_ROLE: &str = "CREATE ROLE plain LOGIN; GRANT CREATE ON DATABASE postgres TO plain; \
@@ -445,6 +455,23 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
         never_reached.is_empty() || kills < POINTS_NEED_KILLS,
         "no kill happened at {never_reached:?} (FARSHORE_SEED={first_seed})"
     );
+    Ok(())
+}
+
+#[test]
+fn every_way_of_applying_keeps_the_prefix_under_kills() -> Result<()> {
+    let _turn = take_turn();
+    let first_seed = seed();
+    let mut points = fault_points(&faults_binary()?)?;
+    points.retain(|point| point.starts_with("apply."));
+    for (number, apply) in CORNERS.into_iter().enumerate() {
+        let seed = first_seed.wrapping_add(number as u64);
+        let schedule = Schedule::draw(seed, CORNER_KILLS, &points);
+        let startup = Vec::new();
+        let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
+        let outcome = run(&plan).with_context(|| format!("{} (seed {seed})", apply.settings))?;
+        println!("{} kills with {}", outcome.kills, apply.settings.replace('\n', ", "));
+    }
     Ok(())
 }
 

@@ -82,8 +82,8 @@ impl Arguments {
         if !(1..=100).contains(&runs) {
             bail!("RUNS must be from 1 to 100");
         }
-        if !(scale > 0.0 && scale <= 10.0) {
-            bail!("SCALE must be above 0 and at most 10");
+        if !(scale > 0.0 && scale <= 1_000.0) {
+            bail!("SCALE must be above 0 and at most 1000");
         }
         let ways = self.ways.split(',').map(str::trim).filter(|name| !name.is_empty());
         Ok(Plan {

@@ -111,6 +111,6 @@ impl DrainCase {
         let (case, metric) = (self.name(), "seconds");
         let headline = Headline { scenario, case, metric, other: NATIVE, also: &[] };
         let Contest { farshore, native, settings } = contest;
-        Ok(Measurement::of_runs(headline, &farshore, &native, settings).bounded())
+        Ok(Measurement::of_runs(headline, &farshore, &native, settings).bounded().per_command())
     }
 }

@@ -41,6 +41,9 @@ pub struct Measurement {
     /// What bounds Farshore on this machine, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bound: Option<Bound>,
+    /// CPU seconds per million row changes, by contender and process, where that was asked for.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub cpu_s_per_million: BTreeMap<&'static str, BTreeMap<&'static str, f64>>,
     /// What the figures depend on.
     pub settings: BTreeMap<&'static str, serde_json::Value>,
 }
@@ -173,8 +176,21 @@ impl Measurement {
             peak_rss_mb: peak_rss_mb(farshore),
             also: also.iter().map(|metric| (*metric, beside(metric))).collect(),
             bound: None,
+            cpu_s_per_million: BTreeMap::new(),
             settings,
         }
+    }
+
+    /// With what each row change took of a processor, by the number of them in its settings.
+    pub fn per_command(mut self) -> Measurement {
+        let commands = self.settings.get("commands").and_then(serde_json::Value::as_f64);
+        let Some(commands) = commands.filter(|commands| *commands > 0.0) else { return self };
+        let each = |cpu: &BTreeMap<&'static str, f64>| {
+            cpu.iter().map(|(name, cpu)| (*name, rounded(cpu * 1e6 / commands))).collect()
+        };
+        let native = (NATIVE, each(&self.cpu_s_native));
+        self.cpu_s_per_million = BTreeMap::from([(FARSHORE, each(&self.cpu_s)), native]);
+        self
     }
 
     /// With what both servers' work alone takes, by the processors in its settings.
@@ -254,6 +270,12 @@ mod tests {
         line.settings.insert("cores", serde_json::json!(2));
         let line = line.bounded();
         assert_eq!(line.bound, Some(Bound { seconds: 1.5, advantage: 3.2 }));
+        assert_eq!(line.clone().per_command().cpu_s_per_million, BTreeMap::new());
+        let mut counted = line.clone();
+        counted.settings.insert("commands", serde_json::json!(400_000));
+        let each = counted.per_command().cpu_s_per_million;
+        assert_eq!(each[FARSHORE][FARSHORE], 1.5);
+        assert_eq!(each[NATIVE]["subscriber"], 5.0);
         assert!(
             serde_json::to_string(&line)
                 .unwrap()

@@ -91,6 +91,7 @@ impl Ranking<'_> {
             peak_rss_mb: first.map(peak_rss_mb).unwrap_or_default(),
             also,
             bound: None,
+            cpu_s_per_million: BTreeMap::new(),
             settings,
         }
     }
