@@ -465,11 +465,24 @@ fn every_way_of_applying_keeps_the_prefix_under_kills() -> Result<()> {
     let mut points = fault_points(&faults_binary()?)?;
     points.retain(|point| point.starts_with("apply."));
     for (number, apply) in CORNERS.into_iter().enumerate() {
-        let seed = first_seed.wrapping_add(number as u64);
-        let schedule = Schedule::draw(seed, CORNER_KILLS, &points);
-        let startup = Vec::new();
-        let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
-        let outcome = run(&plan).with_context(|| format!("{} (seed {seed})", apply.settings))?;
+        let mut attempts =
+            (0..3).map(|attempt| first_seed.wrapping_add(number as u64 + 4 * attempt));
+        let outcome = loop {
+            let seed =
+                attempts.next().context("PostgreSQL could not decode its log three times")?;
+            let schedule = Schedule::draw(seed, CORNER_KILLS, &points);
+            let startup = Vec::new();
+            let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
+            match run(&plan) {
+                // A bug of servers before 16, which is said as what it is: nothing can be carried.
+                Err(error) if format!("{error:?}").contains("cannot decode its own log") => {
+                    println!("the publisher could not decode its own log (seed {seed})");
+                }
+                other => {
+                    break other.with_context(|| format!("{} (seed {seed})", apply.settings))?;
+                }
+            }
+        };
         println!("{} kills with {}", outcome.kills, apply.settings.replace('\n', ", "));
     }
     Ok(())
