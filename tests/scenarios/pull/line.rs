@@ -36,6 +36,18 @@ fn start(wan: &Wan) -> Result<Checked> {
     Checked::start_across(wan, publisher, subscriber)
 }
 
+/// A table `t` that is published at the near end and subscribed to at the far one.
+fn one_table(wan: &Wan) -> Result<Pair> {
+    let publisher = publisher_cluster(15)?.place(wan.near()).start()?;
+    let subscriber = subscriber_cluster(18)?.place(wan.far()).start()?;
+    let mut pair = Pair::of(publisher, subscriber)?;
+    pair.on_both("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.t"], "")?;
+    let target = pair.subscriber.url_from(wan.far(), DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    Ok(pair)
+}
+
 /// Waits until everything has arrived, and says how long that took.
 fn recover(checked: &mut Checked, from: &str) -> Result<()> {
     let begin = Instant::now();
@@ -88,17 +100,11 @@ fn commit_for(checked: &mut Checked, time: Duration) -> Result<()> {
 #[test]
 fn a_first_copy_goes_on_after_cuts() -> Result<()> {
     let Some(wan) = line_of(40_000_000, 0.0)? else { return Ok(()) };
-    let publisher = publisher_cluster(15)?.place(wan.near()).start()?;
-    let subscriber = subscriber_cluster(18)?.place(wan.far()).start()?;
-    let mut pair = Pair::of(publisher, subscriber)?;
-    pair.on_both("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
+    let mut pair = one_table(&wan)?;
     pair.publish(
         "INSERT INTO t SELECT i, (SELECT string_agg(md5(i::text || j), ' ') \
          FROM generate_series(1, 30) j) FROM generate_series(1, 40000) i",
     )?;
-    pair.add_publication("p", &["public.t"], "")?;
-    let target = pair.subscriber.url_from(wan.far(), DATABASE);
-    pair.add_subscription("s", "p", &target)?;
     pair.site.add("copy_range = \"1MB\"\n")?;
     let mut upstream = Upstream::split_across(&mut pair, Some(&wan))?;
     upstream.site.start()?;
@@ -132,13 +138,7 @@ fn a_first_copy_goes_on_after_cuts() -> Result<()> {
 #[test]
 fn a_narrow_line_is_used_well() -> Result<()> {
     let Some(wan) = line_of(8_000_000, 0.0)? else { return Ok(()) };
-    let publisher = publisher_cluster(15)?.place(wan.near()).start()?;
-    let subscriber = subscriber_cluster(18)?.place(wan.far()).start()?;
-    let mut pair = Pair::of(publisher, subscriber)?;
-    pair.on_both("CREATE TABLE t (id int PRIMARY KEY, v text)")?;
-    pair.add_publication("p", &["public.t"], "")?;
-    let target = pair.subscriber.url_from(wan.far(), DATABASE);
-    pair.add_subscription("s", "p", &target)?;
+    let mut pair = one_table(&wan)?;
     let mut upstream = Upstream::split_across(&mut pair, Some(&wan))?;
     upstream.site.start()?;
     pair.site.start()?;
