@@ -24,3 +24,5 @@ mod operation;
 mod publications;
 #[path = "end_to_end/streamed.rs"]
 mod streamed;
+#[path = "end_to_end/unix_sockets.rs"]
+mod unix_sockets;

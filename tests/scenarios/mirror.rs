@@ -7,6 +7,8 @@ mod asynchronous;
 mod base_backup;
 #[path = "mirror/bounds.rs"]
 mod bounds;
+#[path = "mirror/by_socket.rs"]
+mod by_socket;
 #[path = "mirror/cascade.rs"]
 mod cascade;
 #[path = "mirror/costs.rs"]

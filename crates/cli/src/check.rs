@@ -1,5 +1,6 @@
-use crate::{load, runtime};
+use crate::{load, output, runtime};
 use farshore_node::check::{Severity, check_site};
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -19,10 +20,11 @@ pub fn check(site: &Path, json: bool) -> ExitCode {
     let findings = runtime.block_on(check_site(&config));
     let count = |severity| findings.iter().filter(|f| f.severity == severity).count();
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
+    let mut out = String::new();
     for finding in &findings {
         if json {
             match serde_json::to_string(finding) {
-                Ok(text) => println!("{text}"),
+                Ok(text) => out.extend([text.as_str(), "\n"]),
                 Err(error) => eprintln!("farshore: {error}"),
             }
             continue;
@@ -32,14 +34,16 @@ pub fn check(site: &Path, json: bool) -> ExitCode {
             Severity::Warning => "warning",
             Severity::Error => "ERROR",
         };
-        println!("{word:8} {}: {}", finding.object, finding.what);
+        let _ = writeln!(out, "{word:8} {}: {}", finding.object, finding.what);
         if let Some(remedy) = &finding.remedy {
-            println!("         → {remedy}");
+            let _ = writeln!(out, "         → {remedy}");
         }
     }
     if !json {
         let plural = |count: usize| if count == 1 { "" } else { "s" };
-        println!("{errors} error{}, {warnings} warning{}", plural(errors), plural(warnings));
+        let (more, many) = (plural(errors), plural(warnings));
+        let _ = writeln!(out, "{errors} error{more}, {warnings} warning{many}");
     }
+    output::print(&out);
     if errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }

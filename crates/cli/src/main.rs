@@ -5,6 +5,7 @@ mod commission;
 mod demo;
 mod fault_points;
 mod mirror;
+mod output;
 mod request;
 mod run;
 mod schema;

@@ -1,5 +1,6 @@
-use crate::{load, runtime};
+use crate::{load, output, runtime};
 use farshore_node::schema::{Statement, SubscriptionSchema, outline_site};
+use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -23,33 +24,35 @@ pub fn schema(site: &Path, subscription: Option<&str>, json: bool) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let mut out = String::new();
     for schema in &all {
         if !json {
-            print_sql(schema);
+            write_sql(&mut out, schema);
             continue;
         }
         match serde_json::to_string(schema) {
-            Ok(text) => println!("{text}"),
+            Ok(text) => out.extend([text.as_str(), "\n"]),
             Err(error) => eprintln!("farshore: {error}"),
         }
     }
+    output::print(&out);
     ExitCode::SUCCESS
 }
 
-fn print_sql(schema: &SubscriptionSchema) {
+fn write_sql(out: &mut String, schema: &SubscriptionSchema) {
     let SubscriptionSchema { subscription, before, after, left_out } = schema;
     if before.is_empty() && after.is_empty() {
-        println!("-- subscription {subscription}: the target lacks nothing");
+        let _ = writeln!(out, "-- subscription {subscription}: the target lacks nothing");
     }
     for (when, statements) in [("before", before), ("after", after)] {
         if !statements.is_empty() {
-            println!("-- subscription {subscription}, {when} the copy");
+            let _ = writeln!(out, "-- subscription {subscription}, {when} the copy");
         }
         for Statement { sql, .. } in statements {
-            println!("{sql};");
+            let _ = writeln!(out, "{sql};");
         }
     }
     for what in left_out {
-        println!("-- left out: {what}");
+        let _ = writeln!(out, "-- left out: {what}");
     }
 }

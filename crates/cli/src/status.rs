@@ -1,5 +1,5 @@
 use crate::sparkline::Trends;
-use crate::{load, runtime};
+use crate::{load, output, runtime};
 use farshore_node::report::{Health, MirrorReport, PublicationReport, SiteReport};
 use farshore_node::{control, site};
 use std::fmt::Write as _;
@@ -41,30 +41,29 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
                 return ExitCode::FAILURE;
             }
         };
-        if json {
+        let text = if json {
             let text = if watch {
                 serde_json::to_string(&report)
             } else {
                 serde_json::to_string_pretty(&report)
             };
             match text {
-                Ok(text) => println!("{text}"),
-                Err(error) => eprintln!("farshore: {error}"),
+                Ok(text) => text + "\n",
+                Err(error) => {
+                    eprintln!("farshore: {error}");
+                    String::new()
+                }
             }
         } else {
             if watch && running {
                 trends.note(&report);
             }
             let text = render(&report, running, &trends);
-            if watch {
-                // Home, then clear what is below: no flicker.
-                print!("\x1b[H\x1b[J{text}");
-                let _ = std::io::Write::flush(&mut std::io::stdout());
-            } else {
-                print!("{text}");
-            }
-        }
-        if !watch {
+            // Home, then clear what is below: no flicker.
+            if watch { format!("\x1b[H\x1b[J{text}") } else { text }
+        };
+        let is_read = output::print(&text);
+        if !watch || !is_read {
             return exit_code(&report, running);
         }
         runtime.block_on(tokio::time::sleep(Duration::from_secs(1)));

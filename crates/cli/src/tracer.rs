@@ -1,5 +1,5 @@
 use crate::status::EXIT_NOT_RUNNING;
-use crate::{load, runtime};
+use crate::{load, output, runtime};
 use farshore_node::control::{Asked, Request, ask};
 use farshore_node::report::{TracerArrival, TracerReport};
 use std::fmt::Write as _;
@@ -37,11 +37,7 @@ pub fn tracer(site: &Path, publication: &str, seconds: u64, json: bool) -> ExitC
         Ok(report) => report,
         Err(error) => return fail(&format!("the node's answer cannot be read: {error}")),
     };
-    if json {
-        println!("{text}")
-    } else {
-        print!("{}", render(&report, seconds))
-    }
+    output::print(&if json { text + "\n" } else { render(&report, seconds) });
     if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -117,7 +117,7 @@ pub enum ConfigError {
 
 /// The parser's words, and the key that was probably meant.
 fn explain(error: &toml::de::Error) -> String {
-    let text = error.to_string();
+    let text = without_secrets(&error.to_string(), error.message());
     let message = error.message();
     let mut quoted = message.split('`').skip(1).step_by(2);
     let (true, Some(typed)) = (message.starts_with("unknown field"), quoted.next()) else {
@@ -127,6 +127,40 @@ fn explain(error: &toml::de::Error) -> String {
         Some(near) => format!("{}. Did you mean `{near}`?", text.trim_end()),
         None => text,
     }
+}
+
+/// The parser shows the line that it stumbled over. Its value may be a password, or a URL that holds
+/// one, unless it is of a key that is known to hold another type.
+fn without_secrets(shown: &str, message: &str) -> String {
+    const LEFT_OUT: &str = " …";
+    let tells = |text: &str| {
+        let text = text.to_lowercase();
+        ["://", "passw", "secret", "token"].iter().any(|sign| text.contains(sign))
+    };
+    let of_a_type = ["invalid type", "invalid length", "unknown variant", "missing field"];
+    let is_known = of_a_type.iter().any(|kind| message.starts_with(kind));
+    let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
+    for line in &mut lines {
+        let Some((number, typed)) = line.split_once(" | ") else { continue };
+        if number.trim().parse::<usize>().is_err() || (is_known && !tells(typed)) {
+            continue;
+        }
+        match typed.split_once('=') {
+            Some((key, _)) => *line = format!("{number} | {key}={LEFT_OUT}"),
+            None if tells(typed) => *line = format!("{number} |{LEFT_OUT}"),
+            None => {}
+        }
+    }
+    // What comes after the line, and its marks, repeats a value of another type.
+    if tells(message)
+        && message.starts_with("invalid type: string")
+        && let Some((_, expected)) = message.rsplit_once(", expected ")
+    {
+        let kept = lines.len().saturating_sub(message.lines().count());
+        lines.truncate(kept);
+        lines.push(format!("invalid type: string, expected {expected}"));
+    }
+    lines.join("\n")
 }
 
 /// Names that become file names, slot names and SQL identifiers.
@@ -295,6 +329,16 @@ fn resolve_log(
         None => None,
         Some(text) => Some(parse_bytes(text).map_err(|what| format!("retention_size: {what}"))?),
     };
+    // Nobody could read anything of a log that keeps nothing.
+    let nothing = |key| {
+        format!("{key}: it must be more than nothing; leave it out to keep all that is needed")
+    };
+    if age_max.is_some_and(|age| age.is_zero()) {
+        return Err(nothing("retention_age"));
+    }
+    if bytes_max == Some(0) {
+        return Err(nothing("retention_size"));
+    }
     let segment_bytes = match segment_size {
         None => 64 << 20,
         Some(text) => parse_bytes(text).map_err(|what| format!("segment_size: {what}"))?,
@@ -526,6 +570,34 @@ on_conflict = "skip"
     }
 
     #[test]
+    fn a_password_is_not_shown_with_what_is_wrong() {
+        let source = "source = \"postgres://farshore:geheim@db1/sales\"";
+        assert!(GOOD.contains(source));
+        for wrong in [
+            "sorce = \"postgres://farshore:geheim@db1/sales\"",
+            "source = \"postgres://farshore:geheim@db1/sales",
+            "source = postgres://farshore:geheim@db1/sales\"",
+            "source = \"host=db1 password=geheim\"\nsource = \"host=db1 password=geheim\"",
+            "source = \"a\"\nretention_size = [\"password=geheim\"]",
+            "source = [\"postgres://farshore:geheim@db1/sales\"]",
+            "source = \"a\"\narticle = \"postgres://farshore:geheim@db1/sales\"",
+            "source = \"\"\"\npostgres://farshore:geheim@db1/sales\\q\"\"\"",
+            "source = \"postgres://farshore:geheim/x@db1/sales\"",
+            "source = \"postgres://farshore:42/geheim@db1/sales\"",
+            "source = \"postgres://farshore:geheim?x@db1/sales\"",
+            "source = \"postgres://farshore:x?geheim=x@db1/sales\"",
+            "source = \"postgres://farshore:geheim\"",
+            "source = \"postgres://farshore:x@y/geheim@db1/sales\"",
+        ] {
+            let said = parsed(&GOOD.replace(source, wrong)).unwrap_err();
+            assert!(!said.contains("geheim"), "{wrong}: {said}");
+            assert!(said.contains("line ") || said.contains("[publication.sales]"), "{said}");
+        }
+        let said = parsed(&GOOD.replace(source, &source.replace("source", "sorce"))).unwrap_err();
+        assert!(said.contains("sorce = …") && said.contains("Did you mean `source`?"), "{said}");
+    }
+
+    #[test]
     fn wrong_input_says_where_and_what() {
         for (from, to, said) in [
             ("tables =", "table =", "unknown field `table`"),
@@ -534,6 +606,8 @@ on_conflict = "skip"
             ("publication = \"sales\"", "publication = \"sale\"", "there are: sales"),
             ("\"public.orders\", ", "\"orders\", ", "schema.table, schema.* or *.*"),
             ("\"72h\"", "\"72 parsecs\"", "90s, 15min, 72h or 7d"),
+            ("\"72h\"", "\"0s\"", "retention_age: it must be more than nothing"),
+            ("retention_age = \"72h\"", "retention_size = \"0GB\"", "more than nothing"),
             ("name = \"tukwila\"", "name = \"Tukwila\"", "lower-case letters"),
             ("name = \"tukwila\"", "name = 7", "expected a string"),
             ("\"skip\"", "\"ignore\"", "expected one of `stop`, `skip`, `overwrite`"),

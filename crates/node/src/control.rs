@@ -14,8 +14,10 @@ use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
 
-/// A peer has this long to send its request or to take the next lines.
+/// A peer has this long to send its request.
 const PEER_MAX: Duration = Duration::from_secs(30);
+/// A peer has this long to take the next lines: somebody may read them page by page.
+const READER_MAX: Duration = Duration::from_secs(600);
 /// Longest request, in bytes.
 const REQUEST_BYTES_MAX: u64 = 64 << 10;
 /// Longest line of an answer that a client takes, in bytes.
@@ -145,6 +147,8 @@ pub fn listen(data_dir: &Path) -> std::io::Result<UnixListener> {
 /// Writes an answer's lines.
 pub struct Answer {
     out: BufWriter<OwnedWriteHalf>,
+    /// A line was not written to its end: nothing may come behind it.
+    is_cut: bool,
 }
 
 impl Answer {
@@ -162,25 +166,31 @@ impl Answer {
     /// The client has gone, or takes nothing.
     pub async fn progress(&mut self, line: &str) -> std::io::Result<()> {
         self.line(line).await?;
-        tokio::time::timeout(PEER_MAX, self.out.flush()).await?
+        tokio::time::timeout(READER_MAX, self.out.flush()).await?
     }
 
     async fn signed(&mut self, sign: u8, line: &str) -> std::io::Result<()> {
+        self.is_cut = true;
         let write = async {
             self.out.write_u8(sign).await?;
             // A message may have line ends; a listing's lines have none.
             self.out.write_all(line.replace('\n', " ").as_bytes()).await?;
             self.out.write_u8(b'\n').await
         };
-        tokio::time::timeout(PEER_MAX, write).await?
+        tokio::time::timeout(READER_MAX, write).await??;
+        self.is_cut = false;
+        Ok(())
     }
 
     async fn end(mut self, outcome: Result<String, String>) -> std::io::Result<()> {
+        if self.is_cut {
+            return Ok(());
+        }
         match outcome {
             Ok(text) => self.signed(b'=', &text).await?,
             Err(text) => self.signed(b'!', &text).await?,
         }
-        tokio::time::timeout(PEER_MAX, self.out.flush()).await?
+        tokio::time::timeout(READER_MAX, self.out.flush()).await?
     }
 }
 
@@ -218,7 +228,7 @@ where
     let mut line = String::new();
     let mut input = BufReader::new(input.take(REQUEST_BYTES_MAX));
     tokio::time::timeout(PEER_MAX, input.read_line(&mut line)).await??;
-    let out = Answer { out: BufWriter::new(output) };
+    let out = Answer { out: BufWriter::new(output), is_cut: false };
     let (out, outcome) = match serde_json::from_str(&line) {
         Ok(request) => answer(request, out).await,
         Err(error) => (out, Err(format!("the node does not understand this request: {error}"))),
@@ -282,13 +292,15 @@ pub async fn ask(
         // Work on a target may take long; a node that dies closes the socket.
         (&mut input).take(LINE_BYTES_MAX).read_until(b'\n', &mut answer).await?;
         let text = String::from_utf8_lossy(&answer);
-        let text = text.trim_end_matches('\n');
+        // A line without its end is of a node that is gone, or does not wait any longer.
+        let text = text.strip_suffix('\n').unwrap_or_default();
         match text.split_at_checked(1) {
             Some(("+", rest)) => line(rest)?,
             Some(("=", rest)) => return Ok(Asked::Done(rest.to_owned())),
             Some(("!", rest)) => return Ok(Asked::Refused(rest.to_owned())),
             _ => {
-                let what = "the node ended before it answered";
+                let what = "the node ended before it had answered, or nobody read its answer for \
+                            ten minutes";
                 return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, what));
             }
         }

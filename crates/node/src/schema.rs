@@ -41,10 +41,20 @@ pub async fn outline_site(
     let mut all = Vec::new();
     for subscription in &config.subscriptions {
         let name = &subscription.spec.name;
-        let Some(publication) = config.publication(&subscription.publication) else { continue };
         if only.is_some_and(|only| only != name) {
             continue;
         }
+        let Some(publication) = config.publication(&subscription.publication) else {
+            if only.is_none() {
+                continue;
+            }
+            return Err(format!(
+                "subscription \"{name}\": its publication is received from another site ({}), \
+                 which alone can ask the publisher for its definitions; farshore check and the \
+                 log of farshore run say what the target lacks",
+                subscription.publication
+            ));
+        };
         let outlined = outline(publication, subscription).await;
         all.push(outlined.map_err(|error| format!("subscription \"{name}\": {error}"))?);
     }

@@ -8,7 +8,8 @@
 //! small window, and when messages of up to 2 KB come in a flood, nothing is read for longer than it
 //! takes to fill it. `docs/decisions/0049-a-flood-gathers-at-the-sender.md` has the figures.
 
-use crate::socket::{Arrived, Socket};
+use crate::short_timer::ShortTimer;
+use crate::socket::{Arrived, Socket, UnixSocket};
 use std::time::Duration;
 use tokio::time::Instant;
 
@@ -59,17 +60,27 @@ const LARGER_BYTES: u64 = 2 << 10;
 /// Fewer segments say nothing.
 const SEGMENTS_MIN: u64 = 16;
 
+/// For how long messages are left to gather on a Unix socket, which is full with some 90 of 1 KB, or
+/// 280 small ones (the sender's buffer counts what the kernel keeps beside each, and only the sender
+/// could ask for more): a walsender on a quick processor needs as long for so many.
+const PAUSE_UNIX: Duration = Duration::from_micros(200);
+
 /// One connection's way to gather.
 #[derive(Debug, Default)]
 pub(crate) struct Gather {
     /// Whether the connection has a small window; `None` if none was asked for yet.
     small_window: Option<bool>,
+    /// For a Unix socket.
+    timer: Option<ShortTimer>,
 }
 
 impl Gather {
     /// Returns when messages have gathered in the socket: after a millisecond or less, or after five
     /// in a flood of messages that each came by itself. Cancel-safe.
-    pub(crate) async fn wait(&mut self, socket: &Socket) {
+    pub(crate) async fn wait(&mut self, socket: &mut Socket) {
+        if let Socket::Unix(socket) = socket {
+            return self.wait_unwatched(socket).await;
+        }
         let (began, before) = (Instant::now(), socket.arrived());
         let small = self.small_window == Some(true);
         // To the end: while it is there, nobody is woken for each segment.
@@ -88,6 +99,20 @@ impl Gather {
         if *self.small_window.get_or_insert_with(set_small) {
             let until_gathered = began.elapsed().mul_f64(GATHERED_BYTES / bytes as f64);
             tokio::time::sleep(until_gathered.min(PAUSE_MORE)).await;
+        }
+    }
+
+    async fn wait_unwatched(&mut self, socket: &mut UnixSocket) {
+        socket.leave_alone();
+        if self.timer.is_none() {
+            self.timer = ShortTimer::new().ok();
+        }
+        let slept = match &self.timer {
+            Some(timer) => timer.sleep(PAUSE_UNIX).await.is_ok(),
+            None => false,
+        };
+        if !slept {
+            tokio::time::sleep(PAUSE).await;
         }
     }
 }
@@ -163,52 +188,73 @@ mod tests {
     use crate::socket::connect_tcp;
     use bytes::{Buf, BytesMut};
     use std::io::Write;
-    use std::sync::mpsc;
+    use std::sync::mpsc::{self, Receiver};
     use tokio::io::AsyncReadExt;
 
-    /// Connects to a sender that sends `messages` numbered messages of `length` bytes, each by
-    /// itself, and one more when it is told that they have been read.
+    /// Sends `messages` numbered messages of `length` bytes, each by itself, and one more when it is
+    /// told that they have been read.
+    fn send(mut stream: impl Write, messages: u32, length: usize, until_all_read: &Receiver<()>) {
+        let mut message = vec![0; length];
+        for number in 0..=messages {
+            if number == messages {
+                until_all_read.recv().unwrap();
+            }
+            message[..size_of::<u32>()].copy_from_slice(&number.to_be_bytes());
+            stream.write_all(&message).unwrap();
+        }
+    }
+
+    /// Connects to such a sender.
     async fn sender(messages: u32, length: usize) -> (Socket, mpsc::Sender<()>) {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (all_read, until_all_read) = mpsc::channel();
         std::thread::spawn(move || {
-            let (mut stream, _) = listener.accept().unwrap();
+            let (stream, _) = listener.accept().unwrap();
             stream.set_nodelay(true).unwrap();
-            let mut message = vec![0; length];
-            for number in 0..=messages {
-                if number == messages {
-                    until_all_read.recv().unwrap();
-                }
-                message[..size_of::<u32>()].copy_from_slice(&number.to_be_bytes());
-                stream.write_all(&message).unwrap();
-            }
+            send(stream, messages, length, &until_all_read);
         });
         let connected = connect_tcp(address, Keepalive::default(), Some(SEGMENT_BYTES_MAX)).await;
         (Socket::Tcp(connected.unwrap()), all_read)
     }
 
+    /// The same on a Unix socket.
+    async fn sender_by_unix(messages: u32, length: usize) -> (Socket, mpsc::Sender<()>) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let (all_read, until_all_read) = mpsc::channel();
+        std::thread::spawn(move || {
+            let (stream, _) = listener.accept().unwrap();
+            send(stream, messages, length, &until_all_read);
+        });
+        (Socket::Unix(UnixSocket::connect(&path).await.unwrap()), all_read)
+    }
+
     /// Reads such messages up to the stream's end, gathering before every read; gives up gathering
     /// after `patience`, if there is one. The last comes while it gathers, or after.
-    async fn read_all(messages: u32, length: usize, patience: Option<Duration>) {
-        let (socket, all_read) = sender(messages, length).await;
+    async fn read_all(
+        sender: (Socket, mpsc::Sender<()>),
+        (messages, length): (u32, usize),
+        patience: Option<Duration>,
+    ) {
         let mut gather = Gather::default();
-        let wait = async |socket: &Socket| match patience {
+        let wait = async |socket: &mut Socket| match patience {
             None => gather.wait(socket).await,
             Some(patience) => drop(tokio::time::timeout(patience, gather.wait(socket)).await),
         };
-        read_after(wait, (socket, all_read), (messages, length)).await;
+        read_after(wait, sender, (messages, length)).await;
     }
 
     /// Reads such messages up to the stream's end, and waits before every read.
     async fn read_after(
-        mut wait: impl AsyncFnMut(&Socket),
+        mut wait: impl AsyncFnMut(&mut Socket),
         (mut socket, all_read): (Socket, mpsc::Sender<()>),
         (messages, length): (u32, usize),
     ) {
         let (mut bytes, mut expected) = (BytesMut::new(), 0_u32);
         loop {
-            wait(&socket).await;
+            wait(&mut socket).await;
             bytes.reserve(64 << 10);
             if socket.read_buf(&mut bytes).await.unwrap() == 0 {
                 assert!(bytes.is_empty());
@@ -234,21 +280,26 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_flood_arrives_whole_and_its_last_message_is_heard_of() {
         for (messages, length) in [(100_000, 100), (20_000, 1_100), (20, 1 << 20)] {
-            in_time(read_all(messages, length, None)).await;
+            let by_tcp = sender(messages, length).await;
+            in_time(read_all(by_tcp, (messages, length), None)).await;
+            let by_unix = sender_by_unix(messages, length).await;
+            in_time(read_all(by_unix, (messages, length), None)).await;
         }
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn gathering_may_be_given_up_at_any_moment() {
         for patience in [Duration::ZERO, Duration::from_millis(1), Duration::from_millis(3)] {
-            in_time(read_all(50_000, 100, Some(patience))).await;
+            let (by_tcp, by_unix) = (sender(50_000, 100).await, sender_by_unix(50_000, 100).await);
+            in_time(read_all(by_tcp, (50_000, 100), Some(patience))).await;
+            in_time(read_all(by_unix, (50_000, 100), Some(patience))).await;
         }
     }
 
     /// Also where the socket never has room for so many.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn what_is_left_in_the_socket_for_a_while_is_heard_of() {
-        let wait = async |socket: &Socket| {
+        let wait = async |socket: &mut Socket| {
             wait_for(256 << 10, socket, Duration::from_millis(20)).await;
         };
         for (messages, length) in [(20_000, 1_100), (40, 1 << 20)] {

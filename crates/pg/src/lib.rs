@@ -23,6 +23,7 @@ mod query;
 mod quote;
 mod read_buffer;
 pub mod replication;
+mod short_timer;
 mod socket;
 mod startup;
 mod tls;

@@ -7,8 +7,11 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
-use tokio::net::{TcpSocket, TcpStream, UnixStream};
+use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
+pub(crate) use unix::UnixSocket;
+
+mod unix;
 
 /// From this round trip on a peer is far: what bounds a connection is then the line.
 pub const FAR: Duration = Duration::from_millis(5);
@@ -45,7 +48,7 @@ impl Endpoint {
 /// An established byte stream to a server.
 pub(crate) enum Socket {
     Tcp(TcpStream),
-    Unix(UnixStream),
+    Unix(UnixSocket),
     Tls(Box<TlsStream<TcpStream>>),
 }
 
@@ -249,10 +252,13 @@ macro_rules! on_stream {
                 let $stream = Pin::new(stream);
                 $call
             }
-            Socket::Unix(stream) => {
-                let $stream = Pin::new(stream);
-                $call
-            }
+            Socket::Unix(socket) => match socket.stream() {
+                Ok(stream) => {
+                    let $stream = Pin::new(stream);
+                    $call
+                }
+                Err(error) => Poll::Ready(Err(error)),
+            },
             Socket::Tls(stream) => {
                 let $stream = Pin::new(&mut **stream);
                 $call

@@ -5,7 +5,7 @@ use crate::authentication::{Credentials, Refusal, authenticate, refused};
 use crate::config::{Config, Host, SslMode, TargetSession};
 use crate::connection::{Connection, Mode, Session};
 use crate::gather::SEGMENT_BYTES_MAX;
-use crate::socket::{Endpoint, Socket, connect_tcp};
+use crate::socket::{Endpoint, Socket, UnixSocket, connect_tcp};
 use crate::tls;
 use crate::transport::Transport;
 use bytes::BytesMut;
@@ -14,7 +14,7 @@ use farshore_wire::frontend;
 use std::collections::HashMap;
 use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::net::TcpStream;
 
 /// What to do about TLS in one attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,11 +113,11 @@ pub(crate) async fn open(
         |source: io::Error| Refusal::from(Error::Connect { server: server.clone(), source });
     let address = match endpoint {
         Endpoint::Unix(path) => {
-            let stream = UnixStream::connect(path).await.map_err(|error| {
+            let socket = UnixSocket::connect(path).await.map_err(|error| {
                 let text = format!("{}: {error}; is the server running there?", path.display());
                 unreachable(io::Error::new(error.kind(), text))
             })?;
-            return Ok(Opened { socket: Socket::Unix(stream), encrypted: false, end_point: None });
+            return Ok(Opened { socket: Socket::Unix(socket), encrypted: false, end_point: None });
         }
         Endpoint::Tcp(address) => *address,
     };

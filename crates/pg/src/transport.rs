@@ -133,7 +133,7 @@ impl Transport {
 
     /// Leaves messages to gather in the socket for a moment.
     pub(crate) async fn gather(&mut self) {
-        self.gather.wait(&self.socket).await;
+        self.gather.wait(&mut self.socket).await;
     }
 
     /// Leaves what comes in the socket for this long, or until it is so many bytes.

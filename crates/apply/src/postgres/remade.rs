@@ -70,8 +70,9 @@ impl Session {
                 tracing::warn!(
                     subscription, table = %target,
                     "the table on the target is not the one that was copied: it was dropped and \
-                     made again. It has rows, and is gone on with as it is; farshore validate \
-                     compares it"
+                     made again, or renamed, or the site file gives it another name. It has rows, \
+                     and is gone on with as it is: if they are not those of the one before, {}",
+                    remedy::resync(subscription, Some(table))
                 );
             }
             noted.push((table.clone(), target.clone()));

@@ -2,8 +2,8 @@
 
 use super::server::Server;
 use super::{Findings, some_of};
-use farshore_apply::ApplyError;
 use farshore_apply::postgres::session::Session;
+use farshore_apply::{ApplyError, ConflictPolicy};
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
 use farshore_model::quote_identifier;
@@ -56,6 +56,22 @@ pub async fn check(
         }
     }
     Ok(())
+}
+
+/// A table with a policy of its own that is not published.
+pub fn check_policies<'a>(
+    policy: &ConflictPolicy,
+    published: impl Iterator<Item = &'a TableName>,
+    findings: &mut Findings,
+) {
+    let published: Vec<&TableName> = published.collect();
+    for table in policy.tables.keys().filter(|table| !published.contains(table)) {
+        findings.warning(
+            format!("the site file says what conflicts do in {table}, and it is not published"),
+            "Correct [subscription.NAME.on_conflict_tables] in the site file (names are as the \
+             publisher has them, in upper or lower case), or publish it",
+        );
+    }
 }
 
 /// A mapped name that nothing has.

@@ -6,7 +6,7 @@ use super::{Finding, Findings, some_of, tables};
 use crate::config::Publication;
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
-use farshore_capture::publication::PublicationSpec;
+use farshore_capture::publication::{PublicationSpec, TableName};
 use farshore_capture::slot::{self, Begun};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
@@ -64,6 +64,23 @@ async fn look(
             return Ok(None);
         }
     };
+    let is_named = |table: &TableName| spec.tables.iter().any(|pattern| pattern.matches(table));
+    let unnamed: Vec<String> = wanted
+        .iter()
+        .filter(|(table, _)| !spec.tables.is_empty() && !is_named(table))
+        .map(|(table, _)| table.to_string())
+        .collect();
+    if let (Some(adopted), false) = (&spec.adopt_publication, unnamed.is_empty()) {
+        findings.warning(
+            format!(
+                "publication {} publishes more than `tables` names, and all of it is carried: {}",
+                quote_identifier(adopted),
+                some_of(&unnamed)
+            ),
+            "An adopted publication is carried as it is, and `tables` names sequences only: change \
+             the publication on the publisher, or leave `tables` out",
+        );
+    }
     let named = tables::Named::new(wanted.iter().map(|(name, _)| name));
     let catalogue = tables::named(sql, &named).await?;
     let mut tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;

@@ -11,6 +11,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
+/// Longest path of a Unix socket, in bytes: `sun_path` (unix(7)) and its end.
+const SOCKET_PATH_MAX: usize = 107;
+
 /// Less free space than this is worth a word, in bytes.
 const FREE_MIN: u64 = 1 << 30;
 
@@ -64,6 +67,19 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
              is closed to them; files of earlier versions are not (chmod -R o-rwx {0})",
             folder.display()
         ));
+    }
+    let socket = control::socket_path(folder);
+    if socket.as_os_str().len() > SOCKET_PATH_MAX {
+        findings.error(
+            format!(
+                "data_dir {} is too long: a node listens at {}, and a Unix socket's path has {} bytes \
+                 at most",
+                folder.display(),
+                socket.display(),
+                SOCKET_PATH_MAX
+            ),
+            "Give data_dir a shorter path, or a symbolic link to it",
+        );
     }
     check_left_behind(config, findings);
     check_ports(config, findings);

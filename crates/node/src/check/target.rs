@@ -13,10 +13,10 @@ use farshore_apply::postgres::target_table::{
 };
 use farshore_apply::postgres::value_plan::ColumnType;
 use farshore_apply::{ApplyError, Initialise};
-use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_capture::publication::{PublicationSpec, TableName, TablePattern};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
-use farshore_pg::{Question, Row, text_array};
+use farshore_pg::{Mode, Question, Row, text_array};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -151,8 +151,8 @@ async fn look(
         return Ok(());
     }
     let Some((published, named)) = published.zip(named) else { return Ok(()) };
-    check_claims(config, subscription, published, findings);
-    check_circles(config, subscription, published, findings);
+    check_claims(config, subscription, published, findings).await;
+    check_circles(config, subscription, published, findings).await;
     if from_backup {
         let catalogue = tables::named(&mut session.connection, &named).await;
         asked.catalogue = catalogue.map_err(|error| session.error(error));
@@ -284,8 +284,37 @@ fn check_progress(
     }
 }
 
+/// The tables of another publication of this site file.
+enum Theirs<'a> {
+    Patterns(&'a [TablePattern]),
+    /// Those of a publication that is adopted, as its publisher says.
+    Tables(Vec<TableName>),
+}
+
+impl<'a> Theirs<'a> {
+    /// A publisher that cannot be asked is told of elsewhere.
+    async fn by(spec: &'a PublicationSpec) -> Theirs<'a> {
+        if spec.adopt_publication.is_none() {
+            return Theirs::Patterns(&spec.tables);
+        }
+        let tables = async {
+            let mut sql = spec.connect(Mode::Sql).await?;
+            spec.published_tables(&mut sql).await
+        };
+        let tables = tables.await.unwrap_or_default();
+        Theirs::Tables(tables.into_iter().map(|published| published.table).collect())
+    }
+
+    fn has(&self, table: &TableName) -> bool {
+        match self {
+            Theirs::Patterns(patterns) => patterns.iter().any(|pattern| pattern.matches(table)),
+            Theirs::Tables(tables) => tables.contains(table),
+        }
+    }
+}
+
 /// Another subscription of this site file that would write the same tables.
-fn check_claims(
+async fn check_claims(
     config: &SiteConfig,
     subscription: &Subscription,
     published: &Published,
@@ -299,13 +328,13 @@ fn check_claims(
             continue;
         }
         let Some(publication) = config.publication(&other.publication) else { continue };
+        let named = Theirs::by(&publication.spec).await;
         let shared: Vec<String> = published
             .tables
             .iter()
             .filter(|(table, _)| {
                 let (ours, theirs) = (&subscription.spec.schema.names, &other.spec.schema.names);
-                publication.spec.tables.iter().any(|pattern| pattern.matches(table))
-                    && ours.table(table) == theirs.table(table)
+                named.has(table) && ours.table(table) == theirs.table(table)
             })
             .map(|(table, _)| table.to_string())
             .collect();
@@ -324,7 +353,7 @@ fn check_claims(
 
 /// Nothing tells a change that was made at one side from one that came from there: with both
 /// directions it would go round for ever.
-fn check_circles(
+async fn check_circles(
     config: &SiteConfig,
     subscription: &Subscription,
     published: &Published,
@@ -340,6 +369,7 @@ fn check_circles(
         {
             continue;
         }
+        let named = Theirs::by(&publication.spec).await;
         let goes_round = |table: &TableName| {
             let there = subscription.spec.schema.names.table(table);
             // With a filter on each way they may be different rows.
@@ -349,8 +379,7 @@ fn check_circles(
             if is_filtered(&own.spec, table) && is_filtered(&publication.spec, &there) {
                 return false;
             }
-            publication.spec.tables.iter().any(|pattern| pattern.matches(&there))
-                && back.spec.schema.names.table(&there) == *table
+            named.has(&there) && back.spec.schema.names.table(&there) == *table
         };
         let round: Vec<String> = published
             .tables
@@ -438,6 +467,8 @@ async fn check_tables(
     check_empty(&to_be_empty, &own, via_root, session, findings).await?;
     creation::check(&to_be_created, server, session, findings).await?;
     creation::check_names(names, published.tables.iter().map(|(name, _)| name), findings);
+    let policy = &subscription.spec.on_conflict;
+    creation::check_policies(policy, published.tables.iter().map(|(name, _)| name), findings);
     let publisher_keys = published.foreign_keys.clone().map(|mut there| {
         for key in &mut there.keys {
             key.child = names.table(&key.child);

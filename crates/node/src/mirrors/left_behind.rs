@@ -30,8 +30,9 @@ pub(crate) fn left_behind(config: &SiteConfig) -> Vec<LeftBehind> {
                      name; the slot of its near end may still keep log at the principal"
                 ),
                 remedy: format!(
-                    "Name it again; or drop that slot (farshore_mirror_{file}, if no other was \
+                    "Name it again; or drop that slot (farshore_mirror_{}, if no other was \
                      named), and remove {}",
+                    file.replace('-', "_"),
                     path.display()
                 ),
             });

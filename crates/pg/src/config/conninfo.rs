@@ -16,6 +16,9 @@ fn begins_with_scheme(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| scheme.trim_start().bytes().all(in_scheme))
 }
 
+const ESCAPES: &str =
+    "in a password or a name, / is written as %2F, ? as %3F, # as %23 and @ as %40";
+
 fn malformed(reason: impl Into<String>) -> ConfigError {
     ConfigError::Malformed(reason.into())
 }
@@ -25,6 +28,10 @@ fn parse_url(text: &str) -> Result<Keywords, ConfigError> {
     let mut keywords = Keywords::default();
     let (text, query) = text.split_once('?').map_or((text, None), |(t, q)| (t, Some(q)));
     let (authority, dbname) = text.split_once('/').map_or((text, None), |(a, d)| (a, Some(d)));
+    // Of a password with a / in it, what is behind that would count as something else, and be shown.
+    if dbname.is_some_and(|dbname| dbname.contains('@')) {
+        return Err(malformed(format!("an \"@\" in the name of a database; {ESCAPES}")));
+    }
     // A password may hold an unescaped '@': the last one ends it.
     let (credentials, hosts) =
         authority.rsplit_once('@').map_or((None, authority), |(c, h)| (Some(c), h));
@@ -40,8 +47,12 @@ fn parse_url(text: &str) -> Result<Keywords, ConfigError> {
     let (mut names, mut ports) = (Vec::new(), Vec::new());
     for host in hosts.split(',').filter(|_| !hosts.is_empty()) {
         let (name, port) = split_host(host)?;
+        // It may be a password, with a / or a ? in it, or without a host.
+        if !port.bytes().all(|b| b.is_ascii_digit()) {
+            return Err(malformed(format!("the port is not a number; {ESCAPES}")));
+        }
         names.push(percent_decoded(name, "host")?);
-        ports.push(percent_decoded(port, "port")?);
+        ports.push(port.to_owned());
     }
     if names.iter().any(|name| !name.is_empty()) {
         keywords.set("host", names.join(","))?;
