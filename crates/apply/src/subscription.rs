@@ -387,6 +387,7 @@ impl Subscription {
         let beside = start.beside.drain(..);
         start.tables.extend(beside.map(|table| TableProgress { copied: true, ..table }));
         feed.halt_at(start.skips.iter().find(|skip| **skip > applied).copied());
+        let restarted = writer.sequences_restarted();
         let mut streaming = Streaming::new(self, feed, writer, start, early, small);
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
@@ -396,7 +397,7 @@ impl Subscription {
         };
         let SubscriptionSpec { target, schema, .. } = &self.spec;
         let source = self.source.as_ref();
-        let mut sequences = Sequences::new(name, source, target, schema, &self.store);
+        let mut sequences = Sequences::new(name, source, target, schema, &self.store, restarted);
         let end = tokio::select! {
             end = streaming.run(stop) => end,
             never = sequences.follow(interval, &tables) => match never {},

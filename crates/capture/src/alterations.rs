@@ -27,6 +27,17 @@ pub(crate) struct Shape {
     members: BTreeMap<u32, u32>,
     /// The server's hash of the members.
     members_hash: String,
+    /// Schemas of which it publishes all tables, or did.
+    schemas: BTreeMap<u32, InSchema>,
+}
+
+/// The membership of a schema (`FOR TABLES IN SCHEMA`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct InSchema {
+    /// Another number after it has left and come back.
+    number: u32,
+    /// It has not left.
+    is_in: bool,
 }
 
 /// What an altered publication means.
@@ -36,6 +47,8 @@ enum Alteration {
     Gap(String),
     /// Tables that are members no longer, or became members anew.
     TakenOut(Vec<u32>),
+    /// Schemas that are members no longer.
+    SchemasTakenOut(Vec<u32>),
 }
 
 impl Shape {
@@ -43,8 +56,13 @@ impl Shape {
     fn encode(&self) -> String {
         let members: Vec<String> =
             self.members.iter().map(|(table, number)| format!("{table}:{number}")).collect();
+        let schemas = self.schemas.iter().map(|(schema, InSchema { number, is_in })| {
+            format!("{schema}:{number}:{}", if *is_in { "in" } else { "out" })
+        });
+        let schemas: Vec<String> = schemas.collect();
         let Shape { oid, version, owner, publishes, members_hash, .. } = self;
-        format!("{oid};{version};{owner};{publishes};{members_hash};{}", members.join(","))
+        let (members, schemas) = (members.join(","), schemas.join(","));
+        format!("{oid};{version};{owner};{publishes};{members_hash};{members};{schemas}")
     }
 
     fn decode(note: &str) -> Option<Shape> {
@@ -58,7 +76,16 @@ impl Shape {
             publishes: publishes?,
             members_hash: members_hash?,
             members: decode_members(&members?)?,
+            // Notes of earlier versions end before.
+            schemas: decode_schemas(&fields.next().unwrap_or_default())?,
         })
+    }
+
+    /// Remembers schemas that `before` had: one that comes back has missed changes.
+    fn remember(&mut self, before: &Shape) {
+        for (schema, known) in &before.schemas {
+            self.schemas.entry(*schema).or_insert(InSchema { is_in: false, ..*known });
+        }
     }
 
     /// What it means that the publication looks like `now`.
@@ -77,13 +104,36 @@ impl Shape {
         if now.version != self.version && now.owner == self.owner {
             return gap("was altered by something else, and set back".to_owned());
         }
+        let came_back = self.schemas.iter().any(|(schema, known)| {
+            now.schemas.get(schema).is_some_and(|now| now.is_in && now.number != known.number)
+        });
+        if came_back {
+            return gap("had a schema taken out of it by something else, and put back".to_owned());
+        }
         let left = self
             .members
             .iter()
             .filter(|(table, number)| now.members.get(table).is_none_or(|now| now != *number));
         let left: Vec<u32> = left.map(|(table, _)| *table).collect();
-        (!left.is_empty()).then_some(Alteration::TakenOut(left))
+        if !left.is_empty() {
+            return Some(Alteration::TakenOut(left));
+        }
+        let is_in = |shape: &Shape, schema| shape.schemas.get(schema).is_some_and(|s| s.is_in);
+        let schemas = self.schemas.keys().filter(|s| is_in(self, s) && !is_in(now, s));
+        let schemas: Vec<u32> = schemas.copied().collect();
+        (!schemas.is_empty()).then_some(Alteration::SchemasTakenOut(schemas))
     }
+}
+
+fn decode_schemas(text: &str) -> Option<BTreeMap<u32, InSchema>> {
+    let members = text.split(',').filter(|member| !member.is_empty());
+    members
+        .map(|member| {
+            let mut parts = member.split(':');
+            let (schema, number) = (parts.next()?.parse().ok()?, parts.next()?.parse().ok()?);
+            Some((schema, InSchema { number, is_in: parts.next() != Some("out") }))
+        })
+        .collect()
 }
 
 fn decode_members(text: &str) -> Option<BTreeMap<u32, u32>> {
@@ -108,6 +158,13 @@ async fn look(
     } else {
         ""
     };
+    // Schemas came with 15.
+    let schemas = if sql.server_version() >= 150_000 {
+        "(SELECT string_agg(pnnspid || ':' || oid, ',' ORDER BY pnnspid) \
+          FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+    } else {
+        "NULL"
+    };
     // Members are many; so their hash comes first, and then what is new.
     let text = format!(
         "SELECT p.oid, p.xmin, p.pubowner, \
@@ -116,7 +173,7 @@ async fn look(
              CASE WHEN pubtruncate THEN 'truncate' END) \
            || CASE WHEN pubviaroot THEN ' via partition roots' ELSE '' END \
            || CASE WHEN puballtables THEN ' of all tables' ELSE '' END {generated}, \
-           md5(m.list), CASE WHEN md5(m.list) IS DISTINCT FROM $2 THEN m.list END \
+           md5(m.list), CASE WHEN md5(m.list) IS DISTINCT FROM $2 THEN m.list END, {schemas} \
          FROM pg_publication p, LATERAL (SELECT coalesce(string_agg(prrelid || ':' || oid, ',' \
            ORDER BY prrelid), '') AS list FROM pg_publication_rel WHERE prpubid = p.oid) AS m \
          WHERE pubname = $1"
@@ -140,6 +197,7 @@ async fn look(
         publishes: field(3),
         members_hash: field(4),
         members,
+        schemas: decode_schemas(&field(6)).unwrap_or_default(),
     }))
 }
 
@@ -163,6 +221,33 @@ async fn still_there(
     Ok(rows.iter().map(|row| format!("{}.{}", name(0, row), name(1, row))).collect())
 }
 
+/// A schema that was dropped leaves every publication as well, and nothing is missing.
+async fn warn_of_schemas(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    schemas: &[u32],
+) -> Result<(), CaptureError> {
+    let list: Vec<String> = schemas.iter().map(u32::to_string).collect();
+    let rows = sql
+        .query(
+            "SELECT nspname FROM pg_namespace WHERE oid = ANY ($1::oid[]) ORDER BY 1",
+            &[Some(&format!("{{{}}}", list.join(",")))],
+        )
+        .await
+        .map_err(|error| spec.publisher_error(error))?;
+    for row in &rows {
+        tracing::warn!(
+            "publication \"{}\": something else took schema {} out of PostgreSQL publication \"{}\": \
+             changes of its tables are not carried. When it is put back, the publication stops, \
+             since they are missing",
+            spec.name,
+            quote_identifier(row.get(0).unwrap_or_default()),
+            spec.publication_name()
+        );
+    }
+    Ok(())
+}
+
 /// Before capture starts: refuses a publication whose changes may be missing, and makes sure that
 /// it publishes what is configured.
 pub(crate) async fn ensure_publication(
@@ -171,8 +256,8 @@ pub(crate) async fn ensure_publication(
     store: &dyn LogStore,
 ) -> Result<(), CaptureError> {
     let noted = store.note(NOTE_SHAPE).as_deref().and_then(Shape::decode);
-    if let Some(noted) = noted {
-        let now = look(spec, sql, Some(&noted)).await?;
+    if let Some(noted) = &noted {
+        let now = look(spec, sql, Some(noted)).await?;
         match noted.compare(now.as_ref()) {
             Some(Alteration::Gap(what)) => return Err(gap(spec, &what)),
             Some(Alteration::TakenOut(tables)) => {
@@ -182,11 +267,17 @@ pub(crate) async fn ensure_publication(
                     forget_definition(spec, sql).await?;
                 }
             }
+            Some(Alteration::SchemasTakenOut(schemas)) => {
+                warn_of_schemas(spec, sql, &schemas).await?;
+            }
             None => {}
         }
     }
     spec.ensure_publication(sql).await?;
-    if let Some(shape) = look(spec, sql, None).await? {
+    if let Some(mut shape) = look(spec, sql, None).await? {
+        if let Some(noted) = &noted {
+            shape.remember(noted);
+        }
         store.set_note(NOTE_SHAPE, &shape.encode())?;
     }
     Ok(())
@@ -256,7 +347,7 @@ impl Watch {
         sql: &mut Connection,
     ) -> Result<(), CaptureError> {
         let Some(known) = &self.known else { return Ok(()) };
-        let now = look(spec, sql, Some(known)).await?;
+        let mut now = look(spec, sql, Some(known)).await?;
         // The stream may have more to say of a publication that is gone: it goes first.
         if now.is_none() && !std::mem::replace(&mut self.missing, true) {
             return Ok(());
@@ -272,7 +363,13 @@ impl Watch {
                     tracing::warn!("{}", taken_out(spec, &tables));
                 }
             }
+            Some(Alteration::SchemasTakenOut(schemas)) => {
+                warn_of_schemas(spec, sql, &schemas).await?;
+            }
             None => {}
+        }
+        if let Some(now) = &mut now {
+            now.remember(known);
         }
         self.known = now;
         Ok(())
@@ -291,6 +388,10 @@ mod tests {
             publishes: "insert, update, delete, truncate".into(),
             members: BTreeMap::from([(1, 100), (2, 101)]),
             members_hash: "abc".into(),
+            schemas: BTreeMap::from([
+                (5, InSchema { number: 200, is_in: true }),
+                (6, InSchema { number: 201, is_in: false }),
+            ]),
         }
     }
 
@@ -299,6 +400,9 @@ mod tests {
         assert_eq!(Shape::decode(&shape().encode()), Some(shape()));
         let empty = Shape { members: BTreeMap::new(), ..shape() };
         assert_eq!(Shape::decode(&empty.encode()), Some(empty));
+        let earlier = "16384;750;10;insert, update, delete, truncate;abc;1:100,2:101";
+        let without = Shape { schemas: BTreeMap::new(), ..shape() };
+        assert_eq!(Shape::decode(earlier), Some(without));
         assert_eq!(Shape::decode("1;2;3"), None);
         assert_eq!(Shape::decode("1;2;3;4;5;6:x"), None);
     }
@@ -322,5 +426,26 @@ mod tests {
         }
         let left = Shape { members: BTreeMap::from([(2, 103)]), ..shape() };
         assert_eq!(shape().compare(Some(&left)), Some(Alteration::TakenOut(vec![1, 2])));
+    }
+
+    #[test]
+    fn a_schema_that_comes_back_has_missed_changes() {
+        let schemas = |all: &[(u32, u32)]| {
+            let all = all
+                .iter()
+                .map(|(schema, number)| (*schema, InSchema { number: *number, is_in: true }));
+            let mut now = Shape { schemas: all.collect(), ..shape() };
+            now.remember(&shape());
+            now
+        };
+        // One more, and none of them is new.
+        assert_eq!(shape().compare(Some(&schemas(&[(5, 200), (7, 300)]))), None);
+        let without = schemas(&[]);
+        let left = Some(Alteration::SchemasTakenOut(vec![5]));
+        assert_eq!(shape().compare(Some(&without)), left);
+        assert_eq!(without.compare(Some(&without)), None);
+        for back in [schemas(&[(5, 202)]), schemas(&[(5, 200), (6, 203)])] {
+            assert!(matches!(without.compare(Some(&back)), Some(Alteration::Gap(_))), "{back:?}");
+        }
     }
 }

@@ -85,6 +85,39 @@ fn added_columns_follow_with_what_old_rows_have_in_them() -> Result<()> {
     })
 }
 
+/// What that makes of rows that are there is not in the log, so a target that would take the new
+/// values as well as the old ones does not have the new rows.
+#[test]
+fn a_type_that_holds_less_stops_as_well() -> Result<()> {
+    both_ways(|direction| {
+        let schema =
+            "CREATE TABLE t (id integer PRIMARY KEY, n numeric, d timestamp, v varchar(9))";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish(
+            "INSERT INTO t SELECT i, i / 7.0, timestamp '2026-01-01 12:00:00.123456', 'v' || i \
+             FROM generate_series(1, 100) AS i",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        // Nothing of the rows changes.
+        pair.publish(
+            "ALTER TABLE t ALTER COLUMN v TYPE varchar(20); UPDATE t SET v = 'w' WHERE id = 1",
+        )?;
+        pair.assert_equal(&["public"])?;
+        for (alter, update) in [
+            ("ALTER COLUMN n TYPE numeric(12,1)", "n = 1.5"),
+            ("ALTER COLUMN d TYPE timestamp(0) without time zone", "v = 'x'"),
+            ("ALTER COLUMN v TYPE character varying(7)", "v = 'y'"),
+        ] {
+            pair.publish(&format!("ALTER TABLE t {alter}; UPDATE t SET {update} WHERE id = 2"))?;
+            stops_with(&pair, &format!("ALTER TABLE public.t {alter}"))?;
+            mended(&mut pair, &format!("ALTER TABLE t {alter}"))?;
+            pair.assert_equal(&["public"])?;
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
     both_ways(|direction| {

@@ -1,6 +1,6 @@
 //! Tables whose rows are found by other means than a plain primary key.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use farshore_tests::{Direction, Pair, both_ways};
 
 #[test]
@@ -110,9 +110,20 @@ fn identity_always_columns_outside_the_key_take_updates() -> Result<()> {
         pair.publish(insert)?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
+        // What the target alone has of a row stays.
+        pair.subscriber.execute_script("ALTER TABLE t ADD own text; UPDATE t SET own = code")?;
         pair.publish("UPDATE t SET v = 'w' WHERE n % 2 = 0")?;
-        pair.publish("UPDATE t SET n = DEFAULT WHERE n = 3")?;
         pair.publish("UPDATE t SET code = code || 'x' WHERE n = 4")?;
+        pair.publish("UPDATE t SET v = 'z' WHERE n = 5; ALTER TABLE t REPLICA IDENTITY FULL")?;
+        pair.publish("UPDATE t SET v = 'full' WHERE n = 6")?;
+        pair.await_arrival()?;
+        let own = pair.subscriber_says("SELECT count(own) FROM t")?;
+        ensure!(own == "20", "{own} of 20 rows have what the target alone has");
+        pair.subscriber.execute_script("ALTER TABLE t DROP own")?;
+        pair.publish("UPDATE t SET n = DEFAULT WHERE n = 3")?;
+        pair.publish(
+            "ALTER TABLE t REPLICA IDENTITY DEFAULT; UPDATE t SET n = DEFAULT WHERE n = 7",
+        )?;
         pair.assert_equal(&["public"])
     })
 }

@@ -264,3 +264,27 @@ fn a_missed_parent_does_no_harm() -> Result<()> {
     pair.assert_equal(&["public"])?;
     pair.site.await_log(MET, SOON).map(drop)
 }
+
+/// An UPDATE cannot set such a column, and one that is what it was need not be set.
+#[test]
+fn rows_with_an_identity_column_keep_their_children() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "
+            CREATE TABLE parent (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text);
+            CREATE TABLE child (id integer PRIMARY KEY,
+              parent bigint NOT NULL REFERENCES parent ON DELETE CASCADE);
+            ALTER TABLE parent REPLICA IDENTITY FULL";
+        let mut pair = pair(direction, schema)?;
+        pair.publish(
+            "INSERT INTO parent (v) SELECT 'v' FROM generate_series(1, 20); \
+             INSERT INTO child SELECT i, 1 + i % 20 FROM generate_series(1, 100) AS i",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        for id in 1..=5 {
+            pair.publish(&format!("UPDATE parent SET v = 'w' WHERE id = {id}"))?;
+        }
+        pair.publish("DELETE FROM parent WHERE id = 6")?;
+        pair.assert_equal(&["public"])
+    })
+}

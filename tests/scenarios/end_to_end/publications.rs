@@ -202,6 +202,32 @@ fn an_adopted_publication_and_slot() -> Result<()> {
     })
 }
 
+/// What changes while it is out leaves no trace.
+#[test]
+fn a_schema_that_left_an_adopted_publication_and_came_back_stops_it() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both("CREATE SCHEMA s; CREATE TABLE s.t (id integer PRIMARY KEY, v text)")?;
+        pair.publish("CREATE PUBLICATION by_hand FOR TABLES IN SCHEMA s, farshore_marks")?;
+        let source = pair.publisher.url(DATABASE);
+        pair.site.add(&format!(
+            "[publication.p]\nsource = \"{source}\"\nadopt_publication = \"by_hand\"\n"
+        ))?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        pair.publish("INSERT INTO s.t VALUES (1, 'one')")?;
+        pair.assert_equal(&["s"])?;
+        pair.publish("ALTER PUBLICATION by_hand DROP TABLES IN SCHEMA s")?;
+        pair.site.await_log("took schema s out of PostgreSQL publication", SOON)?;
+        pair.publish("INSERT INTO s.t VALUES (2, 'two')")?;
+        pair.site.restart()?;
+        pair.await_arrival()?;
+        pair.publish("ALTER PUBLICATION by_hand ADD TABLES IN SCHEMA s")?;
+        pair.site.await_trouble("p", "had a schema taken out of it").map(drop)
+    })
+}
+
 #[test]
 fn one_slot_for_two_subscriptions_and_one_more_for_another_publication() -> Result<()> {
     both_ways(|direction| {

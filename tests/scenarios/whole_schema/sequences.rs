@@ -63,6 +63,24 @@ fn positions_follow_and_are_exact_after_a_stop() -> Result<()> {
     })
 }
 
+/// As a nightly reload of as many rows does.
+#[test]
+fn one_that_was_restarted_and_came_as_far_again_is_followed() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = pair(direction, &["public.*"], "1s")?;
+        await_same(&mut pair)?;
+        for _ in 0..2 {
+            pair.publish(
+                "BEGIN; TRUNCATE t RESTART IDENTITY; \
+                 INSERT INTO t (v) SELECT 'again' FROM generate_series(1, 100); COMMIT",
+            )?;
+            pair.await_arrival()?;
+            await_same(&mut pair)?;
+        }
+        Ok(())
+    })
+}
+
 #[test]
 fn a_stop_brings_them_up_to_the_last_row_with_the_publisher_or_without() -> Result<()> {
     both_ways(|direction| {

@@ -21,6 +21,7 @@ use crate::error::passes_by_itself;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
 use crate::postgres::value_plan::ColumnType;
+use crate::remedy;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
@@ -29,6 +30,7 @@ use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quot
 use farshore_pg::{Row, quote_literal, text_array};
 use farshore_wire::pgoutput::stored;
 use std::collections::HashMap;
+use std::fmt::Write as _;
 
 /// What is done about columns that the publisher's table gained or lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -165,7 +167,8 @@ impl Follow<'_> {
         Ok(Followed { changed: !missing.is_empty() || !dropped.is_empty(), put_off })
     }
 
-    /// A column that the publisher gave another type must have got it on the target too.
+    /// A column that the publisher gave another type must have got it on the target too: what that
+    /// made of the rows that were there is not in the log.
     async fn check_types(
         &self,
         session: &mut Session,
@@ -179,29 +182,44 @@ impl Follow<'_> {
                 let (oid, modifier) = (of.type_oid, of.type_modifier);
                 on_target.plan(&of.name, ColumnType { oid, modifier, types }).map(|(_, plan)| plan)
             };
-            let Ok(now) = plan(column, &self.relation.types) else {
-                return Err(self.retyped(session, column).await?);
-            };
             let was_cast = plan(old, &before.types).is_ok_and(|plan| !plan.is_verbatim());
-            if !now.is_verbatim() && !was_cast {
-                return Err(self.retyped(session, column).await?);
+            let is_followed = plan(column, &self.relation.types).is_ok_and(|now| {
+                let there = on_target.columns.iter().find(|there| there.name == column.name);
+                let has_type = there.is_some_and(|there| {
+                    // Types of their own have other numbers there.
+                    there.type_oid >= FIRST_UNSTABLE_OID
+                        || (there.type_oid, there.type_modifier)
+                            == (column.type_oid, column.type_modifier)
+                });
+                let may_differ = was_cast && keeps_values(old, column);
+                may_differ || now.is_verbatim() && (has_type || keeps_values(old, column))
+            });
+            if !is_followed {
+                return Err(self.retyped(session, column, was_cast).await?);
             }
         }
         Ok(())
     }
 
+    /// `is_another`: the target's column had another type than the publisher's before.
     async fn retyped(
         &self,
         session: &mut Session,
         column: &Column,
+        is_another: bool,
     ) -> Result<ApplyError, ApplyError> {
         let definition = self.type_on_target(session, column).await?;
         let alter = self.alter(&format!("ALTER COLUMN {} TYPE {definition}", quoted(column)));
-        Ok(self.stops(&format!(
+        let mut what = format!(
             "column {} has another type: {alter} (with the USING clause of the publisher, if it had \
              one)",
             quoted(column)
-        )))
+        );
+        if is_another {
+            let resync = remedy::resync(self.subscription, Some(&published_name(self.relation)));
+            let _ = write!(what, "; or, to keep the type that it has there, {resync}");
+        }
+        Ok(self.stops(&what))
     }
 
     /// A column that was dropped, left on the target, and added again: rows there have what they had
@@ -517,6 +535,31 @@ fn same_type(a: &Column, b: &Column) -> bool {
     a.type_oid == b.type_oid && a.type_modifier == b.type_modifier
 }
 
+/// Whether `ALTER COLUMN … TYPE` leaves every value as it was, without a `USING` that says otherwise.
+fn keeps_values(old: &Column, new: &Column) -> bool {
+    // pg_type.dat.
+    const INT8: u32 = 20;
+    const INT2: u32 = 21;
+    const INT4: u32 = 23;
+    const TEXT: u32 = 25;
+    const VARCHAR: u32 = 1043;
+    const TIMES: [u32; 4] = [1083, 1114, 1184, 1266];
+    const VARBIT: u32 = 1562;
+    const NUMERIC: u32 = 1700;
+    let (was, is) = (old.type_modifier, new.type_modifier);
+    match (old.type_oid, new.type_oid) {
+        (INT2, INT4 | INT8) | (INT4, INT8) | (VARCHAR, TEXT) => true,
+        (TEXT, VARCHAR) => is < 0,
+        (VARCHAR, VARCHAR) | (VARBIT, VARBIT) => is < 0 || (was >= 0 && is >= was),
+        (before, now) if before == now && TIMES.contains(&now) => is < 0 || (was >= 0 && is >= was),
+        // Digits in all above, of these behind the point below (numeric.c).
+        (NUMERIC, NUMERIC) => {
+            is < 0 || (was >= 0 && is >= was && (is - was).trailing_zeros() >= u16::BITS)
+        }
+        _ => false,
+    }
+}
+
 /// Whether two definitions are of one table, and not of two which had its name in turn.
 pub fn is_same_table(a: &Relation, b: &Relation) -> bool {
     a.oid == b.oid || a.oid == 0 || b.oid == 0
@@ -640,6 +683,40 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn types_that_keep_every_value() {
+        let numeric = |digits: i32, scale: i32| (1700, ((digits << 16) | scale) + 4);
+        let column = |(type_oid, type_modifier)| Column {
+            key: false,
+            name: "c".to_owned(),
+            type_oid,
+            type_modifier,
+        };
+        let keeps = |old, new| keeps_values(&column(old), &column(new));
+        for (narrow, wide) in [
+            ((21, -1), (20, -1)),
+            ((1043, 14), (1043, 24)),
+            ((1043, 14), (1043, -1)),
+            ((1043, 14), (25, -1)),
+            (numeric(10, 2), numeric(12, 2)),
+            (numeric(10, 2), (1700, -1)),
+            ((1114, 3), (1114, 6)),
+        ] {
+            assert!(keeps(narrow, wide), "{narrow:?} {wide:?}");
+            assert!(!keeps(wide, narrow), "{wide:?} {narrow:?}");
+        }
+        for (old, new) in [
+            (numeric(12, 4), numeric(12, 2)),
+            (numeric(12, 2), numeric(12, 4)),
+            ((25, -1), (1043, 54)),
+            ((1042, 7), (1042, 9)),
+            ((700, -1), (701, -1)),
+            ((23, -1), (1700, -1)),
+        ] {
+            assert!(!keeps(old, new), "{old:?} {new:?}");
+        }
+    }
 
     #[test]
     fn hexadecimal_digits_are_read() {

@@ -17,6 +17,7 @@ use farshore_store::LogStore;
 use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 /// One subscription's sequences.
@@ -33,6 +34,10 @@ pub(crate) struct Sequences<'a> {
     pub store: &'a Arc<dyn LogStore>,
     /// Positions that the target was seen to have.
     seen: HashMap<TableName, i64>,
+    /// Where sequences of the target were set back last, as its rows were emptied.
+    restarted: Arc<AtomicU64>,
+    /// Up to where that is known here.
+    restarts_seen: u64,
     /// Sequences that a warning was given for, and of which server.
     warned: HashSet<(TableName, Side)>,
 }
@@ -61,9 +66,40 @@ impl<'a> Sequences<'a> {
         target: &'a Config,
         schema: &'a SchemaSettings,
         store: &'a Arc<dyn LogStore>,
+        restarted: Arc<AtomicU64>,
     ) -> Sequences<'a> {
         let (seen, warned) = (HashMap::new(), HashSet::new());
-        Sequences { subscription, source, target, schema, store, seen, warned }
+        let restarts_seen = 0;
+        Sequences {
+            subscription,
+            source,
+            target,
+            schema,
+            store,
+            seen,
+            restarted,
+            restarts_seen,
+            warned,
+        }
+    }
+
+    /// What was seen before sequences were set back says nothing any more. Until that is committed
+    /// on the target, neither does what is seen now.
+    fn forget_if_restarted(&mut self) {
+        let restarted = self.restarted.load(Ordering::Acquire);
+        if restarted <= self.restarts_seen {
+            return;
+        }
+        self.seen.clear();
+        let cursors = self.store.cursors();
+        let own = cursors.iter().find(|cursor| cursor.name == self.subscription);
+        if own.is_some_and(|own| own.applied.0.0 >= restarted) {
+            self.restarts_seen = restarted;
+        }
+    }
+
+    fn awaits_restart(&self) -> bool {
+        self.restarted.load(Ordering::Acquire) > self.restarts_seen
     }
 
     /// Follows every `interval` while anything happens on the publisher.
@@ -71,7 +107,7 @@ impl<'a> Sequences<'a> {
         let mut followed_at = None;
         loop {
             let durable: Lsn = self.store.durable().borrow().0;
-            if followed_at != Some(durable) {
+            if followed_at != Some(durable) || self.awaits_restart() {
                 self.catch_up(tables).await;
                 followed_at = Some(durable);
             }
@@ -82,6 +118,7 @@ impl<'a> Sequences<'a> {
     /// Moves every sequence to where it must be now. What fails is said and tried again later: the
     /// rows do not depend on it.
     pub async fn catch_up(&mut self, tables: &[TableName]) {
+        self.forget_if_restarted();
         let outcome = match self.source.sequences().await {
             Ok(positions) => self.set_all(&positions).await,
             Err(error) => {

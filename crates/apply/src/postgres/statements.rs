@@ -238,26 +238,25 @@ impl TargetRelation {
             Shape::Update { .. } => {
                 let values: Vec<String> = set.iter().map(|c| parameter(*c)).collect();
                 let condition = self.condition(&find, likeness, &mut parameter);
-                if set.iter().any(|c| self.columns[*c].identity_always) {
-                    self.replace(&set, &values, &condition)
-                } else {
-                    let mut assignments: Vec<String> = set
-                        .iter()
-                        .zip(&values)
-                        .map(|(c, v)| format!("{} = {v}", name(*c)))
-                        .collect();
-                    // Nothing but the key has a value, and it is the same: touch the row, so that
-                    // a missing one is noticed.
-                    if assignments.is_empty() {
-                        let touched = self.touchable();
-                        assignments.extend(touched.map(|c| format!("{0} = {0}", name(c))));
-                    }
-                    let (rows, set) = (self.rows_of_its_own(), assignments.join(", "));
-                    if set.is_empty() {
-                        format!("SELECT FROM {rows} WHERE {condition} FOR UPDATE")
-                    } else {
-                        format!("UPDATE {rows} SET {set} WHERE {condition}")
-                    }
+                let mut assignments: Vec<String> = set
+                    .iter()
+                    .zip(&values)
+                    .filter(|(c, _)| !self.columns[**c].identity_always)
+                    .map(|(c, v)| format!("{} = {v}", name(*c)))
+                    .collect();
+                // Nothing but the key has a value, and it is the same: touch the row, so that a
+                // missing one is noticed.
+                if assignments.is_empty() {
+                    let touched = self.touchable();
+                    assignments.extend(touched.map(|c| format!("{0} = {0}", name(c))));
+                }
+                let rows = self.rows_of_its_own();
+                let plain = (!assignments.is_empty())
+                    .then(|| format!("UPDATE {rows} SET {}", assignments.join(", ")));
+                match (set.iter().position(|c| self.columns[*c].identity_always), plain) {
+                    (Some(at), plain) => self.replace(&set, &values, at, plain, &condition),
+                    (None, Some(plain)) => format!("{plain} WHERE {condition}"),
+                    (None, None) => format!("SELECT FROM {rows} WHERE {condition} FOR UPDATE"),
                 }
             }
             Shape::Delete => {
@@ -303,9 +302,19 @@ impl TargetRelation {
         rows_of_its_own(&self.table, self.partitioned)
     }
 
-    /// An update of columns that SQL's UPDATE cannot set (`GENERATED ALWAYS AS IDENTITY`): the row
-    /// is taken out and put back. One statement, so it counts as one row like any other change.
-    fn replace(&self, set: &[usize], values: &[String], condition: &str) -> String {
+    /// An update of a column that SQL's UPDATE cannot set (`GENERATED ALWAYS AS IDENTITY`, number
+    /// `at` of those that are set): the row is taken out and put back, without what the target alone
+    /// has of it, and what refers to it goes where a key says so. So where the column is what it
+    /// was, it is left alone: then `plain` sets the rest. One statement, so it counts as one row
+    /// like any other change.
+    fn replace(
+        &self,
+        set: &[usize],
+        values: &[String],
+        at: usize,
+        plain: Option<String>,
+        condition: &str,
+    ) -> String {
         let (mut names, mut sources) = (Vec::new(), Vec::new());
         for (number, column) in self.relation.columns.iter().enumerate() {
             let name = quote_identifier(&column.name);
@@ -313,13 +322,26 @@ impl TargetRelation {
             sources.push(position.map_or_else(|| format!("old.{name}"), |at| values[at].clone()));
             names.push(name);
         }
-        format!(
-            "WITH old AS (DELETE FROM {} WHERE {condition} RETURNING *) INSERT INTO {} ({}) \
-             OVERRIDING SYSTEM VALUE SELECT {} FROM old",
-            self.rows_of_its_own(),
+        let rows = self.rows_of_its_own();
+        let insert = format!(
+            "INSERT INTO {} ({}) OVERRIDING SYSTEM VALUE SELECT {} FROM old",
             self.table,
             names.join(", "),
             sources.join(", ")
+        );
+        // A table whose rules rewrite an update into several takes it in no WITH.
+        let Some(plain) = plain.filter(|_| self.takes_returning) else {
+            return format!(
+                "WITH old AS (DELETE FROM {rows} WHERE {condition} RETURNING *) {insert}"
+            );
+        };
+        let TargetColumn { type_name, equals, .. } = &self.columns[set[at]];
+        let is_same = format!("{} {equals} {}::{type_name}", names[set[at]], values[at]);
+        format!(
+            "WITH same AS ({plain} WHERE {condition} AND {is_same} RETURNING 1), \
+             old AS (DELETE FROM {rows} WHERE {condition} AND NOT {is_same} RETURNING *), \
+             put AS ({insert} RETURNING 1) \
+             SELECT 1 FROM same UNION ALL SELECT 1 FROM put"
         )
     }
 
@@ -514,6 +536,16 @@ mod tests {
     fn an_identity_column_is_replaced_with_its_row() {
         let mut keyed = relation(ReplicaIdentity::Default, &[true, false, false]);
         keyed.columns[1].identity_always = true;
+        assert_eq!(
+            keyed.sql(&update(false, 0)).0,
+            "WITH same AS (UPDATE ONLY s.\"order\" SET c2 = $2 WHERE c0 = $3 AND c1 = $1::integer \
+             RETURNING 1), old AS (DELETE FROM ONLY s.\"order\" WHERE c0 = $3 AND NOT c1 = \
+             $1::integer RETURNING *), put AS (INSERT INTO s.\"order\" (c0, c1, c2) OVERRIDING \
+             SYSTEM VALUE SELECT old.c0, $1, $2 FROM old RETURNING 1) \
+             SELECT 1 FROM same UNION ALL SELECT 1 FROM put"
+        );
+        // With rules.
+        keyed.takes_returning = false;
         assert_eq!(
             keyed.sql(&update(false, 0b100)).0,
             "WITH old AS (DELETE FROM ONLY s.\"order\" WHERE c0 = $2 RETURNING *) \

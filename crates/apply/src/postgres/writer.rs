@@ -35,6 +35,7 @@ use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
 const SHAPES_MAX: usize = 64;
@@ -84,6 +85,8 @@ pub struct Writer {
     touched: BTreeMap<u32, (String, TableName)>,
     /// The version that was touched last.
     touched_last: Option<DictionaryId>,
+    /// Where sequences of the target were set back last, by `TRUNCATE … RESTART IDENTITY`; 0: nowhere.
+    sequences_restarted: Arc<AtomicU64>,
     /// Changes of the open group that were sent one by one.
     one_by_one: u64,
 }
@@ -181,6 +184,7 @@ impl Writer {
             empties_by_delete: false,
             touched: BTreeMap::new(),
             touched_last: None,
+            sequences_restarted: Arc::new(AtomicU64::new(0)),
             one_by_one: 0,
         };
         match outcome {
@@ -193,6 +197,11 @@ impl Writer {
     /// without anybody noticing, or depends on what is not committed before it, is an error.
     pub fn be_early(&mut self) {
         self.early = true;
+    }
+
+    /// Tells where sequences of the target were set back last, a position in the log.
+    pub fn sequences_restarted(&self) -> Arc<AtomicU64> {
+        self.sequences_restarted.clone()
     }
 
     /// What was applied early has its position now.
@@ -405,6 +414,9 @@ impl Writer {
             };
             format!("{with}DELETE FROM {last}")
         } else {
+            if restarts {
+                self.sequences_restarted.fetch_max(header.end_lsn.0, Ordering::Release);
+            }
             format!("TRUNCATE {}{identity}", tables.join(", "))
         };
         let (position, commit_time) = (header.end_lsn, header.commit_time);
@@ -602,8 +614,17 @@ pub(super) fn shape_of<'a>(
                 fits(find)?;
             }
             let mut unchanged = Vec::new();
+            // A column that SQL's UPDATE cannot set had better be left alone.
+            let old_values = match old {
+                OldTuple::Full(old) => Some(old.values()),
+                OldTuple::Key(_) | OldTuple::None => None,
+            };
+            let mut old_values = old_values.into_iter().flatten();
             for (column, value) in new.values().enumerate() {
-                if matches!(value, Value::Unchanged) {
+                let is_fixed =
+                    target.columns.get(column).is_some_and(|there| there.identity_always);
+                let is_same = old_values.next() == Some(value) && is_fixed;
+                if matches!(value, Value::Unchanged) || is_same {
                     unchanged.resize(columns.div_ceil(64), 0);
                     unchanged[column / 64] |= 1 << (column % 64);
                 }
