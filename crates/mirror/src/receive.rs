@@ -6,9 +6,11 @@
 //!     ◄─ written, flushed, applied ─ by the mode ◄─ how far it is there
 //! ```
 
+mod begun_anew;
 mod flow;
 mod promise;
 
+pub use begun_anew::held;
 pub use promise::Promise;
 
 use crate::descent;
@@ -16,6 +18,7 @@ use crate::error::MirrorError;
 use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
 use crate::wal::{SegmentBytes, Timeline};
+use begun_anew::Hold;
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
@@ -24,6 +27,7 @@ use farshore_pg::replication::{IdentifySystem, ReplicationStream, StreamMessage}
 use farshore_pg::{Config, Connection, Mode};
 use flow::{Flow, hear, send};
 use promise::Reply;
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -76,11 +80,61 @@ pub struct Near {
     pub promise: Promise,
     /// How log is packed.
     pub compression: Compression,
+    /// File that tells of commits that wait beside a spool that was begun anew; there is none else.
+    pub begun_anew: PathBuf,
     /// How it goes.
     pub status: Mutex<NearStatus>,
+    hold: Mutex<Option<Hold>>,
+}
+
+/// How a near end is made.
+#[derive(Debug)]
+pub struct NearSettings {
+    /// [`Near::name`]
+    pub name: String,
+    /// [`Near::principal`]
+    pub principal: Config,
+    /// [`Near::slot`]
+    pub slot: String,
+    /// [`Near::application_name`]
+    pub application_name: String,
+    /// [`Near::promise`]
+    pub promise: Promise,
+    /// [`Near::compression`]
+    pub compression: Compression,
+    /// [`Near::begun_anew`]
+    pub begun_anew: PathBuf,
 }
 
 impl Near {
+    /// Nobody is connected.
+    pub fn new(settings: NearSettings) -> Near {
+        let NearSettings {
+            name,
+            principal,
+            slot,
+            application_name,
+            promise,
+            compression,
+            begun_anew,
+        } = settings;
+        Near {
+            name,
+            principal,
+            slot,
+            application_name,
+            promise,
+            compression,
+            begun_anew,
+            status: Mutex::default(),
+            hold: Mutex::default(),
+        }
+    }
+
+    fn hold(&self) -> MutexGuard<'_, Option<Hold>> {
+        self.hold.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// How it goes, to look at or change.
     pub fn status(&self) -> MutexGuard<'_, NearStatus> {
         self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -237,31 +291,54 @@ impl Near {
             Err(error) if error.sqlstate() == Some("42710") => false,
             Err(error) => return Err(error.into()),
         };
-        let (timeline, start) = match have {
-            Some(have) => (Timeline(have.timeline), have.durable),
+        let (timeline, start, is_kept) = match have {
+            Some(have) => (Timeline(have.timeline), have.durable, true),
             None => self.beginning(&mut connection, &system, segment).await?,
         };
+        let begins_without = have.is_none() && (is_slot_new || !is_kept);
+        self.look_for_waiting(start, begins_without, &mut connection).await?;
         let server_version = connection.server_version();
         Ok(Begun { connection, system, segment, server_version, timeline, start, is_slot_new })
     }
 
     /// Where a far end that has nothing begins: with the oldest log that the slot keeps, so that a
-    /// standby made a moment ago can follow.
+    /// standby made a moment ago can follow; and whether that is what the slot keeps.
     async fn beginning(
         &self,
         connection: &mut Connection,
         system: &IdentifySystem,
         segment: SegmentBytes,
-    ) -> Result<(Timeline, Lsn), MirrorError> {
+    ) -> Result<(Timeline, Lsn, bool), MirrorError> {
         let timeline = Timeline(system.timeline);
         let now = segment.floor(system.xlogpos);
-        if connection.server_version() < 150_000 {
-            return Ok((timeline, now));
+        let restart = if connection.server_version() < 150_000 {
+            self.kept_from().await
+        } else {
+            let slot = connection.read_physical_slot(&self.slot).await?;
+            slot.filter(|slot| slot.timeline == Some(timeline.0)).and_then(|slot| slot.restart)
+        };
+        let start = restart.map_or(now, |restart| segment.floor(restart));
+        Ok((timeline, start, restart.is_some()))
+    }
+
+    /// Where the slot begins, of 14, which tells it by SQL alone. `None` also where this role may not
+    /// ask.
+    async fn kept_from(&self) -> Option<Lsn> {
+        let asked = async {
+            let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
+            let sql = "SELECT restart_lsn FROM pg_catalog.pg_replication_slots \
+                       WHERE slot_name = $1";
+            let rows = connection.query(sql, &[Some(&self.slot)]).await?;
+            connection.close().await;
+            Ok::<_, farshore_pg::Error>(rows.first().and_then(|row| row.get(0)?.parse().ok()))
+        };
+        match asked.await {
+            Ok(restart) => restart,
+            Err(error) => {
+                tracing::debug!(mirror = %self.name, %error, "where the slot begins");
+                None
+            }
         }
-        let slot = connection.read_physical_slot(&self.slot).await?;
-        let slot = slot.filter(|slot| slot.timeline == Some(timeline.0));
-        let restart = slot.and_then(|slot| slot.restart);
-        Ok((timeline, restart.map_or(now, |restart| segment.floor(restart))))
     }
 
     async fn flow(

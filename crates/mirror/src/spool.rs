@@ -24,7 +24,7 @@
 mod closed;
 mod damage;
 mod error;
-mod folder;
+pub(crate) mod folder;
 mod forgetting;
 mod noted;
 mod reader;

@@ -253,7 +253,10 @@ impl Flow<'_> {
     ) -> Result<(), MirrorError> {
         self.near.status().far = far;
         let told = self.near.status().acknowledged;
-        let reply = self.near.promise.reply(self.received, far, told);
+        let mut reply = self.near.promise.reply(self.received, far, told);
+        if self.near.is_held(far) {
+            (reply.written, reply.flushed) = (Lsn::ZERO, Lsn::ZERO);
+        }
         if reply == self.told && !anyway {
             return Ok(());
         }

@@ -30,6 +30,11 @@ impl Promise {
         }
     }
 
+    /// A commit returns when its log is durable in the far end's spool.
+    pub(super) fn is_of_the_spool(self) -> bool {
+        matches!(self, Promise::Far | Promise::FarSync)
+    }
+
     /// What the principal is told. `received` is what has arrived at the near end, of which
     /// nothing is promised: it is lost with this process. `told` is what it was told before as
     /// flushed.

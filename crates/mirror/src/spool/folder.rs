@@ -89,7 +89,7 @@ pub(super) fn remove(path: &Path) -> Result<(), SpoolError> {
 }
 
 /// Puts `content` in the place of the file at `path`: all of it or nothing, durable.
-pub(super) fn replace(path: &Path, content: &[u8]) -> Result<(), SpoolError> {
+pub(crate) fn replace(path: &Path, content: &[u8]) -> Result<(), SpoolError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".tmp");
     let new = path.with_file_name(name);

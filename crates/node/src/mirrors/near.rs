@@ -13,7 +13,7 @@ use crate::sites::protocol::Wanted;
 use bounds::{Bounds, Leeway, Seen};
 use farshore_link::Session;
 use farshore_mirror::MirrorError;
-use farshore_mirror::receive::{self, Near, NearStatus};
+use farshore_mirror::receive::{self, Near, NearSettings};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{self, BackupRequest, SeedRequest};
@@ -54,6 +54,12 @@ pub(crate) struct NearAgent {
 }
 
 impl NearAgent {
+    /// Words on a mirror that goes on.
+    fn warning(&self, seen: &Seen) -> Option<String> {
+        let held = self.near.begun_anew_at().map(receive::held);
+        with_warning(held, seen.warning(&self.bounds))
+    }
+
     /// Blocks on the disk.
     pub fn new(mirror: &NearMirror, data_dir: &Path) -> NearAgent {
         let dropped = Note::dropped(data_dir, &mirror.name);
@@ -64,15 +70,15 @@ impl NearAgent {
             tracing::error!(mirror = %mirror.name, "{why}");
         }
         NearAgent {
-            near: Near {
+            near: Near::new(NearSettings {
                 name: mirror.name.clone(),
                 principal: reached_by(mirror),
                 slot: mirror.slot.clone(),
                 application_name: mirror.application_name.clone(),
                 promise: mirror.promise,
                 compression: mirror.compression,
-                status: Mutex::new(NearStatus::default()),
-            },
+                begun_anew: Note::begun_anew(data_dir, &mirror.name),
+            }),
             failure: Mutex::default(),
             promoted: Mutex::default(),
             direct: mirror.direct,
@@ -235,7 +241,7 @@ impl NearAgent {
                 report.error = with_warning(report.error.take(), Some(why));
             }
             None => {
-                let warning = seen.warning(&self.bounds);
+                let warning = self.warning(&seen);
                 report.error = with_warning(report.error.take(), warning);
             }
         }
@@ -257,7 +263,7 @@ impl NearAgent {
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: state.to_owned(),
-            error: seen.dropped.clone().or(with_warning(failure, seen.warning(&self.bounds))),
+            error: seen.dropped.clone().or(with_warning(failure, self.warning(&seen))),
             kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,

@@ -25,6 +25,11 @@ impl Note {
         Note(data_dir.join("mirrors").join(format!("{mirror}.resumed")))
     }
 
+    /// Commits wait beside a spool that was begun anew. What stands there is the near end's own.
+    pub fn begun_anew(data_dir: &Path, mirror: &str) -> PathBuf {
+        data_dir.join("mirrors").join(format!("{mirror}.begun"))
+    }
+
     /// Its slot, and on the next line the server that has it.
     pub fn slot(data_dir: &Path, mirror: &str) -> Note {
         Note(data_dir.join("mirrors").join(format!("{mirror}{SLOT}")))

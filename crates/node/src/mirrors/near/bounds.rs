@@ -109,7 +109,8 @@ impl NearAgent {
         let looking = async {
             loop {
                 every.tick().await;
-                for looked in [self.look_for_namesakes().await, self.look().await] {
+                let who_waits = self.near.look_who_waits().await;
+                for looked in [self.look_for_namesakes().await, who_waits, self.look().await] {
                     if let Err(error) = looked {
                         // The mirror itself tells of a principal that is away.
                         tracing::debug!(mirror = %self.near.name, "{error}");
