@@ -279,8 +279,10 @@ fn rows_with_an_identity_column_keep_their_children() -> Result<()> {
             "INSERT INTO parent (v) SELECT 'v' FROM generate_series(1, 20); \
              INSERT INTO child SELECT i, 1 + i % 20 FROM generate_series(1, 100) AS i",
         )?;
-        pair.site.start()?;
         pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.site.replace("batches = \"always\"", "batches = \"never\"")?;
+        pair.site.start()?;
         for id in 1..=5 {
             pair.publish(&format!("UPDATE parent SET v = 'w' WHERE id = {id}"))?;
         }

@@ -227,7 +227,8 @@ fn parse_span(text: &str) -> Result<(u16, u16), String> {
         (hours < 24 && minutes < 60).then_some(hours * 60 + minutes)
     };
     let (from, to) = text.split_once('-').ok_or_else(wrong)?;
-    let span = minute(from).zip(minute(to)).filter(|(from, to)| from != to);
+    let until = |text: &str| if text.trim() == "24:00" { Some(0) } else { minute(text) };
+    let span = minute(from).zip(until(to)).filter(|(from, to)| from != to);
     span.ok_or_else(wrong)
 }
 
