@@ -349,10 +349,11 @@ impl TargetRelation {
         }
         // The whole old row. Compared by image (`*=`), so that 1.0 is not 1.00, NULL is NULL, and
         // types without an equality operator will do; the target's primary key, if it has one,
-        // finds the row fast; and of rows that are equal in every byte just one is meant.
+        // finds the row fast; and of rows that are equal in every byte just one is meant. Cast as
+        // an assignment does, with the modifier: what it fills up (digits, blanks) is in the image.
         let (mut names, mut values, mut terms) = (Vec::new(), Vec::new(), Vec::new());
         for column in find {
-            let value = format!("{}::{}", parameter(*column), self.columns[*column].type_name);
+            let value = format!("{}::{}", parameter(*column), self.columns[*column].declared_type);
             if self.columns[*column].primary_key {
                 terms.push(format!("{} {} {value}", name(*column), self.columns[*column].equals));
             }
@@ -508,6 +509,18 @@ mod tests {
              WHERE c0 = $1::integer AND \
              ROW(c0, c1)::pg_catalog.record OPERATOR(pg_catalog.*=) ROW($1::integer, $2::integer) LIMIT 1)"
         );
+    }
+
+    #[test]
+    fn old_values_of_a_full_identity_are_filled_up_as_the_target_has_them() {
+        let mut full = relation(ReplicaIdentity::Full, &[true]);
+        full.columns[0].declared_type = "numeric(12,4)".into();
+        let sql = full.sql(&Shape::Delete).0;
+        assert!(sql.contains("OPERATOR(pg_catalog.*=) ROW($1::numeric(12,4))"), "{sql}");
+        full.columns[0].primary_key = true;
+        full.primary_key = vec![0];
+        let (sql, _, _) = full.sql_by(&Shape::Delete, Likeness::Key);
+        assert_eq!(sql, "DELETE FROM ONLY s.\"order\" WHERE c0 = $1::numeric(12,4)");
     }
 
     #[test]
