@@ -122,6 +122,9 @@ impl Writer {
             return Ok(false);
         }
         let (shape, new, find) = shape_of(&change, target).map_err(stored)?;
+        if target.lacks_old_row(&shape) {
+            return Ok(false);
+        }
         let session = self.lanes.current().session();
         let step = Step::Like(shape.clone(), Likeness::Shown);
         let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
@@ -261,7 +264,7 @@ impl<'a> ConflictRow<'a> {
         if self.shape == Shape::Insert {
             return Ok(());
         }
-        if matches!(cause, Cause::Rows(0)) {
+        if matches!(cause, Cause::Rows(0)) || self.target.lacks_old_row(&self.shape) {
             return self.look_by_key().await;
         }
         let (condition, types) = self.target.identified();
@@ -291,7 +294,17 @@ impl<'a> ConflictRow<'a> {
             (Cause::Rows(0), shape) if !self.existing.is_empty() => {
                 Step::Like(shape.clone(), Likeness::Key)
             }
-            (Cause::Rows(0), Shape::Update { .. }) => {
+            (Cause::Rows(0), Shape::Update { old_given, .. }) => {
+                let is_key_of_another = |old| {
+                    *old_given
+                        && self.target.is_found_by_image()
+                        && !self.target.has_primary_key(old)
+                };
+                // The row that it was may be there, and would be a second one beside the new one.
+                if self.find.is_some_and(is_key_of_another) {
+                    let why = "the publisher did not send the old row's primary key";
+                    return Ok(Overwrite::Impossible(why.to_owned()));
+                }
                 if !self.new.is_some_and(is_complete) {
                     let why = "the publisher did not send all of the row (unchanged large values)";
                     return Ok(Overwrite::Impossible(why.to_owned()));
