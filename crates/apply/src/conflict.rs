@@ -56,6 +56,22 @@ const ROW_DIFFERS: &str = "No row on the target is in all columns what this one 
      resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew \
      (farshore resync)";
 
+/// Of old rows that may be no more than the key of a partition.
+const ROW_DIFFERS_OR_IS_A_KEY: &str = "No row on the target is in all columns what the publisher sent \
+     as the old one (REPLICA IDENTITY FULL). It sent NULL for columns: if the table is partitioned \
+     there and published through its root, the partition has another identity than the root \
+     (PostgreSQL does not hand FULL down), and only its key came. ALTER TABLE … REPLICA IDENTITY FULL \
+     on each such partition of the publisher (`farshore check` names them), and copy the table anew \
+     (farshore resync). Otherwise something else changed the target: mend the row and go on (farshore \
+     resume), leave the transaction out (farshore skip), or set on_conflict";
+
+/// Of an update of a table whose rows are found by all of their old values, which came without them.
+const ROW_MISSING_WITHOUT_OLD: &str = "The publisher sent no old row, though the table has REPLICA \
+     IDENTITY FULL: the partition that the row is in has not (PostgreSQL does not hand it down). No row \
+     on the target has its primary key. ALTER TABLE … REPLICA IDENTITY FULL on each such partition of \
+     the publisher (`farshore check` names them), and copy the table anew (farshore resync); or leave \
+     the transaction out (farshore skip), or set on_conflict";
+
 const SEVERAL_ROWS: &str = "The key is not unique on the target: something else changed the \
      target. Remove the rows that do not belong there and go on (farshore resume)";
 
@@ -74,12 +90,33 @@ const IN_FUNCTION: &str = "A function on the target (`where` names it) meets som
 pub const COMMIT_REFUSED: &str = "A deferred constraint or trigger of the target does not hold. \
      Mend the target and go on (farshore resume), or leave the transaction out (farshore skip)";
 
-/// What to do about a failed change; `by_image`: of a table whose rows are found by all old values.
-pub fn remedy(cause: &Cause, is_insert: bool, by_image: bool) -> &'static str {
+/// By what a change's row is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FoundBy {
+    /// By its key.
+    Key,
+    /// By all of its old values.
+    Image,
+    /// By all of its old values, of which no more came than what may be the key of a partition.
+    PartialImage,
+    /// By a key, since its old values did not come.
+    KeyForWantOfImage,
+}
+
+/// What to do about a failed change.
+pub fn remedy(cause: &Cause, is_insert: bool, found_by: FoundBy) -> &'static str {
+    match (cause, found_by) {
+        (Cause::Rows(_), _) if is_insert => NOT_INSERTED,
+        (Cause::Rows(0), FoundBy::Key) => ROW_MISSING,
+        (Cause::Rows(0), FoundBy::Image) => ROW_DIFFERS,
+        (Cause::Rows(0), FoundBy::PartialImage) => ROW_DIFFERS_OR_IS_A_KEY,
+        (Cause::Rows(0), FoundBy::KeyForWantOfImage) => ROW_MISSING_WITHOUT_OLD,
+        (cause, _) => remedy_of_cause(cause),
+    }
+}
+
+fn remedy_of_cause(cause: &Cause) -> &'static str {
     match cause {
-        Cause::Rows(_) if is_insert => NOT_INSERTED,
-        Cause::Rows(0) if by_image => ROW_DIFFERS,
-        Cause::Rows(0) => ROW_MISSING,
         Cause::Rows(_) => SEVERAL_ROWS,
         Cause::Refused(error) if is_unknown_in_function(error) => IN_FUNCTION,
         Cause::Refused(error) if is_about_data(&error.code) => REFUSED,
@@ -230,7 +267,7 @@ mod tests {
                 context: context.map(str::to_owned),
                 ..ServerError::default()
             };
-            remedy(&Cause::Refused(Box::new(error)), true, false)
+            remedy(&Cause::Refused(Box::new(error)), true, FoundBy::Key)
         };
         let inside = refused(Some("PL/pgSQL function public.f() line 1 at SQL statement"));
         assert!(inside.contains("search_path"), "{inside}");

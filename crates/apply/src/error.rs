@@ -99,6 +99,24 @@ pub enum ApplyError {
         /// The first of such columns, quoted.
         column: String,
     },
+    /// An update of a table whose rows are found by all of their old values came without them.
+    #[error(
+        "subscription \"{subscription}\": transaction at {position}: the publisher has sent an UPDATE \
+         of {table} without the old row, by which it would be found: the table has REPLICA IDENTITY \
+         FULL, and the partition that the row is in has not (PostgreSQL does not hand it down), and \
+         the target has no primary key of columns that came. ALTER TABLE … REPLICA IDENTITY FULL on \
+         each such partition of the publisher (`farshore check` names them). To have the table \
+         copied anew then: {}",
+        remedy::resync(.subscription, Some(.table))
+    )]
+    OldRowNotSent {
+        /// Subscription.
+        subscription: String,
+        /// Of the transaction.
+        position: Lsn,
+        /// Its name on the publisher.
+        table: Box<TableName>,
+    },
     /// Changes this subscription needs are gone.
     #[error("{0}")]
     Gap(String),
@@ -248,6 +266,7 @@ impl ApplyError {
             | ApplyError::AnotherTable { .. }
             | ApplyError::ColumnsMoved { .. }
             | ApplyError::ValueNotSent { .. }
+            | ApplyError::OldRowNotSent { .. }
             | ApplyError::Gap(_)
             | ApplyError::Stored { .. } => false,
         }

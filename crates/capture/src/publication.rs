@@ -12,7 +12,7 @@ use crate::CaptureError;
 use crate::error::is_of_a_dropped_table;
 use crate::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
-use farshore_pg::{Config, Connection, quote_literal};
+use farshore_pg::{Config, Connection, partition_tree, quote_literal};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -160,7 +160,8 @@ pub struct PublishedTable {
     /// The memberships of partitioned tables above it, which publish it too.
     pub memberships_above: Vec<u32>,
     /// The file the table is kept in: another one after anything that rewrites or empties it
-    /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). Zero for a partitioned table.
+    /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). For a partitioned table a number that
+    /// stands for the files of all its partitions.
     pub file_node: u32,
     /// Blocks in the main fork, where it was [measured](crate::snapshot::SnapshotConnection::tables);
     /// else zero.
@@ -187,6 +188,18 @@ pub struct PublishedColumn {
     pub type_oid: u32,
     /// `atttypmod`, -1 when the type has none.
     pub type_modifier: i32,
+}
+
+/// SQL of [`PublishedTable::file_node`], of a row of `pg_class`. The files are those of now, whatever
+/// snapshot the question is asked in.
+pub(crate) fn file_node(class: &str) -> String {
+    format!(
+        "CASE {class}.relkind WHEN 'p' THEN (SELECT pg_catalog.hashtext(pg_catalog.string_agg( \
+             pg_catalog.concat(part.relid, ':', pg_catalog.pg_relation_filenode(part.relid)), ' ' \
+             ORDER BY part.relid))::bigint & 4294967295 FROM {} part) \
+           ELSE coalesce(pg_catalog.pg_relation_filenode({class}.oid), 0)::bigint END",
+        partition_tree(&format!("{class}.oid"))
+    )
 }
 
 /// So often in a row tables are listed anew to be published, if one of them is dropped meanwhile.
@@ -469,7 +482,7 @@ impl PublicationSpec {
         let text = format!(
             "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables WHERE pubname = $1), \
              t AS MATERIALIZED (SELECT c.oid, p.schemaname, p.tablename, {filter} AS filter, \
-               c.relkind = 'p' AS partitioned, coalesce(pg_relation_filenode(c.oid), 0) AS node, \
+               c.relkind = 'p' AS partitioned, {node} AS node, \
                coalesce(m.oid, 0) AS membership, \
                CASE WHEN c.relispartition THEN \
                  (SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) \
@@ -494,7 +507,8 @@ impl PublicationSpec {
                AND (a.attgenerated = '' OR a.attnum = ANY (t.listed) \
                  OR a.attgenerated = 's' AND t.with_stored) \
                AND (t.columns IS NULL OR a.attname = ANY (t.columns)) \
-             ORDER BY t.schemaname, t.tablename, a.attnum"
+             ORDER BY t.schemaname, t.tablename, a.attnum",
+            node = file_node("c")
         );
         let rows = sql
             .query(&text, &[Some(&self.publication_name())])

@@ -1,7 +1,7 @@
 //! Tables whose rows are found by other means than a plain primary key.
 
 use anyhow::{Result, ensure};
-use farshore_tests::{Direction, Pair, both_ways};
+use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 
 #[test]
 fn identity_by_index_and_by_all_columns() -> Result<()> {
@@ -233,6 +233,68 @@ fn full_identity_with_types_whose_plain_name_means_a_length() -> Result<()> {
         pair.publish("UPDATE bag SET x = -x WHERE x % 2 = 0; DELETE FROM bag WHERE x % 5 = 0")?;
         pair.publish("UPDATE bag SET c = 'd', b = ~b, v = NULL WHERE x % 3 = 0")?;
         pair.assert_equal(&["public"])
+    })
+}
+
+#[test]
+fn full_identity_whose_values_the_target_fills_up() -> Result<()> {
+    both_ways(|direction| {
+        for batches in ["always", "never"] {
+            let mut pair = Pair::bare(direction)?;
+            let identity: String = ["keyed", "listed", "widened", "bag"]
+                .map(|table| format!("ALTER TABLE {table} REPLICA IDENTITY FULL; "))
+                .concat();
+            pair.publish(&format!(
+                "CREATE TABLE keyed (id integer PRIMARY KEY, amount numeric(10,2), code char(3)); \
+                 CREATE TABLE listed (id integer PRIMARY KEY, amounts numeric(10,2)[]); \
+                 CREATE TABLE widened (id integer PRIMARY KEY, n integer); \
+                 CREATE TABLE bag (amount numeric(10,2), code char(3)); {identity} \
+                 INSERT INTO keyed SELECT i, 1.5, 'a' FROM generate_series(1, 40) i; \
+                 INSERT INTO listed SELECT i, '{{1.5}}' FROM generate_series(1, 40) i; \
+                 INSERT INTO widened SELECT i, i FROM generate_series(1, 40) i; \
+                 INSERT INTO bag SELECT i / 4, 'a' FROM generate_series(1, 40) i"
+            ))?;
+            pair.subscriber.execute_script(&format!(
+                "CREATE TABLE keyed (id integer PRIMARY KEY, amount numeric(12,4), code char(5)); \
+                 CREATE TABLE listed (id integer PRIMARY KEY, amounts numeric(12,4)[]); \
+                 CREATE TABLE widened (id integer PRIMARY KEY, n numeric(12,2)); \
+                 CREATE TABLE bag (amount numeric(12,4), code char(5)); {identity}"
+            ))?;
+            pair.add_publication("p", &["public.*"], "")?;
+            let target = pair.subscriber.url(DATABASE);
+            pair.add_subscription("s", "p", &target)?;
+            if std::env::var_os("FARSHORE_BATCHES").is_none() {
+                let wanted = format!("batches = \"{batches}\"");
+                pair.site.replace("batches = \"auto\"", &wanted)?;
+            }
+            pair.site.start()?;
+            pair.await_arrival()?;
+            pair.publish("UPDATE keyed SET amount = 2 WHERE id = 1")?;
+            pair.publish(
+                "BEGIN; UPDATE keyed SET amount = amount + 1, code = 'b' WHERE id % 2 = 0; \
+                 DELETE FROM keyed WHERE id % 5 = 0; \
+                 UPDATE listed SET amounts = '{2.25}' WHERE id % 3 = 0; \
+                 DELETE FROM listed WHERE id % 5 = 0; \
+                 UPDATE widened SET n = -n WHERE id % 3 = 0; \
+                 DELETE FROM widened WHERE id % 5 = 0; COMMIT; \
+                 UPDATE bag SET code = 'bc' WHERE amount > 5; DELETE FROM bag WHERE amount < 3",
+            )?;
+            pair.await_arrival()?;
+            for rows in [
+                "SELECT string_agg(concat_ws(' ', id, amount::numeric(12,4), code::text), ';' \
+                   ORDER BY id) FROM keyed",
+                "SELECT string_agg(id || amounts::numeric(12,4)[]::text, ';' ORDER BY id) \
+                 FROM listed",
+                "SELECT string_agg(id || ' ' || n::numeric(12,2), ';' ORDER BY id) FROM widened",
+                "SELECT string_agg(amount::numeric(12,4) || code::text, ';' \
+                   ORDER BY amount, code) FROM bag",
+            ] {
+                assert_eq!(pair.subscriber_says(rows)?, pair.publisher_says(rows)?, "{batches}");
+            }
+            let log = pair.site.log();
+            assert!(!log.contains("a batch was refused"), "{log}");
+        }
+        Ok(())
     })
 }
 

@@ -413,6 +413,76 @@ fn rows_of_a_full_identity_are_overwritten_by_their_key() -> Result<()> {
     Ok(())
 }
 
+/// Through a root with a full identity come changes of partitions that have not got it: PostgreSQL
+/// does not hand it down.
+const ROOT: &str = "CREATE TABLE r (id integer, part integer, v text, PRIMARY KEY (id, part)) \
+     PARTITION BY LIST (part); \
+     CREATE TABLE r1 PARTITION OF r FOR VALUES IN (1); \
+     CREATE TABLE r2 PARTITION OF r FOR VALUES IN (2); \
+     ALTER TABLE r REPLICA IDENTITY FULL; ALTER TABLE r2 REPLICA IDENTITY FULL";
+
+fn through_the_root(policy: &str, on_target: &str) -> Result<Pair> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.publish(ROOT)?;
+    pair.publish("INSERT INTO r SELECT i, 1 + i % 2, 'v' FROM generate_series(1, 20) AS i")?;
+    pair.subscriber.execute_script(on_target)?;
+    pair.add_publication("p", &["public.r"], "publish_via_partition_root = true")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.replace("batches = ", &format!("on_conflict = \"{policy}\"\nbatches = "))?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    Ok(pair)
+}
+
+fn rows_of_the_root_are_equal(pair: &Pair) -> Result<()> {
+    let rows = "SELECT string_agg(concat_ws(' ', id, part, v), ',' ORDER BY id) FROM r";
+    let (there, here) = (pair.publisher_says(rows)?, pair.subscriber_says(rows)?);
+    ensure!(there == here, "{there} and {here}");
+    Ok(())
+}
+
+#[test]
+fn partitions_without_their_roots_full_identity_are_found_by_the_key_or_named() -> Result<()> {
+    let mut pair = through_the_root("stop", ROOT)?;
+    let said = pair.site.verb("check", &["--json"])?.stdout;
+    let wanted = "ALTER TABLE public.r1 REPLICA IDENTITY FULL";
+    ensure!(said.contains(wanted) && !said.contains("public.r2"), "{said}");
+    pair.publish("UPDATE r SET v = 'w' WHERE id % 4 < 2; UPDATE r SET v = v WHERE id = 2")?;
+    pair.await_arrival()?;
+    rows_of_the_root_are_equal(&pair)?;
+    // Of a DELETE the key alone has come.
+    pair.publish("DELETE FROM r WHERE id = 2")?;
+    let (state, error) = pair.site.await_trouble("s", "REPLICA IDENTITY FULL on each such")?;
+    ensure!(state == "stopped" && error.contains("DELETE on public.r"), "{state}: {error}");
+    pair.site.stop().map(drop)
+}
+
+#[test]
+fn nothing_is_overwritten_with_nothing_where_the_old_row_did_not_come() -> Result<()> {
+    let mut pair = through_the_root("overwrite", ROOT)?;
+    pair.subscriber.execute_script("DELETE FROM r WHERE id = 4")?;
+    pair.publish(
+        "UPDATE r SET v = 'w' WHERE id IN (2, 4); UPDATE r SET id = 100 WHERE id = 6; \
+         DELETE FROM r WHERE id = 8; UPDATE r SET part = 2 WHERE id = 10",
+    )?;
+    pair.await_arrival()?;
+    rows_of_the_root_are_equal(&pair)?;
+    pair.site.stop()?;
+    // Without a key on the target there is nothing to find the row by, whatever the policy.
+    for policy in ["overwrite", "skip"] {
+        let mut pair =
+            through_the_root(policy, "CREATE TABLE r (id integer, part integer, v text)")?;
+        pair.publish("UPDATE r SET v = 'w' WHERE id = 2")?;
+        let (state, error) = pair.site.await_trouble("s", "without the old row")?;
+        ensure!(state == "stopped" && error.contains("UPDATE of public.r"), "{state}: {error}");
+        let recorded = pair.subscriber_says("SELECT count(*) FROM farshore.conflicts")?;
+        ensure!(recorded == "0", "{recorded}");
+        pair.site.stop()?;
+    }
+    Ok(())
+}
+
 /// Values that are equal and have other bytes are no conflict.
 #[test]
 fn equal_rows_of_a_full_identity_are_found_whatever_their_bytes() -> Result<()> {

@@ -84,3 +84,54 @@ fn text_is_converted_between_encodings() -> Result<()> {
         Ok(())
     })
 }
+
+/// What the target's encoding lacks is in the record of the conflict, too.
+#[test]
+fn a_character_that_the_target_lacks_is_left_out_and_recorded() -> Result<()> {
+    for policy in ["skip", "overwrite"] {
+        let publisher = publisher_cluster(18)?.start()?;
+        let subscriber = subscriber_cluster(15)?.start()?;
+        for (cluster, encoding) in [(&publisher, "UTF8"), (&subscriber, "LATIN1")] {
+            cluster.execute_script(&format!(
+                "CREATE DATABASE {DATABASE} ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C' \
+                 TEMPLATE template0"
+            ))?;
+            cluster
+                .connect_to(DATABASE)?
+                .batch_execute("CREATE TABLE t (id integer PRIMARY KEY, v text, j json, k text)")?;
+        }
+        let mut site = Site::new()?;
+        site.add(&format!(
+            "[publication.p]\nsource = \"{}\"\ntables = ['public.*']\n\n\
+             [subscription.s]\npublication = \"p\"\ntarget = \"{}\"\non_conflict = \"{policy}\"\n",
+            publisher.url(DATABASE),
+            subscriber.url(DATABASE)
+        ))?;
+        site.start()?;
+        let mut source = publisher.connect_to(DATABASE)?;
+        let mut target = subscriber.connect_to(DATABASE)?;
+        site.wait_for("the stream to begin", SOON, || {
+            let streaming = "SELECT FROM farshore.subscription WHERE state = 'streaming'";
+            Ok(target.query_opt(streaming, &[]).ok().flatten().map(drop))
+        })?;
+        source.batch_execute("INSERT INTO t VALUES (1, 'ä', '{}', 'ä')")?;
+        source.batch_execute(
+            "INSERT INTO t VALUES (2, '5 € ä', '{\"a\": \"\\u20ac\"}', 'k'); \
+             UPDATE t SET v = '€' WHERE id = 1",
+        )?;
+        source.batch_execute("INSERT INTO t VALUES (3, 'ü', '{}', 'k')")?;
+        site.wait_for("what follows to arrive", SOON, || {
+            Ok(target.query_opt("SELECT FROM t WHERE id = 3", &[])?.map(drop))
+        })?;
+        let recorded = "SELECT string_agg(concat_ws(' ', operation, action, sqlstate, \
+                        key ->> 'id', new_row ->> 'v', new_row -> 'j' ->> 'a'), ';' ORDER BY id) \
+                        FROM farshore.conflicts";
+        let said: String = target.query_one(recorded, &[])?.get(0);
+        ensure!(
+            said == "INSERT skipped 22P05 2 5 ? ? ?;UPDATE skipped 22P05 1 ?",
+            "{policy}: {said}"
+        );
+        site.stop()?;
+    }
+    Ok(())
+}

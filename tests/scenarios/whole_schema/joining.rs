@@ -278,6 +278,32 @@ fn a_partitioned_table_changes_while_it_is_copied_through_its_root() -> Result<(
     })
 }
 
+/// Who needs one of its partitions for himself is given way to, and what he did is seen.
+#[test]
+fn a_partition_is_emptied_while_its_table_is_copied_through_its_root() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+        let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
+        let parted = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (500); \
+             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (500) TO (2000);";
+        pair.subscriber.execute_script(parted)?;
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("BEGIN; LOCK TABLE p IN SHARE MODE")?;
+        pair.publish(&format!(
+            "{parted} INSERT INTO p SELECT i, 'v' FROM generate_series(1, 999) i"
+        ))?;
+        await_copy_waits(&mut pair, &mut other)?;
+        let mut source = pair.publisher.connect()?;
+        source.batch_execute("SET statement_timeout = '60s'")?;
+        source.batch_execute("TRUNCATE p1")?;
+        other.batch_execute("COMMIT")?;
+        pair.await_copy("p")?;
+        pair.publish("UPDATE p SET v = 'last' WHERE id % 2 = 0")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 /// An interrupted copy does not go on with ranges of a table that was another one, or had other
 /// columns.
 #[test]

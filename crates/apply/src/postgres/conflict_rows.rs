@@ -27,6 +27,10 @@ use farshore_wire::pgoutput::{Tuple, Value};
 const CHANGE: &str = "farshore_change";
 /// Savepoint of an attempt within it.
 const ATTEMPT: &str = "farshore_attempt";
+/// Savepoint of the record of a conflict.
+const RECORDING: &str = "farshore_record";
+/// SQLSTATE of a character that the target's encoding has not got: untranslatable_character.
+const UNTRANSLATABLE: &str = "22P05";
 /// Constraints that one row may be cleared of.
 const ATTEMPTS_MAX: usize = 64;
 /// Rows of the target kept in one record.
@@ -122,6 +126,9 @@ impl Writer {
             return Ok(false);
         }
         let (shape, new, find) = shape_of(&change, target).map_err(stored)?;
+        if target.lacks_old_row(&shape) {
+            return Ok(false);
+        }
         let session = self.lanes.current().session();
         let step = Step::Like(shape.clone(), Likeness::Shown);
         let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
@@ -172,33 +179,69 @@ impl Writer {
         let relation = &target.relation;
         // PostgreSQL's jsonb cannot hold this character, its json can.
         let jsonb = |json: Option<String>| json.map(|json| json.replace("\\u0000", "\\ufffd"));
-        let [key, old, new] = [conflict::key_json, conflict::old_json, conflict::new_json]
+        let mut rows = [conflict::key_json, conflict::old_json, conflict::new_json]
             .map(|json| jsonb(json(&change, relation)));
-        self.lanes
-            .current()
-            .session()
-            .execute(
-                RECORD,
-                &[
-                    Some(&self.subscription),
-                    Some(&target.table.schema),
-                    Some(&target.table.name),
-                    Some(failed.operation),
-                    key.as_deref(),
-                    Some(action),
-                    failed.cause.sqlstate(),
-                    Some(&reason),
-                    Some(&header.xid.to_string()),
-                    Some(&header.end_lsn.to_string()),
-                    Some(&header.commit_time.to_string()),
-                    old.as_deref(),
-                    new.as_deref(),
-                    existing.as_deref(),
-                ],
-            )
-            .await?;
-        Ok(())
+        let (xid, position) = (header.xid.to_string(), header.end_lsn.to_string());
+        let commit_time = header.commit_time.to_string();
+        let session = self.lanes.current().session();
+        session.simple(&format!("SAVEPOINT {RECORDING}")).await?;
+        let mut is_ascii = false;
+        loop {
+            let [key, old, new] = rows.each_ref().map(Option::as_deref);
+            let values = [
+                Some(self.subscription.as_str()),
+                Some(&target.table.schema),
+                Some(&target.table.name),
+                Some(failed.operation),
+                key,
+                Some(action),
+                failed.cause.sqlstate(),
+                Some(&reason),
+                Some(&xid),
+                Some(&position),
+                Some(&commit_time),
+                old,
+                new,
+                existing.as_deref(),
+            ];
+            match session.execute(RECORD, &values).await {
+                // What the change failed for may be in the record of it.
+                Err(ApplyError::Target { error, .. })
+                    if error.sqlstate() == Some(UNTRANSLATABLE) && !is_ascii =>
+                {
+                    session.simple(&format!("ROLLBACK TO SAVEPOINT {RECORDING}")).await?;
+                    rows = rows.map(|row| row.map(|row| in_ascii(&row)));
+                    reason = reason.replace(|c: char| !c.is_ascii(), "?");
+                    is_ascii = true;
+                }
+                recorded => return recorded.map(drop),
+            }
+        }
     }
+}
+
+/// JSON with a question mark for every character beyond ASCII, escaped ones too: jsonb takes no
+/// escape of a character that the database's encoding has not got.
+fn in_ascii(json: &str) -> String {
+    let mut out = String::with_capacity(json.len());
+    let mut rest = json.chars();
+    while let Some(c) = rest.next() {
+        match c {
+            '\\' => {
+                out.push(c);
+                let escaped = rest.next();
+                out.extend(escaped);
+                if escaped == Some('u') {
+                    let digits: String = rest.by_ref().take(4).collect();
+                    let is_beyond = u32::from_str_radix(&digits, 16).is_ok_and(|code| code > 0x7f);
+                    out.push_str(if is_beyond { "003f" } else { &digits });
+                }
+            }
+            c if c.is_ascii() => out.push(c),
+            _ => out.push('?'),
+        }
+    }
+    out
 }
 
 enum Overwrite {
@@ -261,7 +304,7 @@ impl<'a> ConflictRow<'a> {
         if self.shape == Shape::Insert {
             return Ok(());
         }
-        if matches!(cause, Cause::Rows(0)) {
+        if matches!(cause, Cause::Rows(0)) || self.target.lacks_old_row(&self.shape) {
             return self.look_by_key().await;
         }
         let (condition, types) = self.target.identified();
@@ -291,7 +334,17 @@ impl<'a> ConflictRow<'a> {
             (Cause::Rows(0), shape) if !self.existing.is_empty() => {
                 Step::Like(shape.clone(), Likeness::Key)
             }
-            (Cause::Rows(0), Shape::Update { .. }) => {
+            (Cause::Rows(0), Shape::Update { old_given, .. }) => {
+                let is_key_of_another = |old| {
+                    *old_given
+                        && self.target.is_found_by_image()
+                        && !self.target.has_primary_key(old)
+                };
+                // The row that it was may be there, and would be a second one beside the new one.
+                if self.find.is_some_and(is_key_of_another) {
+                    let why = "the publisher did not send the old row's primary key";
+                    return Ok(Overwrite::Impossible(why.to_owned()));
+                }
                 if !self.new.is_some_and(is_complete) {
                     let why = "the publisher did not send all of the row (unchanged large values)";
                     return Ok(Overwrite::Impossible(why.to_owned()));
@@ -520,4 +573,18 @@ fn bound<'a>(wanted: &[usize], tuple: Option<Tuple<'a>>) -> Vec<(Format, Option<
         .filter(|(column, _)| wanted.contains(column))
         .map(|(_, value)| parameter(value))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_ascii;
+
+    #[test]
+    fn json_in_ascii_is_json_still() {
+        let json =
+            r#"{"größe": "5 €", "j": {"a": "\u20ac\ud83d\ude00\u0041"}, "b": "\\u20ac \"\n"}"#;
+        let ascii =
+            r#"{"gr??e": "5 ?", "j": {"a": "\u003f\u003f\u003f\u0041"}, "b": "\\u20ac \"\n"}"#;
+        assert_eq!(in_ascii(json), ascii);
+    }
 }

@@ -1,11 +1,12 @@
 //! What went wrong with statements in flight, as the subscription says it.
 
 use crate::ApplyError;
-use crate::conflict;
+use crate::conflict::{self, FoundBy};
 use crate::error::{Cause, FailedChange, RefusedCommit, passes_by_itself};
 use crate::postgres::pipeline::{BatchFailure, ChangeRef, Pipeline, PipelineError};
 use crate::postgres::statements::TargetRelation;
 use farshore_model::{DictionaryId, Lsn};
+use farshore_wire::pgoutput::OldTuple;
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use std::collections::HashMap;
 
@@ -91,10 +92,13 @@ fn failed_change(
         table = target.table.to_string();
         key = conflict::readable_key(stored, &target.relation);
     }
-    let by_image = relations.get(&change.relation).is_some_and(TargetRelation::is_found_by_image);
+    let found_by = match (&stored, relations.get(&change.relation)) {
+        (Ok(stored), Some(target)) => found_by(stored, target),
+        _ => FoundBy::Key,
+    };
     let is_insert = matches!(stored, Ok(Stored::Insert { .. }));
     FailedChange {
-        remedy: conflict::remedy(&cause, is_insert, by_image),
+        remedy: conflict::remedy(&cause, is_insert, found_by),
         subscription,
         operation,
         table,
@@ -104,5 +108,19 @@ fn failed_change(
         cause,
         relation: change.relation,
         command: change.command,
+    }
+}
+
+fn found_by(change: &Stored<'_>, target: &TargetRelation) -> FoundBy {
+    let (Stored::Update { old, .. } | Stored::Delete { old, .. }) = change else {
+        return FoundBy::Key;
+    };
+    match old {
+        _ if !target.is_found_by_image() => FoundBy::Key,
+        OldTuple::None => FoundBy::KeyForWantOfImage,
+        OldTuple::Key(old) | OldTuple::Full(old) if target.is_like_a_key(*old) => {
+            FoundBy::PartialImage
+        }
+        OldTuple::Key(_) | OldTuple::Full(_) => FoundBy::Image,
     }
 }

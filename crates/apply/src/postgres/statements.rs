@@ -5,6 +5,7 @@ use crate::postgres::target_table::{Misfit, TargetColumn, TargetTable, rows_of_i
 use crate::postgres::value_plan::{ColumnType, ValuePlan};
 use farshore_capture::publication::TableName;
 use farshore_model::{Lsn, Relation, ReplicaIdentity, quote_identifier};
+use farshore_wire::pgoutput::{Tuple, Value};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -220,6 +221,7 @@ impl TargetRelation {
         };
         let name = |column: usize| quote_identifier(&self.relation.columns[column].name);
         let (set, mut find) = self.parameters(shape);
+        let likeness = if self.lacks_old_row(shape) { Likeness::Key } else { likeness };
         if likeness == Likeness::Key {
             find.clone_from(&self.primary_key);
         }
@@ -297,6 +299,41 @@ impl TargetRelation {
         self.relation.identity == ReplicaIdentity::Full
     }
 
+    /// An update of a row that is to be found by all of its old values, none of which came: it lies
+    /// in a partition whose replica identity is not its root's `FULL`, and the identity there is
+    /// what it was. It is found by the target's primary key.
+    pub fn lacks_old_row(&self, shape: &Shape) -> bool {
+        self.is_found_by_image() && matches!(shape, Shape::Update { old_given: false, .. })
+    }
+
+    /// Whether an update that [lacks its old row](TargetRelation::lacks_old_row) finds it all the
+    /// same: by a primary key whose values came.
+    pub fn finds_without_old_row(&self, shape: &Shape) -> bool {
+        let (_, find) = self.parameters(shape);
+        let came = |c: &usize| match shape {
+            Shape::Update { unchanged, .. } => has_value(unchanged, *c),
+            Shape::Insert | Shape::Delete => true,
+        };
+        !find.is_empty() && find.iter().all(came)
+    }
+
+    /// Whether an old row that should be whole may have no more than the key of a partition: the
+    /// publisher sends NULL for the rest, of such a partition as of `lacks_old_row`.
+    pub fn is_like_a_key(&self, old: Tuple<'_>) -> bool {
+        let is_of_key = |column: &usize| self.primary_key.contains(column);
+        let nulls = old.values().enumerate().filter(|(_, value)| *value == Value::Null);
+        let nulls: Vec<usize> = nulls.map(|(column, _)| column).collect();
+        let are_all_others = nulls.len() + self.primary_key.len() >= self.columns.len();
+        !nulls.is_empty()
+            && (self.primary_key.is_empty() || are_all_others || nulls.iter().any(is_of_key))
+    }
+
+    /// Whether the row's primary key on the target is in an old row.
+    pub fn has_primary_key(&self, old: Tuple<'_>) -> bool {
+        let mut values = old.values().enumerate();
+        !values.any(|(column, value)| value == Value::Null && self.primary_key.contains(&column))
+    }
+
     /// The table without the tables that inherit from it, which are published by themselves.
     pub fn rows_of_its_own(&self) -> String {
         rows_of_its_own(&self.table, self.partitioned)
@@ -371,10 +408,11 @@ impl TargetRelation {
         }
         // The whole old row. Compared by image (`*=`), so that 1.0 is not 1.00, NULL is NULL, and
         // types without an equality operator will do; the target's primary key, if it has one,
-        // finds the row fast; and of rows that are equal in every byte just one is meant.
+        // finds the row fast; and of rows that are equal in every byte just one is meant. Cast as
+        // an assignment does, with the modifier: what it fills up (digits, blanks) is in the image.
         let (mut names, mut values, mut terms) = (Vec::new(), Vec::new(), Vec::new());
         for column in find {
-            let value = format!("{}::{}", parameter(*column), self.columns[*column].type_name);
+            let value = format!("{}::{}", parameter(*column), self.columns[*column].declared_type);
             if self.columns[*column].primary_key {
                 terms.push(format!("{} {} {value}", name(*column), self.columns[*column].equals));
             }
@@ -406,23 +444,30 @@ impl TargetRelation {
     /// Column numbers whose new values, and then whose identifying values, are the parameters.
     pub fn parameters(&self, shape: &Shape) -> (Vec<usize>, Vec<usize>) {
         let columns = 0..self.relation.columns.len();
-        let keys = columns.clone().filter(|c| self.relation.columns[*c].key).collect();
+        let keys: Vec<usize> = if self.lacks_old_row(shape) {
+            self.primary_key.clone()
+        } else {
+            columns.clone().filter(|c| self.relation.columns[*c].key).collect()
+        };
         match shape {
             Shape::Insert => (columns.collect(), Vec::new()),
             Shape::Delete => (Vec::new(), keys),
             Shape::Update { old_given, unchanged } => {
                 let set = columns
                     .filter(|c| {
-                        let has_value =
-                            unchanged.get(c / 64).is_none_or(|word| word & (1 << (c % 64)) == 0);
                         // Without an old tuple the key is what it was.
-                        has_value && (*old_given || !self.relation.columns[*c].key)
+                        has_value(unchanged, *c) && (*old_given || !keys.contains(c))
                     })
                     .collect();
                 (set, keys)
             }
         }
     }
+}
+
+/// Whether an update has a value for a column.
+fn has_value(unchanged: &[u64], column: usize) -> bool {
+    unchanged.get(column / 64).is_none_or(|word| word & (1 << (column % 64)) == 0)
 }
 
 #[cfg(test)]
@@ -530,6 +575,34 @@ mod tests {
              WHERE c0 = $1::integer AND \
              ROW(c0, c1)::pg_catalog.record OPERATOR(pg_catalog.*=) ROW($1::integer, $2::integer) LIMIT 1)"
         );
+    }
+
+    #[test]
+    fn old_values_of_a_full_identity_are_filled_up_as_the_target_has_them() {
+        let mut full = relation(ReplicaIdentity::Full, &[true]);
+        full.columns[0].declared_type = "numeric(12,4)".into();
+        let sql = full.sql(&Shape::Delete).0;
+        assert!(sql.contains("OPERATOR(pg_catalog.*=) ROW($1::numeric(12,4))"), "{sql}");
+        full.columns[0].primary_key = true;
+        full.primary_key = vec![0];
+        let (sql, _, _) = full.sql_by(&Shape::Delete, Likeness::Key);
+        assert_eq!(sql, "DELETE FROM ONLY s.\"order\" WHERE c0 = $1::numeric(12,4)");
+    }
+
+    #[test]
+    fn a_full_identity_without_an_old_row_goes_by_the_primary_key() {
+        let mut full = relation(ReplicaIdentity::Full, &[true, true, true]);
+        assert!(!full.finds_without_old_row(&update(false, 0)));
+        full.columns[1].primary_key = true;
+        full.primary_key = vec![1];
+        assert!(full.lacks_old_row(&update(false, 0)) && !full.lacks_old_row(&update(true, 0)));
+        assert_eq!(
+            full.sql(&update(false, 0b100)),
+            ("UPDATE ONLY s.\"order\" SET c0 = $1 WHERE c1 = $2::integer".into(), vec![23, 23])
+        );
+        assert_eq!(full.parameters(&update(false, 0b100)), (vec![0], vec![1]));
+        assert!(full.finds_without_old_row(&update(false, 0b100)));
+        assert!(!full.finds_without_old_row(&update(false, 0b010)));
     }
 
     #[test]

@@ -39,7 +39,7 @@ pub struct TargetColumn {
     /// The type as SQL names it, without a modifier. (What `regtype` prints would not do:
     /// `character` and `bit` mean a length of one.)
     pub type_name: String,
-    /// The type with its modifier, for messages.
+    /// The type with its modifier, as SQL names it.
     pub declared_type: String,
     /// The type below all domains, as SQL names it.
     pub base_name: String,

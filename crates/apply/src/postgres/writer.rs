@@ -345,6 +345,13 @@ impl Writer {
         if shape == Shape::Insert {
             check_all_sent(&self.subscription, position, target, new)?;
         }
+        if target.lacks_old_row(&shape) && !target.finds_without_old_row(&shape) {
+            return Err(ApplyError::OldRowNotSent {
+                subscription: self.subscription.clone(),
+                position,
+                table: Box::new(published_name(&target.relation)),
+            });
+        }
         let commit_time = header.commit_time;
         let may_be_gone = target.cascaded && shape == Shape::Delete;
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };

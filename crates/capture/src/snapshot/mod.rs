@@ -17,7 +17,7 @@ pub use still::StillSnapshot;
 
 use crate::CaptureError;
 use crate::patience::patiently;
-use crate::publication::{PublicationSpec, PublishedTable};
+use crate::publication::{PublicationSpec, PublishedTable, file_node};
 use crate::schema::Definitions;
 use crate::source::{Key, WAITED_LONG};
 use farshore_model::{Lsn, quote_identifier};
@@ -223,27 +223,30 @@ impl SnapshotConnection {
             tables.iter().map(|table| format!("({},{})", table.oid, table.file_node)).collect();
         let changed = format!(
             "SELECT count(*) FROM (VALUES {}) AS t (oid, node) \
-             WHERE coalesce(pg_relation_filenode(t.oid::oid)::bigint, 0) <> t.node",
-            expected.join(", ")
+             LEFT JOIN pg_class c ON c.oid = t.oid::oid WHERE {} <> t.node",
+            expected.join(", "),
+            file_node("c")
         );
         let rows = self.connection.query(&changed, &[]).await;
         let rows = rows.map_err(|error| spec.publisher_error(error))?;
         Ok(rows.first().and_then(|row| row.get(0)) == Some("0"))
     }
 
-    /// Whether somebody has waited for an exclusive lock on one of the tables for
-    /// [`WAITED_LONG`].
+    /// Whether somebody has waited for an exclusive lock on one of the tables, or on a partition of
+    /// one, for [`WAITED_LONG`].
     pub async fn is_in_the_way(
         &mut self,
         spec: &PublicationSpec,
         tables: &[u32],
     ) -> Result<bool, CaptureError> {
-        let oids: Vec<String> = tables.iter().map(u32::to_string).collect();
+        let oids = tables.iter().map(u32::to_string).collect::<Vec<String>>().join(",");
         let waiting = format!(
-            "SELECT EXISTS (SELECT 1 FROM pg_locks WHERE NOT granted AND locktype = 'relation' \
-             AND mode = 'AccessExclusiveLock' AND relation = ANY ('{{{}}}'::oid[]) \
-             AND waitstart < clock_timestamp() - interval '{} seconds')",
-            oids.join(","),
+            "SELECT EXISTS (SELECT 1 FROM pg_locks l WHERE NOT granted AND locktype = 'relation' \
+             AND mode = 'AccessExclusiveLock' AND waitstart < clock_timestamp() - interval '{} seconds' \
+             AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+             AND (relation = ANY ('{{{oids}}}'::oid[]) \
+               OR EXISTS (SELECT 1 FROM pg_partition_ancestors(relation) a \
+                 WHERE a.relid = ANY ('{{{oids}}}'::oid[]))))",
             WAITED_LONG.as_secs()
         );
         let rows = self.connection.query(&waiting, &[]).await;

@@ -306,3 +306,37 @@ fn who_waits_for_a_lock_is_seen_and_who_has_it_is_not_waited_for() {
         truncate.await.unwrap().unwrap();
     });
 }
+
+#[test]
+fn partitions_of_a_table_that_is_published_through_its_root_are_looked_at() {
+    for major in [15, 18] {
+        let cluster = cluster(major);
+        cluster
+            .execute_script(
+                "CREATE TABLE parted (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
+                 CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10) \
+                   PARTITION BY RANGE (id); \
+                 CREATE TABLE lowest PARTITION OF low FOR VALUES FROM (0) TO (5)",
+            )
+            .unwrap();
+        let rooted = spec(&cluster, "rooted", &["public.parted"]);
+        let spec = PublicationSpec { via_partition_root: true, ..rooted };
+        Runtime::new().unwrap().block_on(async {
+            let elsewhere = publish(&spec).await;
+            let snapshot = elsewhere.remote().export("partitions").await.unwrap();
+            let mut session = snapshot.open().await.unwrap();
+            let tables = session.tables().await.unwrap();
+            assert!(tables.len() == 1 && tables[0].file_node != 0, "{tables:?}");
+            assert!(session.hold_still(&tables).await.unwrap());
+            let mut other = spec.connect(farshore_pg::Mode::Sql).await.unwrap();
+            let truncate = tokio::spawn(async move { other.simple_query("TRUNCATE lowest").await });
+            while !session.is_in_the_way(&[tables[0].oid]).await.unwrap() {}
+            session.close().await;
+            snapshot.close().await;
+            truncate.await.unwrap().unwrap();
+            let mut sql = spec.connect(farshore_pg::Mode::Sql).await.unwrap();
+            let after = spec.published_tables(&mut sql).await.unwrap();
+            assert_ne!(after[0].file_node, tables[0].file_node);
+        });
+    }
+}

@@ -3,18 +3,21 @@
 
 use super::publisher::{self, Places};
 use super::server::Server;
-use super::tables::{self, Column, Table};
+use super::tables::{self, Column, Leaf, Table};
 use super::{Findings, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublicationSpec, PublishedColumn, PublishedTable, TableName};
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Connection, Error};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// First version that refuses changes of a table whose replica identity has generated columns which
 /// are not published, as `server_version_num` writes it.
 const GENERATED_IDENTITY_REFUSED: u32 = 180_000;
+
+/// Partitions of a table that a remedy names one by one.
+const ALTERED_SHOWN: usize = 8;
 
 /// What a publisher would publish.
 pub struct Published {
@@ -105,6 +108,59 @@ pub async fn leave_out_what_others_stand_for(
         tables.retain(|(table, _)| published.contains(table));
     }
     Ok(())
+}
+
+/// Of tables that are published through their root: partitions whose changes come with fewer old
+/// values than the root's replica identity promises. PostgreSQL hands `REPLICA IDENTITY` down to no
+/// partition, and it is the partition's that is logged.
+pub async fn check_leaves(
+    tables: &[(TableName, Table)],
+    sql: &mut Connection,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    let roots: HashMap<&TableName, &Table> =
+        tables.iter().filter(|(_, table)| table.kind == 'p').map(|(n, t)| (n, t)).collect();
+    if roots.is_empty() {
+        return Ok(());
+    }
+    let leaves = tables::leaves(sql, &tables::Named::new(roots.keys().copied())).await?;
+    let mut lacking: BTreeMap<&TableName, Vec<&TableName>> = BTreeMap::new();
+    for leaf in &leaves {
+        if roots.get(&leaf.root).is_some_and(|root| lacks_identity(leaf, root)) {
+            lacking.entry(&leaf.root).or_default().push(&leaf.name);
+        }
+    }
+    for (root, leaves) in lacking {
+        let names: Vec<String> = leaves.iter().map(|leaf| leaf.to_string()).collect();
+        let mut alter: Vec<String> = leaves
+            .iter()
+            .take(ALTERED_SHOWN)
+            .map(|leaf| format!("ALTER TABLE {leaf} REPLICA IDENTITY FULL"))
+            .collect();
+        if leaves.len() > alter.len() {
+            alter.push("and so on".to_owned());
+        }
+        findings.warning(
+            format!(
+                "partitions of {root}, which is published through it, have another replica identity \
+                 (PostgreSQL does not hand it down): their changes come without old values by which \
+                 rows are to be found, and may stop a subscription: {}",
+                some_of(&names)
+            ),
+            alter.join("; "),
+        );
+    }
+    Ok(())
+}
+
+/// Whether changes of a partition come without old values that its root's identity has.
+fn lacks_identity(leaf: &Leaf, root: &Table) -> bool {
+    match (leaf.identity, root.identity) {
+        ('f', _) => false,
+        (_, 'f') => true,
+        // Where the root has none, that is said of it.
+        (_, _) => !root.key.iter().all(|column| leaf.key.contains(column)),
+    }
 }
 
 /// Looks at every table.

@@ -88,6 +88,7 @@ async fn look(
         findings.agent_error(&error, error.is_transient());
         return Ok(None);
     }
+    published::check_leaves(&tables, sql, findings).await?;
     if !server.in_recovery
         && let Err(error) = slot::look_at_slot(spec, sql, begun).await
     {

@@ -105,13 +105,21 @@ macro_rules! named {
     };
 }
 
+/// Columns of the key that the replica identity of `c` names.
+macro_rules! identity_key {
+    () => {
+        "(SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
+           ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
+           WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
+           CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
+           ELSE false END)"
+    };
+}
+
 const TABLES: &str = concat!(
-    "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, \
-       (SELECT string_agg(a.attname, chr(1)) FROM pg_index i JOIN pg_attribute a \
-         ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
-         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND \
-         CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
-         ELSE false END), \
+    "SELECT n.nspname, c.relname, c.relkind, c.relpersistence, c.relreplident, ",
+    identity_key!(),
+    ", \
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary), \
        (SELECT string_agg(DISTINCT a.attname, chr(1)) FROM pg_index i \
          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] \
@@ -172,6 +180,23 @@ const NOT_PUBLISHED: &str = "SELECT n.nspname, c.relname, c.relkind \
      FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
      WHERE (c.relkind IN ('v', 'm', 'f') OR c.relkind IN ('r', 'p') AND c.relpersistence = 'u') \
      AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore')";
+
+/// The partitions that hold the rows of partitioned tables, in name order.
+const LEAVES: &str = concat!(
+    "WITH RECURSIVE below (root, oid) AS (SELECT c.oid, c.oid ",
+    named!(),
+    "\
+     WHERE c.relkind = 'p' \
+     UNION SELECT below.root, i.inhrelid FROM below \
+       JOIN pg_catalog.pg_inherits i ON i.inhparent = below.oid AND NOT i.inhdetachpending) \
+     SELECT n.nspname, c.relname, c.relreplident, ",
+    identity_key!(),
+    ", rn.nspname, r.relname FROM below \
+     JOIN pg_catalog.pg_class c ON c.oid = below.oid AND c.relkind = 'r' \
+     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     JOIN pg_catalog.pg_class r ON r.oid = below.root \
+     JOIN pg_catalog.pg_namespace rn ON rn.oid = r.relnamespace ORDER BY 5, 6, 1, 2"
+);
 
 /// A size locks its table for a moment. `pg_partition_tree` would lock all of them until the end.
 const SIZE: &str = concat!(
@@ -240,6 +265,33 @@ pub async fn named(
     tables: &Named,
 ) -> Result<HashMap<TableName, Table>, Error> {
     from_answers(sql.ask_all(&questions(&tables.parameters())).await?)
+}
+
+/// A partition that holds rows.
+pub struct Leaf {
+    /// Its name.
+    pub name: TableName,
+    /// The partitioned table that it is a part of, of those that were asked about.
+    pub root: TableName,
+    /// As [`Table::identity`].
+    pub identity: char,
+    /// As [`Table::key`].
+    pub key: Vec<String>,
+}
+
+/// The partitions of these tables that hold their rows.
+///
+/// # Errors
+/// The server's.
+pub async fn leaves(sql: &mut Connection, tables: &Named) -> Result<Vec<Leaf>, Error> {
+    let rows = sql.query(LEAVES, &tables.parameters()).await?;
+    let leaf = |row: &Row| Leaf {
+        name: name(row),
+        root: TableName { schema: text(row, 4), name: text(row, 5) },
+        identity: letter(row, 2),
+        key: names(row, 3),
+    };
+    Ok(rows.iter().map(leaf).collect())
 }
 
 /// What nobody can publish, and what it is: see [`not_a_table`]; `None` is a table that is not

@@ -349,9 +349,15 @@ impl BatchPlan {
             })
             .collect();
         if self.whole_old_rows {
-            // As row by row: by image.
+            // As row by row: by image, and as the column's modifier fills values up.
             let names: Vec<String> = identity.iter().map(|(column, _)| name(*column)).collect();
-            let values: Vec<&str> = identity.iter().map(|(_, value)| value.as_str()).collect();
+            let as_assigned = |(column, value): &(usize, String)| match &target.columns[*column] {
+                on_target if on_target.type_modifier >= 0 => {
+                    format!("{value}::{}", on_target.declared_type)
+                }
+                _ => value.clone(),
+            };
+            let values: Vec<String> = identity.iter().map(as_assigned).collect();
             terms.push(format!(
                 "ROW({})::pg_catalog.record OPERATOR(pg_catalog.*=) ROW({})",
                 names.join(", "),
