@@ -393,7 +393,7 @@ impl Far {
             }
             let is_replayed_later = awaited != Awaited::Replayed
                 && far.applied < far.durable
-                && self.standbys.is_any_there();
+                && self.standbys.does_any_replay();
             if is_replayed_later || told != Some(far) {
                 look_at = look_at.or_else(|| Some(Instant::now() + pause));
             } else {

@@ -79,8 +79,9 @@ impl Standbys {
     }
 
     /// What they let be told; changes as they go on. Whoever waits is woken when a standby comes or
-    /// goes, when one needs other rows, and when more is replayed and commits wait for that. Else
-    /// that more is replayed is there to be seen, and wakes nobody.
+    /// goes, when one says for the first time what it has replayed, when one needs other rows, and
+    /// when more is replayed and commits wait for that. Else that more is replayed is there to be
+    /// seen, and wakes nobody.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.seen.subscribe()
     }
@@ -105,9 +106,9 @@ impl Standbys {
         self.streaming().standbys.values().any(|standby| standby.slot.as_ref() == Some(slot))
     }
 
-    /// Whether anybody streams.
-    pub fn is_any_there(&self) -> bool {
-        !self.streaming().standbys.is_empty()
+    /// Whether anybody streams that replays: neither pg_receivewal does, nor an asynchronous mirror.
+    pub fn does_any_replay(&self) -> bool {
+        self.streaming().standbys.values().any(|standby| standby.report.applied > Lsn::ZERO)
     }
 
     /// Notes that a standby asked in vain: in the words that it was answered.
@@ -199,10 +200,13 @@ pub(crate) struct Place {
 impl Place {
     fn change(&self, change: impl FnOnce(&mut Standby)) {
         let mut streaming = self.standbys.streaming();
+        let mut begins_to_replay = false;
         if let Some(standby) = streaming.standbys.get_mut(&self.number) {
+            let before = standby.report.applied;
             change(standby);
+            begins_to_replay = before == Lsn::ZERO && standby.report.applied > Lsn::ZERO;
         }
-        self.standbys.look_again(&streaming, false);
+        self.standbys.look_again(&streaming, begins_to_replay);
     }
 
     pub fn sent(&self, sent: Lsn) {
@@ -246,6 +250,7 @@ mod tests {
         let receiver = standbys.enter("pg_receivewal", peer, None, Lsn(7)).unwrap();
         first.replied(Lsn(30), Lsn(20), Lsn(10));
         assert_eq!(standbys.seen().borrow().applied, Lsn(10));
+        assert!(standbys.does_any_replay());
         second.replied(Lsn(30), Lsn(9), Lsn(8));
         receiver.replied(Lsn(8), Lsn::ZERO, Lsn::ZERO);
         assert_eq!(standbys.seen().borrow().applied, Lsn(8));
@@ -258,6 +263,7 @@ mod tests {
         assert!(!standbys.is_in_use(slot.as_ref().unwrap()));
         assert_eq!(standbys.seen().borrow().feedback, feedback(3, 1));
         drop(second);
+        assert!(!standbys.does_any_replay());
         drop(receiver);
         let seen = *standbys.seen().borrow();
         assert_eq!(seen, Seen { applied: Lsn(8), feedback: Feedback::default() });

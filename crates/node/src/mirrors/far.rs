@@ -273,7 +273,7 @@ impl FarAgent {
             report.kept_bytes = report.slots.iter().map(|slot| slot.kept_bytes).max();
             report.error = with_warning(report.error.take(), self.warning_of(&report.slots));
             let is_waited_for = self.far.standbys.are_waited_for() && applied < self.durable();
-            if is_waited_for && status.connected && !self.far.standbys.is_any_there() {
+            if is_waited_for && status.connected && !self.far.standbys.does_any_replay() {
                 let waits =
                     "no standby streams, and in mode far-applied commits wait until one has \
                              replayed them: start it"
