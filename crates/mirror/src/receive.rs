@@ -13,6 +13,7 @@ pub use promise::Promise;
 
 use crate::descent;
 use crate::error::MirrorError;
+use crate::history::History;
 use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
 use crate::wal::{SegmentBytes, Timeline};
@@ -259,9 +260,25 @@ impl Near {
             return Ok((timeline, now));
         }
         let slot = connection.read_physical_slot(&self.slot).await?;
-        let slot = slot.filter(|slot| slot.timeline == Some(timeline.0));
-        let restart = slot.and_then(|slot| slot.restart);
-        Ok((timeline, restart.map_or(now, |restart| segment.floor(restart))))
+        let Some((kept_on, restart)) = slot.and_then(|slot| slot.timeline.zip(slot.restart)) else {
+            return Ok((timeline, now));
+        };
+        let start = segment.floor(restart);
+        if kept_on != timeline.0 {
+            // The segment that a timeline begins in is its own as a whole.
+            let text = match connection.timeline_history(timeline.0).await {
+                Ok(text) => text,
+                // It has no such file.
+                Err(error) if error.sqlstate() == Some("58P01") => String::new(),
+                Err(error) => return Err(error.into()),
+            };
+            let history = History::parse(timeline, &text).unwrap_or_default();
+            let begins = history.begins(timeline, timeline).map(|begins| segment.floor(begins));
+            if begins != Some(start) {
+                return Ok((timeline, now));
+            }
+        }
+        Ok((timeline, start))
     }
 
     async fn flow(
