@@ -222,7 +222,7 @@ fn commits_wait_for_replay(major: u32) -> Result<()> {
     let mut principal = principal(major)?;
     let mirror = Mirror::start(&principal.url("postgres"), Promise::FarApplied)?;
     mirror.spool()?;
-    let mut standby = standby(&mut principal, &mirror)?;
+    let standby = standby(&mut principal, &mirror)?;
     count_synchronously(&principal)?;
     let mut client = principal.connect()?;
     for id in 0..30 {

@@ -98,6 +98,11 @@ impl NearAgent {
         self.direct
     }
 
+    /// It was dropped, and waits to be resumed.
+    pub fn is_dropped(&self) -> bool {
+        self.why_dropped().is_some()
+    }
+
     /// Gives its far end what a session was opened for.
     pub async fn answer(&self, session: Session, wanted: Wanted) -> Result<(), MirrorError> {
         match wanted {
