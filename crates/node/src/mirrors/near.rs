@@ -2,7 +2,7 @@
 
 mod bounds;
 
-pub(crate) use bounds::{resume_without_node, why_dropped};
+pub(crate) use bounds::{LET_LOOK, kept_bytes, resume_without_node, why_dropped};
 
 use super::note::Note;
 use super::{ratio, redo_queue, with_warning};
@@ -240,7 +240,7 @@ impl NearAgent {
                 report.error = with_warning(report.error.take(), Some(why));
             }
             None => {
-                let warning = seen.warning(&self.bounds);
+                let warning = seen.warning(&self.bounds, status.connected);
                 report.error = with_warning(report.error.take(), warning);
             }
         }
@@ -262,7 +262,10 @@ impl NearAgent {
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: state.to_owned(),
-            error: seen.dropped.clone().or(with_warning(failure, seen.warning(&self.bounds))),
+            error: seen
+                .dropped
+                .clone()
+                .or_else(|| with_warning(failure, seen.warning(&self.bounds, status.connected))),
             kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,
