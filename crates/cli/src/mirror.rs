@@ -43,7 +43,10 @@ pub enum MirrorAction {
         #[arg(long, value_name = "OLD=NEW", value_parser = tablespace)]
         tablespace: Vec<(PathBuf, PathBuf)>,
     },
-    /// Let a mirror that was dropped for being too far behind go on; at the site of its near end
+    /// Let a mirror go on that was dropped for being too far behind, or whose far end has stopped
+    ///
+    /// At the site of the near end where the mirror was dropped; at the site of the far end where that
+    /// was refused, as `farshore status` there says, and shall ask again at once.
     Resume {
         /// Site file
         site: PathBuf,

@@ -73,6 +73,23 @@ impl History {
         let next = self.0.get(at + 1).map_or(own, |entry| entry.timeline);
         Some((self.0[at].left_at, next))
     }
+
+    /// Where `timeline` begins, which is this one (`own`) or an ancestor; `None` if that is not known,
+    /// or it is the first.
+    pub fn begins(&self, own: Timeline, timeline: Timeline) -> Option<Lsn> {
+        let at = if timeline == own {
+            self.0.len()
+        } else {
+            self.0.iter().position(|entry| entry.timeline == timeline)?
+        };
+        Some(self.0.get(at.checked_sub(1)?)?.left_at)
+    }
+
+    /// The timeline, this one (`own`) or an ancestor, that the log at a position belongs to.
+    pub fn timeline_at(&self, own: Timeline, position: Lsn) -> Timeline {
+        let ancestor = self.0.iter().find(|entry| position < entry.left_at);
+        ancestor.map_or(own, |entry| entry.timeline)
+    }
 }
 
 #[cfg(test)]
@@ -86,6 +103,16 @@ mod tests {
         assert_eq!(history.left(Timeline(4), Timeline(1)), Some((Lsn(0x300_0148), Timeline(2))));
         assert_eq!(history.left(Timeline(4), Timeline(2)), Some((Lsn(0x500_0000), Timeline(4))));
         assert_eq!(history.left(Timeline(4), Timeline(3)), None);
+        let begins = |timeline| history.begins(Timeline(4), Timeline(timeline));
+        let begun = [begins(1), begins(2), begins(3), begins(4)];
+        assert_eq!(begun, [None, Some(Lsn(0x300_0148)), None, Some(Lsn(0x500_0000))]);
+        assert_eq!(History::default().begins(Timeline(1), Timeline(1)), None);
+        for (position, timeline) in
+            [(0x300_0000, 1), (0x300_0147, 1), (0x300_0148, 2), (0x4FF_FFFF, 2), (0x500_0000, 4)]
+        {
+            let found = history.timeline_at(Timeline(4), Lsn(position));
+            assert_eq!(found, Timeline(timeline), "{position:#x}");
+        }
         for text in ["x", "1", "1\tx", "2\t0/1\n1\t0/2", "4\t0/1"] {
             assert!(History::parse(Timeline(4), text).is_err(), "{text}");
         }

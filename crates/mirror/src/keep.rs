@@ -357,6 +357,7 @@ impl Far {
         };
         let mut pause = pause_min;
         loop {
+            let let_go_at = self.standbys.let_go(std::time::Instant::now()).map(Instant::from_std);
             let now = *positions.borrow_and_update();
             if spool.has_failed() {
                 return Err(spool.failure().into());
@@ -387,24 +388,26 @@ impl Far {
             } else if is_due {
                 (look_at, pause) = (None, (pause * 2).min(pause_max));
             }
-            if needed != Some(standbys.feedback) {
-                sender.send(FromFar::Feedback(standbys.feedback).encode()).await?;
-                needed = Some(standbys.feedback);
+            // The slot at the principal keeps what was told in earlier sessions.
+            if let Some(feedback) = standbys.feedback.filter(|_| needed != standbys.feedback) {
+                sender.send(FromFar::Feedback(feedback).encode()).await?;
+                needed = standbys.feedback;
             }
             let is_replayed_later = awaited != Awaited::Replayed
                 && far.applied < far.durable
-                && self.standbys.is_any_there();
+                && self.standbys.does_any_replay();
             if is_replayed_later || told != Some(far) {
                 look_at = look_at.or_else(|| Some(Instant::now() + pause));
             } else {
                 look_at = None;
             }
+            let wake_at = look_at.into_iter().chain(let_go_at).min();
             // Neither ends while this runs: their senders are in what is borrowed here.
             tokio::select! {
                 _ = positions.changed() => {}
                 _ = seen.changed() => {}
-                () = tokio::time::sleep_until(look_at.unwrap_or_else(Instant::now)),
-                    if look_at.is_some() => {}
+                () = tokio::time::sleep_until(wake_at.unwrap_or_else(Instant::now)),
+                    if wake_at.is_some() => {}
             }
         }
     }

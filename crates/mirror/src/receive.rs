@@ -15,6 +15,7 @@ pub use promise::Promise;
 
 use crate::descent;
 use crate::error::MirrorError;
+use crate::history::History;
 use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
 use crate::wal::{SegmentBytes, Timeline};
@@ -311,14 +312,29 @@ impl Near {
     ) -> Result<(Timeline, Lsn, bool), MirrorError> {
         let timeline = Timeline(system.timeline);
         let now = segment.floor(system.xlogpos);
-        let restart = if connection.server_version() < 150_000 {
-            self.kept_from().await
+        let place = if connection.server_version() < 150_000 {
+            self.kept_from().await.map(|restart| (timeline.0, restart))
         } else {
             let slot = connection.read_physical_slot(&self.slot).await?;
-            slot.filter(|slot| slot.timeline == Some(timeline.0)).and_then(|slot| slot.restart)
+            slot.and_then(|slot| slot.timeline.zip(slot.restart))
         };
-        let start = restart.map_or(now, |restart| segment.floor(restart));
-        Ok((timeline, start, restart.is_some()))
+        let Some((kept_on, restart)) = place else { return Ok((timeline, now, false)) };
+        let start = segment.floor(restart);
+        if kept_on != timeline.0 {
+            // The segment that a timeline begins in is its own as a whole.
+            let text = match connection.timeline_history(timeline.0).await {
+                Ok(text) => text,
+                // It has no such file.
+                Err(error) if error.sqlstate() == Some("58P01") => String::new(),
+                Err(error) => return Err(error.into()),
+            };
+            let history = History::parse(timeline, &text).unwrap_or_default();
+            let begins = history.begins(timeline, timeline).map(|begins| segment.floor(begins));
+            if begins != Some(start) {
+                return Ok((timeline, now, false));
+            }
+        }
+        Ok((timeline, start, true))
     }
 
     /// Where the slot begins, of 14, which tells it by SQL alone. `None` also where this role may not

@@ -5,6 +5,7 @@ mod running;
 
 use anyhow::{Context, Result, ensure};
 use farshore_mirror::receive::Promise;
+use farshore_mirror::spool::SlotName;
 use farshore_mirror::wal::Timeline;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
@@ -221,7 +222,7 @@ fn commits_wait_for_replay(major: u32) -> Result<()> {
     let mut principal = principal(major)?;
     let mirror = Mirror::start(&principal.url("postgres"), Promise::FarApplied)?;
     mirror.spool()?;
-    let mut standby = standby(&mut principal, &mirror)?;
+    let standby = standby(&mut principal, &mirror)?;
     count_synchronously(&principal)?;
     let mut client = principal.connect()?;
     for id in 0..30 {
@@ -254,7 +255,9 @@ fn commits_wait_for_replay(major: u32) -> Result<()> {
         })
     };
     xmin(true)?;
-    standby.stop(farshore_testkit::postgres::StopMode::Fast)?;
+    // One that leaves may come back, and its needs stay for a minute; one that says so has none.
+    standby.execute_script("ALTER SYSTEM SET hot_standby_feedback = off")?;
+    standby.execute_script("SELECT pg_reload_conf()")?;
     xmin(false)
 }
 
@@ -329,6 +332,10 @@ fn timelines_change(major: u32) -> Result<()> {
     let third = standby(&mut second, &mirror)?;
     load(&first, 0)?;
     replayed(&third, flush_position(&first)?)?;
+    let size = mirror.spool()?.identity().segment;
+    let early = SlotName::new("early").context("a name")?;
+    let restart = size.floor(mirror.positions()?.durable);
+    ensure!(mirror.spool()?.create_slot(&early, Some(restart))?, "there was one");
     second.execute_script("SELECT pg_promote()")?;
     load(&second, 300_000)?;
     mirror.caught_up(&second)?;
@@ -337,7 +344,34 @@ fn timelines_change(major: u32) -> Result<()> {
     ensure!(compare_files(&mirror, &second)? >= 1);
     replayed(&third, flush_position(&second)?)?;
     ensure!(checksum(&second)? == checksum(&third)?, "the standby has other rows");
+    log_goes_by_its_own_timeline(&mirror)?;
     dump(&mirror, second.installation())
+}
+
+/// Who asks for log under the names of a timeline gets none that is another's.
+fn log_goes_by_its_own_timeline(mirror: &Mirror) -> Result<()> {
+    use farshore_pg::{Config, Connection, Mode};
+    let history = mirror.spool()?.history(Timeline(2))?;
+    let begins = history.begins(Timeline(2), Timeline(2)).context("it has no beginning")?;
+    let config = Config::parse(&format!("postgres://s@127.0.0.1:{}/postgres", mirror.port))?;
+    let connect = || Connection::connect(&config, Mode::PhysicalReplication);
+    let slot = mirror.block_on(async { connect().await?.read_physical_slot("early").await })?;
+    let slot = slot.context("no slot")?;
+    ensure!(slot.timeline == Some(1), "{slot:?}, and timeline 2 begins at {begins}");
+    let restart = slot.restart.context("it keeps nothing")?;
+    let ask = |start, timeline| {
+        mirror.block_on(async {
+            let connection = connect().await?;
+            let mut stream = connection.start_physical_replication(None, start, timeline).await?;
+            stream.next().await.map(drop)
+        })
+    };
+    ask(restart, Some(1))?;
+    let first = mirror.spool()?.identity().segment.floor(begins);
+    ask(first, Some(2))?;
+    let error = ask(farshore_model::Lsn(first.0 - 1), Some(2)).expect_err("it was given");
+    ensure!(error.sqlstate() == Some("58P01"), "{error}");
+    Ok(())
 }
 
 #[test]

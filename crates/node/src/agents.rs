@@ -94,6 +94,7 @@ pub(crate) fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
     match notice {
         Notice::Retrying(error) => {
             failure.retrying = Some((*error).to_owned());
+            failure.stopped = None;
             failure.restarts += 1;
         }
         Notice::Stopped(error) => failure.stopped = Some((*error).to_owned()),

@@ -76,7 +76,7 @@ pub enum Request {
     },
     /// List stored changes.
     Browse(BrowseRequest),
-    /// Let a mirror that was dropped go on.
+    /// Let a mirror that was dropped go on, or its far end ask again that has stopped.
     ResumeMirror {
         /// Which mirror.
         mirror: String,

@@ -8,7 +8,7 @@ mod note;
 
 pub(crate) use far::{FarAgent, Takeover};
 pub(crate) use left_behind::left_behind;
-pub(crate) use near::{NearAgent, resume_without_node, why_dropped};
+pub(crate) use near::{LET_LOOK, NearAgent, kept_bytes, resume_without_node, why_dropped};
 pub(crate) use near_side::NearSide;
 
 use farshore_model::Lsn;

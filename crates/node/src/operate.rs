@@ -62,10 +62,7 @@ pub(crate) async fn answer(
             let report = site.tracer(&publication, Duration::from_secs(seconds)).await;
             report.and_then(|report| serde_json::to_string(&report).map_err(|e| e.to_string()))
         }
-        Request::ResumeMirror { mirror } => match site.near_mirror(&mirror) {
-            Ok(agent) => agent.resume().await,
-            Err(error) => Err(error),
-        },
+        Request::ResumeMirror { mirror } => site.resume_mirror(&mirror).await,
         Request::Reserve { mirror, slot } => match site.far_mirror(&mirror) {
             Ok(agent) => agent.reserve(&slot).await.and_then(|reserved| {
                 serde_json::to_string(&reserved).map_err(|error| error.to_string())

@@ -340,20 +340,23 @@ impl Site {
         Err(operate::unknown("mirror", name))
     }
 
-    /// The near end here of a mirror.
+    /// Lets a mirror go on that was dropped, if its near end is here, or that has stopped, if its far
+    /// end is.
     ///
     /// # Errors
-    /// There is none, for a person.
-    pub(crate) fn near_mirror(&self, name: &str) -> Result<Arc<NearAgent>, String> {
-        if let Some(agent) = self.near_mirrors.get(name) {
-            return Ok(agent.clone());
+    /// Why not, for a person.
+    pub(crate) async fn resume_mirror(&self, name: &str) -> Result<String, String> {
+        let near = self.near_mirrors.get(name);
+        let far = self.far_mirrors.iter().find(|agent| agent.name() == name);
+        match (near, far) {
+            // Of a direct mirror both are here.
+            (Some(near), Some(far)) if !near.is_dropped() && far.has_stopped() => {
+                far.resume().await
+            }
+            (Some(near), _) => near.resume().await,
+            (None, Some(far)) => far.resume().await,
+            (None, None) => Err(operate::unknown("mirror", name)),
         }
-        if self.far_mirrors.iter().any(|agent| agent.name() == name) {
-            return Err(format!(
-                "mirror \"{name}\" has its far end here: ask at the site of its near end"
-            ));
-        }
-        Err(operate::unknown("mirror", name))
     }
 
     async fn listen(&self) -> Result<Option<Listener>, SiteError> {

@@ -12,6 +12,8 @@ const BACK_OFF_MIN: Duration = Duration::from_millis(200);
 pub const SERVER_BACK_OFF_MAX: Duration = Duration::from_secs(15);
 /// Longest pause before another site is: a link that is there again should be in use again.
 pub const LINK_BACK_OFF_MAX: Duration = Duration::from_secs(2);
+/// How often one is asked again that has refused an agent, which may be mended without a word here.
+pub const REFUSED_PAUSE: Duration = Duration::from_secs(60);
 /// An agent that ran this long is not in a crash loop.
 const HEALTHY_AFTER: Duration = Duration::from_secs(30);
 
@@ -24,6 +26,9 @@ pub enum Outcome {
     /// In a deadlock or the like with another session, which may have what it wanted now: to wait
     /// longer each time would only fall behind.
     Clash(String),
+    /// With an error that trying again does not mend, but somebody elsewhere may: it has stopped,
+    /// and asks again now and then.
+    Refused(String),
     /// With an error that trying again does not mend.
     Permanent(String),
 }
@@ -32,7 +37,7 @@ pub enum Outcome {
 pub enum Notice<'a> {
     /// It failed and is started again after a pause.
     Retrying(&'a str),
-    /// It failed for good.
+    /// It failed for good, or until somebody elsewhere mends it.
     Stopped(&'a str),
 }
 
@@ -62,6 +67,20 @@ pub async fn supervise<F, Fut>(
                 tracing::error!(agent = kind, %name, "stopped: {error}");
                 notice(Notice::Stopped(&error));
                 return;
+            }
+            Outcome::Refused(error) => {
+                if error == last_error {
+                    tracing::debug!(agent = kind, %name, "still stopped: {error}");
+                } else {
+                    tracing::error!(agent = kind, %name, "stopped: {error}");
+                }
+                notice(Notice::Stopped(&error));
+                last_error = error;
+                tokio::select! {
+                    () = tokio::time::sleep(REFUSED_PAUSE) => {}
+                    _ = stop.wait_for(|stop| *stop) => return,
+                }
+                back_off = BACK_OFF_MIN;
             }
             Outcome::Transient(error) | Outcome::Clash(error) => {
                 if *stop.borrow() {
@@ -115,5 +134,11 @@ mod tests {
         assert_eq!(seconds_of(20, transient, false).await, 25 + 13 * 15);
         assert_eq!(seconds_of(20, transient, true).await, 4);
         assert_eq!(seconds_of(20, || Outcome::Clash("deadlock".to_owned()), false).await, 4);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_was_refused_asks_once_a_minute() {
+        let refused = || Outcome::Refused("another cluster".to_owned());
+        assert_eq!(seconds_of(5, refused, false).await, 5 * 60);
     }
 }

@@ -36,6 +36,7 @@ fn a_mirror_that_is_too_far_behind_is_dropped_loudly() -> Result<()> {
     mirrored.near.restart()?;
     let checked = mirrored.near.verb("check", &[])?;
     ensure!(!checked.stdout.contains("without bound"), "{checked:?}");
+    ensure!(checked.stdout.contains("only while this node runs"), "{checked:?}");
     mirrored.await_commits(5)?;
     // It is there, and takes nothing in.
     mirrored.far.signal(libc::SIGSTOP)?;

@@ -4,7 +4,7 @@
 use crate::mirrored::{LONG, Mirrored, SLOT, follower, position, report};
 use crate::promotion::{check_fork, check_rows, is_in_recovery, promote};
 use anyhow::{Context, Result, ensure};
-use farshore_testkit::postgres::{Cluster, StopMode};
+use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_testkit::serializability::{self, Clients, TABLE};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::Site;
@@ -91,6 +91,36 @@ fn point_to(mirrored: &mut Mirrored, principal: &Cluster) -> Result<()> {
     let old = mirrored.principal.url("postgres");
     mirrored.near.replace(&old, &principal.url("postgres"))?;
     mirrored.near.restart()
+}
+
+/// A virtual address that leads to another server for a moment: the far end is refused, and asks again
+/// when it is told to, and by itself.
+#[test]
+fn a_far_end_that_was_refused_asks_again() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    let other =
+        Cluster::builder(&Installation::find(15)?).setting("wal_level", "replica").start()?;
+    let (right, wrong) = (mirrored.principal.url("postgres"), other.url("postgres"));
+    for is_told in [true, false] {
+        mirrored.await_commits(5)?;
+        mirrored.near.replace(&right, &wrong)?;
+        mirrored.near.restart()?;
+        let far = said(&mirrored.far, "it is another cluster")?;
+        ensure!(far["state"] == "stopped", "{far}");
+        mirrored.near.replace(&wrong, &right)?;
+        mirrored.near.restart()?;
+        if is_told {
+            let resumed = mirrored.far.verb("mirror resume", &["m"])?;
+            ensure!(resumed.code == Some(0), "{resumed:?}");
+            ensure!(resumed.stdout.contains("asks for log again"), "{resumed:?}");
+        }
+        mirrored.await_commits(5)?;
+        let far = report(&mirrored.far, "all to be well", |m| m["state"] == "receiving")?;
+        ensure!(far["error"].is_null(), "{far}");
+    }
+    let returned = mirrored.returned();
+    mirrored.check_standby(&returned)?;
+    mirrored.finish()
 }
 
 /// A standby of the principal's own takes over, and the mirror is pointed to it: it goes over to

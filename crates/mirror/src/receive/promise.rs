@@ -49,7 +49,10 @@ impl Promise {
             // comes next waits for it.
             Promise::FarApplied => far.durable.min(far.applied.max(told)),
         };
-        Reply { written: far.written, flushed, applied: far.applied }
+        // Nor does a standby of the principal's, where that is a mirror's far end itself: commits
+        // that wait there for its standbys' replay wait for none behind this.
+        let applied = if self == Promise::Async { Lsn::ZERO } else { far.applied };
+        Reply { written: far.written, flushed, applied }
     }
 }
 
@@ -69,14 +72,15 @@ mod tests {
     fn a_reply_promises_what_the_mode_says() {
         let far = FarPositions { written: Lsn(30), durable: Lsn(20), applied: Lsn(10) };
         let received = Lsn(40);
-        for (promise, flushed) in [
-            (Promise::Far, 20),
-            (Promise::FarSync, 20),
-            (Promise::FarApplied, 10),
-            (Promise::Async, 20),
+        for (promise, flushed, applied) in [
+            (Promise::Far, 20, 10),
+            (Promise::FarSync, 20, 10),
+            (Promise::FarApplied, 10, 10),
+            (Promise::Async, 20, 0),
         ] {
             let reply = promise.reply(received, far, Lsn::ZERO);
-            let expected = Reply { written: Lsn(30), flushed: Lsn(flushed), applied: Lsn(10) };
+            let (flushed, applied) = (Lsn(flushed), Lsn(applied));
+            let expected = Reply { written: Lsn(30), flushed, applied };
             assert_eq!(reply, expected, "{promise:?}");
         }
         let nobody = FarPositions { applied: Lsn::ZERO, ..far };

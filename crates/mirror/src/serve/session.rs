@@ -276,8 +276,18 @@ impl Session {
             }
             ReplicationCommand::ReadSlot(name) => {
                 let known = SlotName::new(&name).and_then(|name| self.spool.slot(&name));
-                let restart = known.flatten().map(|restart| restart.to_string());
-                let timeline = restart.as_ref().map(|_| positions.timeline.to_string());
+                let restart = known.flatten();
+                let timeline = match restart {
+                    // As a server has it: pg_receivewal asks for log from there on this timeline,
+                    // and names files by it.
+                    Some(restart) => {
+                        let (spool, own) = (self.spool.clone(), positions.timeline);
+                        let history = blocking(move || spool.history(own)).await?;
+                        Some(history.timeline_at(own, restart).to_string())
+                    }
+                    None => None,
+                };
+                let restart = restart.map(|restart| restart.to_string());
                 let columns = [
                     ("slot_type", type_oid::TEXT),
                     ("restart_lsn", type_oid::TEXT),

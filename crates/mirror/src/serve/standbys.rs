@@ -4,7 +4,7 @@ use crate::relay::message::Feedback;
 use crate::spool::SlotName;
 use farshore_model::Lsn;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -14,14 +14,19 @@ use tokio::sync::watch;
 /// long has given up, or been helped.
 const REFUSED_LATELY: Duration = Duration::from_secs(15);
 
+/// What a standby needed stays needed for so long after it left: it, or the node that it streams from,
+/// may just start again, and rows that its queries read would be removed meanwhile.
+const NEEDED_FOR: Duration = Duration::from_secs(60);
+
 /// What all standbys together let be told to the principal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// The one that is furthest behind of those connected that replay has replayed everything
     /// before this; if none is connected, what was so when the last one left.
     pub applied: Lsn,
-    /// The oldest rows that queries on any of them need.
-    pub feedback: Feedback,
+    /// The oldest rows that queries on any of them need, or on one that left a moment ago; `None` if
+    /// that is not known yet: what the principal was told earlier stands.
+    pub feedback: Option<Feedback>,
 }
 
 /// One standby, as `status` shows it.
@@ -47,7 +52,24 @@ pub struct StandbyReport {
 struct Standby {
     report: StandbyReport,
     slot: Option<SlotName>,
-    feedback: Feedback,
+    /// Once it has said so.
+    feedback: Option<Feedback>,
+}
+
+impl Standby {
+    fn who(&self) -> (String, IpAddr) {
+        (self.report.application_name.clone(), self.report.peer.ip())
+    }
+}
+
+/// A standby that left.
+#[derive(Debug)]
+struct Left {
+    /// What it calls itself, and where it comes from.
+    who: Option<(String, IpAddr)>,
+    /// Not known of those that were there before this node started.
+    feedback: Option<Feedback>,
+    until: Instant,
 }
 
 /// The standbys that stream now.
@@ -58,12 +80,31 @@ pub struct Standbys {
     are_waited_for: AtomicBool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Streaming {
     next: u64,
     standbys: BTreeMap<u64, Standby>,
+    /// Those whose needs still count.
+    left: Vec<Left>,
     /// The last one that cannot stream until somebody helps it, in words, and when it asked.
     refused: Option<(Instant, String)>,
+}
+
+impl Default for Streaming {
+    fn default() -> Streaming {
+        let before = Left { who: None, feedback: None, until: Instant::now() + NEEDED_FOR };
+        Streaming { next: 0, standbys: BTreeMap::new(), left: vec![before], refused: None }
+    }
+}
+
+impl Streaming {
+    fn feedback(&self) -> Option<Feedback> {
+        let here = self.standbys.values().map(|standby| standby.feedback);
+        let left = self.left.iter().map(|left| left.feedback);
+        let said: Vec<_> = here.chain(left).flatten().collect();
+        let may_come_back = self.left.iter().any(|left| left.feedback.is_none());
+        (!said.is_empty() || !may_come_back).then(|| oldest(said.into_iter()))
+    }
 }
 
 impl Standbys {
@@ -79,8 +120,9 @@ impl Standbys {
     }
 
     /// What they let be told; changes as they go on. Whoever waits is woken when a standby comes or
-    /// goes, when one needs other rows, and when more is replayed and commits wait for that. Else
-    /// that more is replayed is there to be seen, and wakes nobody.
+    /// goes, when one says for the first time what it has replayed, when one needs other rows, and
+    /// when more is replayed and commits wait for that. Else that more is replayed is there to be
+    /// seen, and wakes nobody.
     pub fn seen(&self) -> watch::Receiver<Seen> {
         self.seen.subscribe()
     }
@@ -105,9 +147,9 @@ impl Standbys {
         self.streaming().standbys.values().any(|standby| standby.slot.as_ref() == Some(slot))
     }
 
-    /// Whether anybody streams.
-    pub fn is_any_there(&self) -> bool {
-        !self.streaming().standbys.is_empty()
+    /// Whether anybody streams that replays: neither pg_receivewal does, nor an asynchronous mirror.
+    pub fn does_any_replay(&self) -> bool {
+        self.streaming().standbys.values().any(|standby| standby.report.applied > Lsn::ZERO)
     }
 
     /// Notes that a standby asked in vain: in the words that it was answered.
@@ -151,16 +193,26 @@ impl Standbys {
             flushed: Lsn::ZERO,
             applied: Lsn::ZERO,
         };
-        let feedback = Feedback::default();
-        streaming.standbys.insert(number, Standby { report, slot, feedback });
+        streaming.standbys.insert(number, Standby { report, slot, feedback: None });
         self.look_again(&streaming, true);
         Some(Place { standbys: self.clone(), number })
+    }
+
+    /// What standbys needed that left long ago counts no more; when that is to be looked at next.
+    pub(crate) fn let_go(&self, now: Instant) -> Option<Instant> {
+        let mut streaming = self.streaming();
+        let before = streaming.left.len();
+        streaming.left.retain(|left| left.until > now);
+        if streaming.left.len() < before {
+            self.look_again(&streaming, false);
+        }
+        streaming.left.iter().map(|left| left.until).min()
     }
 
     fn look_again(&self, streaming: &Streaming, wakes: bool) {
         let replaying = streaming.standbys.values().map(|standby| standby.report.applied);
         let applied = replaying.filter(|applied| *applied > Lsn::ZERO).min();
-        let feedback = oldest(streaming.standbys.values().map(|standby| standby.feedback));
+        let feedback = streaming.feedback();
         self.seen.send_if_modified(|seen| {
             let now = Seen { applied: applied.unwrap_or(seen.applied), feedback };
             let is_waited_for = self.are_waited_for() && now.applied != seen.applied;
@@ -199,10 +251,13 @@ pub(crate) struct Place {
 impl Place {
     fn change(&self, change: impl FnOnce(&mut Standby)) {
         let mut streaming = self.standbys.streaming();
+        let mut begins_to_replay = false;
         if let Some(standby) = streaming.standbys.get_mut(&self.number) {
+            let before = standby.report.applied;
             change(standby);
+            begins_to_replay = before == Lsn::ZERO && standby.report.applied > Lsn::ZERO;
         }
-        self.standbys.look_again(&streaming, false);
+        self.standbys.look_again(&streaming, begins_to_replay);
     }
 
     pub fn sent(&self, sent: Lsn) {
@@ -218,14 +273,27 @@ impl Place {
     }
 
     pub fn needs(&self, feedback: Feedback) {
-        self.change(|standby| standby.feedback = feedback);
+        let mut streaming = self.standbys.streaming();
+        let Streaming { standbys, left, .. } = &mut *streaming;
+        if let Some(standby) = standbys.get_mut(&self.number) {
+            standby.feedback = Some(feedback);
+            let who = standby.who();
+            // It is back.
+            left.retain(|left| left.who.as_ref() != Some(&who));
+        }
+        self.standbys.look_again(&streaming, false);
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
         let mut streaming = self.standbys.streaming();
-        streaming.standbys.remove(&self.number);
+        if let Some(standby) = streaming.standbys.remove(&self.number)
+            && let Some(feedback) = standby.feedback.filter(|needed| *needed != Feedback::default())
+        {
+            let (who, until) = (Some(standby.who()), Instant::now() + NEEDED_FOR);
+            streaming.left.push(Left { who, feedback: Some(feedback), until });
+        }
         self.standbys.look_again(&streaming, true);
     }
 }
@@ -246,6 +314,7 @@ mod tests {
         let receiver = standbys.enter("pg_receivewal", peer, None, Lsn(7)).unwrap();
         first.replied(Lsn(30), Lsn(20), Lsn(10));
         assert_eq!(standbys.seen().borrow().applied, Lsn(10));
+        assert!(standbys.does_any_replay());
         second.replied(Lsn(30), Lsn(9), Lsn(8));
         receiver.replied(Lsn(8), Lsn::ZERO, Lsn::ZERO);
         assert_eq!(standbys.seen().borrow().applied, Lsn(8));
@@ -253,14 +322,48 @@ mod tests {
         let feedback = |xmin, xmin_epoch| Feedback { xmin, xmin_epoch, ..Feedback::default() };
         first.needs(feedback(900, 0));
         second.needs(feedback(3, 1));
-        assert_eq!(standbys.seen().borrow().feedback, feedback(900, 0));
+        assert_eq!(standbys.seen().borrow().feedback, Some(feedback(900, 0)));
         drop(first);
         assert!(!standbys.is_in_use(slot.as_ref().unwrap()));
-        assert_eq!(standbys.seen().borrow().feedback, feedback(3, 1));
         drop(second);
+        assert!(!standbys.does_any_replay());
         drop(receiver);
-        let seen = *standbys.seen().borrow();
-        assert_eq!(seen, Seen { applied: Lsn(8), feedback: Feedback::default() });
+        assert_eq!(standbys.seen().borrow().applied, Lsn(8));
         assert!(standbys.reports().is_empty());
+    }
+
+    #[test]
+    fn what_a_standby_needed_counts_for_a_while_after_it_left() {
+        let standbys = Arc::new(Standbys::default());
+        let seen = || standbys.seen().borrow().feedback;
+        let enter =
+            |name| standbys.enter(name, "127.0.0.1:1".parse().unwrap(), None, Lsn(5)).unwrap();
+        let feedback = |xmin| Feedback { xmin, ..Feedback::default() };
+        let nothing = Feedback::default();
+        let long_after = |from: Instant| from + NEEDED_FOR + Duration::from_secs(1);
+        let begun = Instant::now();
+        assert_eq!(seen(), None, "those that were there before may come back");
+        let first = enter("one");
+        assert_eq!(seen(), None, "it has not said yet");
+        first.needs(nothing);
+        assert_eq!(seen(), Some(nothing), "it has");
+        first.needs(feedback(70));
+        let second = enter("two");
+        second.needs(feedback(90));
+        drop(first);
+        assert_eq!(seen(), Some(feedback(70)), "it may start again");
+        let first = enter("one");
+        assert_eq!(seen(), Some(feedback(70)));
+        first.needs(feedback(80));
+        assert_eq!(seen(), Some(feedback(80)), "it is back");
+        drop((first, second));
+        assert!(standbys.let_go(Instant::now()).is_some_and(|next| next > begun));
+        assert_eq!(seen(), Some(feedback(80)));
+        assert_eq!(standbys.let_go(long_after(Instant::now())), None);
+        assert_eq!(seen(), Some(nothing));
+        let standbys = Standbys::default();
+        assert_eq!(standbys.let_go(long_after(Instant::now())), None);
+        let seen = standbys.seen().borrow().feedback;
+        assert_eq!(seen, Some(nothing), "nobody came back");
     }
 }

@@ -110,9 +110,13 @@ fn newest_of(listing: &Listing, timeline: Timeline) -> Segment {
 fn known_durable(state: &State, timeline: Timeline, history: &History, newest: Segment) -> Lsn {
     let size = state.identity.segment;
     let start = size.start(newest.number);
-    // A segment that a timeline begins in came into being with what the timeline before had.
-    let switched_at = history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at);
-    let floor = if timeline == state.timeline { state.floor } else { Lsn::ZERO };
+    let (switched_at, floor) = if timeline == state.timeline {
+        // It never switched: the log before the place where this timeline begins had to come too.
+        (Lsn::ZERO, state.floor)
+    } else {
+        // The segment that the timeline begins in came into being with what the one before had.
+        (history.0.last().map_or(Lsn::ZERO, |ancestor| ancestor.left_at), Lsn::ZERO)
+    };
     // The floor may be this segment's end.
     let within = start.0..=size.start(newest.number + 1).0;
     let within = |position: Lsn| if within.contains(&position.0) { position } else { start };

@@ -352,6 +352,28 @@ async fn a_timeline_goes_on_where_it_left_the_one_before() {
     assert!(matches!(spool.failure(), SpoolError::Diverged { .. }));
 }
 
+/// One that began on a timeline with the segment that this begins in: the log before that is the one
+/// that comes first.
+#[tokio::test]
+async fn a_timeline_that_a_spool_begins_on_was_not_switched_to() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = Log::new(BEGIN);
+    log.timeline = 2;
+    (0..50).for_each(|_| log.push(5_000));
+    let begin = Lsn(BEGIN);
+    let spool = Spool::create(folder.path(), identity(), Timeline(2), begin).unwrap();
+    let switch = log.ends[40];
+    spool.keep_history(Timeline(2), &format!("1\t{}\tx\n", Lsn(switch))).unwrap();
+    let (some, more) = (log.ends[3], log.ends[45]);
+    append(&spool, &log, BEGIN, some).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(some));
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    append(&spool, &log, some, more).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(more));
+}
+
 #[tokio::test]
 async fn whole_segments_are_forgotten_when_nobody_needs_them() {
     let (folder, log) = filled().await;

@@ -97,9 +97,24 @@ async fn near(config: &SiteConfig, mirror: &NearMirror, findings: &mut Findings)
         Ok(Some(row)) => judge(mirror, &row, findings),
         Ok(None) => {}
         // Another mirror's server for standbys, for instance.
-        Err(error) => findings.note(format!(
-            "the principal's settings cannot be looked at: {error}. Log can be streamed all the same"
-        )),
+        Err(error) => {
+            findings.note(format!(
+                "the principal's settings cannot be looked at: {error}. Log can be streamed all the \
+                 same"
+            ));
+            look_at_bounds(mirror, findings).await;
+        }
+    }
+}
+
+/// Whether they hold without SQL.
+async fn look_at_bounds(mirror: &NearMirror, findings: &mut Findings) {
+    let Err(error) = mirrors::kept_bytes(&mirror.principal, &mirror.slot).await else { return };
+    let what = "how much log the principal keeps for it cannot be looked at";
+    let remedy = format!("For this, {}", mirrors::LET_LOOK);
+    match mirror.drop_behind {
+        Some(_) => findings.error(format!("{what}, so drop_behind does nothing: {error}"), remedy),
+        None => findings.warning(format!("{what}, so warn_behind does nothing: {error}"), remedy),
     }
 }
 
@@ -144,11 +159,17 @@ fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
         ),
         None | Some(_) => {}
     }
-    if text(5) == "t" && mirror.drop_behind.is_none() {
-        findings.warning(
+    match mirror.drop_behind {
+        None if text(5) == "t" => findings.warning(
             "while the far end is away the principal keeps log for it without bound",
             "Set drop_behind under this mirror, or max_slot_wal_keep_size on the principal",
-        );
+        ),
+        Some(_) if text(5) == "t" => findings.warning(
+            "drop_behind holds only while this node runs: without it the principal keeps all log for \
+             the slot, since its max_slot_wal_keep_size is -1",
+            "Set max_slot_wal_keep_size on the principal, above drop_behind",
+        ),
+        None | Some(_) => {}
     }
     if number(7) > i64::from(is_active) {
         findings.error(

@@ -134,11 +134,51 @@ impl FarAgent {
         if self.far.spool().is_some_and(|spool| spool.closed().is_some()) {
             return self.tell_closed().await;
         }
-        let agent = || async { outcome(self.session().await) };
+        let agent = || async {
+            match outcome(self.session().await) {
+                Outcome::Refused(why) => Outcome::Refused(format!(
+                    "{why}. It is asked again once a minute, and at once by farshore mirror resume \
+                     SITE.toml {}, here",
+                    self.config.name
+                )),
+                outcome => outcome,
+            }
+        };
         let position = || self.durable();
         let notice = |notice: Notice<'_>| agents::note(&self.failure, &notice);
         let name = self.config.name.clone();
         supervise(("mirror", LINK_BACK_OFF_MAX), name, stop, agent, position, notice).await;
+    }
+
+    /// It asks for no log by itself, or seldom.
+    pub fn has_stopped(&self) -> bool {
+        !self.far.status().connected && lock(&self.failure).stopped().is_some()
+    }
+
+    /// Asks for log at once, where it had stopped.
+    ///
+    /// # Errors
+    /// Why not, for a person.
+    pub async fn resume(&self) -> Result<String, String> {
+        let name = &self.config.name;
+        if self.far.spool().is_some_and(|spool| spool.closed().is_some()) {
+            return Err(format!("mirror \"{name}\" was promoted, and takes in nothing any more"));
+        }
+        if !self.has_stopped() {
+            return Err(format!(
+                "mirror \"{name}\" has its far end here, which has not stopped: it asks for log by \
+                 itself. If the mirror was dropped, resume it at the site of its near end"
+            ));
+        }
+        if !self.is_usable {
+            let why = lock(&self.failure).stopped().unwrap_or_default().to_owned();
+            return Err(format!(
+                "the spool of mirror \"{name}\" could not be opened when this node started: {why}"
+            ));
+        }
+        self.intake.resume().await;
+        tracing::info!(mirror = %name, "resumed");
+        Ok(format!("mirror \"{name}\" asks for log again; farshore status shows what comes of it"))
     }
 
     async fn session(&self) -> Result<(), MirrorError> {
@@ -222,9 +262,10 @@ impl FarAgent {
         let closed = spool.as_ref().is_some_and(|spool| spool.closed().is_some());
         let (state, error) = match (failure.stopped(), trouble, status.connected) {
             _ if closed => ("promoted", None),
-            (Some(error), _, _) => ("stopped", Some(error.to_owned())),
-            (None, Some(trouble), _) => ("out of room", Some(trouble.to_string())),
-            (None, None, true) => ("receiving", None),
+            // Where log flows again, somebody has mended it.
+            (Some(error), _, false) => ("stopped", Some(error.to_owned())),
+            (_, Some(trouble), _) => ("out of room", Some(trouble.to_string())),
+            (_, None, true) => ("receiving", None),
             (None, None, false) => match failure.retrying() {
                 Some(error) => ("retrying", Some(error.to_owned())),
                 None => ("starting", None),
@@ -273,7 +314,7 @@ impl FarAgent {
             report.kept_bytes = report.slots.iter().map(|slot| slot.kept_bytes).max();
             report.error = with_warning(report.error.take(), self.warning_of(&report.slots));
             let is_waited_for = self.far.standbys.are_waited_for() && applied < self.durable();
-            if is_waited_for && status.connected && !self.far.standbys.is_any_there() {
+            if is_waited_for && status.connected && !self.far.standbys.does_any_replay() {
                 let waits =
                     "no standby streams, and in mode far-applied commits wait until one has \
                              replayed them: start it"
@@ -306,6 +347,10 @@ fn outcome(ended: Result<(), MirrorError>) -> Outcome {
     match ended {
         Ok(()) => Outcome::Done,
         Err(error) if error.is_transient() => Outcome::Transient(error.to_string()),
+        // By the near end: its principal, say, is another server for as long as an address leads there.
+        Err(error @ (MirrorError::Refused { .. } | MirrorError::NearEnd { .. })) => {
+            Outcome::Refused(error.to_string())
+        }
         Err(error) => Outcome::Permanent(error.to_string()),
     }
 }

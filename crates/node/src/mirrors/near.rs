@@ -2,7 +2,7 @@
 
 mod bounds;
 
-pub(crate) use bounds::{resume_without_node, why_dropped};
+pub(crate) use bounds::{LET_LOOK, kept_bytes, resume_without_node, why_dropped};
 
 use super::note::Note;
 use super::{ratio, redo_queue, with_warning};
@@ -55,9 +55,9 @@ pub(crate) struct NearAgent {
 
 impl NearAgent {
     /// Words on a mirror that goes on.
-    fn warning(&self, seen: &Seen) -> Option<String> {
+    fn warning(&self, seen: &Seen, is_connected: bool) -> Option<String> {
         let held = self.near.begun_anew_at().map(receive::held);
-        with_warning(held, seen.warning(&self.bounds))
+        with_warning(held, seen.warning(&self.bounds, is_connected))
     }
 
     /// Blocks on the disk.
@@ -102,6 +102,11 @@ impl NearAgent {
     /// Its far end is here too.
     pub fn is_direct(&self) -> bool {
         self.direct
+    }
+
+    /// It was dropped, and waits to be resumed.
+    pub fn is_dropped(&self) -> bool {
+        self.why_dropped().is_some()
     }
 
     /// Gives its far end what a session was opened for.
@@ -241,7 +246,7 @@ impl NearAgent {
                 report.error = with_warning(report.error.take(), Some(why));
             }
             None => {
-                let warning = self.warning(&seen);
+                let warning = self.warning(&seen, status.connected);
                 report.error = with_warning(report.error.take(), warning);
             }
         }
@@ -263,7 +268,10 @@ impl NearAgent {
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: state.to_owned(),
-            error: seen.dropped.clone().or(with_warning(failure, self.warning(&seen))),
+            error: seen
+                .dropped
+                .clone()
+                .or(with_warning(failure, self.warning(&seen, status.connected))),
             kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,

@@ -40,6 +40,8 @@ pub(crate) struct ReceiveStatus {
     pub acknowledged: Lsn,
     /// Why the upstream site's own log gets nothing more, in its words.
     pub trouble: Option<String>,
+    /// Of that, what was logged: each session that is asked for again may end with it.
+    logged: Option<String>,
     /// Bytes on the link in this session, as frames.
     pub traffic: Traffic,
 }
@@ -328,15 +330,24 @@ impl Receive {
                 }
                 FromUpstream::Ready => self.ready.send_modify(|times| *times += 1),
                 FromUpstream::Trouble(why) => {
-                    if !why.is_empty() {
-                        let (site, publication) = (&self.site, &self.publication);
-                        tracing::warn!(%site, %publication, "its log gets nothing more: {why}");
+                    let mut status = self.status();
+                    status.trouble = (!why.is_empty()).then_some(why);
+                    if status.logged != status.trouble {
+                        if let Some(why) = &status.trouble {
+                            let (site, publication) = (&self.site, &self.publication);
+                            tracing::warn!(%site, %publication, "its log gets nothing more: {why}");
+                        }
+                        status.logged = status.trouble.clone();
                     }
-                    self.status().trouble = (!why.is_empty()).then_some(why);
                 }
             }
         }
-        Err(self.protocol("no more, without a reason"))
+        let (site, trouble) = (self.site.clone(), self.status().trouble.take());
+        Err(match trouble {
+            // A disk that cannot be read for a moment: the upstream site does not ask, this one does.
+            Some(why) => ReceiveError::Refused { site, why, passes: true },
+            None => self.protocol("no more, without a reason"),
+        })
     }
 
     fn coming(&self, without: &str) -> Result<Taking, ReceiveError> {
@@ -362,6 +373,7 @@ impl Receive {
         let mut status = self.status();
         // Blocks without entries say an earlier position.
         status.received = status.received.max(last);
+        status.logged = status.trouble.clone();
         Ok(())
     }
 
@@ -427,5 +439,59 @@ impl Taking {
             finished
         });
         Ok(done.await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_link::certificates::Authority;
+    use farshore_link::{Identity, IdentityFiles, LinkOptions, Session};
+    use farshore_store::segmented::Options;
+
+    #[tokio::test]
+    async fn a_log_that_ended_in_trouble_is_asked_for_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("authority")).unwrap();
+        let made = authority.issue("down", 30, folder.path()).unwrap();
+        let identity = Identity::load(&IdentityFiles {
+            certificate: made.certificate,
+            key: made.key,
+            authorities: authority.certificate(),
+            revoked: Some(authority.revoked()),
+        });
+        let (identity, options) = (identity.unwrap(), LinkOptions::default());
+        let store = folder.path().join("store");
+        let receive = Receive {
+            site: "up".to_owned(),
+            publication: "p".to_owned(),
+            folder: store.display().to_string(),
+            dialer: Dialer::new("127.0.0.1:1", "up", &identity, options).unwrap(),
+            store: SegmentedStore::open(&store, Options::default()).unwrap().0,
+            status: Mutex::default(),
+            spills: Arc::default(),
+            held: Mutex::default(),
+            ready: watch::Sender::new(0),
+        };
+        let end_after = async |troubles: &[&str]| {
+            let (up, down) = Session::within("up", 8);
+            let ((mut sender, _receiver), (_sender, mut receiver)) = (up.split(), down.split());
+            let ending = async {
+                for trouble in troubles {
+                    let trouble = FromUpstream::Trouble((*trouble).to_owned());
+                    sender.send_parts(&trouble.encode()).await.unwrap();
+                }
+                sender.finish().await.unwrap();
+            };
+            let (ended, ()) = tokio::join!(receive.take_in(&mut receiver), ending);
+            ended.unwrap_err()
+        };
+        let unreadable = end_after(&["its store cannot be read: EIO"]).await;
+        assert!(unreadable.is_transient(), "{unreadable}");
+        assert!(unreadable.to_string().contains("does not give it: its store cannot be read"));
+        for troubles in [&[][..], &["its publisher is away", ""]] {
+            let error = end_after(troubles).await;
+            assert!(!error.is_transient(), "{error}");
+        }
     }
 }

@@ -74,6 +74,8 @@ pub(crate) struct Following {
     pub dropped_before: Option<Lsn>,
     /// Why the log cannot be sent to it.
     pub error: Option<String>,
+    /// The same of the session before, while nothing was sent since: it was logged.
+    logged: Option<String>,
     /// Bytes sent in the session that is open.
     pub sent_bytes: u64,
     /// Payload bytes that crossed in packs in this session, before compression.
@@ -167,12 +169,11 @@ impl Serving {
     /// dropped.
     fn connected(&self, key: &(String, String), durable: Lsn) -> Connected<'_> {
         let mut all = self.lock_following();
-        let (arrivals, before) = all
-            .get(key)
-            .map(|before| (before.arrivals.clone(), before.session))
-            .unwrap_or_default();
-        let session = before + 1;
-        let begun = Following { connected: true, session, durable, arrivals, ..Default::default() };
+        let before = all.remove(key).unwrap_or_default();
+        let (arrivals, logged) = (before.arrivals, before.error.or(before.logged));
+        let session = before.session + 1;
+        let begun =
+            Following { connected: true, session, durable, arrivals, logged, ..Default::default() };
         all.insert(key.clone(), begun);
         Connected { serving: self, key: key.clone(), session }
     }

@@ -53,6 +53,14 @@ impl Session {
         let spool = self.spool.clone();
         let history = blocking(move || spool.history(positions.timeline)).await?;
         let left = history.left(positions.timeline, timeline);
+        let mut filed_on = timeline;
+        let size = self.spool.identity().segment;
+        let first = history.begins(positions.timeline, timeline).map(|begins| size.number(begins));
+        // The segment that a timeline begins in is its own as a whole. What is before that would be
+        // filed by its names, and is another timeline's.
+        if first.is_some_and(|first| size.number(start) < first) {
+            return Ok(Done::Refused(self.no_segment(timeline, start)));
+        }
         if timeline != positions.timeline {
             let Some((left_at, _)) = left.filter(|(left_at, _)| start <= *left_at) else {
                 let message = format!(
@@ -65,6 +73,19 @@ impl Session {
                 self.end_of_timeline(left);
                 server::command_complete(&mut self.out, "START_REPLICATION");
                 return Ok(Done::Answered);
+            }
+            // A spool may have begun on the timeline after it, before the place where that begins.
+            if left_at > positions.durable {
+                let message = format!(
+                    "timeline {timeline} ends at {left_at}, ahead of the WAL flush position of this \
+                     server {}",
+                    positions.durable
+                );
+                return Ok(Done::Refused(Refusal::new("XX000", message)));
+            }
+            // Then the segment has the later timeline's name alone, as a server may have it.
+            if size.number(start) == size.number(left_at) {
+                filed_on = positions.timeline;
             }
         } else if start > positions.durable {
             let message = format!(
@@ -89,13 +110,22 @@ impl Session {
         server::copy_both_response(&mut self.out);
         write(&mut self.writer, &mut self.out).await?;
         let reader_spool = self.spool.clone();
-        let reader = blocking(move || SpoolReader::new(reader_spool, timeline)).await?;
+        let reader = blocking(move || SpoolReader::new(reader_spool, filed_on)).await?;
         let kept_from = self.spool.identity().segment.floor(start);
         let reader = Some(reader);
         let stream = Stream { place, slot, kept_from, timeline, sent: start, reader };
         let done = self.flow(stream).await?;
         self.messages.listen()?;
         Ok(done)
+    }
+
+    fn no_segment(&self, timeline: Timeline, position: Lsn) -> Refusal {
+        let size = self.spool.identity().segment;
+        let segment = Segment { timeline, number: size.number(position) };
+        let message =
+            format!("requested WAL segment {} has already been removed", segment.file_name(size));
+        Refusal::new("58P01", message)
+            .hint("Make the standby anew, or let it restore the segment from an archive.")
     }
 
     /// The row that ends a timeline's stream.
@@ -263,16 +293,7 @@ impl Session {
         };
         let reader = stream.reader.insert(reader);
         if !is_there? {
-            let size = self.spool.identity().segment;
-            let segment = Segment { timeline: stream.timeline, number: size.number(from) };
-            let message = format!(
-                "requested WAL segment {} has already been removed",
-                segment.file_name(size)
-            );
-            return Ok(Done::Refused(
-                Refusal::new("58P01", message)
-                    .hint("Make the standby anew, or let it restore the segment from an archive."),
-            ));
+            return Ok(Done::Refused(self.no_segment(stream.timeline, from)));
         }
         let log = reader.log();
         let mut head = Vec::with_capacity(25);

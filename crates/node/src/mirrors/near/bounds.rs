@@ -13,6 +13,10 @@ use tokio::sync::watch;
 /// How often the principal is asked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
+/// What lets this site see how much log is kept.
+pub(crate) const LET_LOOK: &str = "let its role connect to the database too, which pg_hba.conf says; \
+     from PostgreSQL 15 on replication is enough";
+
 /// The bounds, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -74,6 +78,8 @@ impl Leeway {
 pub(super) struct Seen {
     /// Log that the principal keeps for the mirror's slot, in bytes.
     pub kept_bytes: Option<u64>,
+    /// Why that could not be looked at the last time.
+    pub not_looked: Option<String>,
     /// Why the mirror was dropped; as its note says.
     pub dropped: Option<String>,
     /// Since it was resumed.
@@ -83,13 +89,27 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// Words on a mirror that goes on.
-    pub fn warning(&self, bounds: &Bounds) -> Option<String> {
-        with_warning(self.namesake.clone(), bounds.warning(self.kept_bytes))
+    /// Words on a mirror that goes on. A principal that is away is told of otherwise.
+    pub fn warning(&self, bounds: &Bounds, is_connected: bool) -> Option<String> {
+        let far_behind = with_warning(self.namesake.clone(), bounds.warning(self.kept_bytes));
+        let not_looked = self.not_looked.as_ref().filter(|_| is_connected);
+        with_warning(far_behind, not_looked.map(|why| bounds.are_void(why)))
     }
 }
 
 impl Bounds {
+    /// That nothing holds the principal's log, as long as nobody can see how much it is.
+    fn are_void(&self, why: &str) -> String {
+        let bounds = match self.drop_behind {
+            Some(_) => "neither warn_behind nor drop_behind does",
+            None => "warn_behind does not do",
+        };
+        format!(
+            "how much log the principal keeps for it cannot be looked at, and {bounds} anything \
+             ({why}): {LET_LOOK}"
+        )
+    }
+
     /// A word on a mirror that is far behind.
     pub fn warning(&self, kept_bytes: Option<u64>) -> Option<String> {
         let kept = kept_bytes.filter(|kept| *kept > self.warn_behind)?;
@@ -135,7 +155,9 @@ impl NearAgent {
 
     async fn look(&self) -> Result<(), Error> {
         let (name, slot) = (&self.near.name, &self.near.slot);
-        let kept = kept_bytes(&self.near.principal, slot).await?;
+        let looked = kept_bytes(&self.near.principal, slot).await;
+        self.note_look(looked.as_ref().err());
+        let kept = looked?;
         let _turn = self.dropping.lock().await;
         let (was_warned, is_dropped) = {
             let mut seen = lock(&self.seen);
@@ -172,6 +194,15 @@ impl NearAgent {
         // Who streams holds the slot.
         self.end_session.send_modify(|count| *count += 1);
         self.drop_slot().await
+    }
+
+    fn note_look(&self, error: Option<&Error>) {
+        let why = error.map(ToString::to_string);
+        let is_connected = self.near.status().connected;
+        let before = std::mem::replace(&mut lock(&self.seen).not_looked, why.clone());
+        if let Some(why) = why.filter(|_| before.is_none() && is_connected) {
+            tracing::warn!(mirror = %self.near.name, "{}", self.bounds.are_void(&why));
+        }
     }
 
     async fn leeway(&self, kept: u64, most: u64) -> Leeway {
@@ -281,7 +312,7 @@ fn resumed_text(name: &str) -> String {
 /// `None` if there is no such slot, or it keeps nothing. There is no SQL where the principal is a
 /// node that keeps log alone, or lets the role in for replication only; before PostgreSQL 15 there
 /// is nothing else.
-async fn kept_bytes(principal: &Config, slot: &str) -> Result<Option<u64>, Error> {
+pub(crate) async fn kept_bytes(principal: &Config, slot: &str) -> Result<Option<u64>, Error> {
     match kept_by_sql(principal, slot).await {
         Ok(kept) => Ok(kept),
         Err(error) => kept_by_replication(principal, slot).await.map_err(|_| error),
@@ -326,6 +357,21 @@ mod tests {
         assert_eq!(behind.after(100, false, MOST), behind, "it is away");
         assert_eq!(behind.after(100, true, MOST), Leeway::None);
         assert_eq!(fresh.after(100, true, MOST), Leeway::None);
+    }
+
+    #[test]
+    fn bounds_that_nobody_can_look_at_are_told() {
+        let (warn_behind, mut bounds) =
+            (1 << 30, Bounds { warn_behind: 1 << 30, drop_behind: None });
+        let why = Some("no pg_hba.conf entry".to_owned());
+        let seen = Seen { not_looked: why, ..Seen::default() };
+        assert_eq!(seen.warning(&bounds, false), None, "the principal may be away");
+        let warning = seen.warning(&bounds, true).unwrap();
+        assert!(warning.contains("warn_behind does not do anything (no pg_hba.conf"), "{warning}");
+        bounds.drop_behind = Some(2 * warn_behind);
+        let warning = seen.warning(&bounds, true).unwrap();
+        assert!(warning.contains("neither warn_behind nor drop_behind does"), "{warning}");
+        assert_eq!(Seen::default().warning(&bounds, true), None);
     }
 
     #[test]

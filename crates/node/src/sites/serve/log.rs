@@ -147,9 +147,16 @@ impl Serving {
         error: &StoreError,
     ) -> Result<(), LinkError> {
         let error = error.to_string();
-        tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
+        let mut is_known = false;
         if let Some(following) = self.lock_following().get_mut(key) {
+            is_known = following.logged.as_ref() == Some(&error);
             following.error = Some(error.clone());
+        }
+        // The site asks again, every few seconds.
+        if is_known {
+            tracing::debug!(site = %key.0, publication = %key.1, "again: {error}");
+        } else {
+            tracing::error!(site = %key.0, publication = %key.1, "the log cannot be sent: {error}");
         }
         if takes.trouble {
             let why = format!("its store cannot be read: {error}");
@@ -220,6 +227,7 @@ impl Serving {
                     if let Some(following) = self.lock_following().get_mut(key) {
                         following.sent_bytes = sender.traffic().wire_bytes_sent;
                         following.packed_bytes = packing.packed_bytes;
+                        following.logged = None;
                     }
                 }
                 Ok(None) => {
