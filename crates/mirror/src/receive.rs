@@ -157,7 +157,8 @@ impl Near {
         };
         if request.have.is_none() {
             // Another spool: what was told was of the one before. Who has the slot is alone in this.
-            self.status().acknowledged = Lsn::ZERO;
+            let mut status = self.status();
+            (status.acknowledged, status.far) = (Lsn::ZERO, FarPositions::default());
         }
         sender.send(json(&begun.answer(self.promise))).await?;
         let (is_slot_new, before) = (begun.is_slot_new, self.status().log_bytes);
@@ -283,6 +284,7 @@ impl Near {
         let shown = shown.unwrap_or_default();
         let segment = parse_segment_size(&shown)
             .ok_or_else(|| wrong(format!("its wal_segment_size is \"{shown}\"")))?;
+        let was_pending = self.expect_waiting(have.is_none())?;
         let is_slot_new = match connection.create_physical_slot(&self.slot).await {
             Ok(()) => {
                 tracing::info!(mirror = %self.name, slot = %self.slot, "made the slot");
@@ -296,7 +298,7 @@ impl Near {
             Some(have) => (Timeline(have.timeline), have.durable, true),
             None => self.beginning(&mut connection, &system, segment).await?,
         };
-        let begins_without = have.is_none() && (is_slot_new || !is_kept);
+        let begins_without = have.is_none() && (is_slot_new || !is_kept || was_pending);
         self.look_for_waiting(start, begins_without, &mut connection).await?;
         let server_version = connection.server_version();
         Ok(Begun { connection, system, segment, server_version, timeline, start, is_slot_new })

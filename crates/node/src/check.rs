@@ -17,6 +17,7 @@
 //! An error is what would stop the agent that meets it; `run` asks the same questions with the same
 //! code and stops that agent before it has changed anything ([`gate`]).
 
+mod adopted;
 mod both;
 mod columns;
 mod creation;
@@ -166,6 +167,8 @@ const NAME: &str = "farshore check";
 /// Looks at everything the site file names. Changes nothing anywhere.
 pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     let mut all = Vec::new();
+    let adopted = adopted::Adopted::ask(config).await;
+    let site = (config, &adopted);
     let (mut published_bytes, mut places) = (Some(0), Vec::new());
     for publication in &config.publications {
         let name = &publication.spec.name;
@@ -198,7 +201,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
                 continue;
             }
             let mut findings = Findings::subscription(&subscription.spec.name);
-            target::check(config, subscription, published.as_ref(), NAME, &mut findings).await;
+            target::check(site, subscription, published.as_ref(), NAME, &mut findings).await;
             all.append(&mut findings.all);
         }
     }
@@ -213,7 +216,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
         let mut findings = Findings::subscription(&subscription.spec.name);
         let published =
             given.get(&subscription.publication).map(|tables| published::Published::told(tables));
-        target::check(config, subscription, published.as_ref(), NAME, &mut findings).await;
+        target::check(site, subscription, published.as_ref(), NAME, &mut findings).await;
         all.append(&mut findings.all);
     }
     let mut findings = Findings::about(format!("site \"{}\"", config.name));

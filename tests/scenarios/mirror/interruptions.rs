@@ -11,6 +11,7 @@ use farshore_tests::Site;
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 const SEGMENT_BYTES: i64 = 16 << 20;
 
@@ -98,8 +99,9 @@ fn point_to(mirrored: &mut Mirrored, principal: &Cluster) -> Result<()> {
 #[test]
 fn a_far_end_that_was_refused_asks_again() -> Result<()> {
     let mut mirrored = Mirrored::start(15, None)?;
+    // Of one version all have one system identifier here.
     let other =
-        Cluster::builder(&Installation::find(15)?).setting("wal_level", "replica").start()?;
+        Cluster::builder(&Installation::find(18)?).setting("wal_level", "replica").start()?;
     let (right, wrong) = (mirrored.principal.url("postgres"), other.url("postgres"));
     for is_told in [true, false] {
         mirrored.await_commits(5)?;
@@ -277,7 +279,10 @@ fn a_slot_that_lost_its_log_is_told_and_begun_anew() -> Result<()> {
     }
     said(&mirrored.near, "the spool was begun anew at")?;
     // The principal is stopped for a moment, to be copied. Nobody waits any more then.
+    let begins = std::time::Instant::now();
     mirrored.standby = follower(&mut mirrored.principal, mirrored.line.port(), "s2")?;
+    // A server that is stopped in order waits for who streams from it, and would be killed after 60.
+    ensure!(begins.elapsed() < Duration::from_secs(45), "the principal was not stopped in order");
     ensure!(mirrored.clients_end()? == returned, "a commit returned that is in no spool");
     mirrored.principal.execute_script("INSERT INTO t VALUES (100, 1)")?;
     let note = mirrored.near.directory().join("data/mirrors/m.begun");

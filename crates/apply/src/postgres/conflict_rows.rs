@@ -15,7 +15,7 @@ use crate::postgres::answers;
 use crate::postgres::pipeline::{Expect, PipelineError};
 use crate::postgres::session::Session;
 use crate::postgres::statements::{Likeness, Shape, TargetRelation};
-use crate::postgres::writer::{Writer, parameter, shape_of};
+use crate::postgres::writer::{Writer, parameter, setting_all, shape_of};
 use farshore_model::quote_identifier;
 use farshore_model::transaction::Header;
 use farshore_wire::backend::ServerError;
@@ -332,7 +332,8 @@ impl<'a> ConflictRow<'a> {
         }
         let mut step = match (cause, &self.shape) {
             (Cause::Rows(0), shape) if !self.existing.is_empty() => {
-                Step::Like(shape.clone(), Likeness::Key)
+                // The target's row may differ in what has not changed.
+                Step::Like(setting_all(shape, self.new), Likeness::Key)
             }
             (Cause::Rows(0), Shape::Update { old_given, .. }) => {
                 let is_key_of_another = |old| {

@@ -594,6 +594,24 @@ fn check_all_sent(
     })
 }
 
+/// The shape of an update that sets all values that came, also those that a column has already.
+pub(super) fn setting_all(shape: &Shape, new: Option<Tuple<'_>>) -> Shape {
+    let Shape::Update { old_given, .. } = shape else { return shape.clone() };
+    let values = new.iter().flat_map(|new| new.values()).enumerate();
+    let unsent = values.filter(|(_, value)| *value == Value::Unchanged).map(|(column, _)| column);
+    Shape::Update { old_given: *old_given, unchanged: bits(unsent) }
+}
+
+/// A bit for each of these columns.
+fn bits(columns: impl Iterator<Item = usize>) -> Vec<u64> {
+    let mut bits: Vec<u64> = Vec::new();
+    for column in columns {
+        bits.resize(bits.len().max(column / 64 + 1), 0);
+        bits[column / 64] |= 1 << (column % 64);
+    }
+    bits
+}
+
 /// A change's statement shape, its new values and its identifying values.
 pub(super) type Shaped<'a> = (Shape, Option<Tuple<'a>>, Option<Tuple<'a>>);
 
@@ -620,22 +638,19 @@ pub(super) fn shape_of<'a>(
             if let Some(find) = &find {
                 fits(find)?;
             }
-            let mut unchanged = Vec::new();
             // A column that SQL's UPDATE cannot set had better be left alone.
             let old_values = match old {
                 OldTuple::Full(old) => Some(old.values()),
                 OldTuple::Key(_) | OldTuple::None => None,
             };
             let mut old_values = old_values.into_iter().flatten();
-            for (column, value) in new.values().enumerate() {
+            let unchanged = new.values().enumerate().filter(|(column, value)| {
                 let is_fixed =
-                    target.columns.get(column).is_some_and(|there| there.identity_always);
-                let is_same = old_values.next() == Some(value) && is_fixed;
-                if matches!(value, Value::Unchanged) || is_same {
-                    unchanged.resize(columns.div_ceil(64), 0);
-                    unchanged[column / 64] |= 1 << (column % 64);
-                }
-            }
+                    target.columns.get(*column).is_some_and(|there| there.identity_always);
+                let is_same = old_values.next() == Some(*value) && is_fixed;
+                matches!(value, Value::Unchanged) || is_same
+            });
+            let unchanged = bits(unchanged.map(|(column, _)| column));
             let old_given = !matches!(old, OldTuple::None);
             Ok((Shape::Update { old_given, unchanged }, Some(*new), find))
         }

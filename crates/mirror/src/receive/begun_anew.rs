@@ -41,6 +41,9 @@ impl Hold {
     }
 }
 
+/// Stands for a beginning that is not known yet.
+const PENDING: Lsn = Lsn::ZERO;
+
 /// Who waits at the principal.
 enum Waiting {
     Nobody,
@@ -54,6 +57,27 @@ impl Near {
         self.hold().as_ref().map(|hold| hold.start)
     }
 
+    /// Before the slot is made, which tells later that it was not there: notes that it is to be looked
+    /// who waits. Says whether that was noted earlier.
+    pub(super) fn expect_waiting(&self, begins: bool) -> Result<bool, MirrorError> {
+        if !begins || !self.promise.is_of_the_spool() {
+            return Ok(false);
+        }
+        let noted = self.noted()?;
+        if noted.is_none() {
+            note(&self.begun_anew, &Hold { start: PENDING, since: None })?;
+        }
+        Ok(noted.is_some_and(|noted| noted.start == PENDING))
+    }
+
+    fn noted(&self) -> Result<Option<Hold>, MirrorError> {
+        match std::fs::read_to_string(&self.begun_anew) {
+            Ok(note) => Ok(Hold::decode(&note)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(self.note_error("read", error)),
+        }
+    }
+
     /// Before anything is told of a spool. `begins_without`: it begins, and the slot does not keep
     /// all that the principal was not told of.
     pub(super) async fn look_for_waiting(
@@ -65,13 +89,8 @@ impl Near {
         if !self.promise.is_of_the_spool() {
             return Ok(());
         }
-        let noted = match std::fs::read_to_string(&self.begun_anew) {
-            Ok(note) => Hold::decode(&note),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
-            Err(error) => return Err(self.note_error("read", error)),
-        };
-        let hold = match noted {
-            Some(noted) if !begins_without => Some(noted),
+        let hold = match self.noted()? {
+            Some(noted) if !begins_without => Some(noted).filter(|noted| noted.start != PENDING),
             Some(_) | None if begins_without => match self.who_waits(connection).await? {
                 Waiting::Nobody => None,
                 Waiting::Before(since) => Some(Hold { start, since }),
@@ -81,7 +100,7 @@ impl Near {
         match &hold {
             Some(hold) => {
                 note(&self.begun_anew, hold)?;
-                tracing::error!(mirror = %self.name, "{}", held(hold.start));
+                tracing::warn!(mirror = %self.name, "{}", held(&self.name, hold.start));
             }
             None => self.forget_hold(),
         }
@@ -95,30 +114,61 @@ impl Near {
     /// When the principal cannot be asked.
     pub async fn look_who_waits(&self) -> Result<(), Error> {
         let Some(hold) = self.hold().clone() else { return Ok(()) };
-        let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
-        let since = hold.since.as_deref();
-        let waits = ask_who_waits(&mut connection, since).await?.is_none_or(|waits| waits > 0);
-        connection.close().await;
-        if !waits {
-            self.let_go("nobody waits any more who waited before");
+        match self.ask_who_waits(hold.since.as_deref()).await {
+            Ok((_, Some(0))) => self.let_go(&hold, "nobody waits any more who waited before"),
+            Ok((now, Some(_))) if hold.since.is_none() => self.hold_since(&hold, now),
+            Ok((_, Some(_))) => {}
+            Ok((_, None)) | Err(_) => {
+                let config = self.principal.clone();
+                let mut connection =
+                    Connection::connect(&config, Mode::PhysicalReplication).await?;
+                let is_waited_for = is_anybody_waited_for(&mut connection).await?;
+                connection.close().await;
+                if !is_waited_for {
+                    self.let_go(&hold, "synchronous_standby_names is empty");
+                }
+            }
         }
         Ok(())
     }
 
-    /// What may be told at all.
+    /// Commits from before return, on an operator's word, although they are at the principal alone.
+    /// Says where the spool begins that they are not in, if any are held.
+    pub fn let_commits_return(&self) -> Option<Lsn> {
+        let hold = self.hold().clone()?;
+        self.let_go(&hold, "somebody has said so");
+        Some(hold.start)
+    }
+
+    /// Whether nothing may be told.
     pub(super) fn is_held(&self, far: FarPositions) -> bool {
-        let Some(start) = self.begun_anew_at() else { return false };
-        if far.applied <= start {
+        let Some(hold) = self.hold().clone() else { return false };
+        if far.applied <= hold.start {
             return true;
         }
-        self.let_go("a standby has replayed past its beginning");
+        self.let_go(&hold, "a standby has replayed past its beginning");
         false
     }
 
-    fn let_go(&self, why: &str) {
-        if let Some(hold) = self.hold().take() {
-            tracing::info!(mirror = %self.name, start = %hold.start, "the spool that was begun anew is told: {why}");
+    fn let_go(&self, held: &Hold, why: &str) {
+        let mut hold = self.hold();
+        // Another one may have begun meanwhile.
+        if hold.as_ref() == Some(held) {
+            tracing::info!(mirror = %self.name, start = %held.start, "the spool that was begun anew is told: {why}");
+            *hold = None;
             self.forget_hold();
+        }
+    }
+
+    /// The time that could not be asked for at first.
+    fn hold_since(&self, held: &Hold, now: Option<String>) {
+        let mut hold = self.hold();
+        if hold.as_ref() == Some(held) {
+            let since = Hold { since: now, ..held.clone() };
+            match note(&self.begun_anew, &since) {
+                Ok(()) => *hold = Some(since),
+                Err(error) => tracing::warn!(mirror = %self.name, "{error}"),
+            }
         }
     }
 
@@ -139,44 +189,49 @@ impl Near {
 
     /// A role that may not look is told by `synchronous_standby_names` alone.
     async fn who_waits(&self, replication: &mut Connection) -> Result<Waiting, MirrorError> {
-        let asked = async {
-            let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
-            let now = connection.query("SELECT pg_catalog.clock_timestamp()", &[]).await?;
-            let now = now.first().and_then(|row| row.get(0)).map(str::to_owned);
-            let waits = ask_who_waits(&mut connection, None).await?;
-            connection.close().await;
-            Ok::<_, Error>((now, waits))
-        };
-        let since = match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+        let asked = tokio::time::timeout(ANSWER_WITHIN, self.ask_who_waits(None));
+        let since = match asked.await {
             Ok(Ok((_, Some(0)))) => return Ok(Waiting::Nobody),
-            Ok(Ok((now, _))) => now,
+            Ok(Ok((now, Some(_)))) => now,
+            Ok(Ok((_, None))) | Err(_) => None,
             Ok(Err(error)) => {
                 tracing::debug!(mirror = %self.name, %error, "who waits at the principal");
                 None
             }
-            Err(_) => None,
         };
-        let shown = replication.simple_query("SHOW synchronous_standby_names").await?;
-        let names = shown.first().and_then(|set| set.rows.first()?.get(0).map(str::to_owned));
-        let nobody_is_waited_for = names.is_some_and(|names| names.trim().is_empty());
-        Ok(if nobody_is_waited_for { Waiting::Nobody } else { Waiting::Before(since) })
+        let is_waited_for = is_anybody_waited_for(replication).await?;
+        Ok(if is_waited_for { Waiting::Before(since) } else { Waiting::Nobody })
+    }
+
+    /// The principal's time, and how many commits that began before `since` wait for a standby: `None`
+    /// if the role may not see.
+    async fn ask_who_waits(
+        &self,
+        since: Option<&str>,
+    ) -> Result<(Option<String>, Option<u64>), Error> {
+        let sql = "SELECT pg_catalog.clock_timestamp(), count(*) FILTER (WHERE wait_event = 'SyncRep' \
+               AND coalesce(query_start, '-infinity') < coalesce($1::timestamptz, 'infinity')), \
+             pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE') FROM pg_catalog.pg_stat_activity";
+        let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
+        let rows = connection.query(sql, &[since]).await?;
+        connection.close().await;
+        let Some(row) = rows.first() else { return Ok((None, None)) };
+        let waits = if row.get(2) == Some("t") { Some(row.parse(1)?) } else { None };
+        Ok((row.get(0).map(str::to_owned), waits))
     }
 }
 
-/// How many commits that began before `since` wait for a standby; `None` if the role may not see.
-async fn ask_who_waits(
-    connection: &mut Connection,
-    since: Option<&str>,
-) -> Result<Option<u64>, Error> {
-    let sql = "SELECT count(*) FILTER (WHERE wait_event = 'SyncRep' \
-           AND query_start < coalesce($1::timestamptz, 'infinity')), \
-         pg_catalog.pg_has_role('pg_read_all_stats', 'USAGE') FROM pg_catalog.pg_stat_activity";
-    let rows = connection.query(sql, &[since]).await?;
-    let Some(row) = rows.first() else { return Ok(None) };
-    if row.get(1) != Some("t") {
-        return Ok(None);
+/// Whether `synchronous_standby_names` names anybody.
+async fn is_anybody_waited_for(replication: &mut Connection) -> Result<bool, Error> {
+    match replication.simple_query("SHOW synchronous_standby_names").await {
+        Ok(shown) => {
+            let names = shown.first().and_then(|set| set.rows.first()?.get(0).map(str::to_owned));
+            Ok(names.is_none_or(|names| !names.trim().is_empty()))
+        }
+        // A spool's server, which has no commits of its own, knows no such setting.
+        Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("42")) => Ok(false),
+        Err(error) => Err(error),
     }
-    row.parse(0).map(Some)
 }
 
 fn note(path: &Path, hold: &Hold) -> Result<(), MirrorError> {
@@ -188,12 +243,12 @@ fn note(path: &Path, hold: &Hold) -> Result<(), MirrorError> {
 }
 
 /// What is said of it.
-pub fn held(start: Lsn) -> String {
+pub fn held(mirror: &str, start: Lsn) -> String {
     format!(
         "the spool was begun anew at {start}, and commits wait that are from before: they are in no \
          spool, so nothing is acknowledged until a standby that was made since (farshore mirror \
-         seed) has replayed past {start}. Or take the mirror out of synchronous_standby_names for \
-         a moment: then they return, and are at the principal alone"
+         seed) has replayed past {start}, or none of them waits any more. farshore mirror resume \
+         SITE.toml {mirror} lets them return, and then they are at the principal alone"
     )
 }
 

@@ -255,7 +255,9 @@ impl Flow<'_> {
         let told = self.near.status().acknowledged;
         let mut reply = self.near.promise.reply(self.received, far, told);
         if self.near.is_held(far) {
-            (reply.written, reply.flushed) = (Lsn::ZERO, Lsn::ZERO);
+            // Nobody returns for what a standby has written that has flushed nothing; and a server
+            // that shuts down waits until all is written.
+            reply.flushed = Lsn::ZERO;
         }
         if reply == self.told && !anyway {
             return Ok(());

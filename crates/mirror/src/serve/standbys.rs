@@ -98,12 +98,15 @@ impl Default for Streaming {
 }
 
 impl Streaming {
-    fn feedback(&self) -> Option<Feedback> {
+    /// `is_told`: the principal was told something since this node started.
+    fn feedback(&self, is_told: bool) -> Option<Feedback> {
         let here = self.standbys.values().map(|standby| standby.feedback);
         let left = self.left.iter().map(|left| left.feedback);
         let said: Vec<_> = here.chain(left).flatten().collect();
         let may_come_back = self.left.iter().any(|left| left.feedback.is_none());
-        (!said.is_empty() || !may_come_back).then(|| oldest(said.into_iter()))
+        let oldest = oldest(said.into_iter());
+        // That nothing is needed is not known while somebody may come back who has not said so.
+        (is_told || !may_come_back || oldest != Feedback::default()).then_some(oldest)
     }
 }
 
@@ -212,8 +215,8 @@ impl Standbys {
     fn look_again(&self, streaming: &Streaming, wakes: bool) {
         let replaying = streaming.standbys.values().map(|standby| standby.report.applied);
         let applied = replaying.filter(|applied| *applied > Lsn::ZERO).min();
-        let feedback = streaming.feedback();
         self.seen.send_if_modified(|seen| {
+            let feedback = streaming.feedback(seen.feedback.is_some());
             let now = Seen { applied: applied.unwrap_or(seen.applied), feedback };
             let is_waited_for = self.are_waited_for() && now.applied != seen.applied;
             let is_needed = now.feedback != seen.feedback;
@@ -346,7 +349,11 @@ mod tests {
         let first = enter("one");
         assert_eq!(seen(), None, "it has not said yet");
         first.needs(nothing);
-        assert_eq!(seen(), Some(nothing), "it has");
+        assert_eq!(seen(), None, "another one may come back, and need rows");
+        first.needs(feedback(70));
+        assert_eq!(seen(), Some(feedback(70)), "it needs some");
+        first.needs(nothing);
+        assert_eq!(seen(), Some(nothing), "and does not any more");
         first.needs(feedback(70));
         let second = enter("two");
         second.needs(feedback(90));

@@ -2,6 +2,7 @@
 //! `farshore check` calls an error stops the agent in the same words, before it has changed
 //! anything.
 
+use super::adopted::Adopted;
 use super::published::Published;
 use super::{Finding, Findings, Severity, publisher, target};
 use crate::config::{Publication, SiteConfig, Subscription};
@@ -115,8 +116,12 @@ pub async fn subscription(
     let application_name = subscription.spec.application_name();
     let mut findings = Findings::subscription(&subscription.spec.name);
     let published = published.flatten();
+    // What other adopted publications bring there only `farshore check` looks at: it asks publishers
+    // that this start should not wait for.
+    let adopted = Adopted::default();
+    let site = (config, &adopted);
     let session =
-        target::check(config, subscription, published, &application_name, &mut findings).await;
+        target::check(site, subscription, published, &application_name, &mut findings).await;
     (decide(&findings.all, true), session)
 }
 

@@ -1,5 +1,6 @@
 //! The target: our rights there, its tables, and what subscriptions left there before.
 
+use super::adopted::Adopted;
 use super::firing::{self, Sides};
 use super::published::Published;
 use super::server::Server;
@@ -13,10 +14,10 @@ use farshore_apply::postgres::target_table::{
 };
 use farshore_apply::postgres::value_plan::ColumnType;
 use farshore_apply::{ApplyError, Initialise};
-use farshore_capture::publication::{PublicationSpec, TableName, TablePattern};
+use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
-use farshore_pg::{Mode, Question, Row, text_array};
+use farshore_pg::{Question, Row, text_array};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -33,7 +34,7 @@ const POOLER_WITHIN: Duration = Duration::from_secs(5);
 /// Looks at a subscription's target, on a connection of that name, which is returned if there is
 /// one. Without `published` only its server is looked at.
 pub async fn check(
-    config: &SiteConfig,
+    config: (&SiteConfig, &Adopted),
     subscription: &Subscription,
     published: Option<&Published>,
     application_name: &str,
@@ -108,7 +109,7 @@ async fn check_pooler(
 }
 
 async fn look(
-    config: &SiteConfig,
+    config: (&SiteConfig, &Adopted),
     subscription: &Subscription,
     published: Option<&Published>,
     (session, answers): (&mut Session, Vec<Result<Vec<Row>, ApplyError>>),
@@ -151,8 +152,8 @@ async fn look(
         return Ok(());
     }
     let Some((published, named)) = published.zip(named) else { return Ok(()) };
-    check_claims(config, subscription, published, findings).await;
-    check_circles(config, subscription, published, findings).await;
+    check_claims(config, subscription, published, findings);
+    check_circles(config, subscription, published, findings);
     if from_backup {
         let catalogue = tables::named(&mut session.connection, &named).await;
         asked.catalogue = catalogue.map_err(|error| session.error(error));
@@ -284,38 +285,9 @@ fn check_progress(
     }
 }
 
-/// The tables of another publication of this site file.
-enum Theirs<'a> {
-    Patterns(&'a [TablePattern]),
-    /// Those of a publication that is adopted, as its publisher says.
-    Tables(Vec<TableName>),
-}
-
-impl<'a> Theirs<'a> {
-    /// A publisher that cannot be asked is told of elsewhere.
-    async fn by(spec: &'a PublicationSpec) -> Theirs<'a> {
-        if spec.adopt_publication.is_none() {
-            return Theirs::Patterns(&spec.tables);
-        }
-        let tables = async {
-            let mut sql = spec.connect(Mode::Sql).await?;
-            spec.published_tables(&mut sql).await
-        };
-        let tables = tables.await.unwrap_or_default();
-        Theirs::Tables(tables.into_iter().map(|published| published.table).collect())
-    }
-
-    fn has(&self, table: &TableName) -> bool {
-        match self {
-            Theirs::Patterns(patterns) => patterns.iter().any(|pattern| pattern.matches(table)),
-            Theirs::Tables(tables) => tables.contains(table),
-        }
-    }
-}
-
 /// Another subscription of this site file that would write the same tables.
-async fn check_claims(
-    config: &SiteConfig,
+fn check_claims(
+    (config, adopted): (&SiteConfig, &Adopted),
     subscription: &Subscription,
     published: &Published,
     findings: &mut Findings,
@@ -328,13 +300,12 @@ async fn check_claims(
             continue;
         }
         let Some(publication) = config.publication(&other.publication) else { continue };
-        let named = Theirs::by(&publication.spec).await;
         let shared: Vec<String> = published
             .tables
             .iter()
             .filter(|(table, _)| {
                 let (ours, theirs) = (&subscription.spec.schema.names, &other.spec.schema.names);
-                named.has(table) && ours.table(table) == theirs.table(table)
+                adopted.has(&publication.spec, table) && ours.table(table) == theirs.table(table)
             })
             .map(|(table, _)| table.to_string())
             .collect();
@@ -353,8 +324,8 @@ async fn check_claims(
 
 /// Nothing tells a change that was made at one side from one that came from there: with both
 /// directions it would go round for ever.
-async fn check_circles(
-    config: &SiteConfig,
+fn check_circles(
+    (config, adopted): (&SiteConfig, &Adopted),
     subscription: &Subscription,
     published: &Published,
     findings: &mut Findings,
@@ -369,17 +340,15 @@ async fn check_circles(
         {
             continue;
         }
-        let named = Theirs::by(&publication.spec).await;
         let goes_round = |table: &TableName| {
             let there = subscription.spec.schema.names.table(table);
             // With a filter on each way they may be different rows.
-            let is_filtered = |spec: &PublicationSpec, table: &TableName| {
-                spec.articles.get(table).is_some_and(|article| article.row_filter.is_some())
-            };
-            if is_filtered(&own.spec, table) && is_filtered(&publication.spec, &there) {
+            if adopted.is_filtered(&own.spec, table)
+                && adopted.is_filtered(&publication.spec, &there)
+            {
                 return false;
             }
-            named.has(&there) && back.spec.schema.names.table(&there) == *table
+            adopted.has(&publication.spec, &there) && back.spec.schema.names.table(&there) == *table
         };
         let round: Vec<String> = published
             .tables

@@ -56,7 +56,8 @@ pub(crate) struct NearAgent {
 impl NearAgent {
     /// Words on a mirror that goes on.
     fn warning(&self, seen: &Seen, is_connected: bool) -> Option<String> {
-        let held = self.near.begun_anew_at().map(receive::held);
+        let begun_anew = self.near.begun_anew_at();
+        let held = begun_anew.map(|start| receive::held(&self.near.name, start));
         with_warning(held, seen.warning(&self.bounds, is_connected))
     }
 

@@ -255,6 +255,12 @@ impl NearAgent {
     pub async fn resume(&self) -> Result<String, String> {
         let name = &self.near.name;
         let _turn = self.dropping.lock().await;
+        if let Some(start) = self.near.let_commits_return() {
+            return Ok(format!(
+                "mirror \"{name}\" acknowledges log from now on: commits from before {start} return, \
+                 and are at the principal alone until a standby is seeded"
+            ));
+        }
         if lock(&self.seen).dropped.is_none() {
             return Ok(format!("mirror \"{name}\" was not dropped: nothing was changed"));
         }
