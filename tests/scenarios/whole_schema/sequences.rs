@@ -67,7 +67,7 @@ fn positions_follow_and_are_exact_after_a_stop() -> Result<()> {
 #[test]
 fn one_that_was_restarted_and_came_as_far_again_is_followed() -> Result<()> {
     both_ways(|direction| {
-        let mut pair = pair(direction, &["public.*"], "1s")?;
+        let mut pair = pair(direction, &["*.*"], "1s")?;
         await_same(&mut pair)?;
         for _ in 0..2 {
             pair.publish(
