@@ -139,10 +139,16 @@ fn without_secrets(shown: &str, message: &str) -> String {
     };
     let of_a_type = ["invalid type", "invalid length", "unknown variant", "missing field"];
     let is_known = of_a_type.iter().any(|kind| message.starts_with(kind));
+    // Numbers, truth values and lists are none.
+    let may_be_secret = |typed: &str| {
+        let value = typed.split_once('=').map_or("", |(_, value)| value.trim_start());
+        let is_plain = |value: &str| value.starts_with(|c: char| c.is_ascii_digit() || c == '[');
+        tells(typed) || !(is_known || is_plain(value) || ["true", "false"].contains(&value))
+    };
     let mut lines: Vec<String> = shown.lines().map(str::to_owned).collect();
     for line in &mut lines {
         let Some((number, typed)) = line.split_once(" | ") else { continue };
-        if number.trim().parse::<usize>().is_err() || (is_known && !tells(typed)) {
+        if number.trim().parse::<usize>().is_err() || !may_be_secret(typed) {
             continue;
         }
         match typed.split_once('=') {

@@ -48,11 +48,11 @@ fn parse_url(text: &str) -> Result<Keywords, ConfigError> {
     for host in hosts.split(',').filter(|_| !hosts.is_empty()) {
         let (name, port) = split_host(host)?;
         // It may be a password, with a / or a ? in it, or without a host.
-        if !port.bytes().all(|b| b.is_ascii_digit()) {
+        if credentials.is_none() && !port.bytes().all(|b| b.is_ascii_digit()) {
             return Err(malformed(format!("the port is not a number; {ESCAPES}")));
         }
         names.push(percent_decoded(name, "host")?);
-        ports.push(port.to_owned());
+        ports.push(percent_decoded(port, "port")?);
     }
     if names.iter().any(|name| !name.is_empty()) {
         keywords.set("host", names.join(","))?;
