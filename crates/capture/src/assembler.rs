@@ -394,6 +394,7 @@ impl Assembler {
                 // Many transactions may be streaming: an idle one with a spill holds no buffer.
                 if stream.spill.is_some() {
                     stream.write_held(self.store.as_ref(), self.last_position)?;
+                    stream.held = Vec::new();
                 }
                 if let Some(spill) = &mut stream.spill {
                     spill.flush()?;

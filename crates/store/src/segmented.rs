@@ -596,8 +596,11 @@ impl LogStore for SegmentedStore {
     fn status(&self) -> StoreStatus {
         let segments: Vec<_> = lock(&self.log.segments.segments).iter().cloned().collect();
         let segment_bytes: u64 = segments.iter().map(|s| lock(&s.published).end).sum();
-        let spill_bytes: u64 =
-            lock(&self.log.spills).finished.values().map(|spill| spill.bytes).sum();
+        let spill_bytes: u64 = {
+            let spills = lock(&self.log.spills);
+            let finished: u64 = spills.finished.values().map(|spill| spill.bytes).sum();
+            finished + spills.growing_bytes()
+        };
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         StoreStatus {
             start: segments.first().map_or(Lsn::ZERO, |segment| segment.start),

@@ -42,9 +42,10 @@ impl FolderLock {
             return Err(StoreError::Locked { path: dir.to_owned(), pid });
         }
         let pid = format!("{}\n", std::process::id());
-        file.set_len(0)
-            .and_then(|()| file.write_all(pid.as_bytes()))
-            .map_err(io_error("write", &path))?;
+        // For a message only: on a full disk the log opens all the same, and lets go of what fills it.
+        if let Err(error) = file.set_len(0).and_then(|()| file.write_all(pid.as_bytes())) {
+            tracing::debug!(path = %path.display(), %error, "noting who has the log");
+        }
         Ok(FolderLock { _file: file })
     }
 }

@@ -65,6 +65,11 @@ impl Spills {
         Spills { next, finished, ..Spills::default() }
     }
 
+    /// What those take that are not finished.
+    pub fn growing_bytes(&self) -> u64 {
+        self.growing.values().map(|growth| growth.borrow().end).sum()
+    }
+
     /// See [`crate::LogStore::growing_spills`].
     pub fn names_of_growing(&self) -> watch::Receiver<Vec<SpillId>> {
         self.names.subscribe()
