@@ -183,6 +183,17 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
     for s in &mut report.subscriptions {
         let mut verdict = Verdict::default();
         verdict.agent(&s.state, s.error.as_deref());
+        // One that is paused, or has stopped for it, says so itself.
+        if let Some(begins) = &s.dropped_before
+            && !["paused", "stopped"].contains(&s.state.as_str())
+        {
+            verdict.find(Health::Critical, || {
+                format!(
+                    "retention limits dropped what it still needed, and the log begins at {begins}: \
+                     it has to be copied anew"
+                )
+            });
+        }
         let thresholds = limits.subscriptions.get(&s.name).copied().unwrap_or_default();
         if let (Some(bounds), Some(latency)) = (thresholds.latency_ms, s.latency_ms) {
             verdict.find(bounds.judge(latency), || format!("latency: {:.1} s", latency / 1_000.0));
@@ -226,6 +237,16 @@ fn bytes(bytes: u64) -> String {
 mod tests {
     use super::*;
     use crate::report::{DownstreamReport, PublicationReport, SubscriptionReport};
+
+    #[test]
+    fn a_target_that_is_away_for_longer_than_the_log_is_kept_is_critical() {
+        let [_, (health, reason)] = judged(|_, s| {
+            (s.state, s.error) = ("retrying".into(), Some("connection refused".into()));
+            s.dropped_before = Some("0/1A".into());
+        });
+        assert_eq!(health, Health::Critical);
+        assert!(reason.contains("copied anew"), "{reason}");
+    }
 
     fn judged(
         change: impl FnOnce(&mut PublicationReport, &mut SubscriptionReport),

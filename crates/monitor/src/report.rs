@@ -318,6 +318,10 @@ pub struct SubscriptionReport {
     pub state: String,
     /// Why it is retrying or stopped.
     pub error: Option<String>,
+    /// Where the log begins, if what it still needed was dropped by the retention limits: it has to
+    /// be copied anew.
+    #[serde(default)]
+    pub dropped_before: Option<String>,
     /// How it goes with it.
     #[serde(default)]
     pub health: Health,

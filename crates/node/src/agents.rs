@@ -304,6 +304,7 @@ impl SubscriptionAgent {
             publication: self.publication.clone(),
             state: state.to_owned(),
             error,
+            dropped_before: cursor.and_then(|cursor| cursor.expired).map(|at| at.to_string()),
             health: Health::Good,
             reason: None,
             applied: applied.to_string(),
