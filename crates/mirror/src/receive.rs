@@ -10,7 +10,7 @@ mod begun_anew;
 mod flow;
 mod promise;
 
-pub use begun_anew::held;
+pub use begun_anew::{BegunAnew, held};
 pub use promise::Promise;
 
 use crate::descent;
@@ -19,7 +19,6 @@ use crate::history::History;
 use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
 use crate::wal::{SegmentBytes, Timeline};
-use begun_anew::Hold;
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
@@ -28,7 +27,6 @@ use farshore_pg::replication::{IdentifySystem, ReplicationStream, StreamMessage}
 use farshore_pg::{Config, Connection, Mode};
 use flow::{Flow, hear, send};
 use promise::Reply;
-use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
@@ -81,61 +79,13 @@ pub struct Near {
     pub promise: Promise,
     /// How log is packed.
     pub compression: Compression,
-    /// File that tells of commits that wait beside a spool that was begun anew; there is none else.
-    pub begun_anew: PathBuf,
+    /// Commits that wait beside a spool that was begun anew.
+    pub begun_anew: BegunAnew,
     /// How it goes.
     pub status: Mutex<NearStatus>,
-    hold: Mutex<Option<Hold>>,
-}
-
-/// How a near end is made.
-#[derive(Debug)]
-pub struct NearSettings {
-    /// [`Near::name`]
-    pub name: String,
-    /// [`Near::principal`]
-    pub principal: Config,
-    /// [`Near::slot`]
-    pub slot: String,
-    /// [`Near::application_name`]
-    pub application_name: String,
-    /// [`Near::promise`]
-    pub promise: Promise,
-    /// [`Near::compression`]
-    pub compression: Compression,
-    /// [`Near::begun_anew`]
-    pub begun_anew: PathBuf,
 }
 
 impl Near {
-    /// Nobody is connected.
-    pub fn new(settings: NearSettings) -> Near {
-        let NearSettings {
-            name,
-            principal,
-            slot,
-            application_name,
-            promise,
-            compression,
-            begun_anew,
-        } = settings;
-        Near {
-            name,
-            principal,
-            slot,
-            application_name,
-            promise,
-            compression,
-            begun_anew,
-            status: Mutex::default(),
-            hold: Mutex::default(),
-        }
-    }
-
-    fn hold(&self) -> MutexGuard<'_, Option<Hold>> {
-        self.hold.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// How it goes, to look at or change.
     pub fn status(&self) -> MutexGuard<'_, NearStatus> {
         self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())

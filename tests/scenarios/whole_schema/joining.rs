@@ -245,22 +245,26 @@ fn a_new_table_is_dropped_while_it_is_copied() -> Result<()> {
     })
 }
 
+/// A partitioned table whose copy through its root is under way, and who holds it up on the target.
+fn copying_through_its_root(direction: Direction) -> Result<(Pair, postgres::Client)> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+    let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
+    let parted = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (500); \
+         CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (500) TO (2000);";
+    pair.subscriber.execute_script(parted)?;
+    let mut other = pair.subscriber.connect()?;
+    other.batch_execute("BEGIN; LOCK TABLE p IN SHARE MODE")?;
+    pair.publish(&format!("{parted} INSERT INTO p SELECT i, 'v' FROM generate_series(1, 999) i"))?;
+    await_copy_waits(&mut pair, &mut other)?;
+    Ok((pair, other))
+}
+
 /// Its rows are in its partitions.
 #[test]
 fn a_partitioned_table_changes_while_it_is_copied_through_its_root() -> Result<()> {
     both_ways(|direction| {
-        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
-        let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
-        let parted = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
-             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (500); \
-             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (500) TO (2000);";
-        pair.subscriber.execute_script(parted)?;
-        let mut other = pair.subscriber.connect()?;
-        other.batch_execute("BEGIN; LOCK TABLE p IN SHARE MODE")?;
-        pair.publish(&format!(
-            "{parted} INSERT INTO p SELECT i, 'v' FROM generate_series(1, 999) i"
-        ))?;
-        await_copy_waits(&mut pair, &mut other)?;
+        let (mut pair, mut other) = copying_through_its_root(direction)?;
         pair.publish(
             "UPDATE p SET v = 'w' WHERE id % 3 = 0; DELETE FROM p WHERE id % 10 = 0; \
              UPDATE p SET id = id + 1000 WHERE id % 7 = 0 AND id < 900; \
@@ -282,18 +286,7 @@ fn a_partitioned_table_changes_while_it_is_copied_through_its_root() -> Result<(
 #[test]
 fn a_partition_is_emptied_while_its_table_is_copied_through_its_root() -> Result<()> {
     both_ways(|direction| {
-        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
-        let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
-        let parted = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
-             CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (500); \
-             CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (500) TO (2000);";
-        pair.subscriber.execute_script(parted)?;
-        let mut other = pair.subscriber.connect()?;
-        other.batch_execute("BEGIN; LOCK TABLE p IN SHARE MODE")?;
-        pair.publish(&format!(
-            "{parted} INSERT INTO p SELECT i, 'v' FROM generate_series(1, 999) i"
-        ))?;
-        await_copy_waits(&mut pair, &mut other)?;
+        let (mut pair, mut other) = copying_through_its_root(direction)?;
         let mut source = pair.publisher.connect()?;
         source.batch_execute("SET statement_timeout = '60s'")?;
         source.batch_execute("TRUNCATE p1")?;

@@ -12,7 +12,8 @@ use crate::relay::message::FarPositions;
 use crate::spool::folder;
 use farshore_model::Lsn;
 use farshore_pg::{Connection, Error, Mode};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 /// How long is waited for the principal's answer on who waits.
@@ -41,6 +42,20 @@ impl Hold {
     }
 }
 
+/// What a near end knows of such commits.
+#[derive(Debug)]
+pub struct BegunAnew {
+    note: PathBuf,
+    hold: Mutex<Option<Hold>>,
+}
+
+impl BegunAnew {
+    /// They are noted in this file, where there are any.
+    pub fn noted_in(note: PathBuf) -> BegunAnew {
+        BegunAnew { note, hold: Mutex::default() }
+    }
+}
+
 /// Stands for a beginning that is not known yet.
 const PENDING: Lsn = Lsn::ZERO;
 
@@ -52,6 +67,10 @@ enum Waiting {
 }
 
 impl Near {
+    fn hold(&self) -> MutexGuard<'_, Option<Hold>> {
+        self.begun_anew.hold.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// Where the spool begins that commits from before wait beside, while they do.
     pub fn begun_anew_at(&self) -> Option<Lsn> {
         self.hold().as_ref().map(|hold| hold.start)
@@ -65,13 +84,13 @@ impl Near {
         }
         let noted = self.noted()?;
         if noted.is_none() {
-            note(&self.begun_anew, &Hold { start: PENDING, since: None })?;
+            note(&self.begun_anew.note, &Hold { start: PENDING, since: None })?;
         }
         Ok(noted.is_some_and(|noted| noted.start == PENDING))
     }
 
     fn noted(&self) -> Result<Option<Hold>, MirrorError> {
-        match std::fs::read_to_string(&self.begun_anew) {
+        match std::fs::read_to_string(&self.begun_anew.note) {
             Ok(note) => Ok(Hold::decode(&note)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(self.note_error("read", error)),
@@ -99,7 +118,7 @@ impl Near {
         };
         match &hold {
             Some(hold) => {
-                note(&self.begun_anew, hold)?;
+                note(&self.begun_anew.note, hold)?;
                 tracing::warn!(mirror = %self.name, "{}", held(&self.name, hold.start));
             }
             None => self.forget_hold(),
@@ -165,7 +184,7 @@ impl Near {
         let mut hold = self.hold();
         if hold.as_ref() == Some(held) {
             let since = Hold { since: now, ..held.clone() };
-            match note(&self.begun_anew, &since) {
+            match note(&self.begun_anew.note, &since) {
                 Ok(()) => *hold = Some(since),
                 Err(error) => tracing::warn!(mirror = %self.name, "{error}"),
             }
@@ -174,16 +193,16 @@ impl Near {
 
     /// One that stays is found again, and let go again.
     fn forget_hold(&self) {
-        match std::fs::remove_file(&self.begun_anew) {
+        match std::fs::remove_file(&self.begun_anew.note) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(mirror = %self.name, "cannot remove {}: {error}", self.begun_anew.display());
+                tracing::warn!(mirror = %self.name, "cannot remove {}: {error}", self.begun_anew.note.display());
             }
             Ok(()) | Err(_) => {}
         }
     }
 
     fn note_error(&self, action: &'static str, error: std::io::Error) -> MirrorError {
-        tracing::error!(mirror = %self.name, "{action} {}: {error}", self.begun_anew.display());
+        tracing::error!(mirror = %self.name, "{action} {}: {error}", self.begun_anew.note.display());
         MirrorError::Io { action: "note that the spool was begun anew", error }
     }
 

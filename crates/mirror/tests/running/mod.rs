@@ -6,7 +6,7 @@ use farshore_link::certificates::Authority;
 use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions, Listener, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
-use farshore_mirror::receive::{Near, NearSettings, Promise};
+use farshore_mirror::receive::{BegunAnew, Near, Promise};
 use farshore_mirror::relay::compression::{Compression, Method};
 use farshore_mirror::seed::BackupRequest;
 use farshore_mirror::serve::{Access, NearEnd, Server};
@@ -65,15 +65,16 @@ impl Mirror {
         let authority = Authority::create(&folder.path().join("authority"))?;
         let near_identity = identity(folder.path(), &authority, "near")?;
         let far_identity = identity(folder.path(), &authority, "far")?;
-        let near = Arc::new(Near::new(NearSettings {
+        let near = Arc::new(Near {
             name: NAME.to_owned(),
             principal: farshore_pg::Config::parse(principal_url)?,
             slot: SLOT.to_owned(),
             application_name: APPLICATION_NAME.to_owned(),
             promise,
             compression: Compression::Fixed(Method::Zstd(1)),
-            begun_anew: folder.path().join("near.begun"),
-        }));
+            begun_anew: BegunAnew::noted_in(folder.path().join("near.begun")),
+            status: Mutex::default(),
+        });
         let options = LinkOptions { connections: 2, ..LinkOptions::default() };
         let bound = Listener::bind("127.0.0.1:0", near_identity, options.clone());
         let listener = runtime.block_on(bound)?;

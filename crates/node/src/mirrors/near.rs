@@ -13,7 +13,7 @@ use crate::sites::protocol::Wanted;
 use bounds::{Bounds, Leeway, Seen};
 use farshore_link::Session;
 use farshore_mirror::MirrorError;
-use farshore_mirror::receive::{self, Near, NearSettings};
+use farshore_mirror::receive::{self, BegunAnew, Near};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{self, BackupRequest, SeedRequest};
@@ -71,15 +71,16 @@ impl NearAgent {
             tracing::error!(mirror = %mirror.name, "{why}");
         }
         NearAgent {
-            near: Near::new(NearSettings {
+            near: Near {
                 name: mirror.name.clone(),
                 principal: reached_by(mirror),
                 slot: mirror.slot.clone(),
                 application_name: mirror.application_name.clone(),
                 promise: mirror.promise,
                 compression: mirror.compression,
-                begun_anew: Note::begun_anew(data_dir, &mirror.name),
-            }),
+                begun_anew: BegunAnew::noted_in(Note::begun_anew(data_dir, &mirror.name)),
+                status: Mutex::default(),
+            },
             failure: Mutex::default(),
             promoted: Mutex::default(),
             direct: mirror.direct,
