@@ -171,6 +171,9 @@ impl Capture {
         };
         slot::settle_loss(&self.spec, self.store.as_ref(), seen)?;
         let held = self.store.durable().borrow().0;
+        if let Err(error) = self.store.discard_unnamed_spills() {
+            tracing::warn!(publication = %self.spec.name, "left on the disk: {error}");
+        }
         let assembler = Assembler::new(self.store.clone(), context, held);
         let mut intake = Intake::new(self, assembler, binary, is_close, stop);
         // What is counted is what comes after this.

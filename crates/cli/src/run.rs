@@ -42,6 +42,20 @@ fn keep_from_others(data_dir: &Path) {
     }
 }
 
+/// A defect anywhere ends the node as a power cut would, which it recovers from; a part that died alone
+/// would leave the others waiting for it, and whatever it had half changed in memory
+/// (docs/decisions/0067).
+fn end_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!(
+            "ended by a defect in Farshore, please report it: {panic}\n{}\nWhat is durable is whole: \
+             start the node again, and it goes on where it stood",
+            std::backtrace::Backtrace::force_capture()
+        );
+        std::process::abort();
+    }));
+}
+
 /// Runs a site until SIGTERM or SIGINT. SIGHUP does nothing, and says so.
 pub fn run(site: &Path) -> ExitCode {
     keep_memory_small();
@@ -56,6 +70,7 @@ pub fn run(site: &Path) -> ExitCode {
         // A terminal that is gone takes no messages; to say so there would be a panic.
         .log_internal_errors(false)
         .init();
+    end_on_panic();
     let config = match load(site) {
         Ok(config) => config,
         Err(code) => return code,

@@ -7,6 +7,7 @@ struct Crash {
     point: String,
     nth: u64,
     cut: bool,
+    panic: bool,
     passed: AtomicU64,
 }
 
@@ -18,11 +19,15 @@ fn crash() -> Option<&'static Crash> {
             let mut parts = text.split(':');
             let point = parts.next().unwrap_or_default().to_owned();
             assert!(POINTS.contains(&point.as_str()), "FARSHORE_CRASH: no crash point \"{point}\"");
-            let mut crash = Crash { point, nth: 1, cut: false, passed: AtomicU64::new(0) };
+            let mut crash =
+                Crash { point, nth: 1, cut: false, panic: false, passed: AtomicU64::new(0) };
             for part in parts {
                 match part {
                     "cut" => crash.cut = true,
-                    nth => crash.nth = nth.parse().expect("FARSHORE_CRASH=point[:nth][:cut]"),
+                    "panic" => crash.panic = true,
+                    nth => {
+                        crash.nth = nth.parse().expect("FARSHORE_CRASH=point[:nth][:cut|:panic]");
+                    }
                 }
             }
             Some(crash)
@@ -32,7 +37,7 @@ fn crash() -> Option<&'static Crash> {
 
 static PASSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 
-/// Ends the process by SIGKILL here, if `FARSHORE_CRASH` says so.
+/// Ends the process by SIGKILL here, or panics, if `FARSHORE_CRASH` says so.
 pub fn point(name: &'static str) {
     debug_assert!(POINTS.contains(&name), "unlisted crash point {name}");
     *PASSED.lock().unwrap_or_else(|e| e.into_inner()).entry(name).or_default() += 1;
@@ -40,6 +45,7 @@ pub fn point(name: &'static str) {
     if crash.point != name || crash.passed.fetch_add(1, Ordering::SeqCst) + 1 != crash.nth {
         return;
     }
+    assert!(!crash.panic, "fault: a panic at {name}");
     if crash.cut {
         unsynced::cut_power();
     }

@@ -3,9 +3,10 @@
 //! Without the `faults` feature both functions are empty and the compiler removes the calls.
 //! With it, two environment variables steer them:
 //!
-//! - `FARSHORE_CRASH=point[:nth][:cut]`: at the `nth` (default first) passage of `point` the
+//! - `FARSHORE_CRASH=point[:nth][:cut|:panic]`: at the `nth` (default first) passage of `point` the
 //!   process is ended by SIGKILL. With `cut` a power cut is played first: every file known to
 //!   [`unsynced::Tracked`] loses the bytes that no fsync has covered.
+//!   With `panic` it panics there instead.
 //! - `FARSHORE_DEFECT=name`: the named defect is switched on; a checker must notice it.
 
 #[cfg(feature = "faults")]

@@ -178,6 +178,12 @@ fn publications(out: &mut Text, snapshot: &Snapshot) {
     family("farshore_publication_syncs_total", COUNTER, "fdatasync calls of the store.", &|p| {
         Some(p.syncs as f64)
     });
+    family(
+        "farshore_publication_restarts_total",
+        COUNTER,
+        "Times that what fills the store was started again after an error.",
+        &|p| Some(p.restarts as f64),
+    );
     family("farshore_publication_store_bytes", GAUGE, "Bytes of the store on disk.", &|p| {
         Some(p.store_bytes as f64)
     });

@@ -303,6 +303,9 @@ pub struct PublicationReport {
     pub stored_bytes: u64,
     /// fdatasync calls since the node started.
     pub syncs: u64,
+    /// How often what fills it was started again after an error.
+    #[serde(default)]
+    pub restarts: u64,
     /// The log can be read after this position.
     pub store_start: String,
 }

@@ -306,7 +306,10 @@ impl Sampler {
             recorder: settings.history.clone().map(Recorder::new),
             writing: None,
             complained: false,
-            watcher: settings.webhook.clone().map(Watcher::start),
+            watcher: settings
+                .webhook
+                .clone()
+                .map(|webhook| Watcher::start(webhook, settings.history.clone())),
         };
         (sampler, looks)
     }

@@ -11,8 +11,8 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
@@ -23,6 +23,8 @@ use tokio_rustls::TlsAcceptor;
 const CONNECTIONS_MAX: usize = 64;
 /// A client has this long for a TLS handshake, and for the head of a request.
 const HEAD_MAX: Duration = Duration::from_secs(10);
+/// The certificate's files are looked at this often.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// A token shorter than this can be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
 
@@ -62,8 +64,62 @@ pub enum MonitorError {
 pub struct Monitor {
     listener: TcpListener,
     address: SocketAddr,
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     routes: Router,
+}
+
+/// What connections are accepted with; a certificate that is replaced is used from then on.
+#[derive(Clone)]
+struct Tls {
+    certificate: PathBuf,
+    key: PathBuf,
+    acceptor: Arc<Mutex<TlsAcceptor>>,
+}
+
+impl Tls {
+    fn load((certificate, key): &(PathBuf, PathBuf)) -> Result<Tls, MonitorError> {
+        let acceptor = Arc::new(Mutex::new(acceptor(certificate, key)?));
+        Ok(Tls { certificate: certificate.clone(), key: key.clone(), acceptor })
+    }
+
+    fn acceptor(&self) -> TlsAcceptor {
+        self.acceptor.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+    }
+
+    fn seen(&self) -> [Option<(SystemTime, u64)>; 2] {
+        [&self.certificate, &self.key].map(|path| {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.modified().ok()?, metadata.len()))
+        })
+    }
+
+    /// Looks again and again.
+    async fn renew(self, every: Duration) {
+        let mut tried = self.seen();
+        let mut before = tried;
+        loop {
+            tokio::time::sleep(every).await;
+            let now = self.seen();
+            // Who replaces both is let finish.
+            let is_settled = now == before;
+            before = now;
+            if now == tried || !is_settled {
+                continue;
+            }
+            tried = now;
+            match acceptor(&self.certificate, &self.key) {
+                Ok(new) => {
+                    *self.acceptor.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = new;
+                    let certificate = self.certificate.display();
+                    tracing::info!("the monitor's certificate was replaced: {certificate} is used");
+                }
+                Err(error) => tracing::error!(
+                    "the monitor's certificate was replaced and cannot be used: {error}. Going on \
+                     with the one from before"
+                ),
+            }
+        }
+    }
 }
 
 impl Monitor {
@@ -78,10 +134,7 @@ impl Monitor {
     ) -> Result<Monitor, MonitorError> {
         settings.check().map_err(MonitorError::Unprotected)?;
         let token = settings.token.as_deref().map(read_token).transpose()?;
-        let tls = match &settings.tls {
-            Some((certificate, key)) => Some(acceptor(certificate, key)?),
-            None => None,
-        };
+        let tls = settings.tls.as_ref().map(Tls::load).transpose()?;
         let address = settings.address;
         let listen = |error| MonitorError::Listen { address, error };
         let listener = TcpListener::bind(address).await.map_err(listen)?;
@@ -100,6 +153,9 @@ impl Monitor {
     pub async fn run(self) {
         let connections = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let mut serving = JoinSet::new();
+        if let Some(tls) = self.tls.clone() {
+            serving.spawn(tls.renew(LOOK_EVERY));
+        }
         loop {
             while serving.try_join_next().is_some() {}
             let Ok(permit) = connections.clone().acquire_owned().await else { return };
@@ -108,7 +164,7 @@ impl Monitor {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             };
-            let (tls, routes) = (self.tls.clone(), self.routes.clone());
+            let (tls, routes) = (self.tls.as_ref().map(Tls::acceptor), self.routes.clone());
             serving.spawn(async move {
                 match tls {
                     None => serve_one(stream, routes).await,
@@ -169,4 +225,36 @@ fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, MonitorError>
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, secret))
         .map_err(|error| content(certificate, error.to_string()))?;
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_certificate_that_is_replaced_is_used_when_it_can_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+        let put = || {
+            let made = rcgen::generate_simple_self_signed(["a.example".to_owned()]).unwrap();
+            std::fs::write(&files.0, made.cert.pem()).unwrap();
+            std::fs::write(&files.1, made.signing_key.serialize_pem()).unwrap();
+        };
+        put();
+        let tls = Tls::load(&files).unwrap();
+        let first = tls.acceptor();
+        let every = Duration::from_millis(20);
+        let renewing = tokio::spawn(tls.clone().renew(every));
+        let is = |acceptor: &TlsAcceptor| Arc::ptr_eq(acceptor.config(), tls.acceptor().config());
+        // It looks at the files as they were first, whenever it begins.
+        tokio::time::sleep(every).await;
+        std::fs::write(&files.0, "no certificate").unwrap();
+        tokio::time::sleep(every * 10).await;
+        assert!(is(&first), "one that cannot be used changes nothing");
+        put();
+        while is(&first) {
+            tokio::time::sleep(every).await;
+        }
+        renewing.abort();
+    }
 }

@@ -8,13 +8,16 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustls::RootCertStore;
 use rustls::pki_types::ServerName;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_rustls::TlsConnector;
 
 /// The other side has this long for each try.
@@ -22,9 +25,14 @@ const TRY_MAX: Duration = Duration::from_secs(10);
 /// The pause before a second try; it doubles up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// For so long after the start nothing is said to be better than what was told before it: agents
+/// that begin have not failed yet.
+const BEGINS_IN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+/// Within the monitor's folder: what was told last.
+const TOLD: &str = "told.json";
 
 /// Where changes are posted. Its path may be a secret and is never shown.
-#[derive(Clone, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Webhook {
     tls: bool,
     host: String,
@@ -137,6 +145,68 @@ type State = (Health, Option<String>);
 /// Objects by kind and name.
 type States = BTreeMap<(&'static str, String), State>;
 
+/// What whoever is at the address was told last of each object; kept over a restart, so that what
+/// one has mended is told as well.
+struct Told {
+    file: Option<PathBuf>,
+    address: u64,
+    health: BTreeMap<(String, String), Health>,
+}
+
+/// The same as a file.
+#[derive(Deserialize, Serialize)]
+struct ToldFile {
+    /// Whom, without saying where: somebody else was told nothing.
+    address: u64,
+    /// Kind, name and health of each.
+    objects: Vec<(String, String, Health)>,
+}
+
+impl Told {
+    /// Blocks on the disk. What cannot be read was not told.
+    fn read(webhook: &Webhook, folder: Option<&Path>) -> Told {
+        let mut hasher = DefaultHasher::new();
+        webhook.hash(&mut hasher);
+        let (file, address) = (folder.map(|folder| folder.join(TOLD)), hasher.finish());
+        let found = file.as_ref().and_then(|file| std::fs::read(file).ok());
+        let found = found.and_then(|text| serde_json::from_slice::<ToldFile>(&text).ok());
+        let objects = found.filter(|found| found.address == address).map(|found| found.objects);
+        let health = objects.unwrap_or_default().into_iter();
+        let health = health.map(|(kind, name, health)| ((kind, name), health)).collect();
+        Told { file, address, health }
+    }
+
+    fn of(&self, kind: &str, name: &str) -> Health {
+        self.health.get(&(kind.to_owned(), name.to_owned())).copied().unwrap_or_default()
+    }
+
+    /// `changes` were told; objects that there are no more are forgotten.
+    async fn note(&mut self, changes: Vec<Change>, states: &States) {
+        self.health.retain(|(kind, name), _| states.keys().any(|(k, n)| k == kind && n == name));
+        for change in changes {
+            self.health.insert((change.kind.to_owned(), change.name), change.to);
+        }
+        let Some(file) = self.file.clone() else { return };
+        let objects = self.health.iter();
+        let objects = objects.map(|((kind, name), to)| (kind.clone(), name.clone(), *to)).collect();
+        let text = serde_json::to_vec(&ToldFile { address: self.address, objects });
+        let written = tokio::task::spawn_blocking(move || write(&file, &text.unwrap_or_default()));
+        if let Ok(Err(error)) = written.await {
+            tracing::warn!("what was posted is not known after a restart: {error}");
+        }
+    }
+}
+
+/// As a whole or not at all.
+fn write(file: &Path, text: &[u8]) -> std::io::Result<()> {
+    if let Some(folder) = file.parent() {
+        std::fs::create_dir_all(folder)?;
+    }
+    let beside = file.with_extension("new");
+    std::fs::write(&beside, text)?;
+    std::fs::rename(&beside, file)
+}
+
 /// What was seen last.
 #[derive(Clone, Debug, Default)]
 struct Seen {
@@ -152,15 +222,15 @@ pub(crate) struct Watcher {
 }
 
 impl Watcher {
-    /// Posts from a task of its own, which ends with this.
-    pub fn start(webhook: Webhook) -> Watcher {
+    /// Posts from a task of its own, which ends with this. What was posted is kept in `folder`, if
+    /// there is one.
+    pub fn start(webhook: Webhook, folder: Option<PathBuf>) -> Watcher {
         let seen = watch::Sender::new(Seen::default());
-        tokio::spawn(tell(webhook, seen.subscribe()));
+        tokio::spawn(tell(webhook, folder, seen.subscribe()));
         Watcher { seen }
     }
 
-    /// Takes a look. What is not good at the first is a change too: nobody knows whether it was
-    /// told before the node started.
+    /// Takes a look. What was never told was good.
     pub fn look(&mut self, report: &SiteReport, at: f64) {
         let publications =
             report.publications.iter().map(|p| ("publication", &p.name, p.health, &p.reason));
@@ -184,22 +254,31 @@ impl Watcher {
 
 /// Posts what differs from what was told last, again and again until it was taken: a line that is
 /// cut hides the address too, and what happened meanwhile must be told when it is back.
-async fn tell(webhook: Webhook, mut seen: watch::Receiver<Seen>) {
-    let mut told: BTreeMap<(&'static str, String), Health> = BTreeMap::new();
+async fn tell(webhook: Webhook, folder: Option<PathBuf>, mut seen: watch::Receiver<Seen>) {
+    let begun = Instant::now() + BEGINS_IN;
+    let mut told = Told::read(&webhook, folder.as_deref());
     let mut pause = PAUSE_MIN;
+    // There is nothing to compare with what was told before the first look.
+    if seen.changed().await.is_err() {
+        return;
+    }
     loop {
         let Seen { site, at, states } = seen.borrow_and_update().clone();
-        let changes: Vec<Change> = states
+        let all: Vec<Change> = states
             .iter()
             .filter_map(|((kind, name), (to, reason))| {
-                let from = told.get(&(*kind, name.clone())).copied().unwrap_or_default();
+                let from = told.of(kind, name);
                 let change =
                     Change { kind, name: name.clone(), from, to: *to, reason: reason.clone() };
                 (from != *to).then_some(change)
             })
             .collect();
+        let has_begun = Instant::now() >= begun;
+        let (changes, later): (Vec<Change>, Vec<Change>) =
+            all.into_iter().partition(|change| has_begun || change.to > change.from);
         if !changes.is_empty() {
-            let body = serde_json::to_string(&News { site, at, changes }).unwrap_or_default();
+            let news = News { site, at, changes };
+            let body = serde_json::to_string(&news).unwrap_or_default();
             let posted = tokio::time::timeout(TRY_MAX, webhook.post(body)).await;
             let error = match posted {
                 Ok(Ok(())) => None,
@@ -218,10 +297,11 @@ async fn tell(webhook: Webhook, mut seen: watch::Receiver<Seen>) {
                 continue;
             }
             pause = PAUSE_MIN;
-            told = states.into_iter().map(|(object, (health, _))| (object, health)).collect();
+            told.note(news.changes, &states).await;
         }
-        if seen.changed().await.is_err() {
-            return;
+        tokio::select! {
+            changed = seen.changed() => if changed.is_err() { return },
+            () = tokio::time::sleep_until(begun), if !later.is_empty() => {}
         }
     }
 }
@@ -262,13 +342,26 @@ mod tests {
         SiteReport { subscriptions: vec![subscription], ..SiteReport::default() }
     }
 
+    /// What was told of the subscription.
+    fn told(webhook: &Webhook, folder: Option<&Path>) -> Health {
+        Told::read(webhook, folder).of("subscription", "s")
+    }
+
+    async fn wait_for(found: impl Fn() -> bool) {
+        while !found() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     #[tokio::test]
     async fn what_was_not_taken_is_told_until_it_is() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("http://{}/geheim?x=1", listener.local_addr().unwrap());
         let webhook = Webhook::parse(&address).unwrap();
         assert!(!format!("{webhook:?}").contains("geheim"));
-        let mut watcher = Watcher::start(webhook);
+        let folder = tempfile::tempdir().unwrap();
+        let place = Some(folder.path().join("monitor"));
+        let mut watcher = Watcher::start(webhook.clone(), place.clone());
         let no = "HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n";
         let yes = "HTTP/1.1 204 Done\r\n\r\n";
         let mut seen = Vec::new();
@@ -287,6 +380,29 @@ mod tests {
         }
         let bad = "\"good\" \"critical\" \"because\"";
         assert_eq!(seen, [bad, bad, "\"critical\" \"good\" null"]);
+
+        // A node that starts again tells what has changed meanwhile, and nothing else.
+        watcher.look(&report(Health::Warning), 9.0);
+        take(&listener, yes).await;
+        wait_for(|| told(&webhook, place.as_deref()) == Health::Warning).await;
+        drop(watcher);
+        let mut watcher = Watcher::start(webhook.clone(), place.clone());
+        watcher.look(&report(Health::Warning), 10.0);
+        watcher.look(&report(Health::Critical), 11.0);
+        let (_, news) = take(&listener, yes).await;
+        assert_eq!(news["changes"][0]["from"], "warning", "{news}");
+        wait_for(|| told(&webhook, place.as_deref()) == Health::Critical).await;
+        drop(watcher);
+        // Not from its first moment on: what begins has not failed yet.
+        let mut watcher = Watcher::start(webhook, place);
+        let begin = Instant::now();
+        watcher.look(&report(Health::Good), 12.0);
+        let (_, news) = take(&listener, yes).await;
+        assert_eq!(news["changes"][0]["to"], "good", "{news}");
+        assert!(begin.elapsed() >= BEGINS_IN);
+        // Somebody else was told nothing.
+        let other = Webhook::parse("http://127.0.0.1:1/other").unwrap();
+        assert_eq!(told(&other, Some(&folder.path().join("monitor"))), Health::Good);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::check::gate::PublisherAsked;
 use crate::legs::{self, Durability, milliseconds};
 use crate::report::{CopyReport, Health, PublicationReport, SubscriptionReport};
 use crate::sites::receive::Receive;
-use crate::supervisor::Notice;
+use crate::supervisor::{Notice, Progress};
 use crate::switch::Switch;
 use farshore_apply::{Phase, Subscription};
 use farshore_capture::Capture;
@@ -14,6 +14,8 @@ use farshore_model::{Lsn, PgTime, leg_micros};
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{Cursor, LogStore};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::time::Instant;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
@@ -64,12 +66,56 @@ pub(crate) struct AgentFailure {
     retrying: Option<String>,
     stopped: Option<String>,
     restarts: u64,
+    /// The run that is ending had begun its work.
+    had_begun: bool,
+    in_vain: Option<InVain>,
+}
+
+/// Runs that began their work, failed, and came no further than the ones before them. Between two of
+/// them an agent looks as if all were well.
+#[derive(Debug)]
+struct InVain {
+    runs: u32,
+    longest: Duration,
+    progress: Progress,
+    last: Instant,
+}
+
+/// As many such runs are no accident of a server that was started again.
+const IN_VAIN_MIN: u32 = 3;
+/// So much longer than twice the longest of them an agent has to work before they are forgotten.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
+
+impl InVain {
+    /// One more.
+    fn and(before: Option<InVain>, ran: Duration, progress: Progress) -> InVain {
+        let before = before.filter(|before| before.progress == progress);
+        let (runs, longest) = before.map_or((0, Duration::ZERO), |all| (all.runs, all.longest));
+        InVain { runs: runs + 1, longest: longest.max(ran), progress, last: Instant::now() }
+    }
 }
 
 impl AgentFailure {
     /// What was wrong before it was started by hand is history.
     pub(crate) fn begin(&mut self) {
-        (self.retrying, self.stopped) = (None, None);
+        *self = AgentFailure { restarts: self.restarts, ..AgentFailure::default() };
+    }
+
+    /// The run that is about to end had begun its work, and its failure would not be seen in the
+    /// state of the next one.
+    pub(crate) fn had_begun(&mut self) {
+        self.had_begun = true;
+    }
+
+    /// That it fails over and over although it seems to work now, if that is so.
+    fn in_vain(&self, progress: Progress) -> Option<String> {
+        let InVain { runs, longest, progress: stood, last } = self.in_vain.as_ref()?;
+        let is_over = progress != *stood || last.elapsed() > *longest * 2 + FORGOTTEN_AFTER;
+        if is_over || *runs < IN_VAIN_MIN {
+            return None;
+        }
+        let error = self.retrying.as_deref().unwrap_or_default();
+        Some(format!("failed {runs} times without coming any further, the last time with: {error}"))
     }
 
     /// Why it is started again and again.
@@ -92,10 +138,14 @@ impl AgentFailure {
 pub(crate) fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
     let mut failure = lock(failure);
     match notice {
-        Notice::Retrying(error) => {
+        Notice::Retrying { error, ran, progress } => {
             failure.retrying = Some((*error).to_owned());
             failure.stopped = None;
             failure.restarts += 1;
+            if std::mem::take(&mut failure.had_begun) {
+                let before = failure.in_vain.take();
+                failure.in_vain = Some(InVain::and(before, *ran, *progress));
+            }
         }
         Notice::Stopped(error) => failure.stopped = Some((*error).to_owned()),
     }
@@ -124,7 +174,7 @@ impl PublicationAgent {
         let (state, error) = match (&failure.stopped, capture.streaming) {
             (Some(error), _) => ("stopped", Some(error.clone())),
             (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
-            (None, true) => ("streaming", None),
+            (None, true) => ("streaming", failure.in_vain((store.durable.0, 0))),
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", capture.waits_for.clone()),
         };
@@ -167,6 +217,7 @@ impl PublicationAgent {
             payload_bytes: store.payload_bytes_appended,
             stored_bytes: store.stored_bytes_appended,
             syncs: store.syncs,
+            restarts: failure.restarts,
             store_start: store.start.to_string(),
         }
     }
@@ -213,7 +264,10 @@ impl ReceivedAgent {
             (Some(error), _) => ("stopped", Some(error.clone())),
             (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
             // What the upstream site does not get does not come here either.
-            (None, true) => ("receiving", receive.trouble.map(|why| self.has_no_more(&why))),
+            (None, true) => {
+                let trouble = receive.trouble.map(|why| self.has_no_more(&why));
+                ("receiving", trouble.or_else(|| failure.in_vain((store.durable.0, 0))))
+            }
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", None),
         };
@@ -243,6 +297,7 @@ impl ReceivedAgent {
             payload_bytes: store.payload_bytes_appended,
             stored_bytes: store.stored_bytes_appended,
             syncs: store.syncs,
+            restarts: failure.restarts,
             store_start: store.start.to_string(),
         }
     }
@@ -257,11 +312,21 @@ fn dropped(cursor: &Cursor) -> Option<String> {
     ))
 }
 
+/// Whether a subscription is at work.
+pub(crate) fn is_live(phase: Phase) -> bool {
+    matches!(phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming)
+}
+
+/// How far a subscription has come.
+pub(crate) fn subscription_progress(status: &farshore_apply::SubscriptionStatus) -> Progress {
+    (status.applied.0, status.copies.iter().map(|copy| copy.ranges_done).sum())
+}
+
 impl SubscriptionAgent {
     pub(crate) fn report(&self) -> SubscriptionReport {
         let status = lock(&self.subscription.status).clone();
         let failure = lock(&self.failure);
-        let live = matches!(status.phase, Phase::Copying | Phase::CatchingUp | Phase::Streaming);
+        let live = is_live(status.phase);
         let cursor = self.store.cursors().into_iter().find(|cursor| cursor.name == self.name);
         let (state, error) = match (&failure.stopped, &failure.retrying) {
             _ if self.switch.is_paused() => ("paused", cursor.as_ref().and_then(dropped)),
@@ -271,7 +336,10 @@ impl SubscriptionAgent {
                 (status.phase.word(), status.waits_for.clone())
             }
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
-            (None, _) => (status.phase.word(), status.left_for_later.clone()),
+            (None, _) => {
+                let in_vain = failure.in_vain(subscription_progress(&status));
+                (status.phase.word(), in_vain.or_else(|| status.left_for_later.clone()))
+            }
         };
         let applied = if status.applied.0 == Lsn::ZERO {
             cursor.as_ref().map_or(Lsn::ZERO, |cursor| cursor.applied.0)
@@ -338,5 +406,46 @@ impl SubscriptionAgent {
                 })
                 .collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An agent begins, and fails after `ran`.
+    fn fail(failure: &Mutex<AgentFailure>, ran: Duration, progress: Progress) {
+        lock(failure).had_begun();
+        note(failure, &Notice::Retrying { error: "no space", ran, progress });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_fails_over_and_over_is_not_well_in_between() {
+        let failure = Mutex::new(AgentFailure::default());
+        let stood = (Lsn(100), 0);
+        let ran = Duration::from_secs(300);
+        for _ in 0..2 {
+            fail(&failure, ran, stood);
+            assert_eq!(lock(&failure).in_vain(stood), None, "a server may be started twice");
+        }
+        // What never began says why by its state, and is none of them.
+        note(&failure, &Notice::Retrying { error: "refused", ran, progress: stood });
+        assert_eq!(lock(&failure).in_vain(stood), None);
+        fail(&failure, ran, stood);
+        let said = lock(&failure).in_vain(stood).unwrap();
+        assert!(said.contains("3 times") && said.ends_with("no space"), "{said}");
+        tokio::time::advance(ran * 2).await;
+        assert!(lock(&failure).in_vain(stood).is_some(), "it may fail again at any moment");
+        // It came further, if only a range of a copy.
+        assert_eq!(lock(&failure).in_vain((Lsn(100), 1)), None);
+        fail(&failure, ran, (Lsn(200), 0));
+        assert_eq!(lock(&failure).in_vain((Lsn(200), 0)), None);
+        for _ in 0..3 {
+            fail(&failure, ran, stood);
+        }
+        assert!(lock(&failure).in_vain(stood).is_some());
+        tokio::time::advance(ran * 2 + FORGOTTEN_AFTER * 2).await;
+        assert_eq!(lock(&failure).in_vain(stood), None, "it works for longer than it ever did");
+        assert_eq!(lock(&failure).restarts, 8);
     }
 }

@@ -39,7 +39,7 @@ pub(crate) async fn run(site: Arc<Site>, settings: Settings, mut stop: watch::Re
             }
         };
         let kind = ("monitor", LINK_BACK_OFF_MAX);
-        supervise(kind, "site".to_owned(), stopped, agent, || Lsn::ZERO, |_| {}).await;
+        supervise(kind, "site".to_owned(), stopped, agent, || (Lsn::ZERO, 0), |_| {}).await;
     });
     // A sender that is gone is a stop too.
     let _ = stop.wait_for(|stop| *stop).await;

@@ -1,6 +1,5 @@
 //! Runs an agent again and again until it is told to stop or fails for good.
 
-use farshore_model::Lsn;
 use std::future::Future;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -33,23 +32,32 @@ pub enum Outcome {
     Permanent(String),
 }
 
+/// How far an agent has come: what it has durably, and of a copy the ranges that are done.
+pub type Progress = (farshore_model::Lsn, u64);
+
 /// What the supervisor tells of an agent.
 pub enum Notice<'a> {
     /// It failed and is started again after a pause.
-    Retrying(&'a str),
+    Retrying {
+        /// Why.
+        error: &'a str,
+        /// How long the run was.
+        ran: Duration,
+        /// How far it has come.
+        progress: Progress,
+    },
     /// It failed for good, or until somebody elsewhere mends it.
     Stopped(&'a str),
 }
 
 /// Runs `agent` until it is done or fails for good. Errors are logged here and nowhere else. The
-/// pauses grow, up to `back_off_max`, for as long as `position`, which tells how far it has come,
-/// stays as it is.
+/// pauses grow, up to `back_off_max`, for as long as its `progress` stays as it is.
 pub async fn supervise<F, Fut>(
     (kind, back_off_max): (&'static str, Duration),
     name: String,
     mut stop: watch::Receiver<bool>,
     mut agent: F,
-    position: impl Fn() -> Lsn,
+    progress: impl Fn() -> Progress,
     notice: impl Fn(Notice<'_>),
 ) where
     F: FnMut() -> Fut,
@@ -58,7 +66,7 @@ pub async fn supervise<F, Fut>(
     let mut back_off = BACK_OFF_MIN;
     let mut last_error = String::new();
     loop {
-        let (started, from) = (Instant::now(), position());
+        let (started, from) = (Instant::now(), progress());
         let outcome = agent().await;
         let clashed = matches!(outcome, Outcome::Clash(_));
         match outcome {
@@ -87,7 +95,8 @@ pub async fn supervise<F, Fut>(
                     tracing::warn!(agent = kind, %name, "while stopping: {error}");
                     return;
                 }
-                if clashed || position() > from || started.elapsed() >= HEALTHY_AFTER {
+                let (ran, progress) = (started.elapsed(), progress());
+                if clashed || progress > from || ran >= HEALTHY_AFTER {
                     back_off = BACK_OFF_MIN;
                 }
                 // A server that stays away is said once, not every few seconds.
@@ -96,7 +105,7 @@ pub async fn supervise<F, Fut>(
                 } else {
                     tracing::warn!(agent = kind, %name, ?back_off, "trying again: {error}");
                 }
-                notice(Notice::Retrying(&error));
+                notice(Notice::Retrying { error: &error, ran, progress });
                 last_error = error;
                 tokio::select! {
                     () = tokio::time::sleep(back_off) => {}
@@ -111,6 +120,7 @@ pub async fn supervise<F, Fut>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_model::Lsn;
     use std::cell::Cell;
 
     /// Seconds until an agent has failed this often.
@@ -123,7 +133,7 @@ mod tests {
             position.set(position.get() + u64::from(moves));
             if failed.get() > failures { Outcome::Done } else { outcome() }
         };
-        let at = || Lsn(position.get());
+        let at = || (Lsn(position.get()), 0);
         supervise(("test", SERVER_BACK_OFF_MAX), "a".to_owned(), stopped, agent, at, |_| {}).await;
         begin.elapsed().as_secs()
     }

@@ -445,12 +445,18 @@ pub fn spills_commit_abort_and_vanish(make: Make<'_>) {
         assert_ne!(aborted, writer.id());
         drop(other);
         spill = writer.finish().expect("finish");
-        forgotten = store.begin_spill().expect("begin_spill").finish().expect("finish");
         assert!(matches!(store.open_spill(aborted), Err(StoreError::Unknown(_))));
+        let unnamed = store.begin_spill().expect("begin_spill").finish().expect("finish");
 
         let mut commit = Batch::default();
         push(&mut commit, 10, EntryKind::Spilled(spill), b"header");
         append(&*store, commit);
+        let before = store.status().bytes_on_disk;
+        assert!(store.open_spill(unnamed).is_ok());
+        store.discard_unnamed_spills().expect("discard");
+        assert!(matches!(store.open_spill(unnamed), Err(StoreError::Unknown(_))));
+        assert!(store.open_spill(spill).is_ok() && store.status().bytes_on_disk < before);
+        forgotten = store.begin_spill().expect("begin_spill").finish().expect("finish");
     }
     for _ in 0..2 {
         {

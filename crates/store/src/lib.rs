@@ -285,6 +285,13 @@ pub trait LogStore: Send + Sync + 'static {
     /// [`SpillWriter::finish`] deletes it, as does a crash before an entry that names it is durable.
     fn begin_spill(&self) -> Result<Box<dyn SpillWriter>, StoreError>;
 
+    /// Removes spills that are finished and that no entry names yet, as a writer that begins anew
+    /// leaves them: it gives what they hold once more, as others.
+    ///
+    /// # Errors
+    /// When a file cannot be removed; it stays until the store is opened again.
+    fn discard_unnamed_spills(&self) -> Result<(), StoreError>;
+
     /// Spills that are being written now, oldest first.
     fn growing_spills(&self) -> watch::Receiver<Vec<SpillId>>;
 

@@ -530,6 +530,17 @@ impl LogStore for SegmentedStore {
         Ok(Box::new(SegmentedSpillWriter::begin(self.log.clone())?))
     }
 
+    fn discard_unnamed_spills(&self) -> Result<(), StoreError> {
+        let unnamed: Vec<SpillId> = {
+            let mut spills = lock(&self.log.spills);
+            spills.finished.extract_if(|_, known| !known.committed).map(|(id, _)| id).collect()
+        };
+        let removed =
+            unnamed.iter().map(|spill| folder::remove(&folder::spill_path(&self.log.dir, *spill)));
+        // Each, whatever becomes of the others.
+        removed.fold(Ok(()), Result::and)
+    }
+
     fn growing_spills(&self) -> watch::Receiver<Vec<SpillId>> {
         lock(&self.log.spills).names_of_growing()
     }

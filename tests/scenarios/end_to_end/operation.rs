@@ -200,3 +200,26 @@ fn an_idle_publication_holds_no_log_back() -> Result<()> {
         assert_tables_equal(&mut pair)
     })
 }
+
+/// In the thread that writes the log, which is no task of any agent, and in an agent.
+#[test]
+fn a_defect_anywhere_ends_the_node_and_nothing_is_lost() -> Result<()> {
+    let mut pair = pair(farshore_tests::Direction::UP)?;
+    pair.site.start()?;
+    assert_tables_equal(&mut pair)?;
+    pair.site.stop()?;
+    for point in ["store.before-fsync", "apply.before-commit"] {
+        pair.site.env("FARSHORE_CRASH", &format!("{point}:panic"));
+        pair.site.start()?;
+        pair.publish("INSERT INTO t (v) VALUES ('v')")?;
+        let ended = pair.site.farshore()?.wait(SOON)?;
+        ensure!(ended.is_some(), "{point} ended nothing{}", pair.site.log_tail());
+        let log = pair.site.log();
+        ensure!(log.contains("ended by a defect in Farshore"), "{point}: it is not said");
+        ensure!(log.contains(&format!("a panic at {point}")), "{point}: not what it was");
+        pair.site.kill9()?;
+    }
+    pair.site.env("FARSHORE_CRASH", "");
+    pair.site.start()?;
+    assert_tables_equal(&mut pair)
+}

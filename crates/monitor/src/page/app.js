@@ -217,6 +217,7 @@ function publication(p) {
       ["Publisher's log made durable", perSecond(rate.log_bytes_per_second, bytes)],
       ["Written by the store", perSecond(rate.stored_bytes_per_second, bytes), `${bytes(p.payload_bytes)} as ${bytes(p.stored_bytes)}, ${count(p.syncs)} syncs`],
       ["Store on disk", bytes(p.store_bytes), `from ${p.store_start}`],
+      ["Restarts", count(p.restarts), "after an error"],
       !p.upstream && ["Kept by the publisher", keptByPublisher(p), "log that the slot was not told of"],
     ]),
     h("h2", {}, "Positions"),

@@ -144,10 +144,10 @@ impl FarAgent {
                 outcome => outcome,
             }
         };
-        let position = || self.durable();
+        let progress = || (self.durable(), 0);
         let notice = |notice: Notice<'_>| agents::note(&self.failure, &notice);
         let name = self.config.name.clone();
-        supervise(("mirror", LINK_BACK_OFF_MAX), name, stop, agent, position, notice).await;
+        supervise(("mirror", LINK_BACK_OFF_MAX), name, stop, agent, progress, notice).await;
     }
 
     /// It asks for no log by itself, or seldom.
@@ -212,7 +212,7 @@ impl FarAgent {
         let notice = |notice: Notice<'_>| agents::note(&self.server_failure, &notice);
         let name = self.config.name.clone();
         let kind = ("mirror server", LINK_BACK_OFF_MAX);
-        supervise(kind, name, stop, agent, || Lsn::ZERO, notice).await;
+        supervise(kind, name, stop, agent, || (Lsn::ZERO, 0), notice).await;
     }
 
     async fn forget(self: Arc<Self>) {

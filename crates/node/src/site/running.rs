@@ -23,16 +23,23 @@ pub(super) async fn run_receive(
     lock(&failure).begin();
     let agent = || {
         let (receive, stop) = (receive.clone(), stop.clone());
+        let failure = failure.clone();
         async move {
+            let begun = *receive.ready.borrow();
             match receive.run(stop).await {
                 Ok(()) => Outcome::Done,
-                Err(error) => outcome(error.is_transient(), &error),
+                Err(error) => {
+                    if *receive.ready.borrow() > begun {
+                        lock(&failure).had_begun();
+                    }
+                    outcome(error.is_transient(), &error)
+                }
             }
         }
     };
-    let position = || receive.store.durable().borrow().0;
+    let progress = || (receive.store.durable().borrow().0, 0);
     let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
-    supervise(("receiver", LINK_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
+    supervise(("receiver", LINK_BACK_OFF_MAX), name, stop.clone(), agent, progress, notice).await;
 }
 
 /// A publication of this site, as gates ask about it; `None` if another site has the publisher.
@@ -86,7 +93,7 @@ pub(super) async fn run_capture(
     let passed = Arc::new(Passed::default());
     let agent = || {
         let (capture, mut stop) = (capture.clone(), stop.clone());
-        let (site, passed) = (site.clone(), passed.clone());
+        let (site, passed, failure) = (site.clone(), passed.clone(), failure.clone());
         async move {
             let mut connection = None;
             if let Some(own) = own_publication(&site, &capture.spec.name) {
@@ -102,15 +109,21 @@ pub(super) async fn run_capture(
                     return outcome;
                 }
             }
+            let begun = *capture.ready.borrow();
             match capture.run(connection, stop).await {
                 Ok(()) => Outcome::Done,
-                Err(error) => outcome(error.is_transient(), &error),
+                Err(error) => {
+                    if *capture.ready.borrow() > begun {
+                        lock(&failure).had_begun();
+                    }
+                    outcome(error.is_transient(), &error)
+                }
             }
         }
     };
-    let position = || capture.store.durable().borrow().0;
+    let progress = || (capture.store.durable().borrow().0, 0);
     let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
-    supervise(("capture", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, position, notice).await;
+    supervise(("capture", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, progress, notice).await;
 }
 
 /// Asks, but for a stop: then there is nothing more to do.
@@ -136,7 +149,7 @@ pub(super) async fn run_subscription(
     let passed = Arc::new(Passed::default());
     let agent = || {
         let (subscription, mut stop) = (subscription.clone(), stop.clone());
-        let (site, passed) = (site.clone(), passed.clone());
+        let (site, passed, failure) = (site.clone(), passed.clone(), failure.clone());
         async move {
             // The log is kept from before the backup is taken, whether or not there is a target yet.
             if subscription.spec.initialise == Initialise::Backup
@@ -162,7 +175,10 @@ pub(super) async fn run_subscription(
             match subscription.run(session, stop).await {
                 Ok(()) => Outcome::Done,
                 Err(error) => {
-                    lock(&subscription.status).phase = Phase::Starting;
+                    let phase = &mut lock(&subscription.status).phase;
+                    if agents::is_live(std::mem::replace(phase, Phase::Starting)) {
+                        lock(&failure).had_begun();
+                    }
                     if error.is_clash() {
                         Outcome::Clash(error.to_string())
                     } else {
@@ -172,9 +188,9 @@ pub(super) async fn run_subscription(
             }
         }
     };
-    let position = || lock(&subscription.status).applied.0;
+    let progress = || agents::subscription_progress(&lock(&subscription.status));
     let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
-    supervise(("subscription", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, position, notice)
+    supervise(("subscription", SERVER_BACK_OFF_MAX), name, stop.clone(), agent, progress, notice)
         .await;
 }
 

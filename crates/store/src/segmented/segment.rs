@@ -237,31 +237,46 @@ pub(crate) struct Published {
     pub written: Written,
 }
 
-/// How long ago something was written, by a clock that nobody sets.
+/// How long ago something was written, as far as possible by a clock that nobody sets.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Written {
     seen: Instant,
-    /// Then it was so old.
-    age: Duration,
+    /// Of a file that was found, and what the machine's clock said of it then.
+    found: Option<(SystemTime, Duration)>,
 }
+
+/// For so long after the start what the machine's clock says of a file is not acted on: it may be
+/// wrong until the machine has reached those that know the time.
+const CLOCK_SETTLES_IN: Duration = Duration::from_secs(600);
 
 impl Written {
     /// Just now.
     pub fn now() -> Written {
-        Written { seen: Instant::now(), age: Duration::ZERO }
+        Written { seen: Instant::now(), found: None }
     }
 
     /// As a file that is found says by this machine's clock; one that cannot be looked at, or is
     /// from the future, is new.
     pub fn found(path: &Path) -> Written {
         let written = std::fs::metadata(path).and_then(|metadata| metadata.modified());
-        let age = written.ok().and_then(|at| SystemTime::now().duration_since(at).ok());
-        Written { seen: Instant::now(), age: age.unwrap_or_default() }
+        let age = |at| SystemTime::now().duration_since(at).unwrap_or_default();
+        Written { seen: Instant::now(), found: written.ok().map(|at| (at, age(at))) }
     }
 
-    /// How long that is ago.
+    /// How long that is ago, at least.
     pub fn age(self) -> Duration {
-        self.age.saturating_add(self.seen.elapsed())
+        self.age_at(self.seen.elapsed(), SystemTime::now())
+    }
+
+    /// The same, so long after it was seen, when the machine's clock says `now`.
+    fn age_at(self, watched: Duration, now: SystemTime) -> Duration {
+        match self.found {
+            Some((at, age)) if watched >= CLOCK_SETTLES_IN => {
+                let by_clock = now.duration_since(at).unwrap_or_default();
+                age.saturating_add(watched).min(by_clock).max(watched)
+            }
+            _ => watched,
+        }
     }
 }
 
@@ -321,6 +336,24 @@ impl SegmentList {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_clock_that_is_wrong_at_the_start_makes_nothing_old() {
+        const HOUR: Duration = Duration::from_secs(3_600);
+        let at = SystemTime::UNIX_EPOCH + HOUR * 1_000;
+        // Found with a clock that is a thousand hours ahead, and set right before long.
+        let written = Written { seen: Instant::now(), found: Some((at, HOUR * 1_001)) };
+        let after = |watched, now| written.age_at(watched, now);
+        assert_eq!(after(HOUR / 60, at + HOUR * 1_001), HOUR / 60);
+        assert_eq!(after(HOUR * 2, at + HOUR * 3), HOUR * 3);
+        // Not set right: what it says is all there is.
+        assert_eq!(after(HOUR * 2, at + HOUR * 1_003), HOUR * 1_003);
+        // Set ahead, or back, long after the start.
+        assert_eq!(after(HOUR * 2, at + HOUR * 9_999), HOUR * 1_003);
+        assert_eq!(after(HOUR * 2, SystemTime::UNIX_EPOCH), HOUR * 2);
+        let new = Written { seen: Instant::now(), found: None };
+        assert_eq!(new.age_at(HOUR, at), HOUR);
+    }
 
     #[test]
     fn header_round_trips_and_notices_every_flip() {
