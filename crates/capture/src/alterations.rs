@@ -249,12 +249,12 @@ async fn warn_of_schemas(
 }
 
 /// Before capture starts: refuses a publication whose changes may be missing, and makes sure that
-/// it publishes what is configured.
+/// it publishes what is configured; returns what it does not, for a person.
 pub(crate) async fn ensure_publication(
     spec: &PublicationSpec,
     sql: &mut Connection,
     store: &dyn LogStore,
-) -> Result<(), CaptureError> {
+) -> Result<Vec<String>, CaptureError> {
     let noted = store.note(NOTE_SHAPE).as_deref().and_then(Shape::decode);
     if let Some(noted) = &noted {
         let now = look(spec, sql, Some(noted)).await?;
@@ -273,14 +273,14 @@ pub(crate) async fn ensure_publication(
             None => {}
         }
     }
-    spec.ensure_publication(sql).await?;
+    let left_out = spec.ensure_publication(sql).await?;
     if let Some(mut shape) = look(spec, sql, None).await? {
         if let Some(noted) = &noted {
             shape.remember(noted);
         }
         store.set_note(NOTE_SHAPE, &shape.encode())?;
     }
-    Ok(())
+    Ok(left_out)
 }
 
 /// Our own publication keeps its definition as its comment; without it, it is defined again.

@@ -14,7 +14,7 @@ use crate::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Config, Connection, partition_tree, quote_literal};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What to publish, as configured.
 #[derive(Clone, Debug)]
@@ -205,6 +205,34 @@ pub(crate) fn file_node(class: &str) -> String {
 /// So often in a row tables are listed anew to be published, if one of them is dropped meanwhile.
 const LISTS_MAX: u32 = 50;
 
+/// What is done about a configured table that cannot be published.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Unfit {
+    /// Nothing is published.
+    Refuse,
+    /// The others are.
+    LeaveOut,
+}
+
+/// What the patterns come to.
+struct Chosen {
+    /// In name order.
+    tables: Vec<TableName>,
+    /// What is left out, and why, for a person.
+    told: Vec<String>,
+}
+
+/// The first few of many names.
+fn some_of(names: &BTreeSet<String>) -> String {
+    const SHOWN: usize = 5;
+    let mut shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
+    let more = format!("{} more", names.len().saturating_sub(SHOWN));
+    if names.len() > SHOWN {
+        shown.push(&more);
+    }
+    shown.join(", ")
+}
+
 impl PublicationSpec {
     /// The PostgreSQL publication's name.
     pub fn publication_name(&self) -> String {
@@ -257,49 +285,66 @@ impl PublicationSpec {
         &self,
         sql: &mut Connection,
     ) -> Result<Vec<TableName>, CaptureError> {
+        self.choose(sql, Unfit::Refuse).await.map(|chosen| chosen.tables)
+    }
+
+    async fn choose(&self, sql: &mut Connection, unfit: Unfit) -> Result<Chosen, CaptureError> {
         let rows = sql
             .query(
                 "SELECT n.nspname, c.relname, EXISTS (SELECT 1 FROM pg_depend d \
                    WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid \
-                   AND d.deptype = 'e') FROM pg_class c \
-                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                   AND d.deptype = 'e'), \
+                   pg_has_role(c.relowner, 'USAGE') OR EXISTS (SELECT FROM pg_publication p \
+                     JOIN pg_publication_rel r ON r.prpubid = p.oid \
+                     WHERE p.pubname = $1 AND r.prrelid = c.oid) \
+                 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' \
                  AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
                  ORDER BY 1, 2",
-                &[],
+                &[Some(&self.publication_name())],
             )
             .await
             .map_err(|error| self.publisher_error(error))?;
-        let present: Vec<(TableName, bool)> = rows
+        let present: Vec<(TableName, bool, bool)> = rows
             .iter()
             .map(|row| {
                 let name = TableName {
                     schema: row.get(0).unwrap_or_default().to_owned(),
                     name: row.get(1).unwrap_or_default().to_owned(),
                 };
-                (name, row.get(2) == Some("t"))
+                (name, row.get(2) == Some("t"), row.get(3) == Some("t"))
             })
             .collect();
-        let mut chosen = std::collections::BTreeSet::new();
+        let mut chosen = BTreeSet::new();
+        let (mut may_not, mut told) = (BTreeSet::new(), Vec::new());
         for pattern in &self.tables {
             let before = chosen.len();
             let mut matched = false;
-            for (table, of_extension) in &present {
+            for (table, of_extension, may) in &present {
                 // What an extension fills is taken when it is named, not by a wildcard.
                 if *of_extension && pattern.name.is_none() {
                     continue;
                 }
-                if pattern.matches(table) {
-                    matched = true;
+                if !pattern.matches(table) {
+                    continue;
+                }
+                matched = true;
+                if *may || unfit == Unfit::Refuse {
                     chosen.insert(table.clone());
+                } else {
+                    may_not.insert(table.to_string());
                 }
             }
             if !matched && chosen.len() == before {
-                return Err(self.no_match(sql, pattern).await?);
+                let missing = self.no_match(sql, pattern).await?;
+                match unfit {
+                    Unfit::Refuse => return Err(missing),
+                    Unfit::LeaveOut => told.push(missing.to_string()),
+                }
             }
         }
         for table in self.articles.keys() {
-            if !chosen.contains(table) {
+            if !chosen.contains(table) && unfit == Unfit::Refuse {
                 return Err(CaptureError::Setup(format!(
                     "publication \"{}\": article {table} is not among its tables. Add it to \
                      `tables`, or remove the article",
@@ -307,12 +352,24 @@ impl PublicationSpec {
                 )));
             }
         }
-        Ok(chosen.into_iter().collect())
+        if !may_not.is_empty() {
+            told.push(format!(
+                "publication \"{}\": its role does not own {}, so it cannot publish what is written \
+                 there. `farshore check` says how to let it",
+                self.name,
+                some_of(&may_not),
+            ));
+        }
+        Ok(Chosen { tables: chosen.into_iter().collect(), told })
     }
 
     /// Creates or alters our PostgreSQL publication to publish just what is configured; an adopted
-    /// one is only looked up.
-    pub async fn ensure_publication(&self, sql: &mut Connection) -> Result<(), CaptureError> {
+    /// one is only looked up. Returns what is not published although it was configured, for a
+    /// person: one table that may not be published holds up no others that are published already.
+    pub async fn ensure_publication(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<String>, CaptureError> {
         let mut tries = 1;
         loop {
             match self.publish_what_is_there(sql).await {
@@ -323,7 +380,10 @@ impl PublicationSpec {
         }
     }
 
-    async fn publish_what_is_there(&self, sql: &mut Connection) -> Result<(), CaptureError> {
+    async fn publish_what_is_there(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<String>, CaptureError> {
         let name = self.publication_name();
         let existing = self.existing_comment(sql).await?;
         if self.adopt_publication.is_some() {
@@ -334,17 +394,25 @@ impl PublicationSpec {
                     self.name
                 )));
             }
-            return Ok(());
+            return Ok(Vec::new());
         }
-        let members = self.members(sql).await?.join(", ");
+        let unfit = if existing.is_some() { Unfit::LeaveOut } else { Unfit::Refuse };
+        let Chosen { tables, told } = self.choose(sql, unfit).await?;
+        if tables.is_empty() {
+            // It was dropped: there is nothing to publish, and no list of nothing either.
+            return Ok(told);
+        }
+        let members = self.members_of(&tables).join(", ");
         // The statement that made the publication is kept as its comment: PostgreSQL rewrites
         // filters when it stores them, so only this tells whether anything has changed.
         let via_root = self.via_partition_root;
         let comment = comment(&members, via_root);
         let quoted = quote_identifier(&name);
         let statement = match existing {
-            Some(Some(existing)) if existing == comment && self.has_members(sql).await? => {
-                return Ok(());
+            Some(Some(existing))
+                if existing == comment && self.has_members(sql, &tables).await? =>
+            {
+                return Ok(told);
             }
             Some(_) => {
                 let set = format!("ALTER PUBLICATION {quoted} SET TABLE {members}");
@@ -367,12 +435,16 @@ impl PublicationSpec {
         }
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
         sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
-        Ok(())
+        Ok(told)
     }
 
-    /// Whether the publication has every table that is configured: one that was dropped and made
-    /// again under its name has left it.
-    async fn has_members(&self, sql: &mut Connection) -> Result<bool, CaptureError> {
+    /// Whether the publication has every one of these tables: one that was dropped and made again
+    /// under its name has left it.
+    async fn has_members(
+        &self,
+        sql: &mut Connection,
+        wanted: &[TableName],
+    ) -> Result<bool, CaptureError> {
         let rows = sql
             .query(
                 "SELECT n.nspname, c.relname FROM pg_publication p \
@@ -385,7 +457,6 @@ impl PublicationSpec {
             .map_err(|error| self.publisher_error(error))?;
         let members: std::collections::HashSet<(&str, &str)> =
             rows.iter().filter_map(|row| Some((row.get(0)?, row.get(1)?))).collect();
-        let wanted = self.expand_tables(sql).await?;
         Ok(wanted.iter().all(|table| members.contains(&(&table.schema, &table.name))))
     }
 
@@ -407,20 +478,23 @@ impl PublicationSpec {
 
     /// While capture is at work: takes tables that match the patterns into our publication, and
     /// tables that do not any more out of it. One that is not there is left to be missed.
-    pub(crate) async fn follow_tables(&self, sql: &mut Connection) -> Result<(), CaptureError> {
+    pub(crate) async fn follow_tables(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<String>, CaptureError> {
         let ours = self.adopt_publication.is_none();
         if ours && matches!(self.existing_comment(sql).await?, Some(Some(_))) {
             return self.ensure_publication(sql).await;
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// What the publication lists: each table with its columns and filter, as SQL.
-    async fn members(&self, sql: &mut Connection) -> Result<Vec<String>, CaptureError> {
+    fn members_of(&self, tables: &[TableName]) -> Vec<String> {
         let mut members = Vec::new();
-        for table in self.expand_tables(sql).await? {
+        for table in tables {
             let mut member = table.to_string();
-            if let Some(article) = self.articles.get(&table) {
+            if let Some(article) = self.articles.get(table) {
                 if let Some(columns) = &article.columns {
                     let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
                     member.push_str(&format!(" ({})", list.join(", ")));
@@ -431,7 +505,7 @@ impl PublicationSpec {
             }
             members.push(member);
         }
-        Ok(members)
+        members
     }
 
     fn refused(&self, members: &str, error: &farshore_pg::Error) -> CaptureError {

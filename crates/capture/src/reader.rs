@@ -50,8 +50,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(500);
 pub struct CaptureStatus {
     /// Whether what the publisher commits comes in, by stream or in batches.
     pub streaming: bool,
-    /// What it waits for before it can begin, for a person.
+    /// What it waits for before it can begin, or before the publisher gives more, for a person.
     pub waits_for: Option<String>,
+    /// Why its tables are not all that the patterns match, for a person.
+    pub tables_stay: Option<String>,
     /// End of the publisher's log as last heard of.
     pub publisher_end: Lsn,
     /// Newest position taken from the stream.
@@ -129,7 +131,9 @@ impl Capture {
             None => self.spec.connect(Mode::Sql).await?,
         };
         let silence_max = check_settings(&self.spec, &mut sql).await?;
-        alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
+        let left_out =
+            alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
+        self.set_status(|status| status.tables_stay = together(left_out));
         let tell = |why| self.set_status(|status| status.waits_for = why);
         tell(None);
         let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref(), tell).await?;
@@ -245,12 +249,12 @@ impl Capture {
     /// Takes tables that match the patterns into the publication as they appear, and tells the
     /// subscriptions when anything has joined or left since `signature` was taken.
     async fn watch_tables(&self, mut signature: String) -> Infallible {
-        let (mut sql, mut complained) = (None, String::new());
+        let (mut sql, mut complained) = (None, None);
         loop {
             // The connection began with a look: `ensure_publication`.
             tokio::time::sleep(TABLES_EVERY).await;
             match self.look_at_tables(&mut sql).await {
-                Ok(now) => {
+                Ok((now, left_out)) => {
                     if signature != now {
                         tracing::info!(
                             publication = %self.spec.name,
@@ -259,24 +263,32 @@ impl Capture {
                         self.ready.send_modify(|sessions| *sessions += 1);
                     }
                     signature = now;
-                    complained.clear();
+                    self.note_tables(&mut complained, together(left_out));
                 }
                 Err(error) => {
                     sql = None;
-                    let error = error.to_string();
-                    if error != complained {
-                        tracing::warn!(
-                            publication = %self.spec.name,
-                            "its tables stay as they are for now: {error}"
-                        );
-                        complained = error;
-                    }
+                    let error = format!("its tables stay as they are for now: {error}");
+                    self.note_tables(&mut complained, Some(error));
                 }
             }
         }
     }
 
-    async fn look_at_tables(&self, sql: &mut Option<Connection>) -> Result<String, CaptureError> {
+    /// Says why the publication has not all tables that it should have.
+    fn note_tables(&self, complained: &mut Option<String>, trouble: Option<String>) {
+        if let Some(why) = &trouble
+            && *complained != trouble
+        {
+            tracing::warn!(publication = %self.spec.name, "{why}");
+        }
+        self.set_status(|status| status.tables_stay = trouble.clone());
+        *complained = trouble;
+    }
+
+    async fn look_at_tables(
+        &self,
+        sql: &mut Option<Connection>,
+    ) -> Result<(String, Vec<String>), CaptureError> {
         let connection = match sql {
             Some(connection) => connection,
             None => {
@@ -287,8 +299,8 @@ impl Capture {
                 sql.insert(fresh)
             }
         };
-        self.spec.follow_tables(connection).await?;
-        self.spec.membership_signature(connection).await
+        let left_out = self.spec.follow_tables(connection).await?;
+        Ok((self.spec.membership_signature(connection).await?, left_out))
     }
 
     /// Starts a stream at `start`, where the store ends.
@@ -316,6 +328,10 @@ impl Capture {
     fn set_status(&self, change: impl FnOnce(&mut CaptureStatus)) {
         change(&mut self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
     }
+}
+
+fn together(told: Vec<String>) -> Option<String> {
+    (!told.is_empty()).then(|| told.join(" — "))
 }
 
 /// Refuses a publisher that writes no logical information; returns how long its stream may be

@@ -163,7 +163,7 @@ impl PublicationAgent {
                 let status = lock(&capture.status);
                 (status.streaming, status.waits_for.clone())
             };
-            if streams { None } else { lock(&failure).why().or(waits_for) }
+            if streams { waits_for } else { lock(&failure).why().or(waits_for) }
         }
     }
 
@@ -174,7 +174,13 @@ impl PublicationAgent {
         let (state, error) = match (&failure.stopped, capture.streaming) {
             (Some(error), _) => ("stopped", Some(error.clone())),
             (None, _) if store.waiting_for_room.is_some() => ("retrying", store.waiting_for_room),
-            (None, true) => ("streaming", failure.in_vain((store.durable.0, 0))),
+            (None, true) => {
+                let in_vain = || failure.in_vain((store.durable.0, 0));
+                (
+                    "streaming",
+                    capture.waits_for.clone().or_else(in_vain).or(capture.tables_stay.clone()),
+                )
+            }
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", capture.waits_for.clone()),
         };

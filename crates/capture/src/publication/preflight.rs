@@ -83,8 +83,10 @@ impl PublicationSpec {
         if self.adopt_publication.is_some() {
             return Ok(true);
         }
-        let wanted = comment(&self.members(sql).await?.join(", "), self.via_partition_root);
-        Ok(self.existing_comment(sql).await? == Some(Some(wanted)) && self.has_members(sql).await?)
+        let tables = self.expand_tables(sql).await?;
+        let wanted = comment(&self.members_of(&tables).join(", "), self.via_partition_root);
+        Ok(self.existing_comment(sql).await? == Some(Some(wanted))
+            && self.has_members(sql, &tables).await?)
     }
 
     /// Of the publisher's publication, which is there, what [`Tried::not_sent`] is of one that is to
@@ -107,17 +109,14 @@ impl PublicationSpec {
     /// list can be published, and looks what of a filter would make the publisher refuse changes.
     pub async fn try_articles(&self, sql: &mut Connection) -> Tried {
         let mut done = Tried::default();
-        let asked = match self.members(sql).await {
-            Ok(members) => self.expand_tables(sql).await.map(|tables| (members, tables)),
-            Err(error) => Err(error),
-        };
-        let (members, tables) = match asked {
-            Ok(asked) => asked,
+        let tables = match self.expand_tables(sql).await {
+            Ok(tables) => tables,
             Err(error) => {
                 done.refused.push(error);
                 return done;
             }
         };
+        let members = self.members_of(&tables);
         let listed = tables.into_iter().zip(&members);
         for (table, member) in listed.filter(|(table, member)| table.to_string() != **member) {
             let create = create_statement("farshore_check", member, self.via_partition_root);

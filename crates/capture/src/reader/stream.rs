@@ -60,7 +60,12 @@ pub(super) struct Session<'s, 'a> {
     traffic_from: (Lsn, Counted),
     /// Where this stream began.
     began_at: Lsn,
+    /// How far the publisher has said that it has come, and since when that is so.
+    sent: (Lsn, Instant),
 }
+
+/// What the publisher has in its log and gives nothing of for so long is said to be held back.
+const HELD_BACK_AFTER: Duration = Duration::from_secs(30);
 
 /// How fast messages come.
 ///
@@ -121,6 +126,7 @@ impl<'s, 'a> Session<'s, 'a> {
             heard_noted_at: None,
             traffic_from,
             began_at,
+            sent: (began_at, Instant::now()),
         }
     }
 
@@ -160,6 +166,9 @@ impl<'s, 'a> Session<'s, 'a> {
             match event {
                 Event::Stop => return self.leave(Left::ToStop).await,
                 Event::Looked(place) => {
+                    if let Some(place) = &place {
+                        self.note_place(place);
+                    }
                     if self.is_far_behind(place) {
                         return self.leave(Left::FarBehind).await;
                     }
@@ -235,6 +244,36 @@ impl<'s, 'a> Session<'s, 'a> {
         }
     }
 
+    /// The publisher's log goes on behind what it has sent: how far only the slot's other questions
+    /// tell, since its keepalives tell what it has decoded.
+    fn note_place(&self, place: &Place) {
+        let (sent, since) = self.sent;
+        let left = place.end.bytes_since(sent);
+        let is_held = place.waits_for_standbys && left > 0 && since.elapsed() >= HELD_BACK_AFTER;
+        let held = is_held.then(|| {
+            format!(
+                "the publisher gives nothing of its log after {sent} ({left} bytes by now) before the \
+                 standbys that synchronized_standby_slots names have it: see to them, or take those \
+                 that are gone out of that setting"
+            )
+        });
+        self.intake.capture.set_status(|status| {
+            status.publisher_end = status.publisher_end.max(place.end);
+            if let Some(why) = &held
+                && status.waits_for.is_none()
+            {
+                tracing::warn!(publication = %self.intake.capture.spec.name, "{why}");
+            }
+            status.waits_for = held;
+        });
+    }
+
+    fn note_sent(&mut self, position: Lsn) {
+        if position > self.sent.0 {
+            self.sent = (position, Instant::now());
+        }
+    }
+
     /// A link that was cut says nothing, and the stream of an idle database says little: the
     /// publisher is asked for a word in time, and without an answer the stream is given up.
     async fn break_silence(&mut self) -> Result<(), CaptureError> {
@@ -296,9 +335,11 @@ impl<'s, 'a> Session<'s, 'a> {
                 self.quiet_at = None;
                 self.intake.message(&data, wal_start).await?;
                 self.attendant.reached(wal_end.max(wal_start));
+                self.note_sent(wal_end.max(wal_start));
             }
             StreamMessage::Keepalive { wal_end, reply_requested, .. } => {
                 self.attendant.reached(wal_end);
+                self.note_sent(wal_end);
                 self.intake.capture.set_status(|status| {
                     status.publisher_end = status.publisher_end.max(wal_end);
                 });
