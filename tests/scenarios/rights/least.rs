@@ -207,3 +207,38 @@ fn a_table_that_joins_and_sequences_that_stay_behind_are_named() -> Result<()> {
     pair.site.restart()?;
     pair.assert_equal(&["public"])
 }
+
+/// Under a wildcard somebody else's table appears.
+#[test]
+fn a_table_that_may_not_be_published_holds_up_no_others() -> Result<()> {
+    const OF_APP: &str = "ALTER TABLE TABLE OWNER TO app; \
+        GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON TABLE TO farshore";
+    let mut pair = pair(Direction::UP, Publication::Made, Triggers::Quiet)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.on_both("CREATE TABLE strange (id integer PRIMARY KEY)")?;
+    pair.publish("INSERT INTO strange VALUES (1)")?;
+    let (state, error) = pair.site.await_trouble("p", "does not own public.strange")?;
+    ensure!(state == "streaming", "{state}: {error}");
+    pair.on_both(&format!(
+        "CREATE TABLE late (id integer PRIMARY KEY); {}",
+        OF_APP.replace("TABLE OWNER", "late OWNER").replace("ON TABLE", "ON late")
+    ))?;
+    pair.publish("INSERT INTO late VALUES (1)")?;
+    pair.await_copy("late")?;
+    pair.publish(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'farshore'",
+    )?;
+    pair.publish("INSERT INTO late VALUES (2)")?;
+    pair.await_arrival()?;
+    ensure!(pair.subscriber_says("SELECT count(*) FROM late")? == "2");
+    // It is let, and copied.
+    pair.on_both(
+        &OF_APP.replace("TABLE OWNER", "strange OWNER").replace("ON TABLE", "ON strange"),
+    )?;
+    pair.await_copy("strange")?;
+    wait_until("nothing to say", SOON, &[&pair.site.log_path()], || {
+        Ok(pair.site.status()?["publications"][0]["error"].is_null().then_some(()))
+    })?;
+    pair.assert_equal(&["public"])
+}

@@ -212,3 +212,45 @@ fn tables_that_come_and_go_stop_nothing() -> Result<()> {
     }
     Ok(())
 }
+
+/// Ends what Farshore has open on the publisher.
+fn cut(pair: &Pair) -> Result<()> {
+    pair.publish(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+         WHERE application_name LIKE 'farshore %' AND pid <> pg_backend_pid()",
+    )
+}
+
+/// Neither a table that joins nor a lost connection finds what was listed.
+#[test]
+fn a_listed_table_that_is_dropped_holds_up_no_others() -> Result<()> {
+    let mut pair = Pair::new(
+        Direction::UP,
+        &["public.t", "public.gone", "new.*"],
+        "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+         CREATE TABLE gone (id integer PRIMARY KEY); CREATE SCHEMA new; \
+         CREATE TABLE new.first (id integer PRIMARY KEY)",
+    )?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.publish("DROP TABLE gone")?;
+    let (state, error) = pair.site.await_trouble("p", "there is no table public.gone")?;
+    ensure!(state == "streaming", "{state}: {error}");
+    pair.on_both("CREATE TABLE new.second (id integer PRIMARY KEY)")?;
+    pair.publish("INSERT INTO new.second VALUES (1)")?;
+    pair.await_copy("second")?;
+    cut(&pair)?;
+    pair.publish("INSERT INTO t VALUES (1, 'v'); INSERT INTO new.second VALUES (2)")?;
+    pair.await_arrival()?;
+    pair.assert_equal(&["new"])?;
+    ensure!(pair.subscriber_says("SELECT count(*) FROM t")? == "1");
+    // It is there again, and copied.
+    pair.publish("CREATE TABLE gone (id integer PRIMARY KEY); INSERT INTO gone VALUES (7)")?;
+    wait_until("its copy", SOON, &[&pair.site.log_path()], || {
+        Ok((pair.subscriber_says("SELECT count(*) FROM gone")? == "1").then_some(()))
+    })?;
+    wait_until("nothing to say", SOON, &[&pair.site.log_path()], || {
+        Ok(pair.site.status()?["publications"][0]["error"].is_null().then_some(()))
+    })?;
+    pair.assert_equal(&["public", "new"])
+}

@@ -274,3 +274,34 @@ fn transactions_that_the_start_waits_for_are_named() -> Result<()> {
     pair.publish("COMMIT PREPARED 'it''s held'")?;
     pair.assert_equal(&["public"])
 }
+
+/// Its keepalives tell only what it has sent.
+#[test]
+fn log_that_it_holds_back_for_a_standby_is_told() -> Result<()> {
+    let (publisher, _link) = primary(&[])?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(15)?.start()?)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    let set = |standbys: &str| {
+        let set = format!("ALTER SYSTEM SET synchronized_standby_slots = '{standbys}'");
+        pair.publisher.execute_script(&set)?;
+        pair.publisher.execute_script("SELECT pg_reload_conf()")
+    };
+    set("gone")?;
+    pair.publisher.execute_script("INSERT INTO t SELECT generate_series(1, 10000)")?;
+    let (state, error) = pair.site.await_trouble("p", "synchronized_standby_slots")?;
+    ensure!(state == "streaming" && error.contains("bytes by now"), "{state}: {error}");
+    let status = pair.site.status()?;
+    let p = &status["publications"][0];
+    ensure!(p["capture_behind_bytes"].as_u64() > Some(500_000), "{p}");
+    ensure!(p["unacknowledged_bytes"].as_u64() > Some(500_000) && p["health"] == "warning", "{p}");
+    set("")?;
+    pair.assert_equal(&["public"])?;
+    wait_until("nothing to say", SOON, &[&pair.site.log_path()], || {
+        Ok(pair.site.status()?["publications"][0]["error"].is_null().then_some(()))
+    })
+}
