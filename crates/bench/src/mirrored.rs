@@ -161,17 +161,29 @@ impl<'a> Mirrored<'a> {
         let principal = direct(&self.principal, &self.line);
         let done = self.line.end(Side::Far).enter(|| {
             let mut command = self.principal.installation().command("pg_basebackup");
-            // The log comes by streaming, in both ways.
+            // The log comes by streaming, in both ways. Its manifest is its default.
             command.args(["--checkpoint=fast", "--wal-method=none", "--dbname", &principal]);
             command.arg("--pgdata").arg(into);
-            // As Farshore checks what came.
-            command.arg("--manifest-checksums=SHA256");
             command.args(compress.map(|how| format!("--compress={how}")));
             command.output()
         })?;
         let done = done.context("run pg_basebackup")?;
         ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr).trim());
         Ok(())
+    }
+
+    /// Whether the server compresses a base backup with threads: its library may not. Takes a base
+    /// backup like that.
+    ///
+    /// # Errors
+    /// When one fails for another reason; with its message.
+    pub fn compresses_with_threads(&self, compress: &str) -> Result<bool> {
+        let folder = tempfile::Builder::new().prefix("farshore-tried").tempdir()?;
+        self.principal.installation().hand_over(folder.path())?;
+        match self.base_backup(&folder.path().join("data"), Some(compress)) {
+            Err(error) if error.to_string().contains("compression worker count") => Ok(false),
+            done => done.map(|()| true),
+        }
     }
 
     /// Seeds a standby's files at its end, by the mirror that is there, into a directory of the
