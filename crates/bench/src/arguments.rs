@@ -112,6 +112,13 @@ impl Plan {
             |name: &str| self.ways.is_empty() || self.ways.iter().any(|way| way == name);
         Ok(all.iter().copied().filter(|(name, _)| is_chosen(name)).collect())
     }
+
+    /// The order in which so many contenders take turns in this run, counted from 0: each run begins
+    /// further on in the list, so that over all runs nobody is always early or always late.
+    pub fn turns(&self, run: usize, contenders: usize) -> impl Iterator<Item = usize> + use<> {
+        let first = run * contenders / self.runs.max(1);
+        (first..first + contenders).map(move |at| at % contenders)
+    }
 }
 
 fn number<T: std::str::FromStr>(text: &str, name: &str, default: T) -> Result<T> {
@@ -160,6 +167,23 @@ mod tests {
         assert_eq!(plan(&["--ways", ""]).unwrap().chosen(&all).unwrap(), all);
         let error = plan(&["--ways", "native"]).unwrap().chosen(&all).unwrap_err().to_string();
         assert!(error.contains("farshore, native_off"), "{error}");
+    }
+
+    #[test]
+    fn each_run_begins_with_another_contender() {
+        let orders = |runs: &str, contenders| -> Vec<Vec<usize>> {
+            let plan = plan(&["--runs", runs]).unwrap();
+            (0..plan.runs).map(|run| plan.turns(run, contenders).collect()).collect()
+        };
+        assert_eq!(orders("3", 3), [[0, 1, 2], [1, 2, 0], [2, 0, 1]]);
+        assert_eq!(orders("1", 3), [[0, 1, 2]]);
+        let firsts: Vec<usize> = orders("3", 10).iter().map(|order| order[0]).collect();
+        assert_eq!(firsts, [0, 3, 6], "early, in the middle and late");
+        for mut order in orders("5", 2) {
+            order.sort_unstable();
+            assert_eq!(order, [0, 1], "everybody once");
+        }
+        assert!(orders("2", 0).iter().all(Vec::is_empty));
     }
 
     #[test]

@@ -164,7 +164,8 @@ impl MirrorCase {
         let mut outcomes: Vec<Outcome> =
             ways.iter().map(|(name, _)| Outcome { name, runs: Vec::new() }).collect();
         for run in 0..bench.plan.runs {
-            for (outcome, (name, way)) in outcomes.iter_mut().zip(&ways) {
+            for at in bench.plan.turns(run, ways.len()) {
+                let (name, way) = &ways[at];
                 mirrored.principal.execute_script(&fill)?;
                 mirrored.take(self.waiting(*way), conditions)?;
                 let seed = bench.plan.seed + run as u64;
@@ -186,7 +187,7 @@ impl MirrorCase {
                     run + 1,
                     took.value("commits_per_s")
                 ));
-                outcome.runs.push(took);
+                outcomes[at].runs.push(took);
             }
         }
         let mut settings = mirrored.settings(conditions);

@@ -8,7 +8,7 @@ pub use outcome::{Outcome, Ranking};
 use crate::contest::{Bench, Site, issue_certificates};
 use crate::line::{Conditions, Line};
 use crate::measurement::{Costs, Own, Run};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
@@ -34,19 +34,36 @@ const FAR_SYNC: &str = "far-sync";
 const SPOOL_SIZE: &str = "64MB";
 /// So many segments are more than that.
 const SPOOL_SEGMENTS: usize = 6;
+/// What the servers' `min_wal_size` keeps, in segments.
+const KEPT_SEGMENTS: usize = 128;
+/// Both servers have at least so many files of old segments before anything is timed, as they have
+/// but for their first hours: 1.5 GB, about as much as the largest turn writes at full scale. Where
+/// there are none, who writes log, the standby's walreceiver among them, makes each segment of zeros
+/// first and waits for the disk, while commits wait for it.
+const OLD_SEGMENTS: i64 = 96;
+/// Segments that a standby without a slot may be behind: a spool keeps four of them.
+const SEGMENTS_AT_ONCE: usize = 2;
+/// Tries to have old segments.
+const OLD_SEGMENTS_TRIES: usize = 3;
 /// Longest wait for anything that is prepared.
 const PREPARE_MAX: Duration = Duration::from_secs(120);
-/// Settings of both servers: checkpoints and autovacuum stay out of the measured time.
-const SETTINGS: [(&str, &str); 8] = [
+/// Settings of both servers: checkpoints and autovacuum stay out of the measured time, and files of
+/// old segments are kept for the log to come.
+const SETTINGS: [(&str, &str); 9] = [
     ("wal_level", "replica"),
     ("shared_buffers", "512MB"),
     ("fsync", "on"),
+    ("min_wal_size", "2GB"),
     ("max_wal_size", "16GB"),
     ("checkpoint_timeout", "1h"),
     ("autovacuum", "off"),
-    ("wal_keep_size", "1GB"),
+    // For a standby that has just lost its connection, and no more: what is kept is not used again.
+    ("wal_keep_size", "256MB"),
     ("wal_retrieve_retry_interval", "100ms"),
 ];
+
+/// Nobody streams from the standby.
+const STANDBY_KEEP_SIZE: (&str, &str) = ("wal_keep_size", "0");
 
 /// How the log gets to the standby, and what a commit waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,16 +121,19 @@ impl<'a> Mirrored<'a> {
         principal.execute_script(schema)?;
         let place = line.end(Side::Far).clone();
         let conninfo = direct(&principal, &line);
-        let standby = principal.standby_in(
-            Some(place),
-            &[("primary_conninfo", conninfo.as_str()), ("primary_slot_name", "")],
-            &[],
-        )?;
+        let from = [("primary_conninfo", conninfo.as_str()), ("primary_slot_name", "")];
+        let standby =
+            principal.standby_in(Some(place), &[from[0], from[1], STANDBY_KEEP_SIZE], &[])?;
+        // Nobody uses it, so it would keep every segment from being used again.
+        principal.execute_script("SELECT pg_drop_replication_slot('standby')")?;
         let folder = tempfile::Builder::new().prefix("farshore-bench").tempdir()?;
         let names = ["near", "between", "far"];
         issue_certificates(bench.binary, &folder.path().join("certificates"), &names)?;
         let ports = Ports::reserve()?;
-        Ok(Mirrored { bench, principal, standby, sites: Vec::new(), ports, folder, line })
+        let mirrored =
+            Mirrored { bench, principal, standby, sites: Vec::new(), ports, folder, line };
+        mirrored.have_old_segments()?;
+        Ok(mirrored)
     }
 
     /// Which kinds of `wal_compression` the build has beside `off`.
@@ -141,17 +161,29 @@ impl<'a> Mirrored<'a> {
         let principal = direct(&self.principal, &self.line);
         let done = self.line.end(Side::Far).enter(|| {
             let mut command = self.principal.installation().command("pg_basebackup");
-            // The log comes by streaming, in both ways.
+            // The log comes by streaming, in both ways. Its manifest is its default.
             command.args(["--checkpoint=fast", "--wal-method=none", "--dbname", &principal]);
             command.arg("--pgdata").arg(into);
-            // As Farshore checks what came.
-            command.arg("--manifest-checksums=SHA256");
             command.args(compress.map(|how| format!("--compress={how}")));
             command.output()
         })?;
         let done = done.context("run pg_basebackup")?;
         ensure!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr).trim());
         Ok(())
+    }
+
+    /// Whether the server compresses a base backup with threads: its library may not. Takes a base
+    /// backup like that.
+    ///
+    /// # Errors
+    /// When one fails for another reason; with its message.
+    pub fn compresses_with_threads(&self, compress: &str) -> Result<bool> {
+        let folder = tempfile::Builder::new().prefix("farshore-tried").tempdir()?;
+        self.principal.installation().hand_over(folder.path())?;
+        match self.base_backup(&folder.path().join("data"), Some(compress)) {
+            Err(error) if error.to_string().contains("compression worker count") => Ok(false),
+            done => done.map(|()| true),
+        }
     }
 
     /// Seeds a standby's files at its end, by the mirror that is there, into a directory of the
@@ -187,8 +219,9 @@ impl<'a> Mirrored<'a> {
         server.execute_script("SELECT pg_reload_conf()")
     }
 
-    /// Lets the standby follow in this way, over a short and wide line, until it has all; then the
-    /// line is what it is to be, and commits wait.
+    /// Lets the standby follow in this way, over a short and wide line, until it has all; then, with
+    /// old segments to write to and right after a checkpoint, the line is what it is to be, and
+    /// commits wait.
     ///
     /// # Errors
     /// When it does not get that far.
@@ -198,11 +231,11 @@ impl<'a> Mirrored<'a> {
         // A spool of the next way begins where the principal is then.
         self.catch_up()?;
         self.stop_sites()?;
-        let (name, conninfo) = match way {
+        let (name, port, conninfo) = match way {
             Way::Native { wal_compression, commit } => {
                 self.set(&self.principal, "wal_compression", wal_compression)?;
                 self.set(&self.principal, "synchronous_commit", commit)?;
-                (DIRECT, direct(&self.principal, &self.line))
+                (DIRECT, self.principal.port(), direct(&self.principal, &self.line))
             }
             Way::Mirror { wal_compression, .. } | Way::Direct { wal_compression, .. } => {
                 self.set(&self.principal, "wal_compression", wal_compression)?;
@@ -213,21 +246,24 @@ impl<'a> Mirrored<'a> {
                     Way::Native { .. } => {}
                 }
                 self.receives()?;
-                // The spool is full before anything is timed.
-                for _ in 0..SPOOL_SEGMENTS {
-                    self.principal.execute_script("SELECT txid_current()")?;
-                    self.principal.execute_script("SELECT pg_switch_wal()")?;
-                }
                 let listen = self.ports.far.number();
-                (MIRROR, format!("host=127.0.0.1 port={listen} user=standby"))
+                (MIRROR, listen, format!("host=127.0.0.1 port={listen} user=standby"))
             }
         };
         self.set(&self.standby, "primary_conninfo", &conninfo)?;
+        wait_until("the standby to follow", PREPARE_MAX, &[&self.standby.log_path()], || {
+            let sql = "SELECT count(*) FROM pg_stat_wal_receiver \
+                       WHERE status = 'streaming' AND sender_port = $1";
+            let mut standby = self.standby.connect()?;
+            let count: i64 = standby.query_one(sql, &[&i32::from(port)])?.get(0);
+            Ok((count == 1).then_some(()))
+        })?;
         // What follows shows that the way is there.
         self.principal.execute_script("SELECT txid_current()")?;
         self.catch_up()?;
-        self.principal.execute_script("CHECKPOINT")?;
-        self.catch_up()?;
+        // A spool is full then; for who has none this is the same.
+        self.switch_segments(SPOOL_SEGMENTS)?;
+        self.have_old_segments()?;
         let nobody_waits = matches!(
             way,
             Way::Native { commit: "local", .. }
@@ -245,6 +281,55 @@ impl<'a> Mirrored<'a> {
         }
         self.line.set(Some(conditions));
         self.bench.interrupt.check()
+    }
+
+    /// Ends so many segments of the log, and waits until the standby has them.
+    fn switch_segments(&self, count: usize) -> Result<()> {
+        let mut principal = self.principal.connect()?;
+        for number in 1..=count {
+            // A segment with nothing in it is not ended.
+            principal.batch_execute("SELECT txid_current()")?;
+            principal.batch_execute("SELECT pg_switch_wal()")?;
+            if number % SEGMENTS_AT_ONCE == 0 {
+                self.catch_up()?;
+            }
+        }
+        self.catch_up()
+    }
+
+    /// Writes a checkpoint on both servers, so that files of old segments stand ready for the log to
+    /// come, and sees to it that there are enough of them.
+    fn have_old_segments(&self) -> Result<()> {
+        for _ in 0..OLD_SEGMENTS_TRIES {
+            // What the standby has not got is not to go.
+            self.catch_up()?;
+            self.principal.execute_script("CHECKPOINT")?;
+            // The standby's begins where the principal's did. It uses files again only while it
+            // receives, and else removes them.
+            self.catch_up()?;
+            self.standby.execute_script("CHECKPOINT")?;
+            if self.old_segments()? >= OLD_SEGMENTS {
+                return Ok(());
+            }
+            // New files are made only when no old ones are left.
+            self.switch_segments(KEPT_SEGMENTS)?;
+        }
+        bail!(
+            "a server has files of only {} old segments, and is to have {OLD_SEGMENTS}",
+            self.old_segments()?
+        )
+    }
+
+    /// Files that stand ready for the log to come, where there are fewer.
+    fn old_segments(&self) -> Result<i64> {
+        let sql = "SELECT pg_walfile_name(pg_current_wal_insert_lsn())";
+        let now: String = self.principal.connect()?.query_one(sql, &[])?.get(0);
+        let sql = "SELECT count(*) FROM pg_ls_waldir() \
+                   WHERE name ~ '^[0-9A-F]{24}$' AND name COLLATE \"C\" > $1";
+        let ready = |server: &Cluster| -> Result<i64> {
+            Ok(server.connect()?.query_one(sql, &[&now])?.get(0))
+        };
+        Ok(ready(&self.principal)?.min(ready(&self.standby)?))
     }
 
     fn start_sites(&mut self, compression: &str, mode: &str) -> Result<()> {
@@ -453,6 +538,9 @@ impl<'a> Mirrored<'a> {
         settings.insert("scale", Value::from(self.bench.plan.scale));
         settings.insert("slot", Value::from(SLOT));
         settings.insert("spool_size", Value::from(SPOOL_SIZE));
+        let (_, kept) = STANDBY_KEEP_SIZE;
+        settings.insert("wal_keep_size_standby", Value::from(kept));
+        settings.insert("old_segments", Value::from(OLD_SEGMENTS));
         settings
     }
 }

@@ -107,9 +107,10 @@ impl PenaltyCase {
             .map(|(name, _)| std::array::from_fn(|_| Outcome { name, runs: Vec::new() }))
             .collect();
         for run in 0..bench.plan.runs {
-            for (outcome, (name, way)) in outcomes.iter_mut().zip(&ways) {
+            for at in bench.plan.turns(run, ways.len()) {
+                let (name, way) = &ways[at];
                 mirrored.take(*way, conditions)?;
-                for (outcome, (metric, rows, statements)) in outcome.iter_mut().zip(sizes) {
+                for (outcome, (metric, rows, statements)) in outcomes[at].iter_mut().zip(sizes) {
                     // Of another size, what nobody waited for is not on the line any more.
                     mirrored.catch_up()?;
                     bench.interrupt.check()?;
