@@ -323,3 +323,31 @@ fn a_spill_is_followed_while_a_replica_receives_it() {
     }
     assert!(followed == body(&*log, spill));
 }
+
+#[test]
+fn a_number_that_is_given_again_is_not_the_spill_that_was_followed() {
+    let (log_dir, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, replica) = (open_with(log_dir.path(), 1 << 20), open_with(dir.path(), 1 << 20));
+    let mut writer = log.begin_spill().unwrap();
+    writer.write(&noise(90_000, 1), &[]).unwrap();
+    let spill = writer.finish().unwrap();
+    let received = || {
+        let mut receiver = replica.receive_spill(spill).unwrap();
+        let follower = replica.follow_spill(spill).unwrap();
+        let mut reader = log.read_stored_spill(spill).unwrap();
+        while let Some(block) = reader.next_stored().unwrap() {
+            receiver.take(block).unwrap();
+        }
+        assert!(!follower.has_the_number(), "before it is finished");
+        receiver.finish().unwrap();
+        follower
+    };
+    let first = received();
+    assert!(first.has_the_number());
+    let second = received();
+    assert!(!first.has_the_number());
+    assert!(second.has_the_number());
+    // Nothing follows what is on its way now.
+    let _third = replica.receive_spill(spill).unwrap();
+    assert!(!second.has_the_number());
+}
