@@ -351,3 +351,40 @@ fn a_number_that_is_given_again_is_not_the_spill_that_was_followed() {
     let _third = replica.receive_spill(spill).unwrap();
     assert!(!second.has_the_number());
 }
+
+#[test]
+fn the_newest_of_a_replica_is_found_without_all_that_came_since() {
+    let (log_dir, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, replica) = (open_with(log_dir.path(), 1 << 20), open_with(dir.path(), 8 << 10));
+    let mut position = 0;
+    let mut grow = |entries| {
+        for _ in 0..entries {
+            position += 1;
+            let mut batch = Batch::default();
+            push(&mut batch, position, EntryKind::Transaction, &noise(1_000, position));
+            append(&*log, batch);
+            until_durable(&log);
+        }
+        let mut reader = log.read_stored(replica.durable().borrow().0).unwrap();
+        while let Some(block) = reader.next_stored().unwrap() {
+            run(replica.append_stored(block)).unwrap();
+            until_durable(&replica);
+        }
+    };
+    let newest = || replica.newest_transaction().unwrap().map(|(at, _)| at.0);
+    grow(3);
+    assert_eq!(newest(), Some(3));
+    grow(60);
+    let segments: Vec<_> = {
+        let segments = replica.log.segments.segments.lock().unwrap();
+        segments.iter().map(|segment| segment.path.clone()).collect()
+    };
+    assert!(segments.len() > 4, "{segments:?}");
+    // Between what was known and the newest segment nothing need be readable.
+    for path in &segments[..segments.len() - 2] {
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(64).unwrap();
+    }
+    assert_eq!(newest(), Some(63));
+    assert_eq!(newest(), Some(63), "nothing came since");
+}
