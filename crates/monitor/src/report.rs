@@ -214,7 +214,8 @@ pub struct DownstreamReport {
     /// it cannot go on.
     #[serde(default)]
     pub dropped_before: Option<String>,
-    /// Why the log cannot be sent to it: the store here cannot be read.
+    /// Why the log cannot be sent to it: the store here cannot be read, or what the site has is not
+    /// of it.
     #[serde(default)]
     pub error: Option<String>,
     /// Bytes of the publisher's log between what is durable here and there.

@@ -72,7 +72,7 @@ pub(crate) struct Following {
     pub durable: Lsn,
     /// Where the log here begins, if what it still needed was dropped.
     pub dropped_before: Option<Lsn>,
-    /// Why the log cannot be sent to it.
+    /// Why the log cannot be sent to it, or why it was refused for good.
     pub error: Option<String>,
     /// The same of the session before, while nothing was sent since: it was logged.
     logged: Option<String>,
