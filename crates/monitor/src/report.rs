@@ -12,6 +12,13 @@ pub struct SiteReport {
     pub pid: u32,
     /// Seconds since the node started.
     pub uptime_seconds: u64,
+    /// Time until the certificate that this site shows other sites expires, less than zero once it
+    /// has; absent of a site that has none.
+    #[serde(default)]
+    pub certificate_seconds_left: Option<f64>,
+    /// That is to be told, for judging what goes over links.
+    #[serde(skip)]
+    pub certificate_ends_soon: bool,
     /// Publications.
     pub publications: Vec<PublicationReport>,
     /// Subscriptions.
