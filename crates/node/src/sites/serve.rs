@@ -306,7 +306,9 @@ impl Serving {
             return incoming.refuse(&why).await;
         };
         let pacer = self.pacers.get(site).cloned();
-        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        // Commits may wait for a mirror, and for nothing else that goes there.
+        let goes_first = matches!(wanted, Wanted::Mirror(_));
+        let options = LinkOptions { pacer, goes_first, ..LinkOptions::default() };
         let session = match incoming.accept(options).await {
             Ok(session) => session,
             Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
