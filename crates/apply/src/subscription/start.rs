@@ -467,8 +467,10 @@ impl Subscription {
         if progress.publication != self.spec.publication {
             return Err(ApplyError::Setup(format!(
                 "subscription \"{name}\": the target's subscription of that name follows \
-                 publication \"{}\", not \"{}\". Rename one of the two",
-                progress.publication, self.spec.publication
+                 publication \"{}\", not \"{}\". {}",
+                progress.publication,
+                self.spec.publication,
+                remedy::follows_another(name, &progress.publication, &self.spec.publication)
             )));
         }
         match slot::publisher_identity(self.store.as_ref()) {
