@@ -200,3 +200,45 @@ fn a_dump_goes_on_from_where_it_is_said_to_stand() -> Result<()> {
     pair.publish("DELETE FROM t WHERE id < 10; UPDATE u SET v = 'w'")?;
     pair.assert_equal(&["public"])
 }
+
+/// A claim that retention ended is made anew, so that a new backup is of use.
+#[test]
+fn a_backup_that_took_too_long_for_retention_can_be_taken_again() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.publish("CREATE TABLE t (id bigint PRIMARY KEY, v text)")?;
+    let small = "segment_size = \"64KB\"\nretention_size = \"256KB\"";
+    pair.add_publication("p", &["public.*"], small)?;
+    let target = pair.subscriber.url(DATABASE);
+    add_subscription(&mut pair, &target)?;
+    pair.site.start()?;
+    pair.site.await_trouble("s", "waits for its backup")?;
+    await_publication(&pair)?;
+    let too_old = pair.publisher_says("SELECT pg_current_wal_insert_lsn()")?;
+    let fill = |from: u32| {
+        pair.publish(&format!(
+            "INSERT INTO t SELECT {from} + i, (SELECT string_agg(md5(random()::text || i || n), '') \
+             FROM generate_series(1, 30) AS n) FROM generate_series(1, 200) i"
+        ))
+    };
+    let at_first = pair.site.status()?["publications"][0]["store_start"].clone();
+    let mut from = 0;
+    wait_until("the log to be dropped", SOON, &[&pair.site.log_path()], || {
+        from += 200;
+        fill(from)?;
+        Ok((pair.site.status()?["publications"][0]["store_start"] != at_first).then_some(()))
+    })?;
+    let initialise =
+        |lsn: &str| pair.site.verb("initialise", &["--subscription", "s", "--lsn", lsn]);
+    let refused = initialise(&too_old)?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("the log is kept"), "{refused:?}");
+    let lsn = pair.publisher_says("SELECT pg_current_wal_insert_lsn()")?;
+    let rows = pair.publisher_says("SELECT json_agg(t) FROM t")?.replace('\'', "''");
+    pair.subscriber.execute_script(&format!(
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text); \
+         INSERT INTO t SELECT * FROM json_populate_recordset(NULL::t, '{rows}')"
+    ))?;
+    let done = initialise(&lsn)?;
+    ensure!(done.code == Some(0), "{done:?}");
+    pair.publish("DELETE FROM t WHERE id < 250")?;
+    pair.assert_equal(&["public"])
+}

@@ -20,7 +20,7 @@ use farshore_capture::source::Source;
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use farshore_pg::{Config, quote_literal};
-use farshore_store::LogStore;
+use farshore_store::{Cursor, LogStore, StoreError};
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +72,13 @@ pub(crate) fn waits(name: &str, kept_from: Lsn) -> ApplyError {
     ))
 }
 
+/// Has the log kept from its end on for a subscription that has nothing yet, and whose claim expired:
+/// an expired one keeps nothing.
+pub(crate) fn claim_anew(store: &dyn LogStore, name: &str) -> Result<Cursor, StoreError> {
+    store.drop_cursor(name)?;
+    store.register_cursor(name)
+}
+
 /// Notes on a target that it was restored from a backup of the publisher, and where that stands.
 ///
 /// # Errors
@@ -88,17 +95,19 @@ pub async fn initialise(
         ApplyError::Setup(format!("subscription \"{name}\": cannot be initialised: {what}"))
     };
     let cursor = store.register_cursor(name)?;
-    if let Some(start) = cursor.expired {
-        return Err(refused(format!(
-            "retention dropped what it would need; the log starts at {start} now. Take a new backup"
-        )));
-    }
     let mut session = Session::connect(&spec.target, &spec.application_name()).await?;
     let progress = session.open_subscription(name, LOCK_WAIT).await?.progress;
     if let Some(progress) = progress {
         return Err(refused(format!(
             "the target has a subscription of that name already (state {}, applied {})",
             progress.state, progress.applied
+        )));
+    }
+    if cursor.expired.is_some() {
+        let kept_from = claim_anew(store.as_ref(), name)?.applied;
+        return Err(refused(format!(
+            "retention dropped what it would need. Take a new backup: the log is kept for it from \
+             {kept_from} on"
         )));
     }
     let (Some(publisher), Some(begins)) =
@@ -399,5 +408,47 @@ impl Session {
         };
         let (held, left_out): (Vec<_>, Vec<_>) = published.iter().partition(is_held);
         Ok((held, left_out.into_iter().map(|table| table.table.clone()).collect()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_model::{Applied, PgTime};
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_store::{Batch, EntryKind, EntryMeta, Retention};
+
+    #[tokio::test]
+    async fn a_claim_that_expired_is_made_anew_and_keeps_the_log() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SegmentedStore::open(dir.path(), Options::default()).unwrap().0;
+        let append = async |position| {
+            let entry = EntryMeta {
+                position: Lsn(position),
+                commit_time: PgTime(0),
+                kind: EntryKind::Transaction,
+                payload_len: 1,
+            };
+            let batch = Batch { entries: vec![entry], payload: vec![7], ..Batch::default() };
+            store.append(batch).await.unwrap();
+            store.durable().wait_for(|durable| durable.0 >= Lsn(position)).await.unwrap();
+        };
+        store.register_cursor("s").unwrap();
+        let small = Retention { bytes_max: Some(1), ..Retention::default() };
+        let mut end = 0;
+        while store.enforce_retention(&small).unwrap().is_empty() {
+            end += 10;
+            append(end).await;
+            assert!(end < 1_000, "nothing expired");
+        }
+        // As it is for ever, if nobody does anything.
+        assert!(store.register_cursor("s").unwrap().expired.is_some());
+        let anew = claim_anew(store.as_ref(), "s").unwrap();
+        assert_eq!((anew.applied, anew.expired), (Applied(Lsn(end)), None));
+        for position in 1..=9 {
+            append(end + position).await;
+            store.enforce_retention(&Retention::default()).unwrap();
+        }
+        assert!(store.read_from(anew.applied.0).is_ok());
     }
 }

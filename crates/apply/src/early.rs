@@ -13,8 +13,10 @@
 //! - the publisher gives the transaction up, or rolls a part of it back that is written;
 //! - anybody waits for a lock of it: an earlier transaction, or a session of somebody else;
 //! - its commit comes before it has begun on the target;
-//! - nothing of it has come, or nothing of it could be written, for [`IDLE_MAX`], since an open
-//!   transaction keeps the target from cleaning up.
+//! - nothing of it has come, or nothing of it could be written, for [`IDLE_MAX`], or all of it has
+//!   and its turn does not come within that, since an open transaction keeps the target from
+//!   cleaning up;
+//! - its commit names another spill, which has the number now.
 //!
 //! Rows are written when all that the publisher had committed before it sent them is on the target
 //! ([`farshore_store::Growth::after`]): they meet the rows that they met there. Where that cannot be
@@ -381,9 +383,23 @@ impl Work {
         self.writer.flush().await?;
         let turn = match come {
             Some(turn) => turn,
-            None => turn.await.map_err(|_| gone())?,
+            // At a site that receives the log, other spills may have to cross before its commit.
+            None => match tokio::time::timeout(IDLE_MAX, turn).await {
+                Ok(turn) => turn.map_err(|_| gone())?,
+                Err(_) => {
+                    let seconds = IDLE_MAX.as_secs();
+                    let what =
+                        format!("all of it is here, and its turn did not come in {seconds} s");
+                    return Err(ApplyError::NotYet(what));
+                }
+            },
         };
         self.writer.drain().await?;
+        // Who sends the log here may have given the number to another transaction since.
+        if !self.feed.has_the_number() {
+            let what = "its commit names another spill of the same number".to_owned();
+            return Err(ApplyError::NotYet(what));
+        }
         let is_written = |xid: &Xid| self.subtransactions.contains(xid);
         let rolled_back = turn.header.aborted_subtransactions.iter().any(is_written);
         if rolled_back && !fault::defect("early-keeps-rolled-back") {

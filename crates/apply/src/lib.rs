@@ -50,6 +50,7 @@ pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::cursor_owner;
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
 pub use postgres::apart::Detaching;
+pub use remedy::follows_another;
 pub use status::{
     AppliedTransaction, LagHistogram, Phase, SourceTransaction, SubscriptionStatus, TableCopy,
 };

@@ -274,6 +274,11 @@ impl SpillFollowFeed {
         self.growth.clone()
     }
 
+    /// Whether an entry that names its number means this spill. See [`SpillFollower`].
+    pub fn has_the_number(&self) -> bool {
+        self.follower.as_ref().is_some_and(|follower| follower.has_the_number())
+    }
+
     /// The next chunk of what was there at `growth`, its definitions added to `definitions`; `None`
     /// when that has been read.
     pub async fn next_chunks(

@@ -3,6 +3,7 @@
 
 use crate::error::passes_by_itself;
 use farshore_capture::publication::TableName;
+use farshore_pg::quote_literal;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
@@ -66,6 +67,22 @@ pub fn sentence(error: &farshore_pg::Error) -> String {
     format!(". {}", if ours { PROGRESS_GONE } else { next_step(code) })
 }
 
+/// The next step where progress of this name follows the publication `noted`, and `wanted` is to be
+/// followed: names of publications begin with those of the sites that they come by.
+pub fn follows_another(subscription: &str, noted: &str, wanted: &str) -> String {
+    let last = |publication: &str| publication.rsplit('/').next().map(str::to_owned);
+    if last(noted) != last(wanted) {
+        return "Rename one of the two".to_owned();
+    }
+    format!(
+        "If it is the same subscription, and a site was renamed or the log comes another way, run on \
+         the target: UPDATE farshore.subscription SET publication = {} WHERE name = {}. Otherwise \
+         rename one of the two",
+        quote_literal(wanted),
+        quote_literal(subscription)
+    )
+}
+
 /// The command that empties one table, or all, on the target and copies it anew, for a shell.
 pub(crate) fn resync(subscription: &str, table: Option<&TableName>) -> String {
     let mut command =
@@ -87,7 +104,7 @@ fn for_shell(word: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{for_shell, next_step, resync};
+    use super::{follows_another, for_shell, next_step, resync};
     use crate::error::passes_by_itself;
 
     #[test]
@@ -95,6 +112,20 @@ mod tests {
         assert_eq!(resync("s", None), "farshore resync SITE.toml --subscription s");
         assert_eq!(for_shell("public.t"), "public.t");
         assert_eq!(for_shell("public.\"it's $1\""), "'public.\"it'\\''s $1\"'");
+    }
+
+    #[test]
+    fn the_way_back_after_a_site_was_renamed_is_told() {
+        let told = follows_another("it's", "old/sales", "new/sales");
+        let update = "UPDATE farshore.subscription SET publication = 'new/sales' WHERE name = \
+                      'it''s'";
+        assert!(
+            told.contains(update) && told.ends_with("Otherwise rename one of the two"),
+            "{told}"
+        );
+        let chained = follows_another("s", "middle/old/sales", "new/sales");
+        assert!(chained.contains("UPDATE"), "{chained}");
+        assert_eq!(follows_another("s", "t1/p", "t1/q"), "Rename one of the two");
     }
 
     #[test]

@@ -12,10 +12,14 @@ use std::fmt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// So that two services that trust the same authority cannot be mistaken for each other.
 const ALPN: &[u8] = b"farshore-link";
+
+/// That long before a certificate expires it is to be told; of one that lasts for less than three
+/// times as long, in its last third.
+const TOLD_BEFORE: Duration = Duration::from_secs(30 * 24 * 3_600);
 
 /// Where a site's identity is kept; all PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +67,7 @@ pub struct Identity {
     certificates: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
     expires: SystemTime,
+    expires_soon_from: SystemTime,
     provider: Arc<CryptoProvider>,
     chain: Arc<WebPkiServerVerifier>,
     server: Arc<ServerConfig>,
@@ -125,10 +130,22 @@ impl Identity {
         // A resumed session would not look at revocations made since.
         server.session_storage = Arc::new(NoServerSessionStorage {});
         server.send_tls13_tickets = 0;
-        let expires = UNIX_EPOCH
-            + std::time::Duration::from_secs(u64::try_from(not_after).unwrap_or_default());
+        let seconds =
+            |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
+        let expires = UNIX_EPOCH + seconds(not_after);
+        let a_third = seconds(not_after.saturating_sub(not_before)) / 3;
+        let expires_soon_from = expires.checked_sub(TOLD_BEFORE.min(a_third)).unwrap_or(expires);
         let server = Arc::new(server);
-        Ok(Identity { site, certificates, key, expires, provider, chain, server })
+        Ok(Identity {
+            site,
+            certificates,
+            key,
+            expires,
+            expires_soon_from,
+            provider,
+            chain,
+            server,
+        })
     }
 
     /// The site that our own certificate names.
@@ -139,6 +156,11 @@ impl Identity {
     /// When our own certificate stops being valid.
     pub fn expires(&self) -> SystemTime {
         self.expires
+    }
+
+    /// From when on that is to be told, so that another one is made in time.
+    pub fn expires_soon_from(&self) -> SystemTime {
+        self.expires_soon_from
     }
 
     /// What a peer that trusts the same authorities would say of our own certificate now, if

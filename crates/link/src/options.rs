@@ -24,6 +24,9 @@ pub struct LinkOptions {
     pub connect_timeout: Duration,
     /// Cap on what this side sends, shared by the sessions of one link.
     pub pacer: Option<Arc<Pacer>>,
+    /// What this session sends goes before what other sessions of the link have waiting for the
+    /// pacer, for up to half of the cap.
+    pub goes_first: bool,
 }
 
 impl Default for LinkOptions {
@@ -35,6 +38,7 @@ impl Default for LinkOptions {
             dead_after: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(10),
             pacer: None,
+            goes_first: false,
         }
     }
 }

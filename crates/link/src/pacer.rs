@@ -1,5 +1,7 @@
 //! A cap on a link's bandwidth, by time of day.
 //!
+//! Sessions that go first have half of it to themselves, when they need it.
+//!
 //! [`Bucket`] and [`Rates`] are pure: time goes in, a delay comes out. [`Pacer`] adds the clocks
 //! and is shared by all sessions of one link.
 
@@ -132,6 +134,15 @@ impl Bucket {
     /// Takes `bytes` at `now`, on a clock that does not go back. Returns how long to wait before
     /// sending them.
     pub fn take(&mut self, bytes: u64, now: Duration, rate: Rate) -> Duration {
+        let wait = self.wait(now, rate);
+        if rate.is_some() {
+            self.level -= bytes as f64;
+        }
+        wait
+    }
+
+    /// How long who takes now would wait.
+    fn wait(&mut self, now: Duration, rate: Rate) -> Duration {
         let Some(rate) = rate else {
             *self = Bucket { level: 0.0, at: now };
             return Duration::ZERO;
@@ -140,13 +151,35 @@ impl Bucket {
         let gained = now.saturating_sub(self.at).as_secs_f64() * rate;
         self.at = self.at.max(now);
         self.level = (self.level + gained).min(rate * BURST.as_secs_f64());
-        let wait = if self.level >= 0.0 {
+        if self.level >= 0.0 {
             Duration::ZERO
         } else {
             Duration::try_from_secs_f64(-self.level / rate).unwrap_or(WAIT_MAX).min(WAIT_MAX)
-        };
-        self.level -= bytes as f64;
-        wait
+        }
+    }
+}
+
+/// What sessions share: the cap, and of those that go first a half of it of their own.
+#[derive(Clone, Debug, Default)]
+struct Buckets {
+    all: Bucket,
+    first: Bucket,
+}
+
+impl Buckets {
+    fn take(&mut self, bytes: u64, now: Duration, rate: Rate) -> Duration {
+        self.all.take(bytes, now, rate)
+    }
+
+    /// Who goes first waits in the shorter of the two queues. Either way the bytes count for all, so
+    /// that the others give way and the cap holds over time.
+    fn take_first(&mut self, bytes: u64, now: Duration, rate: Rate) -> Duration {
+        let in_turn = self.take(bytes, now, rate);
+        let half = rate.and_then(|rate| NonZeroU64::new(rate.get() / 2));
+        if self.first.wait(now, half) >= in_turn {
+            return in_turn;
+        }
+        self.first.take(bytes, now, half)
     }
 }
 
@@ -154,13 +187,13 @@ impl Bucket {
 #[derive(Debug)]
 pub struct Pacer {
     started: Instant,
-    state: Mutex<(Rates, Bucket)>,
+    state: Mutex<(Rates, Buckets)>,
 }
 
 impl Pacer {
     /// A pacer with these rates.
     pub fn new(rates: Rates) -> Pacer {
-        Pacer { started: Instant::now(), state: Mutex::new((rates, Bucket::default())) }
+        Pacer { started: Instant::now(), state: Mutex::new((rates, Buckets::default())) }
     }
 
     /// Other rates from now on.
@@ -180,12 +213,16 @@ impl Pacer {
         })
     }
 
-    /// Takes `bytes`; they may be sent after the delay returned.
-    pub(crate) fn take(&self, bytes: u64) -> Duration {
+    /// Takes `bytes`; they may be sent after the delay returned. Who `goes_first` waits less, while
+    /// that is half of the cap or less.
+    pub(crate) fn take(&self, bytes: u64, goes_first: bool) -> Duration {
         let (minute, now) = (minute_of_day(), self.started.elapsed());
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let rate = state.0.at(minute);
-        state.1.take(bytes, now, rate)
+        match goes_first {
+            true => state.1.take_first(bytes, now, rate),
+            false => state.1.take(bytes, now, rate),
+        }
     }
 }
 
@@ -271,6 +308,30 @@ mod tests {
             (0..4).map(|_| bucket.take(100_000, Duration::ZERO, rate(1_000_000))).collect();
         let expected: Vec<_> = [0, 100, 200, 300].map(Duration::from_millis).into();
         assert_eq!(waits, expected);
+    }
+
+    #[test]
+    fn who_goes_first_does_not_wait_behind_the_others_and_keeps_to_the_cap() {
+        let (mut buckets, rate) = (Buckets::default(), rate(1_000_000));
+        let now = Duration::ZERO;
+        for _ in 0..20 {
+            buckets.take(250_000, now, rate);
+        }
+        // A commit.
+        assert_eq!(buckets.take_first(8_000, now, rate), Duration::ZERO);
+        let behind = buckets.take(1, now, rate);
+        assert_eq!(behind, Duration::from_millis(5_008), "it counts for the others");
+        // More than half of the cap at once waits by itself.
+        buckets.take_first(500_000, now, rate);
+        assert!(buckets.take_first(1, now, rate) >= Duration::from_secs(1));
+        // A lot of it goes no faster than with the others.
+        let mut now = Duration::from_secs(1_000);
+        let mut sent = 0;
+        while now < Duration::from_secs(1_010) {
+            now += buckets.take_first(25_000, now, rate);
+            sent += 25_000;
+        }
+        assert!((10_000_000..=10_150_000).contains(&sent), "{sent}");
     }
 
     #[test]

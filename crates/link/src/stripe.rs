@@ -186,7 +186,7 @@ impl Writer {
     async fn write(&mut self) -> io::Result<()> {
         let session = self.stripe.session.clone();
         let keepalive = self.stripe.options.keepalive;
-        let pacer = self.stripe.options.pacer.clone();
+        let (pacer, first) = (self.stripe.options.pacer.clone(), self.stripe.options.goes_first);
         let mut ping_at = Instant::now();
         let mut go_at = ping_at;
         loop {
@@ -205,13 +205,13 @@ impl Writer {
                 session.take_pieces(bytes_max.min(BATCH_BYTES), &mut self.held);
                 let bytes = self.held.iter().map(Frame::wire_bytes).sum();
                 go_at = match &pacer {
-                    Some(pacer) if bytes > 0 => now + pacer.take(bytes),
+                    Some(pacer) if bytes > 0 => now + pacer.take(bytes, first),
                     _ => now,
                 };
             }
             if let Some(pacer) = pacer.as_ref().filter(|_| !self.due.is_empty()) {
                 // What keeps the session alive counts and does not wait.
-                pacer.take(self.due.iter().map(Frame::wire_bytes).sum());
+                pacer.take(self.due.iter().map(Frame::wire_bytes).sum(), false);
             }
             self.due.drain(..).for_each(|frame| self.pending.push(frame));
             if go_at <= now {

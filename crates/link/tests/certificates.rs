@@ -44,6 +44,12 @@ fn an_authority_is_found_again_and_never_overwritten() -> Result<()> {
         assert!(
             left > Duration::from_secs(29 * 86_400) && left <= Duration::from_secs(30 * 86_400)
         );
+        // It lasts less than three times the usual notice.
+        let notice = identity.expires().duration_since(identity.expires_soon_from())?;
+        assert!(
+            notice > Duration::from_secs(9 * 86_400) && notice < Duration::from_secs(11 * 86_400),
+            "{notice:?}"
+        );
     }
     let error = opened.issue("first", 30, &folder).unwrap_err();
     assert!(error.to_string().contains("first.crt exists already"), "{error}");

@@ -127,6 +127,19 @@ impl Verdict {
         }
     }
 
+    /// Of what goes over a link: what this site shows other sites.
+    fn certificate(&mut self, ends: Option<f64>) {
+        match ends {
+            Some(..0.0) => self.find(Health::Critical, || {
+                "this site's certificate has expired: other sites refuse it".to_owned()
+            }),
+            Some(left) => self.find(Health::Warning, || {
+                format!("this site's certificate expires in {}", days_left(left))
+            }),
+            None => {}
+        }
+    }
+
     fn bytes(&mut self, what: &str, value: u64, bounds: Option<Bounds>) {
         let Some(bounds) = bounds else { return };
         let health = bounds.judge(value as f64);
@@ -141,6 +154,7 @@ impl Verdict {
 
 /// Judges every object of a report.
 pub fn judge(report: &mut SiteReport, limits: &Limits) {
+    let certificate_ends = report.certificate_seconds_left.filter(|_| report.certificate_ends_soon);
     for p in &mut report.publications {
         let mut verdict = Verdict::default();
         verdict.agent(&p.state, p.error.as_deref());
@@ -159,6 +173,10 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
                     )
                 });
             }
+        }
+        let is_given = report.downstreams.iter().any(|site| site.publication == p.name);
+        if p.upstream.is_some() || is_given {
+            verdict.certificate(certificate_ends);
         }
         let thresholds = limits.publications.get(&p.name).copied().unwrap_or_default();
         // While the publisher is not heard it keeps what it kept, and more.
@@ -204,6 +222,9 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
     for m in &mut report.mirrors {
         let mut verdict = Verdict::default();
         verdict.agent(&m.state, m.error.as_deref());
+        if !m.direct {
+            verdict.certificate(certificate_ends);
+        }
         let thresholds = limits.mirrors.get(&m.name).copied().unwrap_or_default();
         verdict.bytes("send queue", m.send_queue_bytes, thresholds.send_queue_bytes);
         (m.health, m.reason) = verdict.into_parts();
@@ -222,6 +243,16 @@ impl SiteReport {
     }
 }
 
+/// How long something lasts yet, in words.
+pub fn days_left(seconds: f64) -> String {
+    let hours = (seconds / 3_600.0).max(0.0);
+    match hours {
+        ..2.0 => format!("{:.0} min", seconds.max(0.0) / 60.0),
+        2.0..48.0 => format!("{hours:.0} h"),
+        _ => format!("{:.0} days", (hours / 24.0).floor()),
+    }
+}
+
 fn bytes(bytes: u64) -> String {
     let (mut value, mut unit) = (bytes as f64, "B");
     for next in ["KB", "MB", "GB", "TB"] {
@@ -236,7 +267,7 @@ fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::report::{DownstreamReport, PublicationReport, SubscriptionReport};
+    use crate::report::{DownstreamReport, MirrorReport, PublicationReport, SubscriptionReport};
 
     #[test]
     fn a_target_that_is_away_for_longer_than_the_log_is_kept_is_critical() {
@@ -303,6 +334,47 @@ mod tests {
         assert_eq!((p.health, q.health), (Health::Critical, Health::Good));
         let reason = p.reason.as_deref().unwrap_or_default();
         assert!(reason.contains("site dublin") && reason.contains("0/2A"), "{reason}");
+    }
+
+    #[test]
+    fn what_goes_over_links_tells_of_a_certificate_that_ends() {
+        let publication = |name: &str, upstream: Option<&str>| PublicationReport {
+            name: name.into(),
+            upstream: upstream.map(str::to_owned),
+            ..PublicationReport::default()
+        };
+        let mirror = |name: &str, direct| MirrorReport {
+            name: name.into(),
+            direct,
+            ..MirrorReport::default()
+        };
+        let mut report = SiteReport {
+            publications: vec![
+                publication("own", None),
+                publication("given", None),
+                publication("up/received", Some("up")),
+            ],
+            downstreams: vec![DownstreamReport {
+                publication: "given".into(),
+                ..DownstreamReport::default()
+            }],
+            mirrors: vec![mirror("direct", true), mirror("far", false)],
+            certificate_seconds_left: Some(12.5 * 86_400.0),
+            ..SiteReport::default()
+        };
+        let health = |report: &mut SiteReport| {
+            judge(report, &Limits::default());
+            let publications = report.publications.iter().map(|p| p.health);
+            publications.chain(report.mirrors.iter().map(|m| m.health)).collect::<Vec<_>>()
+        };
+        assert_eq!(health(&mut report), [Health::Good; 5]);
+        report.certificate_ends_soon = true;
+        let found = |links| [Health::Good, links, links, Health::Good, links];
+        assert_eq!(health(&mut report), found(Health::Warning));
+        let reason = report.publications[2].reason.as_deref();
+        assert_eq!(reason, Some("this site's certificate expires in 12 days"));
+        report.certificate_seconds_left = Some(-1.0);
+        assert_eq!(health(&mut report), found(Health::Critical));
     }
 
     #[test]

@@ -31,7 +31,7 @@ mod web;
 mod webhook;
 
 pub use api::{OPENAPI, ROUTES};
-pub use health::{Bounds, Health, Limits, Thresholds, judge};
+pub use health::{Bounds, Health, Limits, Thresholds, days_left, judge};
 pub use history::{History, Kind, MINUTES};
 pub use sample::{Rates, Sampler, Snapshot};
 pub use serve::{Monitor, MonitorError};

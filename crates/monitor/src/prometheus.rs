@@ -96,6 +96,12 @@ fn site(out: &mut Text, snapshot: &Snapshot) {
         std::iter::once(([], Some(snapshot.report.uptime_seconds as f64))),
     );
     out.family(
+        ("farshore_certificate_remaining_seconds", GAUGE),
+        "Time until the certificate that this site shows other sites expires; less than 0 once it \
+         has.",
+        std::iter::once(([], snapshot.report.certificate_seconds_left)),
+    );
+    out.family(
         ("farshore_sample_timestamp_seconds", GAUGE),
         "When the figures were taken, since 1970.",
         std::iter::once(([], Some(snapshot.sampled_at))),

@@ -12,6 +12,13 @@ pub struct SiteReport {
     pub pid: u32,
     /// Seconds since the node started.
     pub uptime_seconds: u64,
+    /// Time until the certificate that this site shows other sites expires, less than zero once it
+    /// has; absent of a site that has none.
+    #[serde(default)]
+    pub certificate_seconds_left: Option<f64>,
+    /// That is to be told, for judging what goes over links.
+    #[serde(skip)]
+    pub certificate_ends_soon: bool,
     /// Publications.
     pub publications: Vec<PublicationReport>,
     /// Subscriptions.
@@ -214,7 +221,8 @@ pub struct DownstreamReport {
     /// it cannot go on.
     #[serde(default)]
     pub dropped_before: Option<String>,
-    /// Why the log cannot be sent to it: the store here cannot be read.
+    /// Why the log cannot be sent to it: the store here cannot be read, or what the site has is not
+    /// of it.
     #[serde(default)]
     pub error: Option<String>,
     /// Bytes of the publisher's log between what is durable here and there.

@@ -15,7 +15,7 @@ use crate::monitoring;
 use crate::operate;
 use crate::report::{DownstreamReport, SiteReport, TracerReport};
 use crate::sites::receive::{Receive, ReceiveStatus};
-use crate::sites::renewal::{Renewal, Seen};
+use crate::sites::renewal::{Lifetime, Renewal, Seen};
 use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
@@ -33,7 +33,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -134,6 +134,8 @@ pub struct Site {
     serving: Option<Arc<Serving>>,
     /// With what its files looked like.
     identity: Option<(Arc<Identity>, Seen)>,
+    /// Of its certificate, and of those that replace it.
+    lifetime: Option<Arc<Mutex<Lifetime>>>,
     /// Of every upstream site, as its sessions are opened.
     dialers: Vec<Dialer>,
     started: Instant,
@@ -293,6 +295,7 @@ impl Site {
             near_mirrors,
             far_mirrors,
             serving,
+            lifetime: identity.as_deref().map(|own| Arc::new(Mutex::new(Lifetime::of(own)))),
             identity: identity.zip(seen),
             dialers,
             started: Instant::now(),
@@ -393,11 +396,13 @@ impl Site {
             agents.spawn(serving.run(listener, stop.clone()));
         }
         let files = self.config.sites.identity.clone().zip(self.identity.as_ref());
-        let renewal = files.map(|(files, (_, loaded))| {
+        let files = files.zip(self.lifetime.clone());
+        let renewal = files.map(|((files, (_, loaded)), lifetime)| {
             let (site, loaded) = (self.config.name.clone(), loaded.clone());
             let dialers = self.dialers.clone();
             let revocations = self.config.sites.revocations.clone();
-            tokio::spawn(Renewal { files, revocations, loaded, site, dialers, listener }.watch())
+            let renewal = Renewal { files, revocations, loaded, site, dialers, listener, lifetime };
+            tokio::spawn(renewal.watch())
         });
         for agent in &self.received {
             let (switch, stop) = (agent.switch.clone(), stop.clone());
@@ -542,10 +547,13 @@ impl Site {
 
     /// The site's state now.
     pub fn report(&self) -> SiteReport {
+        let (lifetime, now) = (self.lifetime.as_ref().map(|l| *lock(l)), SystemTime::now());
         let mut report = SiteReport {
             site: self.config.name.clone(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs(),
+            certificate_seconds_left: lifetime.map(|lifetime| lifetime.seconds_left(now)),
+            certificate_ends_soon: lifetime.is_some_and(|lifetime| lifetime.ends_soon(now)),
             publications: self
                 .publications
                 .iter()

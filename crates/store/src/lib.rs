@@ -397,6 +397,11 @@ pub trait SpillFollower: Send {
     /// will never be.
     fn growth(&self) -> watch::Receiver<Growth>;
 
+    /// Whether an entry that names this number now means the spill that is followed, which is
+    /// finished. A replica is given a number twice when its upstream store was set back: what was
+    /// finished under it then, and never named, is replaced.
+    fn has_the_number(&self) -> bool;
+
     /// The next items (at most one block) of what was there at `growth`, or `None` when all that
     /// was read.
     fn next_block(&mut self, growth: Growth) -> Result<Option<Vec<SpillItem>>, StoreError>;

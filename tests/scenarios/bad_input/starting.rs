@@ -337,7 +337,7 @@ const AT_THE_SUBSCRIBER: &[Case] = &[
             pair.site.replace("name = \"t1\"", "name = \"t2\"")
         },
         check: &[
-            "subscription \"s\": the target's subscription of that name follows publication \"t1/p\", not \"t2/p\" → Rename one of the two",
+            "subscription \"s\": the target's subscription of that name follows publication \"t1/p\", not \"t2/p\" → If it is the same subscription, and a site was renamed or the log comes another way, run on the target: UPDATE farshore.subscription SET publication = 't2/p' WHERE name = 's'. Otherwise rename one of the two",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

@@ -2,6 +2,8 @@
 //! are copied, and which are to be.
 
 use super::{Initialise, Subscription, SubscriptionSpec};
+use crate::ApplyError;
+use crate::backup::{self, claim_anew};
 use crate::postgres::apart::{Below, PublishedNames, left_for};
 use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::resume::Touched;
@@ -9,7 +11,6 @@ use crate::postgres::schema::create_missing;
 use crate::postgres::session::Session;
 use crate::remedy;
 use crate::status::Phase;
-use crate::{ApplyError, backup};
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_model::{Applied, Lsn};
@@ -140,18 +141,26 @@ impl Subscription {
             self.check_same_log(progress.as_ref()).await?;
         }
         let cursor = self.store.register_cursor(name)?;
-        if progress.is_none() && self.spec.initialise == Initialise::Backup {
-            return Err(self.waits_for_backup(cursor.applied));
-        }
+        let awaits_backup = progress.is_none() && self.spec.initialise == Initialise::Backup;
         let unfinished = progress.as_ref().is_none_or(|progress| progress.state == state::COPYING);
         let cursor = match cursor.expired {
-            // All is copied anew: the log is to be kept from here on.
+            // All is copied anew, or restored: the log is to be kept from here on.
             Some(_) if unfinished => {
-                self.store.drop_cursor(name)?;
-                self.store.register_cursor(name)?
+                let anew = claim_anew(self.store.as_ref(), name)?;
+                if awaits_backup {
+                    tracing::warn!(
+                        subscription = %name, from = %anew.applied,
+                        "retention dropped log that was kept for its backup: a backup that was \
+                         taken until now cannot be gone on from, and the log is kept from here on"
+                    );
+                }
+                anew
             }
             _ => cursor,
         };
+        if awaits_backup {
+            return Err(self.waits_for_backup(cursor.applied));
+        }
         if let (Some(start), false) = (cursor.expired, unfinished) {
             return Err(self.gap(start));
         }
@@ -458,8 +467,10 @@ impl Subscription {
         if progress.publication != self.spec.publication {
             return Err(ApplyError::Setup(format!(
                 "subscription \"{name}\": the target's subscription of that name follows \
-                 publication \"{}\", not \"{}\". Rename one of the two",
-                progress.publication, self.spec.publication
+                 publication \"{}\", not \"{}\". {}",
+                progress.publication,
+                self.spec.publication,
+                remedy::follows_another(name, &progress.publication, &self.spec.publication)
             )));
         }
         match slot::publisher_identity(self.store.as_ref()) {

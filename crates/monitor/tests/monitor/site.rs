@@ -37,6 +37,8 @@ impl Fake {
             site: "tukwila".to_owned(),
             pid: 7,
             uptime_seconds: 60,
+            certificate_seconds_left: Some(86_400.0),
+            certificate_ends_soon: false,
             publications: vec![PublicationReport {
                 name: "dublin/sales".to_owned(),
                 upstream: text("dublin"),

@@ -4,6 +4,7 @@ use super::{Finding, Findings};
 use crate::config::SiteConfig;
 use crate::mirrors::NearSide;
 use crate::sites::protocol::{AskEnd, Wanted};
+use crate::sites::renewal::{Lifetime, RENEW};
 use crate::sites::{SourceOpener, dialer};
 use farshore_capture::publication::PublishedTable;
 use farshore_capture::source::{Remote, Source};
@@ -11,6 +12,7 @@ use farshore_link::{Dialer, Identity};
 use farshore_mirror::relay::end::{PrincipalsLog, hear_end};
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 /// What other sites give this one: tables by publication.
 pub type Given = HashMap<String, Vec<PublishedTable>>;
@@ -39,7 +41,10 @@ pub async fn check(config: &SiteConfig, given: &mut Given) -> Vec<Finding> {
     };
     let certificate = files.certificate.display();
     match identity.doubt() {
-        None => about.note(format!("its certificate {certificate} can be used")),
+        None => match Lifetime::of(&identity).warning(SystemTime::now()) {
+            None => about.note(format!("its certificate {certificate} can be used")),
+            Some(ends) => about.warning(format!("its certificate {certificate} {ends}"), RENEW),
+        },
         Some((doubt, by_all)) => {
             let (why, remedy) = doubt.split_once(". ").unwrap_or((&doubt, "Make another"));
             let what = format!("other sites will refuse its certificate {certificate}: {why}");

@@ -13,7 +13,7 @@ use farshore_apply::postgres::target_table::{
     Filled, TargetColumn, TargetTable, check_columns, rows_of_its_own,
 };
 use farshore_apply::postgres::value_plan::ColumnType;
-use farshore_apply::{ApplyError, Initialise};
+use farshore_apply::{ApplyError, Initialise, follows_another};
 use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
@@ -270,12 +270,13 @@ fn check_progress(
     if let Some(publication) = publication
         && publication != subscription.spec.publication
     {
+        let (name, wanted) = (&subscription.spec.name, &subscription.spec.publication);
         findings.error(
             format!(
-                "the target's subscription of that name follows publication \"{}\", not \"{}\"",
-                publication, subscription.spec.publication
+                "the target's subscription of that name follows publication \"{publication}\", not \
+                 \"{wanted}\""
             ),
-            "Rename one of the two",
+            follows_another(name, &publication, wanted),
         );
     }
     Left {

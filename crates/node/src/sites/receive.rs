@@ -76,8 +76,8 @@ pub(crate) enum ReceiveError {
     /// What is here cannot be continued from there.
     #[error(
         "what is here of it is of another log than site \"{site}\" has now: its store was \
-         replaced. To begin anew: stop this node, remove {folder}, empty the targets' tables, DROP \
-         SCHEMA farshore CASCADE there, and start"
+         replaced. {}",
+        begin_anew(folder)
     )]
     AnotherLog {
         /// The upstream site.
@@ -85,6 +85,27 @@ pub(crate) enum ReceiveError {
         /// The store's folder.
         folder: String,
     },
+    /// Nobody can tell what is here.
+    #[error(
+        "{folder} holds log, and does not say any more of which log of site \"{site}\": its file \
+         \"notes\" was lost. If there is a copy of that, stop this node, put it back and start. {}",
+        begin_anew(folder)
+    )]
+    NotesLost {
+        /// The upstream site.
+        site: String,
+        /// The store's folder.
+        folder: String,
+    },
+}
+
+/// Progress of other subscriptions stands in the same schema of a target: it is left alone.
+fn begin_anew(folder: &str) -> String {
+    format!(
+        "To begin anew: stop this node, remove {folder}, start it, and for each subscription to this \
+         log: farshore resync, then farshore resume; sites that it is passed on to have to do the \
+         same with theirs"
+    )
 }
 
 impl ReceiveError {
@@ -95,7 +116,9 @@ impl ReceiveError {
             ReceiveError::Link(_) => true,
             ReceiveError::Store(error) => error.is_out_of_room(),
             ReceiveError::Refused { passes, .. } => *passes,
-            ReceiveError::Protocol { .. } | ReceiveError::AnotherLog { .. } => false,
+            ReceiveError::Protocol { .. }
+            | ReceiveError::AnotherLog { .. }
+            | ReceiveError::NotesLost { .. } => false,
         }
     }
 }
@@ -242,15 +265,18 @@ impl Receive {
             }
         };
         match have {
-            Some(have) if have.log_id != log_id => return Err(self.another_log()),
+            Some(have) if have.log_id != log_id => {
+                let (site, folder) = (self.site.clone(), self.folder.clone());
+                return Err(ReceiveError::AnotherLog { site, folder });
+            }
             Some(have) if have.durable != after => {
                 let what = format!("what follows {after} instead of {}", have.durable);
                 return Err(self.protocol(what));
             }
             Some(_) => {}
             None if self.store.durable().borrow().0 > Lsn::ZERO => {
-                // Its notes are gone: nobody can tell which log this is.
-                return Err(self.another_log());
+                let (site, folder) = (self.site.clone(), self.folder.clone());
+                return Err(ReceiveError::NotesLost { site, folder });
             }
             None => {
                 // The beginning comes last: until then there is nothing to go on with.
@@ -270,10 +296,6 @@ impl Receive {
             self.until_durable(after).await?;
         }
         Ok(())
-    }
-
-    fn another_log(&self) -> ReceiveError {
-        ReceiveError::AnotherLog { site: self.site.clone(), folder: self.folder.clone() }
     }
 
     async fn until_durable(&self, position: Lsn) -> Result<(), ReceiveError> {
@@ -448,12 +470,11 @@ mod tests {
     use farshore_link::certificates::Authority;
     use farshore_link::{Identity, IdentityFiles, LinkOptions, Session};
     use farshore_store::segmented::Options;
+    use std::path::Path;
 
-    #[tokio::test]
-    async fn a_log_that_ended_in_trouble_is_asked_for_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let authority = Authority::create(&folder.path().join("authority")).unwrap();
-        let made = authority.issue("down", 30, folder.path()).unwrap();
+    fn receive_into(folder: &Path) -> Receive {
+        let authority = Authority::create(&folder.join("authority")).unwrap();
+        let made = authority.issue("down", 30, folder).unwrap();
         let identity = Identity::load(&IdentityFiles {
             certificate: made.certificate,
             key: made.key,
@@ -461,8 +482,8 @@ mod tests {
             revoked: Some(authority.revoked()),
         });
         let (identity, options) = (identity.unwrap(), LinkOptions::default());
-        let store = folder.path().join("store");
-        let receive = Receive {
+        let store = folder.join("store");
+        Receive {
             site: "up".to_owned(),
             publication: "p".to_owned(),
             folder: store.display().to_string(),
@@ -472,7 +493,40 @@ mod tests {
             spills: Arc::default(),
             held: Mutex::default(),
             ready: watch::Sender::new(0),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_say_which_log_it_is_of_is_not_gone_on_with() {
+        let folder = tempfile::tempdir().unwrap();
+        let receive = receive_into(folder.path());
+        let mut batch = Batch::default();
+        batch.entries.push(EntryMeta {
+            position: Lsn(20),
+            commit_time: PgTime(0),
+            kind: EntryKind::Watermark,
+            payload_len: 0,
+        });
+        receive.store.append(batch).await.unwrap();
+        receive.until_durable(Lsn(20)).await.unwrap();
+        let follows =
+            |log_id| Answer::Follows { log_id, after: Lsn(20), publisher: "7".to_owned() };
+        let lost = receive.begin(None, follows(1)).await.unwrap_err();
+        assert!(matches!(lost, ReceiveError::NotesLost { .. }), "{lost}");
+        let have = Some(Have { log_id: 1, durable: Lsn(20), newest: None });
+        let another = receive.begin(have, follows(2)).await.unwrap_err();
+        assert!(matches!(another, ReceiveError::AnotherLog { .. }), "{another}");
+        for error in [lost, another] {
+            let text = error.to_string();
+            assert!(!error.is_transient() && !text.contains("DROP"), "{text}");
+            assert!(text.contains("farshore resync") && text.contains(&receive.folder), "{text}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_log_that_ended_in_trouble_is_asked_for_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let receive = receive_into(folder.path());
         let end_after = async |troubles: &[&str]| {
             let (up, down) = Session::within("up", 8);
             let ((mut sender, _receiver), (_sender, mut receiver)) = (up.split(), down.split());

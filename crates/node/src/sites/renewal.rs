@@ -1,13 +1,65 @@
 //! Certificates and lists of revocations that are replaced while the node runs are used from then
 //! on: a certificate lasts for some time, and a node may run longer.
 
+use crate::agents::lock;
 use farshore_link::{Dialer, Identity, IdentityFiles, Listener};
+use farshore_model::PgTime;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+use tokio::time::Instant;
 
 /// The files are looked at this often.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
+
+/// A certificate that expires soon is told of in the log this often.
+const TELL_EVERY: Duration = Duration::from_secs(24 * 3_600);
+
+/// What to do in time.
+pub(crate) const RENEW: &str = "Make another (farshore site-cert issue) and put it, with its key, \
+     where that one is: it is used within half a minute, without a restart";
+
+/// How long the certificate that is used lasts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Lifetime {
+    expires: SystemTime,
+    soon_from: SystemTime,
+}
+
+impl Lifetime {
+    /// Of this one's.
+    pub fn of(identity: &Identity) -> Lifetime {
+        Lifetime { expires: identity.expires(), soon_from: identity.expires_soon_from() }
+    }
+
+    /// Seconds that are left; less than zero once it has expired.
+    pub fn seconds_left(self, now: SystemTime) -> f64 {
+        match self.expires.duration_since(now) {
+            Ok(left) => left.as_secs_f64(),
+            Err(expired) => -expired.duration().as_secs_f64(),
+        }
+    }
+
+    /// Whether somebody should know.
+    pub fn ends_soon(self, now: SystemTime) -> bool {
+        now >= self.soon_from
+    }
+
+    /// When it ends, for people; nothing while that is far away.
+    pub fn warning(self, now: SystemTime) -> Option<String> {
+        if !self.ends_soon(now) {
+            return None;
+        }
+        let (left, at) = (self.seconds_left(now), PgTime::from(self.expires));
+        Some(match left {
+            ..0.0 => format!("expired at {at}: other sites refuse it"),
+            _ => format!(
+                "expires in {}, at {at}: other sites will refuse it then",
+                farshore_monitor::days_left(left)
+            ),
+        })
+    }
+}
 
 /// All that shows this site's certificate, or judges others'.
 pub(crate) struct Renewal {
@@ -23,6 +75,8 @@ pub(crate) struct Renewal {
     pub dialers: Vec<Dialer>,
     /// For downstream sites.
     pub listener: Option<Arc<Listener>>,
+    /// Of the certificate that they show.
+    pub lifetime: Arc<Mutex<Lifetime>>,
 }
 
 /// What is seen of the files from outside.
@@ -54,7 +108,15 @@ impl Renewal {
     pub async fn watch(self) {
         let (mut used, mut tried, mut before) =
             (self.loaded.clone(), self.loaded.clone(), self.loaded.clone());
+        let mut told_at: Option<Instant> = None;
         loop {
+            if told_at.is_none_or(|told| told.elapsed() >= TELL_EVERY)
+                && let Some(ends) = lock(&self.lifetime).warning(SystemTime::now())
+            {
+                let certificate = self.files.certificate.display();
+                tracing::warn!("the site's certificate {certificate} {ends}. {RENEW}");
+                told_at = Some(Instant::now());
+            }
             tokio::time::sleep(LOOK_EVERY).await;
             let now = Seen::look(&self.files, &self.revocations);
             // Who replaces several files is let finish.
@@ -103,6 +165,7 @@ impl Renewal {
                 return false;
             }
         }
+        *lock(&self.lifetime) = Lifetime::of(&identity);
         if let Some(listener) = &self.listener {
             if now.judging == before.judging {
                 listener.set_identity(identity);
@@ -113,5 +176,23 @@ impl Renewal {
         }
         tracing::info!("certificates were replaced: {certificate} and its authorities are used");
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_certificate_is_told_in_time() {
+        let day = Duration::from_secs(24 * 3_600);
+        let expires = SystemTime::UNIX_EPOCH + 1_000 * day;
+        let lifetime = Lifetime { expires, soon_from: expires - 30 * day };
+        assert_eq!(lifetime.warning(expires - 31 * day), None);
+        let soon = lifetime.warning(expires - 12 * day).unwrap();
+        assert!(soon.starts_with("expires in 12 days, at 1972-09-27"), "{soon}");
+        let late = lifetime.warning(expires + day).unwrap();
+        assert!(late.starts_with("expired at 1972-09-27"), "{late}");
+        assert!(lifetime.seconds_left(expires + day) < 0.0);
     }
 }

@@ -33,6 +33,10 @@ const ASKING_MAX: usize = 256;
 /// How long one more of them waits for another's end; less than who asks has patience.
 const ASKING_WAIT: Duration = Duration::from_secs(5);
 
+/// A question that has to be passed on is answered within this, be it by a refusal: who asks has
+/// patience for ten seconds, and then knows nothing but that there was no answer.
+const PASSED_ON_WITHIN: Duration = Duration::from_secs(8);
+
 /// How long an ended session's last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -72,7 +76,7 @@ pub(crate) struct Following {
     pub durable: Lsn,
     /// Where the log here begins, if what it still needed was dropped.
     pub dropped_before: Option<Lsn>,
-    /// Why the log cannot be sent to it.
+    /// Why the log cannot be sent to it, or why it was refused for good.
     pub error: Option<String>,
     /// The same of the session before, while nothing was sent since: it was logged.
     logged: Option<String>,
@@ -207,7 +211,7 @@ impl Serving {
     }
 
     async fn session(&self, incoming: Incoming, mut stop: watch::Receiver<bool>) {
-        let (site, peer) = (incoming.site.clone(), incoming.peer);
+        let (site, peer, came_at) = (incoming.site.clone(), incoming.peer, Instant::now());
         let Some(downstream) = self.sites.downstream(&site) else {
             let why = format!("there is no [downstream.{site}] in the site file here");
             tracing::warn!(%site, %peer, "refused: {why}");
@@ -255,11 +259,11 @@ impl Serving {
         // Before the session is accepted: if it fails there, who asks is to know why.
         let upstream = match (&wanted, &served.source) {
             (Wanted::Source { .. }, ServedSource::Upstream(dialer, name)) => {
-                match open_upstream(dialer, name).await {
+                match open_upstream(dialer, name, came_at + PASSED_ON_WITHIN).await {
                     Ok(session) => Some(session),
-                    Err(error) => {
-                        tracing::warn!(%site, %publication, "refused: {error}");
-                        return incoming.refuse(&error.to_string()).await;
+                    Err(why) => {
+                        tracing::warn!(%site, %publication, "refused: {why}");
+                        return incoming.refuse(&why).await;
                     }
                 }
             }
@@ -302,7 +306,9 @@ impl Serving {
             return incoming.refuse(&why).await;
         };
         let pacer = self.pacers.get(site).cloned();
-        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        // Commits may wait for a mirror, and for nothing else that goes there.
+        let goes_first = matches!(wanted, Wanted::Mirror(_));
+        let options = LinkOptions { pacer, goes_first, ..LinkOptions::default() };
         let session = match incoming.accept(options).await {
             Ok(session) => session,
             Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
@@ -504,11 +510,17 @@ impl Sessions {
     }
 }
 
-/// A session for questions at the site that a publication comes from.
-async fn open_upstream(dialer: &Dialer, name: &str) -> Result<Session, LinkError> {
+/// A session for questions at the site that a publication comes from, or why there is none.
+async fn open_upstream(dialer: &Dialer, name: &str, until: Instant) -> Result<Session, String> {
     let wanted = Wanted::Source { publication: name.to_owned() };
     let request = serde_json::to_vec(&wanted).unwrap_or_default();
-    dialer.open(&request).await
+    match tokio::time::timeout_at(until.into(), dialer.open(&request)).await {
+        Ok(opened) => opened.map_err(|error| error.to_string()),
+        Err(_) => Err(format!(
+            "site \"{}\", which it comes from, is asked for it and does not answer",
+            dialer.site()
+        )),
+    }
 }
 
 /// Passes a downstream site's questions on to the site that the publication comes from. Who has its
@@ -543,4 +555,33 @@ async fn forward(session: Session, upstream: Session) -> Result<(), LinkError> {
     // What was passed on last may say what is wrong.
     let _ = tokio::time::timeout(LAST_WORDS, to_downstream.finish()).await;
     ended
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_link::certificates::Authority;
+    use farshore_link::{Identity, IdentityFiles};
+
+    #[tokio::test]
+    async fn a_site_that_does_not_answer_is_waited_for_less_than_who_asks_waits() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("authority")).unwrap();
+        let made = authority.issue("middle", 30, folder.path()).unwrap();
+        let identity = Identity::load(&IdentityFiles {
+            certificate: made.certificate,
+            key: made.key,
+            authorities: authority.certificate(),
+            revoked: Some(authority.revoked()),
+        });
+        // It takes connections and says nothing.
+        let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = silent.local_addr().unwrap().to_string();
+        let options = LinkOptions::default();
+        assert!(PASSED_ON_WITHIN + Duration::from_secs(1) < options.connect_timeout);
+        let dialer = Dialer::new(&address, "first", &identity.unwrap(), options).unwrap();
+        let until = Instant::now() + Duration::from_millis(200);
+        let why = open_upstream(&dialer, "p", until).await.err().unwrap();
+        assert!(why.contains("site \"first\"") && why.contains("does not answer"), "{why}");
+    }
 }

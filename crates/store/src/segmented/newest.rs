@@ -24,7 +24,7 @@ impl Log {
         if *lock(&self.newest) != Newest::NotLookedFor {
             return;
         }
-        let found = self.newest_in_files().unwrap_or_else(|error| {
+        let found = self.newest_in_files(None).unwrap_or_else(|error| {
             // Nothing to compare a publisher with is no reason to keep what may go.
             tracing::warn!("the newest transaction is not known: {error}");
             None
@@ -35,16 +35,30 @@ impl Log {
         }
     }
 
-    fn newest_in_files(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+    /// The newest one, if nothing is known of what is newer than `known`. From the newest segment
+    /// backwards: what came since may be all of the log.
+    fn newest_in_files(
+        &self,
+        known: Option<(Lsn, PgTime)>,
+    ) -> Result<Option<(Lsn, PgTime)>, StoreError> {
         let starts: Vec<Lsn> =
             lock(&self.segments.segments).iter().map(|segment| segment.start).collect();
         for start in starts.into_iter().rev() {
             // On to the log's end: what comes after it holds no transaction, or is new.
-            let newest = self.newest_after(start)?;
+            let newest = match self.newest_after(known.map_or(start, |(at, _)| start.max(at))) {
+                Ok(newest) => newest,
+                // It went meanwhile, and all that was before it.
+                Err(StoreError::Dropped { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
             if newest.is_some() {
                 return Ok(newest);
             }
+            if known.is_some_and(|(at, _)| start <= at) {
+                return Ok(known);
+            }
         }
+        // Newer ones may have come since, and gone with it.
         Ok(None)
     }
 
@@ -60,15 +74,11 @@ impl Log {
     /// Of a log that comes from another site too, whose blocks are not looked into as they come.
     pub fn newest_transaction(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
         let before = *lock(&self.newest);
-        let found = match before {
-            Newest::Known(Some(known)) => match self.newest_after(known.0) {
-                Ok(newer) => newer.or(Some(known)),
-                // Newer ones may have come and gone since.
-                Err(StoreError::Dropped { .. }) => self.newest_in_files()?,
-                Err(error) => return Err(error),
-            },
-            Newest::Known(None) | Newest::NotLookedFor => self.newest_in_files()?,
+        let known = match before {
+            Newest::Known(known) => known,
+            Newest::NotLookedFor => None,
         };
+        let found = self.newest_in_files(known)?;
         let mut newest = lock(&self.newest);
         if *newest == before {
             *newest = Newest::Known(found);

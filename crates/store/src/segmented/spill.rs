@@ -46,6 +46,15 @@ pub(crate) struct Finished {
     pub bytes: u64,
     /// An entry that was handed to the log names it.
     pub committed: bool,
+    /// Which of the spills that had its number since the store was opened; zero was there before.
+    pub instance: u64,
+}
+
+/// A spill that is being written.
+#[derive(Debug)]
+struct Growing {
+    growth: watch::Receiver<Growth>,
+    instance: u64,
 }
 
 /// What the store knows of its spills.
@@ -54,7 +63,9 @@ pub(crate) struct Spills {
     pub next: u64,
     pub finished: HashMap<SpillId, Finished>,
     /// Those that are being written.
-    growing: BTreeMap<SpillId, watch::Receiver<Growth>>,
+    growing: BTreeMap<SpillId, Growing>,
+    /// Counts those that were begun.
+    begun: u64,
     /// Their names.
     names: watch::Sender<Vec<SpillId>>,
 }
@@ -67,7 +78,7 @@ impl Spills {
 
     /// What those take that are not finished.
     pub fn growing_bytes(&self) -> u64 {
-        self.growing.values().map(|growth| growth.borrow().end).sum()
+        self.growing.values().map(|growing| growing.growth.borrow().end).sum()
     }
 
     /// See [`crate::LogStore::growing_spills`].
@@ -84,6 +95,7 @@ impl Spills {
 pub(crate) struct SegmentedSpillWriter {
     log: Arc<Log>,
     id: SpillId,
+    instance: u64,
     /// `None` once an error made it unusable.
     sink: Option<BlockSink>,
     path: PathBuf,
@@ -156,6 +168,7 @@ impl SegmentedSpillWriter {
             sink: Some(BlockSink::new(file, &path, start, &log.old_files)),
             log,
             id,
+            instance: 0,
             path,
             chunk: Vec::new(),
             pending: Vec::new(),
@@ -167,7 +180,10 @@ impl SegmentedSpillWriter {
         writer.with_sink(|sink, _| sink.put_plain(&header.encode(SPILL_MAGIC)))?;
         writer.grow();
         let mut spills = lock(&writer.log.spills);
-        spills.growing.insert(id, writer.growth.subscribe());
+        spills.begun += 1;
+        let growing = Growing { growth: writer.growth.subscribe(), instance: spills.begun };
+        writer.instance = growing.instance;
+        spills.growing.insert(id, growing);
         spills.tell_names();
         drop(spills);
         Ok(writer)
@@ -354,7 +370,8 @@ impl SpillWriter for SegmentedSpillWriter {
         let counters = &self.log.counters;
         counters.payload_bytes.fetch_add(self.command_bytes, Ordering::Relaxed);
         counters.stored_bytes.fetch_add(bytes, Ordering::Relaxed);
-        lock(&self.log.spills).finished.insert(self.id, Finished { bytes, committed: false });
+        let finished = Finished { bytes, committed: false, instance: self.instance };
+        lock(&self.log.spills).finished.insert(self.id, finished);
         self.growth.send_replace(Growth { end: footer_at, after: self.after, finished: true });
         Ok(self.id)
     }
@@ -537,6 +554,9 @@ impl SpillReader for SegmentedSpillReader {
 /// Reads one spill while it is being written. It stays readable when the spill is given up, whose
 /// file then has no name any more.
 pub(crate) struct SegmentedSpillFollower {
+    log: Arc<Log>,
+    id: SpillId,
+    instance: u64,
     file: File,
     path: PathBuf,
     blocks: Blocks,
@@ -544,21 +564,28 @@ pub(crate) struct SegmentedSpillFollower {
 }
 
 impl SegmentedSpillFollower {
-    pub fn open(log: &Log, id: SpillId) -> Result<SegmentedSpillFollower, StoreError> {
+    pub fn open(log: &Arc<Log>, id: SpillId) -> Result<SegmentedSpillFollower, StoreError> {
         let spills = lock(&log.spills);
         let unknown = || StoreError::Unknown(format!("spill {} that is being written", id.0));
-        let growth = spills.growing.get(&id).ok_or_else(unknown)?.clone();
+        let growing = spills.growing.get(&id).ok_or_else(unknown)?;
+        let (growth, instance) = (growing.growth.clone(), growing.instance);
         let path = spill_path(&log.dir, id);
         // Under the lock: whoever gives it up takes it from those that grow before its file.
         let file = File::open(&path).map_err(io_error("read", &path))?;
         let container = Container { store_id: log.segments.store_id, number: id.0 };
-        Ok(SegmentedSpillFollower { file, path, blocks: Blocks::new(container), growth })
+        let (log, blocks) = (log.clone(), Blocks::new(container));
+        Ok(SegmentedSpillFollower { log, id, instance, file, path, blocks, growth })
     }
 }
 
 impl SpillFollower for SegmentedSpillFollower {
     fn growth(&self) -> watch::Receiver<Growth> {
         self.growth.clone()
+    }
+
+    fn has_the_number(&self) -> bool {
+        let spills = lock(&self.log.spills);
+        spills.finished.get(&self.id).is_some_and(|named| named.instance == self.instance)
     }
 
     fn next_block(&mut self, growth: Growth) -> Result<Option<Vec<SpillItem>>, StoreError> {

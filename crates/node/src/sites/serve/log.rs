@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 /// Why a site does not get a log.
+#[derive(Debug)]
 struct Refusal {
     why: String,
     passes: bool,
@@ -82,8 +83,10 @@ impl Serving {
             Ok((after, publisher)) => {
                 (Answer::Follows { log_id: served.store.log_id(), after, publisher }, Some(after))
             }
-            Err(Refusal { why, passes }) => {
-                tracing::warn!(site = %key.0, publication = %key.1, "refused: {why}");
+            Err(refusal) => {
+                tracing::warn!(site = %key.0, publication = %key.1, "refused: {}", refusal.why);
+                self.note_refusal(key, &refusal);
+                let Refusal { why, passes } = refusal;
                 (Answer::Refused { why, passes }, None)
             }
         };
@@ -136,6 +139,14 @@ impl Serving {
             }
         }
         Ok(())
+    }
+
+    /// A site that is refused for good does not ask again: what it is told has to be seen here too.
+    fn note_refusal(&self, key: &(String, String), refusal: &Refusal) {
+        if !refusal.passes {
+            let mut following = self.lock_following();
+            following.entry(key.clone()).or_default().error = Some(refusal.why.clone());
+        }
     }
 
     /// Says at both ends that the store here cannot be read, and ends the session.
@@ -252,6 +263,7 @@ impl Serving {
     }
 }
 
+/// What is to be done at a site that cannot go on with what it has.
 const BEGIN_ANEW: &str = "To begin anew: stop that site's node, remove its folder of this log \
      (data_dir/received/SITE+PUBLICATION), start it, and for each of its subscriptions to this log: \
      farshore resync, then farshore resume; sites that it passes the log on to have to do the same";
@@ -269,26 +281,31 @@ fn begin(
         return Err(Refusal::passing("its capture has not begun yet"));
     };
     let failed = |error: StoreError| Refusal::passing(format!("its store refuses: {error}"));
-    let known = store.register_cursor(cursor).map_err(failed)?;
     let durable = store.durable().borrow().0;
-    let after = match have {
+    // Nothing is kept for who cannot go on from here.
+    match have {
         Some(have) if have.log_id != store.log_id() => {
             return Err(Refusal::lasting(format!(
                 "the log here is another one than the site has: the store was replaced. \
-                     {BEGIN_ANEW}"
+                 {BEGIN_ANEW}"
             )));
         }
-        // A replica that was set back is filled again from its own upstream site.
-        Some(have) if have.durable > durable && received => {
-            return Err(Refusal::passing(format!(
-                "the site has the log up to {}, and here it ends at {durable} as yet",
+        Some(have) if have.durable > durable && !received => {
+            return Err(Refusal::lasting(format!(
+                "the site has the log up to {}, and here it ends at {durable}: the store was set \
+                 back. If the store that had it is put back, go on there (farshore resume \
+                 --publication). {BEGIN_ANEW}",
                 have.durable
             )));
         }
+        Some(_) | None => {}
+    }
+    let known = store.register_cursor(cursor).map_err(failed)?;
+    let after = match have {
+        // A replica that was set back is filled again from its own upstream site.
         Some(have) if have.durable > durable => {
-            return Err(Refusal::lasting(format!(
-                "the site has the log up to {}, and here it ends at {durable}: the store was set \
-                 back",
+            return Err(Refusal::passing(format!(
+                "the site has the log up to {}, and here it ends at {durable} as yet",
                 have.durable
             )));
         }
@@ -401,6 +418,10 @@ async fn send_spill(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::sites::SitesConfig;
+    use farshore_store::segmented::Options;
+    use farshore_store::{Batch, EntryKind, EntryMeta};
+    use std::collections::BTreeMap;
 
     #[test]
     fn a_spill_goes_on_only_for_the_block_that_named_it() {
@@ -415,5 +436,46 @@ mod tests {
         }
         let mut unnamed = vec![HeldSpill { id: 7, blocks: Some(3), naming: None }];
         assert_eq!(blocks_there(&mut unnamed, SpillId(7), naming(1)), Some(3));
+    }
+    #[tokio::test]
+    async fn nothing_is_kept_for_a_site_that_is_refused_for_good() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = SegmentedStore::open(dir.path(), Options::default()).unwrap().0;
+        slot::begin_replica(store.as_ref(), "7", Lsn(10)).unwrap();
+        let mut batch = Batch::default();
+        batch.entries.push(EntryMeta {
+            position: Lsn(20),
+            commit_time: PgTime(0),
+            kind: EntryKind::Watermark,
+            payload_len: 0,
+        });
+        store.append(batch).await.unwrap();
+        store.durable().wait_for(|durable| durable.0 >= Lsn(20)).await.unwrap();
+        let have = |log_id, durable| Some(Have { log_id, durable: Lsn(durable), newest: None });
+        let refused = |have, received| begin(&store, received, "@down", have).unwrap_err();
+        let another = refused(have(store.log_id() + 1, 15), false);
+        assert!(!another.passes && another.why.contains("To begin anew"), "{}", another.why);
+        let ahead = refused(have(store.log_id(), 30), false);
+        assert!(!ahead.passes, "{}", ahead.why);
+        assert!(ahead.why.contains("resume") && ahead.why.contains("To begin anew"));
+        assert_eq!(store.cursors(), []);
+        // It may go on once this one has more.
+        assert!(refused(have(store.log_id(), 30), true).passes);
+        assert_eq!(store.cursors().len(), 1);
+        let (after, _) = begin(&store, false, "@down", have(store.log_id(), 15)).ok().unwrap();
+        assert_eq!((after, store.cursors()[0].applied), (Lsn(15), Applied(Lsn(15))));
+    }
+
+    #[test]
+    fn what_a_site_is_refused_for_good_is_seen_here_too() {
+        let serving = Serving::new(SitesConfig::default(), BTreeMap::new(), BTreeMap::new());
+        let key = ("down".to_owned(), "p".to_owned());
+        serving.note_refusal(&key, &Refusal::passing("not yet"));
+        assert!(serving.following().is_empty());
+        serving.note_refusal(&key, &Refusal::lasting("another log"));
+        assert_eq!(serving.following()[&key].error.as_deref(), Some("another log"));
+        // What goes on again has no error.
+        let _connected = serving.connected(&key, Lsn(1));
+        assert_eq!(serving.following()[&key].error, None);
     }
 }

@@ -424,7 +424,7 @@ impl Survey<'_> {
             let (case, detail) = match opened {
                 Ok((found, bytes)) => {
                     self.definitions.extend(found);
-                    finished.insert(spill, Finished { bytes, committed: true });
+                    finished.insert(spill, Finished { bytes, committed: true, instance: 0 });
                     (Case::SpillWhole, String::new())
                 }
                 Err(SpillError::Missing) => {

@@ -323,3 +323,68 @@ fn a_spill_is_followed_while_a_replica_receives_it() {
     }
     assert!(followed == body(&*log, spill));
 }
+
+#[test]
+fn a_number_that_is_given_again_is_not_the_spill_that_was_followed() {
+    let (log_dir, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, replica) = (open_with(log_dir.path(), 1 << 20), open_with(dir.path(), 1 << 20));
+    let mut writer = log.begin_spill().unwrap();
+    writer.write(&noise(90_000, 1), &[]).unwrap();
+    let spill = writer.finish().unwrap();
+    let received = || {
+        let mut receiver = replica.receive_spill(spill).unwrap();
+        let follower = replica.follow_spill(spill).unwrap();
+        let mut reader = log.read_stored_spill(spill).unwrap();
+        while let Some(block) = reader.next_stored().unwrap() {
+            receiver.take(block).unwrap();
+        }
+        assert!(!follower.has_the_number(), "before it is finished");
+        receiver.finish().unwrap();
+        follower
+    };
+    let first = received();
+    assert!(first.has_the_number());
+    let second = received();
+    assert!(!first.has_the_number());
+    assert!(second.has_the_number());
+    // Nothing follows what is on its way now.
+    let _third = replica.receive_spill(spill).unwrap();
+    assert!(!second.has_the_number());
+}
+
+#[test]
+fn the_newest_of_a_replica_is_found_without_all_that_came_since() {
+    let (log_dir, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (log, replica) = (open_with(log_dir.path(), 1 << 20), open_with(dir.path(), 8 << 10));
+    let mut position = 0;
+    let mut grow = |entries| {
+        for _ in 0..entries {
+            position += 1;
+            let mut batch = Batch::default();
+            push(&mut batch, position, EntryKind::Transaction, &noise(1_000, position));
+            append(&*log, batch);
+            until_durable(&log);
+        }
+        let mut reader = log.read_stored(replica.durable().borrow().0).unwrap();
+        while let Some(block) = reader.next_stored().unwrap() {
+            run(replica.append_stored(block)).unwrap();
+            until_durable(&replica);
+        }
+    };
+    let newest = || replica.newest_transaction().unwrap().map(|(at, _)| at.0);
+    grow(3);
+    assert_eq!(newest(), Some(3));
+    grow(60);
+    let segments: Vec<_> = {
+        let segments = replica.log.segments.segments.lock().unwrap();
+        segments.iter().map(|segment| segment.path.clone()).collect()
+    };
+    assert!(segments.len() > 4, "{segments:?}");
+    // Between what was known and the newest segment nothing need be readable.
+    for path in &segments[..segments.len() - 2] {
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.set_len(64).unwrap();
+    }
+    assert_eq!(newest(), Some(63));
+    assert_eq!(newest(), Some(63), "nothing came since");
+}
