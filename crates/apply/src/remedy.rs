@@ -7,8 +7,9 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// The next step where progress is not kept any more.
-const PROGRESS_GONE: &str = "Farshore keeps its progress there: restore it; or empty the target's \
-     tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew";
+const PROGRESS_GONE: &str = "Farshore keeps its progress there, of all subscriptions into that \
+     database: restore it; or empty the tables of all of them, DROP SCHEMA IF EXISTS farshore CASCADE \
+     there, and go on (farshore resume) to copy anew";
 
 /// The next step where PgBouncer answers.
 const POOLER: &str = "A connection pooler answers there: name the server itself in the site file \

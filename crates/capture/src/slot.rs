@@ -150,9 +150,10 @@ pub async fn ensure_slot(
     if let Some(known) = store.note(NOTE_SYSTEM).filter(|known| *known != system) {
         return Err(CaptureError::Gap(format!(
             "publication \"{name}\": {} is another database cluster (system identifier {system}) \
-             than the one this store was filled from ({known}). Point `source` back, or start a \
-             new publication name",
-            spec.source.redacted()
+             than the one this store was filled from ({known}): was it upgraded, or restored from \
+             a dump? If not, point `source` back. {}",
+            spec.source.redacted(),
+            copy_anew(name)
         )));
     }
     let row = slot_row(spec, sql, &slot).await?;

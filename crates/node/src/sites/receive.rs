@@ -76,8 +76,8 @@ pub(crate) enum ReceiveError {
     /// What is here cannot be continued from there.
     #[error(
         "what is here of it is of another log than site \"{site}\" has now: its store was \
-         replaced. To begin anew: stop this node, remove {folder}, empty the targets' tables, DROP \
-         SCHEMA farshore CASCADE there, and start"
+         replaced. To copy everything anew: stop this node, remove {folder}, start, and for each of \
+         its subscriptions: farshore resync, then farshore resume"
     )]
     AnotherLog {
         /// The upstream site.
