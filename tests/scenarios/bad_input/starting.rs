@@ -176,7 +176,7 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish(create)
         },
         check: &[
-            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store → Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
+            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store → If this site's data_dir was lost, drop the slot and start, then farshore resync and farshore resume for each of its subscriptions; if another site uses it, give this publication another name; or set adopt_slot = \"farshore_p\"",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

@@ -160,7 +160,15 @@ fn a_publication_that_is_named_no_more_is_told_of() -> Result<()> {
     pair.site.replace("publication = \"p\"", "publication = \"q\"")?;
     let checked = pair.site.verb("check", &[])?;
     ensure!(checked.stdout.contains("its slot \"farshore_p\" keeps the log"), "{checked:?}");
-    Ok(())
+    ensure!(!checked.stdout.contains("is of no publication"), "{checked:?}");
+    // Also where no folder tells of it.
+    std::fs::remove_dir_all(pair.site.directory().join("data"))?;
+    let told = "slot \"farshore_p\" on ";
+    wait_until("the slot to be told of", SOON, &[&pair.site.log_path()], || {
+        let checked = pair.site.verb("check", &[])?;
+        let is_told = checked.stdout.contains("is of no publication in this site file");
+        Ok((is_told && checked.stdout.contains(told)).then_some(()))
+    })
 }
 
 const MADE_AGAIN: &str = "DROP TABLE t; CREATE TABLE t (id integer PRIMARY KEY, v text)";
@@ -316,14 +324,6 @@ fn what_lost_its_slot_is_copied_anew_as_the_message_says() -> Result<()> {
     copied_anew_as_told(&mut pair, "the store no longer has changes")
 }
 
-/// The log is kept for it again from then on.
-#[test]
-fn what_retention_dropped_is_copied_anew_as_the_message_says() -> Result<()> {
-    let mut pair = streaming("segment_size = \"64KB\"\nretention_size = \"256KB\"")?;
-    pair.site.verb("pause", &["--subscription", "s"])?;
-    let at_first = pair.site.status()?["publications"][0]["store_start"].clone();
-    wait_until("the log to be dropped", SOON, &[&pair.site.log_path()], || {
-        pair.publish(
 /// As a major upgrade does: the same tables in another cluster, which has no slot.
 #[test]
 fn what_follows_another_cluster_is_copied_anew_as_the_messages_say() -> Result<()> {
@@ -364,6 +364,14 @@ fn what_follows_another_cluster_is_copied_anew_as_the_messages_say() -> Result<(
     Ok(())
 }
 
+/// The log is kept for it again from then on.
+#[test]
+fn what_retention_dropped_is_copied_anew_as_the_message_says() -> Result<()> {
+    let mut pair = streaming("segment_size = \"64KB\"\nretention_size = \"256KB\"")?;
+    pair.site.verb("pause", &["--subscription", "s"])?;
+    let at_first = pair.site.status()?["publications"][0]["store_start"].clone();
+    wait_until("the log to be dropped", SOON, &[&pair.site.log_path()], || {
+        pair.publish(
             "UPDATE t SET v = (SELECT string_agg(md5(random()::text || t.id || n), '') \
              FROM generate_series(1, 30) AS n)",
         )?;

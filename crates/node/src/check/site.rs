@@ -5,6 +5,7 @@ use crate::config::SiteConfig;
 use crate::{control, mirrors};
 use farshore_capture::slot::{self, Begun};
 use farshore_store::segmented::read_notes;
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
@@ -156,17 +157,33 @@ fn check_ports(config: &SiteConfig, findings: &mut Findings) {
     }
 }
 
+/// Folders of logs of publications that the site file does not name any more: name, folder, and the
+/// slot that fed it.
+fn left_behind(config: &SiteConfig) -> Vec<(String, PathBuf, String)> {
+    let folders = std::fs::read_dir(config.data_dir.join("publications"));
+    let folders = folders.into_iter().flatten().flatten();
+    let left = folders.filter_map(|folder| {
+        let name = folder.file_name().into_string().ok()?;
+        if config.publication(&name).is_some() {
+            return None;
+        }
+        let notes = read_notes(&folder.path()).unwrap_or_default();
+        let slot = slot::noted_slot(|key| notes.get(key).cloned())?;
+        Some((name, folder.path(), slot))
+    });
+    left.collect()
+}
+
+/// The slots that publications of the site file name, or that a log here is told of as left behind.
+pub fn known_slots(config: &SiteConfig) -> BTreeSet<String> {
+    let named = config.publications.iter().map(|publication| publication.spec.slot_name());
+    named.chain(left_behind(config).into_iter().map(|(_, _, slot)| slot)).collect()
+}
+
 /// Logs of publications that the site file does not name any more: their slots keep the publisher's
 /// log for nobody.
 fn check_left_behind(config: &SiteConfig, findings: &mut Findings) {
-    let Ok(folders) = std::fs::read_dir(config.data_dir.join("publications")) else { return };
-    for folder in folders.flatten() {
-        let Ok(name) = folder.file_name().into_string() else { continue };
-        if config.publication(&name).is_some() {
-            continue;
-        }
-        let notes = read_notes(&folder.path()).unwrap_or_default();
-        let Some(slot) = slot::noted_slot(|key| notes.get(key).cloned()) else { continue };
+    for (name, folder, slot) in left_behind(config) {
         findings.warning(
             format!(
                 "data_dir holds the log of publication \"{name}\", which the site file does not \
@@ -175,7 +192,7 @@ fn check_left_behind(config: &SiteConfig, findings: &mut Findings) {
             format!(
                 "Name it again; or, on its publisher, SELECT pg_drop_replication_slot('{slot}'), and \
                  remove {}",
-                folder.path().display()
+                folder.display()
             ),
         );
     }
