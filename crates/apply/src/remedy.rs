@@ -2,6 +2,7 @@
 //! Codes"). What passes by itself is tried again without anybody; the rest waits for a person.
 
 use crate::error::passes_by_itself;
+use farshore_capture::ONCE_THE_PASSWORD_IS_RIGHT;
 use farshore_capture::publication::TableName;
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -42,7 +43,7 @@ pub fn next_step(code: &str) -> &'static str {
             "Let the role log in to the target (LOGIN, pg_hba.conf) and go on (farshore resume), or \
              correct target in the site file and restart the node"
         }
-        "28P01" => "Then go on (farshore resume)",
+        "28P01" => ONCE_THE_PASSWORD_IS_RIGHT,
         "3D000" => {
             "Create the database and go on (farshore resume), or correct target in the site file \
              and restart the node"
