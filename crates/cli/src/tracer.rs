@@ -37,8 +37,9 @@ pub fn tracer(site: &Path, publication: &str, seconds: u64, json: bool) -> ExitC
         Ok(report) => report,
         Err(error) => return fail(&format!("the node's answer cannot be read: {error}")),
     };
-    output::print(&if json { text + "\n" } else { render(&report, seconds) });
-    if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let printed = output::print(&if json { text + "\n" } else { render(&report, seconds) });
+    let arrived = if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    printed.or_failure(arrived)
 }
 
 /// A table: a row for each way to the end, a column for each leg, and the total.
