@@ -8,7 +8,7 @@ use farshore_store::segmented::read_notes;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -54,10 +54,8 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
         return;
     }
     if let Err(error) = rustix::fs::access(&present, rustix::fs::Access::WRITE_OK) {
-        findings.error(
-            format!("data_dir {} cannot be written: {error}", folder.display()),
-            format!("Correct data_dir in the site file, or give this user {}", present.display()),
-        );
+        let (what, remedy) = not_writable(folder, &present, &error);
+        findings.error(what, remedy);
         return;
     }
     let is_open =
@@ -125,6 +123,27 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
             "without retention_size a subscriber that stays away fills the disk under data_dir",
         );
     }
+}
+
+/// A data folder that this user may not write, or may not make where `present` ends, and what to do.
+fn not_writable(folder: &Path, present: &Path, error: &dyn std::fmt::Display) -> (String, String) {
+    let (is_there, folder) = (folder.exists(), folder.display());
+    if is_there {
+        let what = format!("data_dir {folder} cannot be written: {error}");
+        return (what, format!("Correct data_dir in the site file, or give this user {folder}"));
+    }
+    // What is above it belongs to others, and stays theirs.
+    let user = std::fs::metadata("/proc/self").map_or("USER".to_owned(), |me| me.uid().to_string());
+    (
+        format!(
+            "data_dir {folder} is not there, and this user may not make it in {}: {error}",
+            present.display()
+        ),
+        format!(
+            "Correct data_dir in the site file, or make it as root: install -d -o {user} -m 0700 \
+             {folder} (a service's StateDirectory is made when that first starts)"
+        ),
+    )
 }
 
 /// Addresses that something else listens on. While this site's own node runs, it is that.
@@ -212,5 +231,29 @@ fn bytes(bytes: u64) -> String {
     match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {
         Some((unit, shift)) => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
         None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{nearest_present, not_writable};
+
+    #[test]
+    fn nobody_is_told_to_give_away_what_is_above_a_folder_that_is_not_there() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("state").join("farshore");
+        let (what, remedy) = not_writable(&folder, &nearest_present(&folder), &"denied");
+        let (folder_text, above_text) = (folder.display(), above.path().display());
+        let denied = format!("is not there, and this user may not make it in {above_text}: denied");
+        assert!(what.ends_with(&denied), "{what}");
+        assert!(remedy.contains(&format!(" -m 0700 {folder_text} ")), "{remedy}");
+        assert!(
+            remedy.contains("install -d -o ") && !remedy.contains("give this user"),
+            "{remedy}"
+        );
+        std::fs::create_dir_all(&folder).unwrap();
+        let (what, remedy) = not_writable(&folder, &nearest_present(&folder), &"denied");
+        assert_eq!(what, format!("data_dir {folder_text} cannot be written: denied"));
+        assert!(remedy.ends_with(&format!("give this user {folder_text}")), "{remedy}");
     }
 }
