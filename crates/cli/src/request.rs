@@ -37,14 +37,17 @@ pub fn request(site: &Path, request: &Request) -> ExitCode {
             Ok(Asked::Done(text)) => Ok(text),
             Ok(Asked::Refused(why)) => Err(why),
             Ok(Asked::NotRunning) => without_node(&config, request, &mut print).await,
-            Err(error) => {
-                Err(format!("cannot ask the node in {}: {error}", config.data_dir.display()))
-            }
+            Err(error) => Err(cannot_ask(&config.data_dir, &error, WHO_MAY_ASK)),
         }
     });
     match (unprinted, out.flush()) {
         // Whoever reads our output has seen enough.
-        _ if reader_gone => ExitCode::SUCCESS,
+        (Some(error), _) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        (None, Err(error)) if error.kind() == ErrorKind::BrokenPipe => {}
+        (None, Ok(())) => {}
+        (Some(error), _) | (None, Err(error)) => return fail(&format!("cannot print: {error}")),
+    }
+    match outcome {
         Ok(text) if matches!(request, Request::Browse(_)) => {
             eprintln!("{text}");
             ExitCode::SUCCESS

@@ -35,10 +35,9 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
             Ok(Some(report)) => (report, true),
             Ok(None) => (site::offline_report(&config), false),
             Err(error) => {
-                eprintln!(
-                    "farshore: cannot ask the node in {}: {error}",
-                    config.data_dir.display()
-                );
+                let data_dir = &config.data_dir;
+                let why = control::cannot_ask(data_dir, &error, control::WHO_MAY_ASK);
+                eprintln!("farshore: {why}");
                 return ExitCode::FAILURE;
             }
         };

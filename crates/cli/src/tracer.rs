@@ -1,6 +1,6 @@
 use crate::status::EXIT_NOT_RUNNING;
 use crate::{load, output, runtime};
-use farshore_node::control::{Asked, Request, ask};
+use farshore_node::control::{Asked, Request, WHO_MAY_ASK, ask, cannot_ask};
 use farshore_node::report::{TracerArrival, TracerReport};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -28,10 +28,7 @@ pub fn tracer(site: &Path, publication: &str, seconds: u64, json: bool) -> ExitC
             fail("no node runs here, so nothing would carry a token: start it (farshore run)");
             return ExitCode::from(EXIT_NOT_RUNNING);
         }
-        Err(error) => {
-            let folder = config.data_dir.display();
-            return fail(&format!("cannot ask the node in {folder}: {error}"));
-        }
+        Err(error) => return fail(&cannot_ask(&config.data_dir, &error, WHO_MAY_ASK)),
     };
     let report: TracerReport = match serde_json::from_str(&text) {
         Ok(report) => report,
