@@ -2,14 +2,16 @@
 //! Codes"). What passes by itself is tried again without anybody; the rest waits for a person.
 
 use crate::error::passes_by_itself;
+use farshore_capture::ONCE_THE_PASSWORD_IS_RIGHT;
 use farshore_capture::publication::TableName;
 use farshore_pg::quote_literal;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// The next step where progress is not kept any more.
-const PROGRESS_GONE: &str = "Farshore keeps its progress there: restore it; or empty the target's \
-     tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew";
+const PROGRESS_GONE: &str = "Farshore keeps its progress there, of all subscriptions into that \
+     database: restore it; or empty the tables of all of them, DROP SCHEMA IF EXISTS farshore CASCADE \
+     there, and go on (farshore resume) to copy anew";
 
 /// The next step where PgBouncer answers.
 const POOLER: &str = "A connection pooler answers there: name the server itself in the site file \
@@ -42,7 +44,7 @@ pub fn next_step(code: &str) -> &'static str {
             "Let the role log in to the target (LOGIN, pg_hba.conf) and go on (farshore resume), or \
              correct target in the site file and restart the node"
         }
-        "28P01" => "Then go on (farshore resume)",
+        "28P01" => ONCE_THE_PASSWORD_IS_RIGHT,
         "3D000" => {
             "Create the database and go on (farshore resume), or correct target in the site file \
              and restart the node"

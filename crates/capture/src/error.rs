@@ -112,23 +112,52 @@ pub(crate) fn is_of_a_dropped_table(error: &farshore_pg::Error) -> bool {
         && error.server_error().is_some_and(|said| of_a_relation(&said.message))
 }
 
+/// What follows a password that a server has refused: the node reads `.pgpass` at every connection, and
+/// the environment, service files and the site file when it starts.
+pub const ONCE_THE_PASSWORD_IS_RIGHT: &str = "Once it is right: farshore resume if it is in ~/.pgpass; \
+     if it is in PGPASSWORD, the service file or the site file, which are read at the start only, \
+     restart the node";
+
 /// What helps against a server's refusal that does not say it.
-fn next_step(error: &farshore_pg::Error) -> &'static str {
+fn next_step(error: &farshore_pg::Error) -> String {
     let said = error.server_error().map_or("", |said| said.message.as_str());
-    match error.sqlstate() {
+    let step = match error.sqlstate() {
+        Some("28P01") => ONCE_THE_PASSWORD_IS_RIGHT,
         Some("53300") if said.contains("max_wal_senders") => {
-            ". Raise max_wal_senders on that server (needs a restart of it), or end another \
+            "Raise max_wal_senders on that server (needs a restart of it), or end another \
              replication connection: this one is tried again"
         }
         Some("53400") if said.contains("replication slots") => {
-            ". Raise max_replication_slots on that server (needs a restart of it; a publication \
+            "Raise max_replication_slots on that server (needs a restart of it; a publication \
              takes one, and one more while a table is copied), or drop slots that nothing uses \
              (SELECT slot_name FROM pg_replication_slots WHERE NOT active): this is tried again"
         }
         Some("55P03") => {
-            ". A session on that server has a table for itself, or waits to have it (TRUNCATE, DDL, \
+            "A session on that server has a table for itself, or waits to have it (TRUNCATE, DDL, \
              VACUUM FULL; see pg_locks there): tried again"
         }
-        _ => "",
+        _ => return String::new(),
+    };
+    format!(". {step}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::CaptureError;
+    use farshore_pg::{Error, ServerError};
+
+    #[test]
+    fn a_password_that_is_refused_ends_with_what_to_do_once_it_is_right() {
+        let said = |code: &str| {
+            let refusal = ServerError { code: code.to_owned(), ..ServerError::default() };
+            let reason = "FATAL".to_owned();
+            let error =
+                Error::Auth { server: "s".to_owned(), reason, refusal: Some(Box::new(refusal)) };
+            CaptureError::Publisher { server: "s".to_owned(), error }.to_string()
+        };
+        let password = said("28P01");
+        assert!(password.contains(": farshore resume if it is in ~/.pgpass;"), "{password}");
+        assert!(password.ends_with(", restart the node"), "{password}");
+        assert!(!said("28000").contains("pgpass"));
     }
 }

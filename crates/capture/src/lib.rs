@@ -35,5 +35,5 @@ pub mod timelines;
 pub mod tracer;
 pub mod types;
 
-pub use error::CaptureError;
+pub use error::{CaptureError, ONCE_THE_PASSWORD_IS_RIGHT};
 pub use reader::{Capture, CaptureStatus};

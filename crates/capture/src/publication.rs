@@ -202,6 +202,10 @@ pub(crate) fn file_node(class: &str) -> String {
     )
 }
 
+/// The schemas that `farshore commission` makes for a moment and removes again, as a regular
+/// expression: what is measured there is nobody's data.
+pub const SCRATCH_SCHEMAS: &str = "^farshore_commission_[0-9]+$";
+
 /// So often in a row tables are listed anew to be published, if one of them is dropped meanwhile.
 const LISTS_MAX: u32 = 50;
 
@@ -300,8 +304,8 @@ impl PublicationSpec {
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
                  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' \
                  AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'farshore') \
-                 ORDER BY 1, 2",
-                &[Some(&self.publication_name())],
+                 AND n.nspname !~ $2 ORDER BY 1, 2",
+                &[Some(&self.publication_name()), Some(SCRATCH_SCHEMAS)],
             )
             .await
             .map_err(|error| self.publisher_error(error))?;

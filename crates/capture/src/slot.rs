@@ -79,10 +79,21 @@ fn nothing_to_adopt(spec: &PublicationSpec, slot: &str) -> CaptureError {
 fn somebody_elses(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> CaptureError {
     let user =
         row.active_pid.as_ref().map_or(String::new(), |pid| format!(" (in use by pid {pid})"));
+    let then = match row.active_pid {
+        Some(_) => format!(
+            "Another site may use it: give this publication another name, drop the slot, or set \
+             adopt_slot = \"{slot}\""
+        ),
+        // Under another name it would be left behind, and keep the publisher's log for nobody.
+        None => format!(
+            "If this site's data_dir was lost, drop the slot and start, then farshore resync and \
+             farshore resume for each of its subscriptions; if another site uses it, give this \
+             publication another name; or set adopt_slot = \"{slot}\""
+        ),
+    };
     CaptureError::Setup(format!(
         "publication \"{}\": replication slot \"{slot}\" already exists on {} and was not made for \
-         this store{user}. Another site may use it: give this publication another name, drop the \
-         slot, or set adopt_slot = \"{slot}\"",
+         this store{user}. {then}",
         spec.name,
         spec.source.redacted()
     ))
@@ -150,9 +161,10 @@ pub async fn ensure_slot(
     if let Some(known) = store.note(NOTE_SYSTEM).filter(|known| *known != system) {
         return Err(CaptureError::Gap(format!(
             "publication \"{name}\": {} is another database cluster (system identifier {system}) \
-             than the one this store was filled from ({known}). Point `source` back, or start a \
-             new publication name",
-            spec.source.redacted()
+             than the one this store was filled from ({known}): was it upgraded, or restored from \
+             a dump? If not, point `source` back. {}",
+            spec.source.redacted(),
+            copy_anew(name)
         )));
     }
     let row = slot_row(spec, sql, &slot).await?;

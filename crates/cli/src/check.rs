@@ -44,6 +44,6 @@ pub fn check(site: &Path, json: bool) -> ExitCode {
         let (more, many) = (plural(errors), plural(warnings));
         let _ = writeln!(out, "{errors} error{more}, {warnings} warning{many}");
     }
-    output::print(&out);
-    if errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+    let printed = output::print(&out);
+    printed.or_failure(if errors > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

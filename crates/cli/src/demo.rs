@@ -9,6 +9,7 @@ mod summary;
 mod watch;
 mod workload;
 
+use crate::output::{self, Printed};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use farshore_testkit::checksum::compare_tables;
@@ -65,14 +66,16 @@ pub fn demo(arguments: &DemoArguments) -> ExitCode {
     let mut screen = Screen::new(arguments.json);
     match play(arguments, &mut screen) {
         Ok(summary) => {
+            let mut printed = Printed::Whole;
             if arguments.json {
                 match serde_json::to_string_pretty(&summary) {
-                    Ok(text) => println!("{text}"),
+                    Ok(text) => printed = output::print(&format!("{text}\n")),
                     Err(error) => eprintln!("farshore: {error}"),
                 }
             }
             screen.report(&summary.lines(), &summary.verdict(), summary.is_equal());
-            if summary.is_equal() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            let equal = if summary.is_equal() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+            printed.or_failure(equal)
         }
         Err(error) if error.is::<Interrupted>() => {
             let folders = if arguments.keep { "kept" } else { "gone" };

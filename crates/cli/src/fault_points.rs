@@ -1,9 +1,8 @@
+use crate::output;
 use std::process::ExitCode;
 
 /// One crash point per line; test builds only.
 pub fn fault_points() -> ExitCode {
-    for point in farshore_node::fault::POINTS {
-        println!("{point}");
-    }
-    ExitCode::SUCCESS
+    let points = farshore_node::fault::POINTS.iter().map(|point| format!("{point}\n"));
+    output::print(&points.collect::<String>()).or_failure(ExitCode::SUCCESS)
 }

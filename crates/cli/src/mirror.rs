@@ -1,7 +1,7 @@
 //! Verbs on one mirror.
 
 use crate::request::{fail, request};
-use crate::{load, runtime};
+use crate::{load, output, runtime};
 use clap::Subcommand;
 use farshore_node::SeedProgress;
 use farshore_node::control::Request;
@@ -147,10 +147,7 @@ fn seeding(site: &Path, options: &SeedOptions) -> ExitCode {
         }
     });
     match outcome {
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(text) => output::print(&format!("{text}\n")).or_failure(ExitCode::SUCCESS),
         Err(why) => fail(&why),
     }
 }

@@ -1,7 +1,7 @@
 //! Requests to the node that runs, or done here when none does.
 
-use crate::{load, runtime};
-use farshore_node::control::{Asked, Request, ask};
+use crate::{load, output, runtime};
+use farshore_node::control::{Asked, Request, WHO_MAY_ASK, ask, cannot_ask};
 use farshore_node::operate::without_node;
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
@@ -19,7 +19,7 @@ pub fn request(site: &Path, request: &Request) -> ExitCode {
         Err(error) => return fail(&format!("cannot start: {error}")),
     };
     let mut out = std::io::BufWriter::new(std::io::stdout());
-    let mut reader_gone = false;
+    let mut unprinted: Option<std::io::Error> = None;
     let outcome = runtime.block_on(async {
         let mut print = |line: &str| {
             let mut printed = writeln!(out, "{line}");
@@ -27,30 +27,32 @@ pub fn request(site: &Path, request: &Request) -> ExitCode {
                 // Progress, to be seen as it comes.
                 printed = printed.and_then(|()| out.flush());
             }
-            reader_gone |= printed.as_ref().is_err_and(|e| e.kind() == ErrorKind::BrokenPipe);
+            if let Err(error) = &printed {
+                // What is asked for ends with this.
+                unprinted = Some(std::io::Error::new(error.kind(), error.to_string()));
+            }
             printed
         };
         match ask(&config.data_dir, request, &mut print).await {
             Ok(Asked::Done(text)) => Ok(text),
             Ok(Asked::Refused(why)) => Err(why),
             Ok(Asked::NotRunning) => without_node(&config, request, &mut print).await,
-            Err(error) => {
-                Err(format!("cannot ask the node in {}: {error}", config.data_dir.display()))
-            }
+            Err(error) => Err(cannot_ask(&config.data_dir, &error, WHO_MAY_ASK)),
         }
     });
-    let _ = out.flush();
-    match outcome {
+    match (unprinted, out.flush()) {
         // Whoever reads our output has seen enough.
-        _ if reader_gone => ExitCode::SUCCESS,
+        (Some(error), _) if error.kind() == ErrorKind::BrokenPipe => return ExitCode::SUCCESS,
+        (None, Err(error)) if error.kind() == ErrorKind::BrokenPipe => {}
+        (None, Ok(())) => {}
+        (Some(error), _) | (None, Err(error)) => return fail(&format!("cannot print: {error}")),
+    }
+    match outcome {
         Ok(text) if matches!(request, Request::Browse(_)) => {
             eprintln!("{text}");
             ExitCode::SUCCESS
         }
-        Ok(text) => {
-            println!("{text}");
-            ExitCode::SUCCESS
-        }
+        Ok(text) => output::print(&format!("{text}\n")).or_failure(ExitCode::SUCCESS),
         Err(why) => fail(&why),
     }
 }

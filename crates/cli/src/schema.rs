@@ -35,8 +35,7 @@ pub fn schema(site: &Path, subscription: Option<&str>, json: bool) -> ExitCode {
             Err(error) => eprintln!("farshore: {error}"),
         }
     }
-    output::print(&out);
-    ExitCode::SUCCESS
+    output::print(&out).or_failure(ExitCode::SUCCESS)
 }
 
 fn write_sql(out: &mut String, schema: &SubscriptionSchema) {

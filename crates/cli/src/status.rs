@@ -1,3 +1,4 @@
+use crate::output::Printed;
 use crate::sparkline::Trends;
 use crate::{load, output, runtime};
 use farshore_node::report::{Health, MirrorReport, PublicationReport, SiteReport};
@@ -34,10 +35,9 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
             Ok(Some(report)) => (report, true),
             Ok(None) => (site::offline_report(&config), false),
             Err(error) => {
-                eprintln!(
-                    "farshore: cannot ask the node in {}: {error}",
-                    config.data_dir.display()
-                );
+                let data_dir = &config.data_dir;
+                let why = control::cannot_ask(data_dir, &error, control::WHO_MAY_ASK);
+                eprintln!("farshore: {why}");
                 return ExitCode::FAILURE;
             }
         };
@@ -62,9 +62,9 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
             // Home, then clear what is below: no flicker.
             if watch { format!("\x1b[H\x1b[J{text}") } else { text }
         };
-        let is_read = output::print(&text);
-        if !watch || !is_read {
-            return exit_code(&report, running);
+        let printed = output::print(&text);
+        if !watch || printed != Printed::Whole {
+            return printed.or_failure(exit_code(&report, running));
         }
         runtime.block_on(tokio::time::sleep(Duration::from_secs(1)));
     }

@@ -1,6 +1,6 @@
 use crate::status::EXIT_NOT_RUNNING;
 use crate::{load, output, runtime};
-use farshore_node::control::{Asked, Request, ask};
+use farshore_node::control::{Asked, Request, WHO_MAY_ASK, ask, cannot_ask};
 use farshore_node::report::{TracerArrival, TracerReport};
 use std::fmt::Write as _;
 use std::path::Path;
@@ -28,17 +28,15 @@ pub fn tracer(site: &Path, publication: &str, seconds: u64, json: bool) -> ExitC
             fail("no node runs here, so nothing would carry a token: start it (farshore run)");
             return ExitCode::from(EXIT_NOT_RUNNING);
         }
-        Err(error) => {
-            let folder = config.data_dir.display();
-            return fail(&format!("cannot ask the node in {folder}: {error}"));
-        }
+        Err(error) => return fail(&cannot_ask(&config.data_dir, &error, WHO_MAY_ASK)),
     };
     let report: TracerReport = match serde_json::from_str(&text) {
         Ok(report) => report,
         Err(error) => return fail(&format!("the node's answer cannot be read: {error}")),
     };
-    output::print(&if json { text + "\n" } else { render(&report, seconds) });
-    if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let printed = output::print(&if json { text + "\n" } else { render(&report, seconds) });
+    let arrived = if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    printed.or_failure(arrived)
 }
 
 /// A table: a row for each way to the end, a column for each leg, and the total.

@@ -34,6 +34,7 @@ mod target;
 
 use crate::config::SiteConfig;
 use serde::Serialize;
+use std::collections::HashSet;
 
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -170,6 +171,9 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     let adopted = adopted::Adopted::ask(config).await;
     let site = (config, &adopted);
     let (mut published_bytes, mut places) = (Some(0), Vec::new());
+    let known_slots = site::known_slots(config);
+    // Of several publications of a database, one tells of its slots.
+    let mut told_of_slots = HashSet::new();
     for publication in &config.publications {
         let name = &publication.spec.name;
         let mut findings = Findings::publication(name);
@@ -185,6 +189,10 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
                     );
                     None
                 });
+                let spec = &publication.spec;
+                if told_of_slots.insert(spec.source.redacted()) {
+                    publisher::check_slots_left(spec, &mut sql, &known_slots, &mut findings).await;
+                }
                 published_bytes = published_bytes.zip(bytes).map(|(all, more)| all + more);
                 Some(published)
             }

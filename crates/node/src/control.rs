@@ -133,6 +133,18 @@ pub fn socket_path(data_dir: &Path) -> PathBuf {
     data_dir.join("control.sock")
 }
 
+/// Why the node could not be asked, for a person, and `who` is to ask it where this user may not.
+pub fn cannot_ask(data_dir: &Path, error: &std::io::Error, who: &str) -> String {
+    let what = format!("cannot ask the node in {}: {error}", data_dir.display());
+    if error.kind() == std::io::ErrorKind::PermissionDenied {
+        return format!("{what}. Run this as {who}");
+    }
+    what
+}
+
+/// Who may talk to a node: its data folder is open to them.
+pub const WHO_MAY_ASK: &str = "the user that the node runs as, or as root";
+
 /// Listens on the control socket. The data folder's lock is held, so a socket that is there
 /// already belongs to a node that died.
 pub fn listen(data_dir: &Path) -> std::io::Result<UnixListener> {
@@ -304,5 +316,21 @@ pub async fn ask(
                 return Err(std::io::Error::new(std::io::ErrorKind::UnexpectedEof, what));
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{WHO_MAY_ASK, cannot_ask};
+    use std::io::{Error, ErrorKind};
+    use std::path::Path;
+
+    #[test]
+    fn who_may_not_ask_is_told_who_may() {
+        let said = |kind: ErrorKind| cannot_ask(Path::new("/d"), &Error::from(kind), WHO_MAY_ASK);
+        let denied = said(ErrorKind::PermissionDenied);
+        assert!(denied.starts_with("cannot ask the node in /d: "), "{denied}");
+        assert!(denied.ends_with(". Run this as the user that the node runs as, or as root"));
+        assert!(!said(ErrorKind::TimedOut).contains("Run this"));
     }
 }

@@ -20,6 +20,10 @@ const NODE_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is asked until then.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
 
+/// Who may talk to the node and write for another user.
+const WHO_MAY_SEED: &str = "root, on a directory that belongs to the standby's user (install -d -o \
+     postgres -g postgres -m 0700 PGDATA): what is written there is given to that user";
+
 /// What is wanted, as typed.
 #[derive(Clone, Debug)]
 pub struct SeedOptions {
@@ -75,9 +79,7 @@ pub async fn seed(
                         standby needs is kept from now on"
                 .to_owned());
         }
-        Err(error) => {
-            return Err(format!("cannot ask the node in {}: {error}", config.data_dir.display()));
-        }
+        Err(error) => return Err(control::cannot_ask(&config.data_dir, &error, WHO_MAY_SEED)),
     };
     take(config, options, mirror, &slot, reserved, progress).await.map_err(|why| {
         format!(

@@ -269,7 +269,7 @@ fn notes_that_are_gone() -> Result<()> {
         "run",
         &said,
         &[
-            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
+            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store. If this site's data_dir was lost, drop the slot and start, then farshore resync and farshore resume for each of its subscriptions; if another site uses it, give this publication another name; or set adopt_slot = \"farshore_p\"",
             "publication \"p\": the store holds the log up to LSN, but its file `notes`, which tells the slot that fed it, is gone. Put that file back. To copy everything anew: stop this node, drop the slot, remove data_dir/publications/p, start, and for each of its subscriptions: farshore resync, then farshore resume",
         ],
     )?;

@@ -162,7 +162,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO t VALUES (200, 'x', 'y')")
         },
         check: &[],
-        run: "target SUBSCRIBER: ERROR 42P01: relation \"farshore.table_copy\" does not exist. Farshore keeps its progress there: restore it; or empty the target's tables, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew",
+        run: "target SUBSCRIBER: ERROR 42P01: relation \"farshore.table_copy\" does not exist. Farshore keeps its progress there, of all subscriptions into that database: restore it; or empty the tables of all of them, DROP SCHEMA IF EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("TRUNCATE t, u, farshore_marks.mark"),
     },

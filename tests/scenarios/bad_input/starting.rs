@@ -176,7 +176,7 @@ const AT_THE_PUBLISHER: &[Case] = &[
             pair.publish(create)
         },
         check: &[
-            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store → Another site may use it: give this publication another name, drop the slot, or set adopt_slot = \"farshore_p\"",
+            "publication \"p\": replication slot \"farshore_p\" already exists on PUBLISHER and was not made for this store → If this site's data_dir was lost, drop the slot and start, then farshore resync and farshore resume for each of its subscriptions; if another site uses it, give this publication another name; or set adopt_slot = \"farshore_p\"",
         ],
         run: AS_CHECKED,
         then: Then::Stops,
@@ -370,7 +370,7 @@ fn a_wrong_password() -> Result<()> {
         name: "a wrong password",
         spoil: |_| Ok(()),
         check: &[
-            "publication \"p\": publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file → To set another: ALTER ROLE … PASSWORD on that server",
+            "publication \"p\": publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28P01: password authentication failed for user \"postgres\"; check the password in PGPASSWORD, ~/.pgpass or the service file. Once it is right: farshore resume if it is in ~/.pgpass; if it is in PGPASSWORD, the service file or the site file, which are read at the start only, restart the node → To set another: ALTER ROLE … PASSWORD on that server",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

@@ -254,3 +254,32 @@ fn a_listed_table_that_is_dropped_holds_up_no_others() -> Result<()> {
     })?;
     pair.assert_equal(&["public", "new"])
 }
+
+/// What `farshore commission` makes for a moment stays with the publisher; what is only called
+/// alike does not.
+#[test]
+fn what_commission_makes_is_not_published() -> Result<()> {
+    for direction in [Direction::UP, Direction::DOWN] {
+        let mut pair = Pair::new(direction, &["*.*"], SCHEMA)?;
+        pair.publish(
+            "CREATE SCHEMA farshore_commission_42; \
+             CREATE TABLE farshore_commission_42.rows (id int8 NOT NULL, content text NOT NULL); \
+             INSERT INTO farshore_commission_42.rows VALUES (1, 'x')",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish(
+            "CREATE SCHEMA farshore_commission_43; \
+             CREATE TABLE farshore_commission_43.pool (id int8 PRIMARY KEY, content text NOT NULL); \
+             CREATE SCHEMA farshore_commission_notes; \
+             CREATE TABLE farshore_commission_notes.hits (id int8 PRIMARY KEY)",
+        )?;
+        // Both were there when what joins was looked for.
+        pair.await_copy("hits")?;
+        pair.publish("INSERT INTO farshore_commission_43.pool VALUES (1, 'x')")?;
+        pair.assert_equal(&["public", "farshore_commission_notes"])?;
+        let made = "SELECT count(*) FROM pg_namespace WHERE nspname ~ '^farshore_commission_[0-9]'";
+        ensure!(pair.subscriber_says(made)? == "0", "it is on the target");
+    }
+    Ok(())
+}

@@ -3,7 +3,7 @@
 use anyhow::{Result, ensure};
 use farshore_testkit::postgres::{Backup, StopMode, copy_tree};
 use farshore_testkit::wait::wait_until;
-use farshore_tests::{Direction, Pair, Site, Upstream};
+use farshore_tests::{Direction, Pair, Site, Upstream, publisher_cluster};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -160,7 +160,15 @@ fn a_publication_that_is_named_no_more_is_told_of() -> Result<()> {
     pair.site.replace("publication = \"p\"", "publication = \"q\"")?;
     let checked = pair.site.verb("check", &[])?;
     ensure!(checked.stdout.contains("its slot \"farshore_p\" keeps the log"), "{checked:?}");
-    Ok(())
+    ensure!(!checked.stdout.contains("is of no publication"), "{checked:?}");
+    // Also where no folder tells of it.
+    std::fs::remove_dir_all(pair.site.directory().join("data"))?;
+    let told = "slot \"farshore_p\" on ";
+    wait_until("the slot to be told of", SOON, &[&pair.site.log_path()], || {
+        let checked = pair.site.verb("check", &[])?;
+        let is_told = checked.stdout.contains("is of no publication in this site file");
+        Ok((is_told && checked.stdout.contains(told)).then_some(()))
+    })
 }
 
 const MADE_AGAIN: &str = "DROP TABLE t; CREATE TABLE t (id integer PRIMARY KEY, v text)";
@@ -314,6 +322,46 @@ fn what_lost_its_slot_is_copied_anew_as_the_message_says() -> Result<()> {
     std::fs::remove_dir_all(pair.site.directory().join("data/publications/p"))?;
     pair.site.start()?;
     copied_anew_as_told(&mut pair, "the store no longer has changes")
+}
+
+/// As a major upgrade does: the same tables in another cluster, which has no slot.
+#[test]
+fn what_follows_another_cluster_is_copied_anew_as_the_messages_say() -> Result<()> {
+    let mut pair = streaming("")?;
+    pair.site.stop()?;
+    let before = pair.site.url_of(&pair.publisher, "postgres");
+    let identifier = "SELECT system_identifier FROM pg_control_system()";
+    let was = pair.publisher_says(identifier)?;
+    pair.publisher = publisher_cluster(18)?.start()?;
+    let is = pair.publisher_says(identifier)?;
+    ensure!(was != is, "both clusters have the system identifier {is}");
+    pair.publish(
+        "CREATE SCHEMA farshore_marks; CREATE TABLE farshore_marks.mark (id bigint PRIMARY KEY)",
+    )?;
+    pair.publish(SCHEMA)?;
+    pair.publish("INSERT INTO t SELECT i, 'upgraded' FROM generate_series(51, 150) AS i")?;
+    let now = pair.site.url_of(&pair.publisher, "postgres");
+    pair.site.replace(&before, &now)?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("p", "To copy everything anew")?;
+    ensure!(state == "stopped" && error.contains("data_dir/publications/p"), "{error}");
+    pair.site.stop()?;
+    std::fs::remove_dir_all(pair.site.directory().join("data/publications/p"))?;
+    pair.site.start()?;
+    // A table is not all of them.
+    let (state, error) = pair.site.await_trouble("s", "another publisher")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    let one = pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+    ensure!(one.code == Some(0), "{one:?}");
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    let (state, error) = pair.site.await_trouble("s", "another publisher")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    let rows = pair.subscriber_says("SELECT count(*) FROM t WHERE v = 'v'")?;
+    ensure!(rows == "100", "{rows} rows of the publisher before");
+    copied_anew_as_told(&mut pair, "another publisher")?;
+    let noted = pair.subscriber_says("SELECT publisher FROM farshore.subscription")?;
+    ensure!(noted == is, "noted as {noted}");
+    Ok(())
 }
 
 /// The log is kept for it again from then on.

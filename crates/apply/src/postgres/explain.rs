@@ -25,8 +25,9 @@ pub fn explain(
         PipelineError::Server(error) if matches!(error.code.as_str(), "42P01" | "3F000") => {
             return ApplyError::Setup(format!(
                 "subscription \"{subscription}\": its progress table farshore.subscription has gone \
-                 from the target ({error}). Restore it; or empty the target's tables, DROP SCHEMA IF \
-                 EXISTS farshore CASCADE there, and go on (farshore resume) to copy anew"
+                 from the target ({error}), and with it the progress of all subscriptions into that \
+                 database. Restore it; or empty the tables of all of them, DROP SCHEMA IF EXISTS \
+                 farshore CASCADE there, and go on (farshore resume) to copy anew"
             ));
         }
         PipelineError::Server(error) => {

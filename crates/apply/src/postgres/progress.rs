@@ -209,6 +209,17 @@ pub struct Progress {
     pub keeps_newest: bool,
 }
 
+impl Progress {
+    /// Whether an operator asked for all of its tables to be copied anew, and nothing was copied
+    /// since: then nothing on the target is what was applied, and it may be of another publisher.
+    pub fn is_to_be_copied_anew(&self, tables: &[TableProgress]) -> bool {
+        // A first copy may stand at the log's zero, too; its tables are not asked for.
+        self.state == state::COPYING
+            && self.applied == Lsn::ZERO
+            && tables.iter().all(|table| table.asked_for)
+    }
+}
+
 /// A step of progress, committed with the rows that it stands for.
 #[derive(Clone, Copy, Debug)]
 pub struct ProgressStep {
@@ -408,6 +419,18 @@ impl Session {
             .collect()
     }
 
+    /// Notes that all is copied anew from another publisher than before. What was to be left out was a
+    /// position in that one's log.
+    pub async fn follow_publisher(
+        &mut self,
+        name: &str,
+        publisher: &str,
+    ) -> Result<(), ApplyError> {
+        let sql = "WITH forgotten AS (DELETE FROM farshore.skip_request WHERE subscription = $1) \
+             UPDATE farshore.subscription SET publisher = $2 WHERE name = $1";
+        self.execute(sql, &[Some(name), Some(publisher)]).await.map(drop)
+    }
+
     /// Says that tables stand at different points from here on, until the stream has passed the
     /// newest of them.
     pub async fn mark_catching_up(&mut self, name: &str) -> Result<(), ApplyError> {
@@ -513,4 +536,50 @@ impl Session {
 
 fn is_true(rows: &[Row]) -> bool {
     rows.first().and_then(|row| row.get(0)) == Some("t")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Progress, TableProgress, state};
+    use farshore_capture::publication::TableName;
+    use farshore_model::Lsn;
+
+    fn progress(state: &str, applied: Lsn) -> Progress {
+        Progress {
+            state: state.to_owned(),
+            applied,
+            publisher: "1".to_owned(),
+            publication: "p".to_owned(),
+            newest: None,
+            keeps_newest: true,
+        }
+    }
+
+    fn table(asked_for: bool, copied: bool) -> TableProgress {
+        TableProgress {
+            table: TableName { schema: "public".to_owned(), name: "t".to_owned() },
+            copied,
+            copied_at: Lsn(7),
+            membership: 1,
+            oid: Some(16_384),
+            asked_for,
+        }
+    }
+
+    #[test]
+    fn only_what_was_asked_for_as_a_whole_and_is_not_begun_may_be_of_another_publisher() {
+        let (asked, begun, copied) = (table(true, false), table(false, false), table(false, true));
+        let all = [asked.clone()];
+        let whole = progress(state::COPYING, Lsn::ZERO);
+        assert!(whole.is_to_be_copied_anew(&[asked.clone(), asked.clone()]));
+        assert!(!whole.is_to_be_copied_anew(&[asked.clone(), begun]));
+        assert!(!whole.is_to_be_copied_anew(&[asked.clone(), copied.clone()]));
+        assert!(!progress(state::COPYING, Lsn(9)).is_to_be_copied_anew(&all));
+        // One table of several was asked for.
+        for word in [state::CATCHING_UP, state::STREAMING] {
+            let one = progress(word, Lsn(9));
+            assert!(!one.is_to_be_copied_anew(&[asked.clone(), copied.clone()]), "{word}");
+            assert!(!one.is_to_be_copied_anew(&all), "{word}");
+        }
+    }
 }

@@ -41,9 +41,21 @@ impl Subscription {
                 "subscription \"{name}\": waiting for its publication's capture"
             )));
         }
-        // The log from `pinned` on is kept for us, and no consistent point can be before it.
-        if progress.is_none() {
-            let system = slot::publisher_identity(self.store.as_ref()).unwrap_or_default();
+        let system = slot::publisher_identity(self.store.as_ref());
+        if let Some(progress) = progress {
+            // Which publisher it is may be known only now.
+            self.check_origin(progress, known)?;
+            if let Some(now) = system.filter(|system| *system != progress.publisher) {
+                tracing::warn!(
+                    subscription = %name, before = %progress.publisher, %now,
+                    "the publisher is another database cluster than the one that the target was \
+                     filled from: all is copied anew, as was asked for"
+                );
+                // Before any table is copied: one that is half copied is of this one then.
+                session.follow_publisher(name, &now).await?;
+            }
+        } else {
+            // The log from `pinned` on is kept for us, and no consistent point can be before it.
             // The log may have come on since the store was opened, as while there was no target.
             self.given.reaches(pinned.0);
             fault::point("snapshot.before-state");
@@ -54,7 +66,7 @@ impl Subscription {
                     &[
                         Some(name),
                         Some(&self.spec.publication),
-                        Some(&system),
+                        Some(&system.unwrap_or_default()),
                         Some(state::COPYING),
                         Some(&pinned.to_string()),
                     ],

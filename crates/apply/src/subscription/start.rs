@@ -14,6 +14,7 @@ use crate::status::Phase;
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_model::{Applied, Lsn};
+use farshore_pg::quote_literal;
 use farshore_store::{Cursor, StoreError};
 use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
@@ -103,6 +104,23 @@ fn newest_copy(tables: &[TableProgress]) -> Lsn {
     tables.iter().map(|table| table.copied_at).max().unwrap_or(Lsn::ZERO)
 }
 
+/// How a target that was filled from another publisher is copied from this one.
+fn from_this_publisher(subscription: &str, state: &str) -> String {
+    // While a copy is under way no other can be asked for: it is forgotten, and nothing else that
+    // other subscriptions keep in the same schema.
+    if state == state::COPYING {
+        return format!(
+            "to copy from this one, empty this subscription's tables on the target, DELETE FROM \
+             farshore.subscription WHERE name = {} there, and go on (farshore resume)",
+            quote_literal(subscription)
+        );
+    }
+    format!(
+        "to have all its tables emptied and copied anew from this one: {}, then farshore resume",
+        remedy::resync(subscription, None)
+    )
+}
+
 /// Those that are not copied.
 fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<PublishedTable> {
     published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
@@ -132,7 +150,7 @@ impl Subscription {
         if let Some(progress) = &progress {
             // Also of one that stops here.
             self.set_status(|status| status.applied = Applied(progress.applied));
-            self.check_origin(progress)?;
+            self.check_origin(progress, &tables)?;
         }
         // Before anything is copied. A log that was begun anew is seen below.
         let begins = slot::log_begins(self.store.as_ref());
@@ -169,6 +187,10 @@ impl Subscription {
         let _ =
             tokio::time::timeout(CAPTURE_WITHIN, ready.wait_for(|sessions| *sessions > 0)).await;
         let asked = *self.capture_ready.borrow();
+        if let Some(progress) = &progress {
+            // Which publisher it is may be known only now.
+            self.check_origin(progress, &tables)?;
+        }
         let looked = if unfinished {
             self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
             Looked { copied: true, ..Looked::default() }
@@ -415,6 +437,8 @@ impl Subscription {
                 )));
             }
         };
+        // Which publisher it is may be known only now.
+        self.check_origin(progress, &[])?;
         // A store that was replaced begins later than what the target has.
         if applied < begins {
             return Err(self.gap(begins));
@@ -462,7 +486,13 @@ impl Subscription {
         ))
     }
 
-    fn check_origin(&self, progress: &Progress) -> Result<(), ApplyError> {
+    /// Refuses progress that is of another publication, or of another publisher. `tables` are the
+    /// copies that the target has, which tell whether one begins there that an operator asked for.
+    pub(super) fn check_origin(
+        &self,
+        progress: &Progress,
+        tables: &[TableProgress],
+    ) -> Result<(), ApplyError> {
         let name = &self.spec.name;
         if progress.publication != self.spec.publication {
             return Err(ApplyError::Setup(format!(
@@ -474,12 +504,16 @@ impl Subscription {
             )));
         }
         match slot::publisher_identity(self.store.as_ref()) {
-            Some(system) if system != progress.publisher => Err(ApplyError::Setup(format!(
-                "subscription \"{name}\": the target was filled from another publisher (system \
-                 identifier {}, not {system}). Point the publication back at it, or empty the \
-                 target's tables and drop its farshore schema to copy anew",
-                progress.publisher
-            ))),
+            Some(system)
+                if system != progress.publisher && !progress.is_to_be_copied_anew(tables) =>
+            {
+                Err(ApplyError::Setup(format!(
+                    "subscription \"{name}\": the target was filled from another publisher (system \
+                     identifier {}, not {system}). Point the publication back at it; or, {}",
+                    progress.publisher,
+                    from_this_publisher(name, &progress.state)
+                )))
+            }
             Some(_) | None => Ok(()),
         }
     }
@@ -542,5 +576,20 @@ impl Subscription {
         create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
         session.finish_tables(name).await?;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{from_this_publisher, state};
+
+    /// The schema on the target is of all subscriptions into it.
+    #[test]
+    fn nothing_that_is_told_takes_other_subscriptions_progress() {
+        let streaming = from_this_publisher("s", state::STREAMING);
+        assert!(streaming.contains("farshore resync SITE.toml --subscription s,"), "{streaming}");
+        let copying = from_this_publisher("s", state::COPYING);
+        let delete = "DELETE FROM farshore.subscription WHERE name = 's' there";
+        assert!(copying.contains(delete) && !copying.contains("resync"), "{copying}");
     }
 }

@@ -11,7 +11,7 @@ use farshore_capture::slot::{self, Begun};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Mode};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Looks at a publisher, and returns what it would publish if it could be asked, and the connection
 /// on which it was. `begun` tells what this site has done with its slot before.
@@ -302,6 +302,41 @@ async fn check_settings(
     }
     Ok(Some(places))
 }
+
+/// Slots of the publisher's database that a Farshore has made, that nobody reads, and that are not
+/// among `known`: where a data_dir was lost, no folder tells of them.
+pub async fn check_slots_left(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    known: &BTreeSet<String>,
+    findings: &mut Findings,
+) {
+    let left = match sql.query(SLOTS_LEFT, &[]).await {
+        Ok(left) => left,
+        Err(error) => return findings.cannot_look("publisher", &error, error.is_transient()),
+    };
+    let left = left.iter().filter_map(|row| row.get(0)).filter(|slot| !known.contains(*slot));
+    for slot in left {
+        findings.warning(
+            format!(
+                "slot \"{slot}\" on {} is of no publication in this site file, and nobody reads it \
+                 now: it keeps that server's log, without bound",
+                spec.source.redacted()
+            ),
+            format!(
+                "If it is another site's, start that; if its site is gone, or has lost its data_dir: \
+                 SELECT pg_drop_replication_slot('{slot}')"
+            ),
+        );
+    }
+}
+
+/// What [`check_slots_left`] asks. On a standby slots are the primary's, and one that is lost keeps
+/// nothing.
+const SLOTS_LEFT: &str = "SELECT slot_name FROM pg_catalog.pg_replication_slots \
+     WHERE slot_type = 'logical' AND plugin = 'pgoutput' AND NOT temporary AND NOT active \
+     AND database = pg_catalog.current_database() AND slot_name LIKE 'farshore\\_%' \
+     AND wal_status IS DISTINCT FROM 'lost' AND NOT pg_catalog.pg_is_in_recovery() ORDER BY 1";
 
 /// Whether the role may read the log: only a try tells, since services have ways of their own
 /// beside the attribute REPLICATION.

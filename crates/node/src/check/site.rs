@@ -5,9 +5,10 @@ use crate::config::SiteConfig;
 use crate::{control, mirrors};
 use farshore_capture::slot::{self, Begun};
 use farshore_store::segmented::read_notes;
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -53,10 +54,8 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
         return;
     }
     if let Err(error) = rustix::fs::access(&present, rustix::fs::Access::WRITE_OK) {
-        findings.error(
-            format!("data_dir {} cannot be written: {error}", folder.display()),
-            format!("Correct data_dir in the site file, or give this user {}", present.display()),
-        );
+        let (what, remedy) = not_writable(folder, &present, &error);
+        findings.error(what, remedy);
         return;
     }
     let is_open =
@@ -126,6 +125,27 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
     }
 }
 
+/// A data folder that this user may not write, or may not make where `present` ends, and what to do.
+fn not_writable(folder: &Path, present: &Path, error: &dyn std::fmt::Display) -> (String, String) {
+    let (is_there, folder) = (folder.exists(), folder.display());
+    if is_there {
+        let what = format!("data_dir {folder} cannot be written: {error}");
+        return (what, format!("Correct data_dir in the site file, or give this user {folder}"));
+    }
+    // What is above it belongs to others, and stays theirs.
+    let user = std::fs::metadata("/proc/self").map_or("USER".to_owned(), |me| me.uid().to_string());
+    (
+        format!(
+            "data_dir {folder} is not there, and this user may not make it in {}: {error}",
+            present.display()
+        ),
+        format!(
+            "Correct data_dir in the site file, or make it as root: install -d -o {user} -m 0700 \
+             {folder} (a service's StateDirectory is made when that first starts)"
+        ),
+    )
+}
+
 /// Addresses that something else listens on. While this site's own node runs, it is that.
 fn check_ports(config: &SiteConfig, findings: &mut Findings) {
     if UnixStream::connect(control::socket_path(&config.data_dir)).is_ok() {
@@ -156,17 +176,33 @@ fn check_ports(config: &SiteConfig, findings: &mut Findings) {
     }
 }
 
+/// Folders of logs of publications that the site file does not name any more: name, folder, and the
+/// slot that fed it.
+fn left_behind(config: &SiteConfig) -> Vec<(String, PathBuf, String)> {
+    let folders = std::fs::read_dir(config.data_dir.join("publications"));
+    let folders = folders.into_iter().flatten().flatten();
+    let left = folders.filter_map(|folder| {
+        let name = folder.file_name().into_string().ok()?;
+        if config.publication(&name).is_some() {
+            return None;
+        }
+        let notes = read_notes(&folder.path()).unwrap_or_default();
+        let slot = slot::noted_slot(|key| notes.get(key).cloned())?;
+        Some((name, folder.path(), slot))
+    });
+    left.collect()
+}
+
+/// The slots that publications of the site file name, or that a log here is told of as left behind.
+pub fn known_slots(config: &SiteConfig) -> BTreeSet<String> {
+    let named = config.publications.iter().map(|publication| publication.spec.slot_name());
+    named.chain(left_behind(config).into_iter().map(|(_, _, slot)| slot)).collect()
+}
+
 /// Logs of publications that the site file does not name any more: their slots keep the publisher's
 /// log for nobody.
 fn check_left_behind(config: &SiteConfig, findings: &mut Findings) {
-    let Ok(folders) = std::fs::read_dir(config.data_dir.join("publications")) else { return };
-    for folder in folders.flatten() {
-        let Ok(name) = folder.file_name().into_string() else { continue };
-        if config.publication(&name).is_some() {
-            continue;
-        }
-        let notes = read_notes(&folder.path()).unwrap_or_default();
-        let Some(slot) = slot::noted_slot(|key| notes.get(key).cloned()) else { continue };
+    for (name, folder, slot) in left_behind(config) {
         findings.warning(
             format!(
                 "data_dir holds the log of publication \"{name}\", which the site file does not \
@@ -175,7 +211,7 @@ fn check_left_behind(config: &SiteConfig, findings: &mut Findings) {
             format!(
                 "Name it again; or, on its publisher, SELECT pg_drop_replication_slot('{slot}'), and \
                  remove {}",
-                folder.path().display()
+                folder.display()
             ),
         );
     }
@@ -195,5 +231,29 @@ fn bytes(bytes: u64) -> String {
     match units.into_iter().find(|(_, shift)| bytes >> shift > 0) {
         Some((unit, shift)) => format!("{:.1} {unit}", bytes as f64 / (1_u64 << shift) as f64),
         None => format!("{bytes} B"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{nearest_present, not_writable};
+
+    #[test]
+    fn nobody_is_told_to_give_away_what_is_above_a_folder_that_is_not_there() {
+        let above = tempfile::tempdir().unwrap();
+        let folder = above.path().join("state").join("farshore");
+        let (what, remedy) = not_writable(&folder, &nearest_present(&folder), &"denied");
+        let (folder_text, above_text) = (folder.display(), above.path().display());
+        let denied = format!("is not there, and this user may not make it in {above_text}: denied");
+        assert!(what.ends_with(&denied), "{what}");
+        assert!(remedy.contains(&format!(" -m 0700 {folder_text} ")), "{remedy}");
+        assert!(
+            remedy.contains("install -d -o ") && !remedy.contains("give this user"),
+            "{remedy}"
+        );
+        std::fs::create_dir_all(&folder).unwrap();
+        let (what, remedy) = not_writable(&folder, &nearest_present(&folder), &"denied");
+        assert_eq!(what, format!("data_dir {folder_text} cannot be written: denied"));
+        assert!(remedy.ends_with(&format!("give this user {folder_text}")), "{remedy}");
     }
 }
