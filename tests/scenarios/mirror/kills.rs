@@ -3,6 +3,7 @@
 use crate::mirrored::{LONG, Mirrored, report};
 use crate::promotion::{check_fork, check_rows, promote};
 use anyhow::{Context, Result, bail, ensure};
+use farshore_testkit::thread::join_within;
 use farshore_tests::{Site, SmallDisk};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -31,8 +32,7 @@ fn crash_points(major: u32) -> Result<()> {
         mirrored.near.stop()?;
         mirrored.near.env("FARSHORE_CRASH", crash);
         mirrored.near.start()?;
-        let code = mirrored.near.await_exit(LONG);
-        ensure!(code.is_err(), "not killed at {crash}: {code:?}");
+        mirrored.near.await_kill(crash, LONG)?;
         mirrored.near.env("FARSHORE_CRASH", "");
         mirrored.near.start()?;
         mirrored.await_commits(5).with_context(|| format!("after {crash}"))?;
@@ -127,7 +127,7 @@ fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
     mirrored.check_standby(&returned)?;
     disk.free()?;
     mirrored.await_commits(10)?;
-    loading.join().map_err(|_| anyhow::anyhow!("the load died"))??;
+    join_within(loading, "the load", LONG)??;
     report(&mirrored.far, "all to be well", |mirror| mirror["state"] == "receiving")?;
     mirrored.check_standby(&mirrored.returned())?;
     mirrored.finish()

@@ -318,13 +318,14 @@ fn a_seeding_that_was_broken_off_goes_on() -> Result<()> {
     pair.near.stop()?;
     let checked = pair.far.verb("check", &[])?;
     ensure!(checked.code == Some(1) && checked.stdout.contains("cannot connect"), "{checked:?}");
-    pair.near.env("FARSHORE_CRASH", "seed.before-file:400");
+    let crash = "seed.before-file:400";
+    pair.near.env("FARSHORE_CRASH", crash);
     pair.near.start()?;
     report(&pair.far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
     let broken = pair.seed(&pgdata, &[])?;
     ensure!(broken.code == Some(1) && broken.stderr.contains("Run this again"), "{broken:?}");
     ensure!(!broken.stderr.contains("manifest"), "the link was cut: {broken:?}");
-    ensure!(pair.near.await_exit(LONG).is_err(), "it was not killed");
+    pair.near.await_kill(crash, LONG)?;
     ensure!(!pgdata.join("global/pg_control").exists(), "a server could start");
     pair.near.env("FARSHORE_CRASH", "");
     pair.near.start()?;

@@ -39,7 +39,7 @@ fn the_distributors_disk_is_full() -> Result<()> {
 
     // A stop does not wait for room, nor does a kill lose anything.
     fill_until_told(&disk, &checked.pair.site, "p")?;
-    checked.pair.site.stop().context("stop on a full disk")?;
+    checked.pair.site.stop_promptly().context("stop on a full disk")?;
     checked.pair.site.start().context("start on a full disk")?;
     // What was not durable has been given back.
     fill_until_told(&disk, &checked.pair.site, "p")?;

@@ -101,11 +101,9 @@ pub(super) fn state_of(messages: Vec<SimpleQueryMessage>) -> Result<State> {
 /// Reads all tables of the workload in one snapshot.
 ///
 /// # Errors
-/// The server's message.
+/// The server's message, also when another session keeps a table locked.
 pub fn read_state(client: &mut Client) -> Result<State> {
-    // Several tables are locked one after the other here, and by the TRUNCATE of several tables:
-    // a deadlock is to end here and not there.
-    client.batch_execute("SET deadlock_timeout = '20ms'")?;
+    client.batch_execute(READER_SETTINGS)?;
     while let Err(error) = client.batch_execute(&begin_read()) {
         ensure!(error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED), error);
         client.batch_execute("ROLLBACK")?;
@@ -114,6 +112,12 @@ pub fn read_state(client: &mut Client) -> Result<State> {
     client.batch_execute("COMMIT")?;
     state_of(messages)
 }
+
+/// What a reader of all tables sets for itself. Several tables are locked one after the other here,
+/// and by the TRUNCATE of several tables: a deadlock is to end here and not there. And who has
+/// truncated may stand still with it: that is to be told, and not waited for.
+pub(super) const READER_SETTINGS: &str =
+    "SET deadlock_timeout = '20ms'; SET lock_timeout = '10s'; SET statement_timeout = '60s'";
 
 /// Begins a read-only transaction that has no snapshot yet: its first SELECT takes it.
 ///

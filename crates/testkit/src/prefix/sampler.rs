@@ -1,6 +1,6 @@
 //! Readers of the subscriber: they look at everything, all the time.
 
-use super::oracle::{begin_read, select_all, state_of};
+use super::oracle::{READER_SETTINGS, begin_read, select_all, state_of};
 use super::session::{StopSignal, connect, is_transient};
 use super::state::{RowChange, State, StateHash};
 use anyhow::{Context, Result, anyhow};
@@ -131,8 +131,7 @@ fn read(
 }
 
 fn sample(client: &mut Client) -> Result<(Instant, Instant, State)> {
-    // A deadlock with an applier that truncates several tables must end here and not there.
-    client.batch_execute(&format!("SET deadlock_timeout = '20ms'; {}", begin_read()))?;
+    client.batch_execute(&format!("{READER_SETTINGS}; {}", begin_read()))?;
     let not_before = Instant::now();
     client.batch_execute("SELECT pg_current_snapshot()")?;
     let not_after = Instant::now();
