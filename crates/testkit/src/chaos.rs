@@ -229,7 +229,10 @@ impl Actors<'_> {
         } else {
             self.farshore.kill9()?;
         }
-        let reached = start_and_crash(self.builder, point, POINT_TIMEOUT)?;
+        // Trouble that keeps the point from being reached is told at once.
+        let progress = &mut *self.progress;
+        let mut meanwhile = || progress().map(drop);
+        let reached = start_and_crash(self.builder, point, POINT_TIMEOUT, &mut meanwhile)?;
         pause(down);
         *self.farshore = self.builder.start()?;
         Ok(reached)
@@ -266,17 +269,28 @@ impl Actors<'_> {
 }
 
 /// Starts farshore such that it crashes at a point, and waits for at most `timeout` until it
-/// does; else kills it and returns `false`.
+/// does; else kills it and returns `false`. `meanwhile` is asked now and then.
 ///
 /// # Errors
-/// [`Trouble`] when it ends in another way.
+/// [`Trouble`] when it ends in another way, and what `meanwhile` fails with.
 pub fn start_and_crash(
     builder: &FarshoreBuilder,
     point: &CrashPoint,
     timeout: Duration,
+    meanwhile: &mut dyn FnMut() -> Result<()>,
 ) -> Result<bool> {
+    const LOOK_EVERY: Duration = Duration::from_millis(250);
     let mut farshore = builder.clone().env("FARSHORE_CRASH", &point.to_string()).start()?;
-    match farshore.wait(timeout)? {
+    let begin = Instant::now();
+    let ended = loop {
+        let left = timeout.saturating_sub(begin.elapsed());
+        let ended = farshore.wait(left.min(LOOK_EVERY))?;
+        if ended.is_some() || left.is_zero() {
+            break ended;
+        }
+        meanwhile()?;
+    };
+    match ended {
         Some(ended) if farshore.was_killed_at(&point.name, ended.status) => Ok(true),
         Some(ended) => {
             let tail = farshore.log_tail();
@@ -417,7 +431,8 @@ mod tests {
         assert!(!start_and_crash(
             &builder,
             &CrashPoint { name: "c".into(), nth: 1, cut: false },
-            Duration::from_millis(50)
+            Duration::from_millis(50),
+            &mut || Ok(())
         )?);
         assert_eq!(actors.publisher.connect()?.query_one("SELECT 1", &[])?.get::<_, i32>(0), 1);
         Ok(())

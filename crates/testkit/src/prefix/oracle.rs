@@ -8,6 +8,10 @@ use anyhow::{Context, Result, ensure};
 use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage};
 
+/// So that no transaction is given out before its end: test_decoding of 18.4 crashes the server when
+/// one that it was asked to stream aborts and was never begun there.
+const DECODING_SETTINGS: &str = "SET logical_decoding_work_mem = '1GB'";
+
 /// A logical slot that nothing of the product reads.
 #[derive(Debug)]
 pub struct Oracle {
@@ -35,7 +39,7 @@ impl Oracle {
     /// # Errors
     /// When the server cannot be read, or what it tells is not consistent.
     pub fn history(&self, client: &mut Client) -> Result<History> {
-        let history = History::replay(self.transactions(client)?)?;
+        let history = self.history_so_far(client)?;
         let tables = read_state(client).context("read the publisher's tables")?;
         ensure!(
             history.final_hash() == tables.hash(),
@@ -45,14 +49,33 @@ impl Oracle {
         Ok(history)
     }
 
+    /// As [`Oracle::history`], while the writers are at work: the last state is not looked at.
+    ///
+    /// # Errors
+    /// When the server cannot be read, or what it tells is not consistent.
+    pub fn history_so_far(&self, client: &mut Client) -> Result<History> {
+        History::replay(self.transactions(client)?)
+    }
+
+    /// The end of the last commit so far that changed the workload's tables, as a number; 0 if
+    /// there is none.
+    ///
+    /// # Errors
+    /// When the server cannot be read.
+    pub fn end(&self, client: &mut Client) -> Result<u64> {
+        client.batch_execute(DECODING_SETTINGS)?;
+        let query = "SELECT coalesce(max(lsn) - '0/0', 0)::bigint FROM \
+                     pg_logical_slot_peek_changes($1, NULL, NULL, 'skip-empty-xacts', '1')";
+        let end: i64 = client.query_one(query, &[&self.slot])?.get(0);
+        Ok(u64::try_from(end)?)
+    }
+
     /// All commits so far that changed the workload's tables, in commit order.
     ///
     /// # Errors
     /// When the server cannot be read, or its text is not understood.
     pub fn transactions(&self, client: &mut Client) -> Result<Vec<DecodedTransaction>> {
-        // So that no transaction is given out before its end: test_decoding of 18.4 crashes the
-        // server when one that it was asked to stream aborts and was never begun there.
-        client.batch_execute("SET logical_decoding_work_mem = '1GB'")?;
+        client.batch_execute(DECODING_SETTINGS)?;
         let query = "SELECT data FROM pg_logical_slot_peek_changes($1, NULL, NULL, \
                      'include-xids', '1', 'skip-empty-xacts', '1')";
         let rows = client.query(query, &[&self.slot]).context("read the oracle's slot")?;
