@@ -1,6 +1,7 @@
 //! A disk that a test can fill.
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::{skipped, this_test};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ pub struct SmallDisk {
 
 impl SmallDisk {
     /// Mounts `megabytes` at `path`, which is made if it is not there and belongs to whom it
-    /// belonged. `None`, with the reason on standard output, where that is not allowed.
+    /// belonged. `None`, with the test told as skipped, where that is not allowed.
     ///
     /// # Errors
     /// When the directory cannot be made or `mount` cannot be run.
@@ -33,7 +34,7 @@ impl SmallDisk {
             .context("run mount")?;
         if !mount.status.success() {
             let said = String::from_utf8_lossy(&mount.stderr);
-            println!("skipped: a small disk cannot be mounted here: {}", said.trim());
+            skipped(&this_test(), &format!("a small disk cannot be mounted here: {said}"));
             return Ok(None);
         }
         Ok(Some(SmallDisk { path: path.to_owned() }))

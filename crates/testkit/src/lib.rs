@@ -15,6 +15,7 @@
 //! | [`serializability`] | clients that go on at another server, and the checker of what they saw |
 //! | [`chaos`] | a seeded schedule of kills among farshore, publisher and subscriber |
 //! | [`wait`] | bounded waiting for a condition, with the last lines of logs on timeout |
+//! | [`skip`] | tests that do nothing here are counted |
 //! | [`thread`] | threads that are waited for, and not for ever |
 //! | [`wan`] | two networks and a long line between them: delay, rate, loss, cuts, flipped bits |
 //! | [`interrupt`] | Ctrl-C ends a long run in order |
@@ -30,6 +31,7 @@ pub mod prefix;
 pub mod proc_fs;
 pub mod process;
 pub mod serializability;
+pub mod skip;
 pub mod thread;
 pub mod wait;
 pub mod wan;

@@ -4,6 +4,7 @@ use crate::mirrored::{LONG, report};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
+use farshore_testkit::skip::{skipped, this_test};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Site, Verb, certificate_lines, issue_certificates};
 use std::collections::BTreeMap;
@@ -252,7 +253,7 @@ fn a_mirror_in_three_commands_with_18() -> Result<()> {
 #[test]
 fn a_mirror_in_three_commands_with_14_16_and_17() -> Result<()> {
     if std::env::var("FARSHORE_VERSIONS").as_deref() != Ok("all") {
-        println!("skipped: FARSHORE_VERSIONS is not \"all\"");
+        skipped(&this_test(), "FARSHORE_VERSIONS is not \"all\" (make test-versions)");
         return Ok(());
     }
     [14, 16, 17].into_iter().try_for_each(three_commands)

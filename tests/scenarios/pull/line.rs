@@ -3,6 +3,7 @@
 //! - `FARSHORE_CUT_SECONDS`: how long it is cut (default 60).
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::{skipped, this_test};
 use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::{Direction, Wan, WanConfig};
 use farshore_tests::{
@@ -13,15 +14,14 @@ use std::time::{Duration, Instant};
 const RTT: Duration = Duration::from_millis(77);
 const SOON: Duration = Duration::from_secs(60);
 
-/// A line, or `None` with the reason on standard output.
+/// A line, or `None` with the test told as skipped.
 fn line(loss: f64) -> Result<Option<Wan>> {
     line_of(100_000_000, loss)
 }
 
 fn line_of(bits_per_second: u64, loss: f64) -> Result<Option<Wan>> {
     if let Err(reason) = Wan::available() {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        println!("skipped: {test}: {reason}");
+        skipped(&this_test(), &reason.to_string());
         return Ok(None);
     }
     let bits_per_second = Some(bits_per_second);
