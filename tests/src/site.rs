@@ -1,5 +1,7 @@
 //! A farshore site in a temporary directory: its file, its process, its verbs.
 
+use crate::SmallDisk;
+use crate::small_disk::Mount;
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::child::Supervised;
 use farshore_testkit::postgres::Cluster;
@@ -41,6 +43,8 @@ pub struct Verb {
 pub struct Site {
     // Dropped before the directory that it works in.
     farshore: Option<Farshore>,
+    // As well, and after what writes there.
+    mounts: Vec<Mount>,
     binary: PathBuf,
     text: String,
     /// Bytes of the log that were there when the process was last started.
@@ -91,6 +95,7 @@ impl Site {
         directory.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
         let site = Site {
             farshore: None,
+            mounts: Vec::new(),
             binary: faults_binary()?,
             text: format!("[site]\nname = \"{name}\"\ndata_dir = \"data\"\n"),
             log_start: 0,
@@ -105,6 +110,17 @@ impl Site {
     /// Sets an environment variable for the verbs and the process.
     pub fn env(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Mounts a small disk over this folder of the site's directory, until the site is dropped.
+    /// `None`, with the test told as skipped, where that is not allowed.
+    ///
+    /// # Errors
+    /// As [`SmallDisk::mount`].
+    pub fn small_disk(&mut self, folder: &str, megabytes: u32) -> Result<Option<SmallDisk>> {
+        let mut disk = SmallDisk::mount(&self.directory.path().join(folder), megabytes)?;
+        self.mounts.extend(disk.as_mut().and_then(SmallDisk::take_mount));
+        Ok(disk)
     }
 
     /// Runs the process and the verbs in a network namespace from now on.

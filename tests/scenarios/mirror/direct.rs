@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
-use farshore_tests::{Link, Site, SmallDisk, Verb};
+use farshore_tests::{Link, Site, Verb};
 use serde_json::Value;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -274,9 +274,8 @@ fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
 /// What the principal keeps for a site that takes nothing in is bounded, as for any mirror.
 #[test]
 fn a_direct_mirror_that_is_too_far_behind_is_dropped_and_resumed() -> Result<()> {
-    let site = Site::named("far")?;
-    let data = site.directory().join("data");
-    let Some(disk) = SmallDisk::mount(&data, 256)? else { return Ok(()) };
+    let mut site = Site::named("far")?;
+    let Some(disk) = site.small_disk("data", 256)? else { return Ok(()) };
     let mut direct = Direct::start_in(15, "far", site)?;
     let bounds = "mode = \"far\"\nspool_size = \"64MB\"\ndrop_behind = \"256MB\"\n";
     direct.site.replace("mode = \"far\"\n", bounds)?;
@@ -295,5 +294,4 @@ fn a_direct_mirror_that_is_too_far_behind_is_dropped_and_resumed() -> Result<()>
     ensure!(resumed.code == Some(0) && resumed.stdout.contains("goes on"), "{resumed:?}");
     direct.await_commits(5)?;
     direct.finish()
-    // The disk goes after what works on it.
 }
