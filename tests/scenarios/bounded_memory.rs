@@ -217,9 +217,9 @@ fn values_of_10_mb_as_text() -> Result<()> {
     big_values(&schema, number("FARSHORE_BIG_VALUES", 60)? / 3)
 }
 
-/// So many times its largest row is what a node may hold: as it came, as it is stored or read, and
-/// as it goes on.
-const ROWS_IN_MEMORY: u64 = 5;
+/// So many times its largest row is what a node may hold (it is twice mostly): as it came, as it is
+/// stored or read, and as it goes on.
+const ROWS_IN_MEMORY: u64 = 4;
 
 /// Values of hundreds of megabytes, over a link: memory is a few times the largest row, and nothing
 /// is lost.
