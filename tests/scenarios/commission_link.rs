@@ -2,6 +2,7 @@
 //! nothing that it is not granted, and leaves nothing behind.
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::skipped;
 use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::{Wan, WanConfig};
 use farshore_tests::{
@@ -62,7 +63,7 @@ fn verdict(report: &Value) -> String {
 #[test]
 fn the_line_is_found_to_be_what_it_is() -> Result<()> {
     if let Err(reason) = Wan::available() {
-        println!("skipped: the_line_is_found_to_be_what_it_is: {reason}");
+        skipped("the_line_is_found_to_be_what_it_is", &reason.to_string());
         return Ok(());
     }
     let wan = Wan::start(WanConfig { rtt: Duration::from_millis(20), ..WanConfig::default() })?;

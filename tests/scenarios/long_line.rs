@@ -2,6 +2,7 @@
 //! that is cut without a word and comes back.
 
 use anyhow::{Result, ensure};
+use farshore_testkit::skip::skipped;
 use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::{Wan, WanConfig};
 use farshore_tests::{DATABASE, Pair, publisher_cluster, subscriber_cluster};
@@ -13,7 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[test]
 fn changes_cross_a_long_line_that_is_cut_for_a_while() -> Result<()> {
     if let Err(reason) = Wan::available() {
-        println!("skipped: changes_cross_a_long_line_that_is_cut_for_a_while: {reason}");
+        let test = "changes_cross_a_long_line_that_is_cut_for_a_while";
+        skipped(test, &reason.to_string());
         return Ok(());
     }
     let wan = Wan::start(WanConfig {

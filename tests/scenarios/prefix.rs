@@ -28,7 +28,7 @@ const SUBSCRIPTION: &str = "s";
 const KILLS_PER_ROUND_MAX: usize = 50;
 /// From the start of farshore to the end of the initial copy.
 const STREAMING_TIMEOUT: Duration = Duration::from_secs(120);
-/// In the end the subscriber must move at least this often until it is equal.
+/// In the end the subscriber must move at least this often until it has applied everything.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Each scenario keeps two servers busy; they take turns.
@@ -97,7 +97,8 @@ struct Plan {
     schedule: Schedule,
     /// How changes are applied.
     apply: Apply,
-    /// The defect that is switched on in the product.
+    /// The defect that is switched on in the product: what readers see is judged in between, so
+    /// that a round ends once it shows.
     defect: Option<&'static str>,
     /// Commits that the publisher makes after the last crash, at least.
     calm_commits: u64,
@@ -154,6 +155,11 @@ fn write_site(
     Ok(site)
 }
 
+/// How often what readers have seen is judged where a defect is to show.
+const JUDGE_EVERY: Duration = Duration::from_secs(5);
+/// Publishers that cannot decode their own log, one after another, until that is an error.
+const UNDECODABLE_MAX: u64 = 3;
+
 /// Starts farshore with a crash point and waits until it crashes there or streams; in the second
 /// case it is killed too. Returns whether it crashed there.
 fn crash_on_the_way(builder: &FarshoreBuilder, point: &CrashPoint, target: &str) -> Result<bool> {
@@ -165,8 +171,7 @@ fn crash_on_the_way(builder: &FarshoreBuilder, point: &CrashPoint, target: &str)
         &[builder.log_path()],
         || {
             if let Some(status) = farshore.exit_status()? {
-                let by_signal = std::os::unix::process::ExitStatusExt::signal(&status);
-                if by_signal != Some(9) {
+                if !farshore.was_killed_at(&point.name, status) {
                     let tail = farshore.log_tail();
                     return Err(
                         Trouble::Ended(format!("{status} instead of at {point}{tail}")).into()
@@ -205,9 +210,13 @@ fn await_streaming(servers: &mut Servers) -> Result<()> {
     })
 }
 
-fn is_deadlock(error: &anyhow::Error) -> bool {
+/// Our locks and a TRUNCATE's, in another order; or a TRUNCATE that is not committed.
+fn is_in_the_way(error: &anyhow::Error) -> bool {
+    use postgres::error::SqlState;
     let code = error.downcast_ref::<postgres::Error>().and_then(postgres::Error::code);
-    code == Some(&postgres::error::SqlState::T_R_DEADLOCK_DETECTED)
+    code.is_some_and(|code| {
+        [SqlState::T_R_DEADLOCK_DETECTED, SqlState::LOCK_NOT_AVAILABLE].contains(code)
+    })
 }
 
 /// An agent that stopped for good will not go on: no need to wait for it.
@@ -219,41 +228,84 @@ fn agents_still_work(log: &Path) -> Result<()> {
     }
 }
 
-/// Waits until the subscriber is in the publisher's last state; gives up when it stands still.
-fn final_state(servers: &mut Servers, history: &History) -> Result<State> {
+/// Waits until the subscriber is in the publisher's last state, whose last commit ends at `end`;
+/// gives up when it has applied that and is in another, and when it stands still before.
+fn final_state(servers: &mut Servers, history: &History, end: u64) -> Result<State> {
+    let target = servers.subscriber.url(DATABASE);
+    let log = servers.builder.log_path().to_owned();
     let mut client = servers.subscriber.connect()?;
     let farshore = &mut servers.farshore;
-    let mut last = (None, Instant::now());
-    let state = wait_until("the subscriber to be equal", Duration::from_secs(600), &[], || {
+    let mut moved = (None, Instant::now());
+    wait_until("the subscriber to be equal", Duration::from_secs(600), &[&log], || {
+        // Asked first: the state that is read next has at least that.
+        let applied = subscription_state(&target, SUBSCRIPTION)?.map_or(0, |row| row.applied_lsn);
         let state = match read_state(&mut client) {
-            Ok(state) => state,
-            // Our locks and a TRUNCATE's, in another order: read again.
-            Err(error) if is_deadlock(&error) => {
+            Ok(state) => Some(state),
+            Err(error) if is_in_the_way(&error) => {
                 client.batch_execute("ROLLBACK")?;
-                return Ok(None);
+                None
             }
             Err(error) => return Err(error),
         };
-        let is_over = state.hash() == history.final_hash()
-            || last.1.elapsed() > PATIENCE
-            || farshore.exit_status()?.is_some();
-        if last.0 != Some(state.hash()) {
-            last = (Some(state.hash()), Instant::now());
+        if let Some(state) = &state
+            && (state.hash() == history.final_hash() || applied >= end)
+        {
+            check_final(history, state).map_err(|violation| anyhow::Error::new(*violation))?;
+            return Ok(Some(state.clone()));
         }
-        Ok(is_over.then_some(state))
-    })?;
-    check_final(history, &state).map_err(|violation| anyhow::Error::new(*violation))?;
-    Ok(state)
+        let now = state.as_ref().map(State::hash);
+        if now.is_some() && moved.0 != now {
+            moved = (now, Instant::now());
+        }
+        if let Some(status) = farshore.exit_status()? {
+            return Err(Trouble::Ended(format!("{status}{}", farshore.log_tail())).into());
+        }
+        agents_still_work(&log)?;
+        if moved.1.elapsed() > PATIENCE {
+            let how = match state.map(|state| check_final(history, &state)) {
+                Some(Err(violation)) => format!("{violation}"),
+                _ => "a table is locked".to_owned(),
+            };
+            return Err(
+                Trouble::NoProgress(format!("applied up to {applied} of {end}: {how}")).into()
+            );
+        }
+        Ok(None)
+    })
 }
 
-/// Runs a plan. An error that holds a [`Violation`] or [`Trouble`] is the product's fault.
+/// Runs a plan. An error that holds a [`Violation`] or [`Trouble`] is the product's fault. A
+/// publisher that cannot decode its own log, as versions before 16 may, carries nothing and proves
+/// nothing: another one takes its place.
 fn run(plan: &Plan) -> Result<Outcome> {
+    for other in 0..UNDECODABLE_MAX {
+        // Of the same versions.
+        let seed = plan.seed.wrapping_add(other << 32);
+        match run_with(plan, seed) {
+            Err(error) if is_undecodable(seed, &error) => {
+                println!("the publisher could not decode its own log (seed {seed}): another one");
+            }
+            other => return other,
+        }
+    }
+    anyhow::bail!("PostgreSQL could not decode its log {UNDECODABLE_MAX} times")
+}
+
+fn is_undecodable(seed: u64, error: &anyhow::Error) -> bool {
+    let Some(Trouble::Ended(how)) = error.downcast_ref() else { return false };
+    majors(seed).0 < 16 && how.contains("cannot decode its own log") && !error.is::<Violation>()
+}
+
+/// Of the publisher and the subscriber.
+fn majors(seed: u64) -> (u32, u32) {
+    if seed.is_multiple_of(2) { (15, 18) } else { (18, 15) }
+}
+
+fn run_with(plan: &Plan, seed: u64) -> Result<Outcome> {
     let binary = faults_binary()?;
-    let (publisher_major, subscriber_major) =
-        if plan.seed.is_multiple_of(2) { (15, 18) } else { (18, 15) };
+    let (publisher_major, subscriber_major) = majors(seed);
     println!(
-        "FARSHORE_SEED={}: publisher {publisher_major}, subscriber {subscriber_major}, {} kills{}",
-        plan.seed,
+        "FARSHORE_SEED={seed}: publisher {publisher_major}, subscriber {subscriber_major}, {} kills{}",
         plan.startup.len() + plan.schedule.kills.len(),
         plan.defect.map(|defect| format!(", defect {defect}")).unwrap_or_default()
     );
@@ -264,7 +316,7 @@ fn run(plan: &Plan) -> Result<Outcome> {
     subscriber.execute_script(ADMIT_PLAIN_ROLE)?;
     let oracle = Oracle::create(&mut publisher.connect()?)?;
     Workload::fill(&mut publisher.connect()?)?;
-    let options = WorkloadOptions::new(plan.seed);
+    let options = WorkloadOptions::new(seed);
     let workload = Workload::start(&publisher.url(DATABASE), &options);
     // The initial copy finds rows of all kinds, and meets transactions under way.
     wait_until("the first transactions", STREAMING_TIMEOUT, &[&publisher.log_path()], || {
@@ -289,8 +341,9 @@ fn run(plan: &Plan) -> Result<Outcome> {
     for point in &plan.startup {
         println!("on the way to streaming: farshore at {point}");
         let crashed = crash_on_the_way(&builder, point, &subscriber.url(DATABASE))?;
-        outcome.kills += 1;
-        if !crashed {
+        if crashed {
+            outcome.kills += 1;
+        } else {
             outcome.points_not_reached.push(point.name.clone());
         }
     }
@@ -299,8 +352,7 @@ fn run(plan: &Plan) -> Result<Outcome> {
     let result = watch(plan, &mut servers, workload, &oracle, &mut outcome);
     result.with_context(|| {
         format!(
-            "FARSHORE_SEED={}, site {}{}",
-            plan.seed,
+            "FARSHORE_SEED={seed}, site {}{}",
             servers.site_dir.path().display(),
             log_tail(servers.builder.log_path(), 25)
         )
@@ -320,12 +372,21 @@ fn watch(
     let target = servers.subscriber.url(DATABASE);
     let samplers = Samplers::start(&target, 2, Duration::from_millis(15));
     let log = servers.builder.log_path().to_owned();
-    let mut looked_at = Instant::now();
-    let mut progress = || {
+    let source = servers.publisher.url(DATABASE);
+    let (mut looked_at, mut judged_at) = (Instant::now(), Instant::now());
+    let mut look = || {
         if looked_at.elapsed() > Duration::from_millis(250) {
             looked_at = Instant::now();
             agents_still_work(&log)?;
         }
+        if plan.defect.is_some() && judged_at.elapsed() > JUDGE_EVERY {
+            judge_so_far(&source, oracle, &samplers)?;
+            judged_at = Instant::now();
+        }
+        anyhow::Ok(())
+    };
+    let mut progress = || {
+        look()?;
         Ok(subscription_state(&target, SUBSCRIPTION)?.map(|row| row.applied_lsn))
     };
     let mut actors = Actors {
@@ -338,8 +399,13 @@ fn watch(
     let chaos = actors.execute(&plan.schedule, &mut |line| println!("{line}"));
     let chaos = chaos.and_then(|summary| {
         let goal = workload.summary().committed + plan.calm_commits;
+        let mut looked_at = Instant::now();
         wait_until("the workload", STREAMING_TIMEOUT, &[&actors.publisher.log_path()], || {
             workload.ensure_running()?;
+            if looked_at.elapsed() > Duration::from_millis(250) {
+                looked_at = Instant::now();
+                (actors.progress)()?;
+            }
             Ok((workload.summary().committed >= goal).then_some(()))
         })?;
         Ok(summary)
@@ -351,26 +417,27 @@ fn watch(
         }
         // Stuck or ended: what the readers saw until then may tell why.
         Err(trouble) if trouble.is::<Trouble>() => {
-            let _ = workload.stop()?;
-            let samples = samplers.stop()?;
-            let history = servers.publisher.connect().and_then(|mut sql| oracle.history(&mut sql));
-            let seen = match history.and_then(|history| judge(&history, &samples)) {
-                Ok(()) => "what readers saw until then was right".to_owned(),
-                Err(error) => format!("{error:#}"),
-            };
-            return Err(trouble.context(seen));
+            return Err(with_what_was_seen(trouble, servers, workload, oracle, samplers));
         }
-        Err(error) => return Err(error),
+        Err(error) => {
+            // Readers may wait for what it has locked.
+            servers.farshore.kill9()?;
+            return Err(error);
+        }
     }
 
     let written = workload.stop()?;
-    let history = oracle.history(&mut servers.publisher.connect()?)?;
+    let mut publisher = servers.publisher.connect()?;
+    let history = oracle.history(&mut publisher)?;
     println!("workload: {written}; {} commits by the oracle", history.steps().len());
-    let ended = final_state(servers, &history);
+    let ended = final_state(servers, &history, oracle.end(&mut publisher)?);
+    if ended.is_err() {
+        // Readers may wait for what it has locked.
+        servers.farshore.kill9()?;
+    }
     // What samples show is more telling than the end alone.
     judge(&history, &samplers.stop()?)?;
     ended?;
-    let source = servers.publisher.url(DATABASE);
     checksum::assert_equal(&source, &target, &table_names())?;
     let stopped = servers.farshore.sigterm(Duration::from_secs(20))?;
     if !stopped.status.success() {
@@ -378,6 +445,39 @@ fn watch(
         return Err(Trouble::Ended(how).into());
     }
     Ok(())
+}
+
+/// The trouble, or the violation that readers saw before it.
+fn with_what_was_seen(
+    trouble: anyhow::Error,
+    servers: &mut Servers,
+    workload: Workload,
+    oracle: &Oracle,
+    samplers: Samplers,
+) -> anyhow::Error {
+    let seen = || {
+        // Before the readers are waited for: they may wait for what it has locked.
+        servers.farshore.kill9()?;
+        workload.stop()?;
+        let samples = samplers.stop()?;
+        judge(&oracle.history(&mut servers.publisher.connect()?)?, &samples)
+    };
+    match seen() {
+        Ok(()) => trouble.context("what readers saw until then was right"),
+        Err(violation) if violation.is::<Violation>() => violation.context(format!("{trouble:#}")),
+        Err(error) => trouble.context(format!("{error:#}")),
+    }
+}
+
+/// Whether what readers have seen so far is right. A publisher that does not answer says nothing.
+fn judge_so_far(source: &str, oracle: &Oracle, samplers: &Samplers) -> Result<()> {
+    // Taken first: what was seen by now was committed by now.
+    let samples = samplers.so_far();
+    let Ok(mut publisher) = postgres::Client::connect(source, postgres::NoTls) else {
+        return Ok(());
+    };
+    let history = oracle.history_so_far(&mut publisher)?;
+    check(&history, &samples).map_err(|violation| anyhow::Error::new(*violation)).map(drop)
 }
 
 fn judge(history: &History, samples: &SampleSeries) -> Result<()> {
@@ -436,17 +536,7 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
     }
     let mut never_reached = never_reached.unwrap_or_default();
     if !never_reached.is_empty() && kills >= POINTS_NEED_KILLS {
-        // A late passage that did not come in time: once more, each at its first.
-        println!("once more, for {never_reached:?}");
-        let seed = first_seed + rounds as u64;
-        let first = |name: &String| CrashPoint { name: name.clone(), nth: 1, cut: false };
-        let (before, after): (Vec<_>, Vec<_>) =
-            never_reached.iter().map(first).partition(|p| CrashPoint::is_before_streaming(&p.name));
-        let victims = after.into_iter().map(Victim::FarshoreAt).collect();
-        let schedule = Schedule::of_victims(seed, victims);
-        let apply = APPLY[0];
-        let plan = Plan { seed, startup: before, schedule, apply, defect: None, calm_commits: 100 };
-        let outcome = run(&plan).context("the round for points not reached")?;
+        let outcome = once_more(first_seed + rounds as u64, APPLY[0], &never_reached)?;
         killed += outcome.kills;
         never_reached = outcome.points_not_reached.into_iter().collect();
     }
@@ -458,31 +548,41 @@ fn every_sampled_state_is_a_prefix_under_kills() -> Result<()> {
     Ok(())
 }
 
+/// For points whose late passage did not come in time: once more, each at its first.
+fn once_more(seed: u64, apply: Apply, points: &BTreeSet<String>) -> Result<Outcome> {
+    println!("once more, for {points:?}");
+    let first = |name: &String| CrashPoint { name: name.clone(), nth: 1, cut: false };
+    let (startup, after): (Vec<_>, Vec<_>) =
+        points.iter().map(first).partition(|p| CrashPoint::is_before_streaming(&p.name));
+    let victims = after.into_iter().map(Victim::FarshoreAt).collect();
+    let schedule = Schedule::of_victims(seed, victims);
+    let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
+    run(&plan).context("the round for points not reached")
+}
+
 #[test]
 fn every_way_of_applying_keeps_the_prefix_under_kills() -> Result<()> {
     let _turn = take_turn();
     let first_seed = seed();
     let mut points = fault_points(&faults_binary()?)?;
     points.retain(|point| point.starts_with("apply."));
-    for (number, apply) in CORNERS.into_iter().enumerate() {
-        let mut attempts =
-            (0..3).map(|attempt| first_seed.wrapping_add(number as u64 + 4 * attempt));
-        let outcome = loop {
-            let seed =
-                attempts.next().context("PostgreSQL could not decode its log three times")?;
-            let schedule = Schedule::draw(seed, CORNER_KILLS, &points);
-            let startup = Vec::new();
-            let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
-            match run(&plan) {
-                // A bug of servers before 16, which is said as what it is: nothing can be carried.
-                Err(error) if format!("{error:?}").contains("cannot decode its own log") => {
-                    println!("the publisher could not decode its own log (seed {seed})");
-                }
-                other => {
-                    break other.with_context(|| format!("{} (seed {seed})", apply.settings))?;
-                }
-            }
-        };
+    for (number, apply) in (0..).zip(CORNERS) {
+        let seed = first_seed.wrapping_add(number);
+        let schedule = Schedule::draw(seed, CORNER_KILLS, &points);
+        let startup = Vec::new();
+        let plan = Plan { seed, startup, schedule, apply, defect: None, calm_commits: 100 };
+        let context = || format!("{} (seed {seed})", apply.settings);
+        let mut outcome = run(&plan).with_context(context)?;
+        let missed: BTreeSet<String> = outcome.points_not_reached.into_iter().collect();
+        outcome.points_not_reached = Vec::new();
+        if !missed.is_empty() {
+            let again = once_more(seed.wrapping_add(4), apply, &missed).with_context(context)?;
+            outcome.kills += again.kills;
+            outcome.points_not_reached = again.points_not_reached;
+        }
+        // Every group that is applied passes all of them.
+        let missed = outcome.points_not_reached;
+        ensure!(missed.is_empty(), "no kill happened at {missed:?}, {}", context());
         println!("{} kills with {}", outcome.kills, apply.settings.replace('\n', ", "));
     }
     Ok(())
@@ -508,31 +608,69 @@ fn assert_caught_with(apply: Apply, defect: &'static str, victims: Vec<Victim>) 
     assert_caught_within(1, apply, defect, &victims)
 }
 
+/// Rounds that end in trouble which is not the defect's, until that is an error.
+const UNEXPLAINED_MAX: u32 = 2;
+
+/// What an agent may stop with by a defect, where no reader saw it before.
+fn stops_with(defect: &str) -> &'static [&'static str] {
+    match defect {
+        // Slot or target are ahead of a store that lost what it had called durable.
+        "acknowledge-before-fsync" => {
+            &["but the store holds the log only up to", "but the store held only up to"]
+        }
+        // NULL is a value like any other; where a column takes none, the changes are applied one by
+        // one, and the value is not lost.
+        "lost-unchanged-value" => &[],
+        // A row is there already, or is not there.
+        _ => &["cannot apply "],
+    }
+}
+
+/// Whether this is what the defect does: neither a slow machine nor a server's own bug counts.
+fn shows(defect: &str, error: &anyhow::Error) -> bool {
+    let is_told = |how: &str| stops_with(defect).iter().any(|text| how.contains(text));
+    error.is::<Violation>()
+        || matches!(error.downcast_ref(), Some(Trouble::Ended(how)) if is_told(how))
+}
+
 /// As [`assert_caught_with`], in one of so many rounds.
 fn assert_caught_within(
-    rounds: u64,
+    rounds: u32,
     apply: Apply,
     defect: &'static str,
     victims: &[Victim],
 ) -> Result<()> {
     let _turn = take_turn();
     let first_seed = seed();
-    for seed in first_seed..first_seed + rounds {
+    let (mut missed, mut unexplained) = (0, 0);
+    for seed in first_seed.. {
         let schedule = Schedule::of_victims(seed, victims.to_vec());
         let (startup, defect_on) = (Vec::new(), Some(defect));
         let plan = Plan { seed, startup, schedule, apply, defect: defect_on, calm_commits: 1_000 };
-        let Err(error) = run(&plan) else {
-            println!("defect {defect} did not show in this round");
-            continue;
-        };
-        ensure!(
-            error.is::<Violation>() || error.is::<Trouble>(),
-            "the test itself failed with defect {defect}: {error:?}"
-        );
-        println!("defect {defect} was noticed: {error:?}");
-        return Ok(());
+        match run(&plan) {
+            Err(error) if shows(defect, &error) => {
+                println!("defect {defect} was noticed: {error:?}");
+                return Ok(());
+            }
+            Err(error) if error.is::<Trouble>() => {
+                println!("trouble that is not of defect {defect}: {error:?}");
+                unexplained += 1;
+                ensure!(unexplained < UNEXPLAINED_MAX, "not of defect {defect}: {error:?}");
+            }
+            Err(error) => anyhow::bail!("the test itself failed with defect {defect}: {error:?}"),
+            Ok(outcome) => {
+                missed += 1;
+                ensure!(
+                    missed < rounds,
+                    "defect {defect} was not noticed in {rounds} rounds (FARSHORE_SEED={first_seed}; \
+                     not reached: {:?})",
+                    outcome.points_not_reached
+                );
+                println!("defect {defect} did not show in this round");
+            }
+        }
     }
-    anyhow::bail!("defect {defect} was not noticed in {rounds} rounds (FARSHORE_SEED={first_seed})")
+    Ok(())
 }
 
 #[test]

@@ -1,17 +1,27 @@
 //! A farshore site in a temporary directory: its file, its process, its verbs.
 
+use crate::SmallDisk;
+use crate::small_disk::Mount;
 use anyhow::{Context, Result, bail, ensure};
+use farshore_testkit::child::Supervised;
 use farshore_testkit::postgres::Cluster;
 use farshore_testkit::process::{Farshore, FarshoreBuilder, faults_binary};
 use farshore_testkit::wait::{log_tail, wait_until};
 use farshore_testkit::wan::Namespace;
+use std::fs::File;
+use std::io::{Read, Seek};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
-/// SIGTERM must end a node within this time, whatever it is doing.
-const STOP_MAX: Duration = Duration::from_secs(5);
+/// SIGTERM must end a node within this time where nothing is in its way ([`Site::stop_promptly`]).
+const PROMPT_STOP_MAX: Duration = Duration::from_secs(5);
+/// SIGTERM must end a node within this time, whatever it is doing: the 20 s that it gives itself,
+/// and what a busy machine takes.
+const STOP_MAX: Duration = Duration::from_secs(30);
+/// A verb must end within this time, whatever it waits for.
+const VERB_MAX: Duration = Duration::from_secs(120);
 /// Trouble must be told of within this time.
 const TROUBLE_MAX: Duration = Duration::from_secs(60);
 /// The log is searched for agents that gave up this often.
@@ -33,6 +43,8 @@ pub struct Verb {
 pub struct Site {
     // Dropped before the directory that it works in.
     farshore: Option<Farshore>,
+    // As well, and after what writes there.
+    mounts: Vec<Mount>,
     binary: PathBuf,
     text: String,
     /// Bytes of the log that were there when the process was last started.
@@ -57,6 +69,14 @@ fn stop_since(log: &str) -> Option<&str> {
     })
 }
 
+/// A file from its beginning.
+fn all_of(file: &mut File) -> Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
 impl Site {
     /// A site without publications, whose data directory is `data` beside its file.
     ///
@@ -75,6 +95,7 @@ impl Site {
         directory.disable_cleanup(std::env::var_os("FARSHORE_KEEP").is_some());
         let site = Site {
             farshore: None,
+            mounts: Vec::new(),
             binary: faults_binary()?,
             text: format!("[site]\nname = \"{name}\"\ndata_dir = \"data\"\n"),
             log_start: 0,
@@ -89,6 +110,17 @@ impl Site {
     /// Sets an environment variable for the verbs and the process.
     pub fn env(&mut self, name: &str, value: &str) {
         self.environment.push((name.to_owned(), value.to_owned()));
+    }
+
+    /// Mounts a small disk over this folder of the site's directory, until the site is dropped.
+    /// `None`, with the test told as skipped, where that is not allowed.
+    ///
+    /// # Errors
+    /// As [`SmallDisk::mount`].
+    pub fn small_disk(&mut self, folder: &str, megabytes: u32) -> Result<Option<SmallDisk>> {
+        let mut disk = SmallDisk::mount(&self.directory.path().join(folder), megabytes)?;
+        self.mounts.extend(disk.as_mut().and_then(SmallDisk::take_mount));
+        Ok(disk)
     }
 
     /// Runs the process and the verbs in a network namespace from now on.
@@ -201,14 +233,27 @@ impl Site {
         self.farshore.as_mut().context("farshore was not started")
     }
 
-    /// Ends the node by SIGTERM: in good order and in less than 5 s. Returns how long it took.
+    /// Ends the node by SIGTERM: in good order and within the time that it gives itself. Returns how
+    /// long it took.
     ///
     /// # Errors
     /// When it takes longer or exits with an error; with the end of its log.
     pub fn stop(&mut self) -> Result<Duration> {
+        self.stop_within(STOP_MAX)
+    }
+
+    /// As [`Site::stop`], in less than 5 s: for scenarios about stopping.
+    ///
+    /// # Errors
+    /// As [`Site::stop`].
+    pub fn stop_promptly(&mut self) -> Result<Duration> {
+        self.stop_within(PROMPT_STOP_MAX)
+    }
+
+    fn stop_within(&mut self, timeout: Duration) -> Result<Duration> {
         let Some(mut farshore) = self.farshore.take() else { bail!("farshore was not started") };
         let begin = Instant::now();
-        let ended = farshore.sigterm(STOP_MAX)?;
+        let ended = farshore.sigterm(timeout)?;
         let took = begin.elapsed();
         ensure!(ended.status.success(), "SIGTERM: {}{}", ended.status, farshore.log_tail());
         Ok(took)
@@ -291,6 +336,16 @@ impl Site {
         ended.status.code().with_context(|| format!("farshore: {}", ended.status))
     }
 
+    /// Waits for at most `timeout` until the node ends itself at this crash point, in the form of
+    /// `FARSHORE_CRASH`.
+    ///
+    /// # Errors
+    /// When it still runs then, or ended in any other way; with the end of its log.
+    pub fn await_kill(&mut self, crash: &str, timeout: Duration) -> Result<()> {
+        let Some(mut farshore) = self.farshore.take() else { bail!("farshore was not started") };
+        farshore.await_kill(crash, timeout)
+    }
+
     /// Waits until `probe` gives a value; gives up at once when the node ends or an agent stops
     /// for good.
     ///
@@ -348,21 +403,25 @@ impl Site {
     /// Runs another verb on the site file; a verb of two words has a space.
     ///
     /// # Errors
-    /// When the program cannot be run.
+    /// When the program cannot be run, or still runs after two minutes; with what it has said.
     pub fn verb(&self, verb: &str, arguments: &[&str]) -> Result<Verb> {
-        let output = self
-            .command()
+        let (mut stdout, mut stderr) = (tempfile::tempfile()?, tempfile::tempfile()?);
+        let mut command = self.command();
+        command
             .args(verb.split(' '))
             .arg(self.file())
             .args(arguments)
             .stdin(Stdio::null())
-            .output()
+            .stdout(stdout.try_clone()?)
+            .stderr(stderr.try_clone()?);
+        let mut running = Supervised::spawn(command, libc::SIGKILL)
             .with_context(|| format!("run {} {verb}", self.binary.display()))?;
-        Ok(Verb {
-            code: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        })
+        let ended = running.wait(VERB_MAX)?;
+        let (stdout, stderr) = (all_of(&mut stdout)?, all_of(&mut stderr)?);
+        let Some(ended) = ended else {
+            bail!("farshore {verb} still runs after {VERB_MAX:?}: {stdout}{stderr}");
+        };
+        Ok(Verb { code: ended.status.code(), stdout, stderr })
     }
 
     /// What `farshore status --json` says; its exit code tells of trouble, not of failure.

@@ -1,20 +1,27 @@
 //! A disk that a test can fill.
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::{skipped, this_test};
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A tmpfs mounted over a directory; gone when dropped. Needs root.
+/// A tmpfs mounted over a directory; gone when dropped, unless a site has taken it over
+/// ([`Site::small_disk`](crate::Site::small_disk)). Needs root.
 #[derive(Debug)]
 pub struct SmallDisk {
     path: PathBuf,
+    mount: Option<Mount>,
 }
+
+/// Unmounts when dropped: before the directory around it is removed, which could not be otherwise.
+#[derive(Debug)]
+pub(crate) struct Mount(PathBuf);
 
 impl SmallDisk {
     /// Mounts `megabytes` at `path`, which is made if it is not there and belongs to whom it
-    /// belonged. `None`, with the reason on standard output, where that is not allowed.
+    /// belonged. `None`, with the test told as skipped, where that is not allowed.
     ///
     /// # Errors
     /// When the directory cannot be made or `mount` cannot be run.
@@ -33,10 +40,16 @@ impl SmallDisk {
             .context("run mount")?;
         if !mount.status.success() {
             let said = String::from_utf8_lossy(&mount.stderr);
-            println!("skipped: a small disk cannot be mounted here: {}", said.trim());
+            skipped(&this_test(), &format!("a small disk cannot be mounted here: {said}"));
             return Ok(None);
         }
-        Ok(Some(SmallDisk { path: path.to_owned() }))
+        let mount = Some(Mount(path.to_owned()));
+        Ok(Some(SmallDisk { path: path.to_owned(), mount }))
+    }
+
+    /// Whoever takes the mount unmounts it.
+    pub(crate) fn take_mount(&mut self) -> Option<Mount> {
+        self.mount.take()
     }
 
     fn filler(&self) -> PathBuf {
@@ -73,12 +86,12 @@ impl SmallDisk {
     }
 }
 
-impl Drop for SmallDisk {
+impl Drop for Mount {
     fn drop(&mut self) {
         // Lazily: a server may still have files open.
-        let unmounted = Command::new("umount").arg("-l").arg(&self.path).status();
+        let unmounted = Command::new("umount").arg("-l").arg(&self.0).status();
         if !unmounted.is_ok_and(|status| status.success()) {
-            eprintln!("still mounted: {}", self.path.display());
+            eprintln!("still mounted: {}", self.0.display());
         }
     }
 }

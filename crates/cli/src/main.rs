@@ -246,6 +246,10 @@ enum SiteCertAction {
 }
 
 fn main() -> ExitCode {
+    if let Err(error) = farshore_node::fault::check() {
+        eprintln!("farshore: {error}");
+        return ExitCode::from(EXIT_CONFIG);
+    }
     let arguments = Arguments::try_parse().unwrap_or_else(|error| suggest_verb(error).exit());
     match arguments.verb {
         Verb::Run { site } => run::run(&site),

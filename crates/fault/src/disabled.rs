@@ -8,6 +8,15 @@ pub fn defect(_name: &'static str) -> bool {
     false
 }
 
+/// Nothing is asked of this build.
+///
+/// # Errors
+/// Never.
+#[inline(always)]
+pub fn check() -> Result<(), String> {
+    Ok(())
+}
+
 /// Always empty in this build.
 pub fn points_passed() -> Vec<(&'static str, u64)> {
     Vec::new()

@@ -3,6 +3,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
+#[derive(Debug)]
 struct Crash {
     point: String,
     nth: u64,
@@ -11,37 +12,76 @@ struct Crash {
     passed: AtomicU64,
 }
 
-fn crash() -> Option<&'static Crash> {
-    static CRASH: OnceLock<Option<Crash>> = OnceLock::new();
-    CRASH
-        .get_or_init(|| {
-            let text = std::env::var("FARSHORE_CRASH").ok().filter(|t| !t.is_empty())?;
-            let mut parts = text.split(':');
-            let point = parts.next().unwrap_or_default().to_owned();
-            assert!(POINTS.contains(&point.as_str()), "FARSHORE_CRASH: no crash point \"{point}\"");
-            let mut crash =
-                Crash { point, nth: 1, cut: false, panic: false, passed: AtomicU64::new(0) };
-            for part in parts {
-                match part {
-                    "cut" => crash.cut = true,
-                    "panic" => crash.panic = true,
-                    nth => {
-                        crash.nth = nth.parse().expect("FARSHORE_CRASH=point[:nth][:cut|:panic]");
+impl Crash {
+    fn parse(text: &str) -> Result<Crash, String> {
+        let mut parts = text.split(':');
+        let point = parts.next().unwrap_or_default().to_owned();
+        if !POINTS.contains(&point.as_str()) {
+            return Err(format!("FARSHORE_CRASH: no crash point \"{point}\""));
+        }
+        let mut crash =
+            Crash { point, nth: 1, cut: false, panic: false, passed: AtomicU64::new(0) };
+        for part in parts {
+            match part {
+                "cut" => crash.cut = true,
+                "panic" => crash.panic = true,
+                nth => match nth.parse() {
+                    Ok(nth) if nth > 0 => crash.nth = nth,
+                    _ => {
+                        return Err(format!(
+                            "FARSHORE_CRASH: \"{text}\" is not point[:nth][:cut|:panic]"
+                        ));
                     }
-                }
+                },
             }
-            Some(crash)
-        })
-        .as_ref()
+        }
+        Ok(crash)
+    }
+}
+
+fn listed_defect(name: String) -> Result<String, String> {
+    if DEFECTS.contains(&name.as_str()) {
+        return Ok(name);
+    }
+    Err(format!("FARSHORE_DEFECT: no defect \"{name}\""))
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+fn crash() -> &'static Result<Option<Crash>, String> {
+    static CRASH: OnceLock<Result<Option<Crash>, String>> = OnceLock::new();
+    CRASH.get_or_init(|| variable("FARSHORE_CRASH").map(|text| Crash::parse(&text)).transpose())
+}
+
+fn defect_on() -> &'static Result<Option<String>, String> {
+    static DEFECT: OnceLock<Result<Option<String>, String>> = OnceLock::new();
+    DEFECT.get_or_init(|| variable("FARSHORE_DEFECT").map(listed_defect).transpose())
+}
+
+/// Whether both variables can be understood; to be asked before anything else, since a process that
+/// dies of them later looks like one that a fault has ended.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check() -> Result<(), String> {
+    crash().as_ref().map_err(String::clone)?;
+    defect_on().as_ref().map(drop).map_err(String::clone)
 }
 
 static PASSED: Mutex<BTreeMap<&'static str, u64>> = Mutex::new(BTreeMap::new());
 
 /// Ends the process by SIGKILL here, or panics, if `FARSHORE_CRASH` says so.
 pub fn point(name: &'static str) {
-    debug_assert!(POINTS.contains(&name), "unlisted crash point {name}");
-    *PASSED.lock().unwrap_or_else(|e| e.into_inner()).entry(name).or_default() += 1;
-    let Some(crash) = crash() else { return };
+    {
+        let mut passed = PASSED.lock().unwrap_or_else(|e| e.into_inner());
+        let count = passed.entry(name).or_default();
+        *count += 1;
+        assert!(*count > 1 || POINTS.contains(&name), "unlisted crash point {name}");
+    }
+    let crash = crash().as_ref().unwrap_or_else(|error| panic!("{error}"));
+    let Some(crash) = crash else { return };
     if crash.point != name || crash.passed.fetch_add(1, Ordering::SeqCst) + 1 != crash.nth {
         return;
     }
@@ -59,16 +99,9 @@ pub fn point(name: &'static str) {
 
 /// Whether the named defect is switched on.
 pub fn defect(name: &'static str) -> bool {
-    debug_assert!(DEFECTS.contains(&name), "unlisted defect {name}");
-    static DEFECT: OnceLock<Option<String>> = OnceLock::new();
-    DEFECT
-        .get_or_init(|| {
-            let name = std::env::var("FARSHORE_DEFECT").ok().filter(|t| !t.is_empty())?;
-            assert!(DEFECTS.contains(&name.as_str()), "FARSHORE_DEFECT: no defect \"{name}\"");
-            Some(name)
-        })
-        .as_deref()
-        == Some(name)
+    assert!(DEFECTS.contains(&name), "unlisted defect {name}");
+    let on = defect_on().as_ref().unwrap_or_else(|error| panic!("{error}"));
+    on.as_deref() == Some(name)
 }
 
 /// How often each crash point was passed so far in this process.
@@ -147,5 +180,23 @@ pub mod unsynced {
             }
         }
         std::mem::forget(files);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_variables_may_say() {
+        let crash = Crash::parse("spool.before-write:40:cut").unwrap();
+        assert_eq!((crash.point.as_str(), crash.nth, crash.cut), ("spool.before-write", 40, true));
+        assert!(Crash::parse("spool.before-write:panic").unwrap().panic);
+        for wrong in ["", "spool.before", "spool.before-write:x", "spool.before-write:0"] {
+            assert!(Crash::parse(wrong).is_err(), "{wrong}");
+        }
+        assert!(listed_defect("mirror-trusts-positions".to_owned()).is_ok());
+        assert!(listed_defect("mirror-trusts".to_owned()).unwrap_err().contains("mirror-trusts"));
+        assert_eq!(check(), Ok(()));
     }
 }

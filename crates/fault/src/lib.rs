@@ -8,18 +8,22 @@
 //!   [`unsynced::Tracked`] loses the bytes that no fsync has covered.
 //!   With `panic` it panics there instead.
 //! - `FARSHORE_DEFECT=name`: the named defect is switched on; a checker must notice it.
+//!
+//! A program asks [`check`] first whether they name what there is: a process that ends by such an
+//! error looks like one that was caught. The names in the product are compared with the lists here
+//! by a test, and at each call in a build with the feature.
 
 #[cfg(feature = "faults")]
 mod enabled;
 #[cfg(feature = "faults")]
-pub use enabled::{defect, point, points_passed, unsynced};
+pub use enabled::{check, defect, point, points_passed, unsynced};
 
 #[cfg(not(feature = "faults"))]
 mod disabled;
 #[cfg(not(feature = "faults"))]
-pub use disabled::{defect, point, points_passed, unsynced};
+pub use disabled::{check, defect, point, points_passed, unsynced};
 
-/// Every crash point in the product. A point not in this list does not compile.
+/// Every crash point in the product.
 pub const POINTS: &[&str] = &[
     "store.before-write",
     "store.before-fsync",
@@ -102,4 +106,5 @@ pub const DEFECTS: &[&str] = &[
     "mirror-reply-from-received",
     "mirror-promote-without-drain",
     "mirror-misses-namesakes",
+    "mirror-trusts-positions",
 ];

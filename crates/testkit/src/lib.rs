@@ -15,6 +15,8 @@
 //! | [`serializability`] | clients that go on at another server, and the checker of what they saw |
 //! | [`chaos`] | a seeded schedule of kills among farshore, publisher and subscriber |
 //! | [`wait`] | bounded waiting for a condition, with the last lines of logs on timeout |
+//! | [`skip`] | tests that do nothing here are counted |
+//! | [`thread`] | threads that are waited for, and not for ever |
 //! | [`wan`] | two networks and a long line between them: delay, rate, loss, cuts, flipped bits |
 //! | [`interrupt`] | Ctrl-C ends a long run in order |
 //! | [`child`], [`port`], [`proc_fs`] | the operating-system pieces under them |
@@ -29,6 +31,8 @@ pub mod prefix;
 pub mod proc_fs;
 pub mod process;
 pub mod serializability;
+pub mod skip;
+pub mod thread;
 pub mod wait;
 pub mod wan;
 

@@ -6,6 +6,7 @@ use crate::wait::log_tail;
 use crate::wan::Namespace;
 use anyhow::{Context, Result, bail};
 use std::fs::OpenOptions;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
@@ -103,6 +104,8 @@ pub struct FarshoreBuilder {
 pub struct Farshore {
     process: Supervised,
     log: PathBuf,
+    /// Bytes of the log that others had written before.
+    log_start: usize,
 }
 
 impl FarshoreBuilder {
@@ -136,6 +139,7 @@ impl FarshoreBuilder {
     pub fn start(&self) -> Result<Farshore> {
         let log = OpenOptions::new().create(true).append(true).open(&self.log);
         let log = log.with_context(|| format!("open {}", self.log.display()))?;
+        let log_start = usize::try_from(log.metadata()?.len())?;
         let mut command = Command::new(&self.binary);
         command
             .arg("run")
@@ -148,7 +152,7 @@ impl FarshoreBuilder {
             .stdout(log.try_clone()?)
             .stderr(log);
         let process = Supervised::spawn_in(self.place.as_ref(), command, libc::SIGKILL)?;
-        Ok(Farshore { process, log: self.log.clone() })
+        Ok(Farshore { process, log: self.log.clone(), log_start })
     }
 
     /// Runs `farshore status SITE --json` and returns what it prints.
@@ -203,6 +207,34 @@ impl Farshore {
     /// The last lines of its output, for messages.
     pub fn log_tail(&self) -> String {
         log_tail(&self.log, 25)
+    }
+
+    /// What it has printed.
+    pub fn said(&self) -> String {
+        let all = std::fs::read(&self.log).unwrap_or_default();
+        String::from_utf8_lossy(all.get(self.log_start..).unwrap_or_default()).into_owned()
+    }
+
+    /// Whether it ended itself at this crash point, and not otherwise.
+    pub fn was_killed_at(&self, point: &str, status: ExitStatus) -> bool {
+        status.signal() == Some(libc::SIGKILL)
+            && self.said().contains(&format!("fault: SIGKILL at {point} "))
+    }
+
+    /// Waits for at most `timeout` until it ends itself at the crash point that `FARSHORE_CRASH`
+    /// names in this form: `point[:nth][:cut]`.
+    ///
+    /// # Errors
+    /// When it still runs then, or ended in any other way; with the end of its log.
+    pub fn await_kill(&mut self, crash: &str, timeout: Duration) -> Result<()> {
+        let Some(ended) = self.process.wait(timeout)? else {
+            bail!("{crash} was not reached within {timeout:?}{}", self.log_tail());
+        };
+        let point = crash.split(':').next().unwrap_or_default();
+        if !self.was_killed_at(point, ended.status) {
+            bail!("{} instead of a kill at {crash}{}", ended.status, self.log_tail());
+        }
+        Ok(())
     }
 
     /// How it ended; `None` while it runs.

@@ -24,7 +24,7 @@ fn is_available(test: &str) -> bool {
     match Wan::available() {
         Ok(()) => true,
         Err(reason) => {
-            println!("skipped: {test}: {reason}");
+            farshore_testkit::skip::skipped(test, &reason.to_string());
             false
         }
     }

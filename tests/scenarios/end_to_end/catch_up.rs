@@ -87,7 +87,7 @@ fn a_stop_in_the_middle_of_a_backlog_loses_nothing() -> Result<()> {
         pair.publish("CALL commit_each(1, 10000)")?;
         pair.site.start()?;
         pair.site.await_log(BY_FUNCTION, SOON)?;
-        pair.site.stop()?;
+        pair.site.stop_promptly()?;
         pair.site.start()?;
         pair.assert_equal(&["public"])
     })

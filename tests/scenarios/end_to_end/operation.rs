@@ -41,7 +41,7 @@ fn sigterm_under_load_stops_in_seconds_and_loses_nothing() -> Result<()> {
         pair.site.start()?;
         // In the middle of the copy.
         pair.site.await_log("initial copy begins", SOON)?;
-        println!("stop while copying: {:?}", pair.site.stop()?);
+        println!("stop while copying: {:?}", pair.site.stop_promptly()?);
         pair.site.start()?;
         let done = AtomicBool::new(false);
         let client = pair.publisher.connect()?;
@@ -50,7 +50,7 @@ fn sigterm_under_load_stops_in_seconds_and_loses_nothing() -> Result<()> {
             let result = (|| {
                 pair.await_arrival()?;
                 for _ in 0..4 {
-                    println!("stop while streaming: {:?}", pair.site.stop()?);
+                    println!("stop while streaming: {:?}", pair.site.stop_promptly()?);
                     pair.site.start()?;
                     pair.await_arrival()?;
                 }
@@ -85,7 +85,7 @@ fn sigterm_does_not_wait_for_the_end_of_a_large_transaction() -> Result<()> {
             let waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' LIMIT 1";
             Ok(watch.query_opt(waiting, &[])?.map(drop))
         })?;
-        println!("stop in a transaction: {:?}", pair.site.stop()?);
+        println!("stop in a transaction: {:?}", pair.site.stop_promptly()?);
         blocker.batch_execute("COMMIT")?;
         pair.site.start()?;
         assert_tables_equal(&mut pair)
@@ -101,11 +101,11 @@ fn sigterm_while_servers_are_away_or_asleep() -> Result<()> {
         pair.subscriber.stop(StopMode::Fast)?;
         pair.publish("INSERT INTO t (v) VALUES ('meanwhile')")?;
         pair.site.await_log("trying again", SOON)?;
-        pair.site.stop()?;
+        pair.site.stop_promptly()?;
         pair.publisher.stop(StopMode::Fast)?;
         pair.site.start()?;
         pair.site.await_log("trying again", SOON)?;
-        pair.site.stop()?;
+        pair.site.stop_promptly()?;
         pair.site.start()?;
         pair.publisher.start()?;
         pair.subscriber.start()?;

@@ -4,6 +4,7 @@ use crate::mirrored::{LONG, report};
 use crate::seeding::{Pair, own_as, verify_backup};
 use anyhow::{Result, ensure};
 use farshore_testkit::postgres::Cluster;
+use farshore_testkit::skip::{skipped, this_test};
 use farshore_testkit::wait::wait_until;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -14,7 +15,7 @@ use tempfile::TempDir;
 fn pg_basebackup(cluster: &Cluster, port: u16, to: &Path) -> Option<Command> {
     let program = cluster.installation().command("pg_basebackup").get_program().to_owned();
     if !Path::new(&program).exists() {
-        println!("skipped: no pg_basebackup here");
+        skipped(&this_test(), "no pg_basebackup here");
         return None;
     }
     let mut command = Command::new(program);
@@ -91,7 +92,7 @@ fn a_standby_by_pg_basebackup_on_15() -> Result<()> {
 #[test]
 fn a_standby_by_pg_basebackup_on_14_16_and_17() -> Result<()> {
     if std::env::var("FARSHORE_VERSIONS").as_deref() != Ok("all") {
-        println!("skipped: FARSHORE_VERSIONS is not \"all\"");
+        skipped(&this_test(), "FARSHORE_VERSIONS is not \"all\" (make test-versions)");
         return Ok(());
     }
     [14, 16, 17].into_iter().try_for_each(a_standby_by_pg_basebackup)

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
-use farshore_tests::{Link, Site, SmallDisk, Verb};
+use farshore_tests::{Link, Site, Verb};
 use serde_json::Value;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -102,7 +102,7 @@ impl Direct {
     pub fn finish(self) -> Result<()> {
         for client in self.clients {
             client.stop.store(true, SeqCst);
-            client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))??;
+            client.end()??;
         }
         Ok(())
     }
@@ -115,8 +115,7 @@ fn crash_points(major: u32, mode: &str, points: &[&str]) -> Result<()> {
         direct.site.stop()?;
         direct.site.env("FARSHORE_CRASH", crash);
         direct.site.start()?;
-        let code = direct.site.await_exit(LONG);
-        ensure!(code.is_err(), "not killed at {crash}: {code:?}");
+        direct.site.await_kill(crash, LONG)?;
         direct.line.cut();
         direct.check_alone().with_context(|| format!("after {crash}"))?;
         direct.line.mend();
@@ -164,9 +163,10 @@ fn a_direct_mirror_that_acknowledges_before_fsync_is_caught() -> Result<()> {
     direct.site.env("FARSHORE_DEFECT", "spool-durable-before-fsync");
     for round in 0..8 {
         direct.site.stop()?;
-        direct.site.env("FARSHORE_CRASH", &format!("spool.before-write:{}:cut", 30 + 7 * round));
+        let crash = format!("spool.before-write:{}:cut", 30 + 7 * round);
+        direct.site.env("FARSHORE_CRASH", &crash);
         direct.site.start()?;
-        ensure!(direct.site.await_exit(LONG).is_err(), "not killed");
+        direct.site.await_kill(&crash, LONG)?;
         direct.line.cut();
         if let Err(error) = direct.check_alone() {
             let text = format!("{error:#}");
@@ -257,9 +257,9 @@ fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
     direct.principal.kill9()?;
     let mut returned = Vec::new();
     for client in direct.clients.drain(..) {
-        let ended = client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))?;
-        ensure!(ended.is_err(), "a client stopped before its server did");
-        returned.push(client.returned.load(SeqCst));
+        let count = client.returned.clone();
+        ensure!(client.end()?.is_err(), "a client stopped before its server did");
+        returned.push(count.load(SeqCst));
     }
     let url = direct.standby.url("postgres");
     let promoted: Verb = direct.site.verb("mirror promote", &["m", "--standby", &url])?;
@@ -274,9 +274,8 @@ fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
 /// What the principal keeps for a site that takes nothing in is bounded, as for any mirror.
 #[test]
 fn a_direct_mirror_that_is_too_far_behind_is_dropped_and_resumed() -> Result<()> {
-    let site = Site::named("far")?;
-    let data = site.directory().join("data");
-    let Some(disk) = SmallDisk::mount(&data, 256)? else { return Ok(()) };
+    let mut site = Site::named("far")?;
+    let Some(disk) = site.small_disk("data", 256)? else { return Ok(()) };
     let mut direct = Direct::start_in(15, "far", site)?;
     let bounds = "mode = \"far\"\nspool_size = \"64MB\"\ndrop_behind = \"256MB\"\n";
     direct.site.replace("mode = \"far\"\n", bounds)?;
@@ -295,5 +294,4 @@ fn a_direct_mirror_that_is_too_far_behind_is_dropped_and_resumed() -> Result<()>
     ensure!(resumed.code == Some(0) && resumed.stdout.contains("goes on"), "{resumed:?}");
     direct.await_commits(5)?;
     direct.finish()
-    // The disk goes after what works on it.
 }

@@ -1,8 +1,8 @@
 //! What happens to a mirror in the course of its life: what is said, what goes on, and that nothing
 //! that was acknowledged is lost.
 
-use crate::mirrored::{LONG, Mirrored, SLOT, follower, position, report};
-use crate::promotion::{check_fork, check_rows, is_in_recovery, promote};
+use crate::mirrored::{LONG, Mirrored, SLOT, client, follower, position, report};
+use crate::promotion::{check_fork, check_rows, check_rows_of, is_in_recovery, promote};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_testkit::serializability::{self, Clients, TABLE};
@@ -11,6 +11,7 @@ use farshore_tests::Site;
 use serde_json::Value;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 const SEGMENT_BYTES: i64 = 16 << 20;
@@ -182,8 +183,8 @@ fn a_principal_that_lacks_what_is_here_is_refused() -> Result<()> {
 }
 
 /// A copy of the principal from before is put in its place, and nobody looks until it has written
-/// past what the mirror has.
-fn set_back(defect: Option<&str>) -> Result<()> {
+/// past what the mirror has. With what returned before; the near end is not there.
+fn set_back(defect: Option<&str>) -> Result<(Mirrored, Vec<i32>)> {
     let mut mirrored = Mirrored::start_idle(15, "far", defect, Site::named("far")?)?;
     let backup = mirrored.principal.back_up()?;
     mirrored.start_clients()?;
@@ -202,6 +203,12 @@ fn set_back(defect: Option<&str>) -> Result<()> {
         number += 1;
         writer.execute("INSERT INTO t VALUES (100, $1)", &[&number])?;
     }
+    Ok((mirrored, returned))
+}
+
+#[test]
+fn a_principal_that_was_set_back_is_refused() -> Result<()> {
+    let (mut mirrored, returned) = set_back(None)?;
     mirrored.near.start()?;
     let far = said(&mirrored.far, "is not what the mirror's spool holds")?;
     ensure!(far["state"] == "stopped", "{far}");
@@ -211,14 +218,30 @@ fn set_back(defect: Option<&str>) -> Result<()> {
     check_rows(&mirrored.standby, &returned)
 }
 
-#[test]
-fn a_principal_that_was_set_back_is_refused() -> Result<()> {
-    set_back(None)
-}
-
+/// A spool that goes on with other log than it ends with: commits return, and no standby ever gets
+/// to them.
 #[test]
 fn mutant_positions_are_trusted() -> Result<()> {
-    ensure!(set_back(Some("mirror-trusts-positions")).is_err(), "it was not caught");
+    const LATER: i32 = 200;
+    let (mut mirrored, _) = set_back(Some("mirror-trusts-positions"))?;
+    // What is in the spool alone counts.
+    mirrored.line.stall();
+    mirrored.near.start()?;
+    let client = client(&mirrored.principal, LATER)?;
+    let count = client.returned.clone();
+    let logs = [&*mirrored.near.log_path(), &mirrored.far.log_path()];
+    wait_until("a commit to return", LONG, &logs, || Ok((count.load(SeqCst) > 0).then_some(())))?;
+    mirrored.principal.kill9()?;
+    mirrored.near.kill9()?;
+    ensure!(client.end()?.is_err(), "a client stopped before its server did");
+    mirrored.line.cut();
+    mirrored.line.mend();
+    // To the end of what can be replayed, if it may be promoted at all.
+    let promoted = promote(&mirrored, &mirrored.standby, &["--wait", "5"])?;
+    let checked = check_rows_of(&mirrored.standby, LATER, count.load(SeqCst));
+    let error = checked.err().with_context(|| format!("it was not caught: {promoted:?}"))?;
+    ensure!(error.to_string().starts_with("LOST: "), "{error:#}");
+    println!("caught: {error}; {promoted:?}");
     Ok(())
 }
 

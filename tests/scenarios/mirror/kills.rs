@@ -3,7 +3,8 @@
 use crate::mirrored::{LONG, Mirrored, report};
 use crate::promotion::{check_fork, check_rows, promote};
 use anyhow::{Context, Result, bail, ensure};
-use farshore_tests::{Site, SmallDisk};
+use farshore_testkit::thread::join_within;
+use farshore_tests::Site;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
@@ -31,8 +32,7 @@ fn crash_points(major: u32) -> Result<()> {
         mirrored.near.stop()?;
         mirrored.near.env("FARSHORE_CRASH", crash);
         mirrored.near.start()?;
-        let code = mirrored.near.await_exit(LONG);
-        ensure!(code.is_err(), "not killed at {crash}: {code:?}");
+        mirrored.near.await_kill(crash, LONG)?;
         mirrored.near.env("FARSHORE_CRASH", "");
         mirrored.near.start()?;
         mirrored.await_commits(5).with_context(|| format!("after {crash}"))?;
@@ -105,8 +105,8 @@ fn no_acknowledged_commit_is_lost_under_random_kills() -> Result<()> {
 /// The far end's disk is full: commits wait, nothing is lost, and it goes on once there is room.
 #[test]
 fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
-    let far = Site::named("far")?;
-    let Some(disk) = SmallDisk::mount(&far.directory().join("data"), 256)? else { return Ok(()) };
+    let mut far = Site::named("far")?;
+    let Some(disk) = far.small_disk("data", 256)? else { return Ok(()) };
     let mirrored = Mirrored::start_in(15, "far", None, far)?;
     mirrored.await_commits(20)?;
     disk.fill()?;
@@ -127,19 +127,18 @@ fn a_full_disk_holds_commits_up_and_loses_none() -> Result<()> {
     mirrored.check_standby(&returned)?;
     disk.free()?;
     mirrored.await_commits(10)?;
-    loading.join().map_err(|_| anyhow::anyhow!("the load died"))??;
+    join_within(loading, "the load", LONG)??;
     report(&mirrored.far, "all to be well", |mirror| mirror["state"] == "receiving")?;
     mirrored.check_standby(&mirrored.returned())?;
     mirrored.finish()
-    // The disk goes after what works on it.
 }
 
 /// Without a byte of room slots still move on, and a standby still takes over: there is room
 /// in reserve for the note that the spool is closed.
 #[test]
 fn a_standby_takes_over_where_the_disk_is_full() -> Result<()> {
-    let far = Site::named("far")?;
-    let Some(disk) = SmallDisk::mount(&far.directory().join("data"), 256)? else { return Ok(()) };
+    let mut far = Site::named("far")?;
+    let Some(disk) = far.small_disk("data", 256)? else { return Ok(()) };
     let mut mirrored = Mirrored::start_in(15, "far", None, far)?;
     mirrored.await_commits(20)?;
     disk.fill()?;
@@ -155,7 +154,6 @@ fn a_standby_takes_over_where_the_disk_is_full() -> Result<()> {
     let standby = std::fs::read_to_string(mirrored.standby.log_path())?;
     ensure!(!standby.contains("closed the connection"), "the standby was sent away: {standby}");
     Ok(())
-    // The disk goes after what works on it.
 }
 
 /// Who removes a spool that is in use is told so, and no commit is acknowledged into nothing.

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::thread::join_within;
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Link, Site, certificate_lines, issue_certificates};
 use serde_json::Value;
@@ -21,6 +22,13 @@ pub struct Client {
     pub returned: Arc<AtomicI32>,
     pub stop: Arc<AtomicBool>,
     pub thread: JoinHandle<Result<()>>,
+}
+
+impl Client {
+    /// Waits for its end, which may depend on a mirror that is at fault; how it ended.
+    pub fn end(self) -> Result<Result<()>> {
+        join_within(self.thread, "a client", LONG)
+    }
 }
 
 pub struct Mirrored {
@@ -155,8 +163,7 @@ impl Mirrored {
         self.far.stop()?;
         self.far.env("FARSHORE_CRASH", crash);
         self.far.start()?;
-        let code = self.far.await_exit(LONG);
-        ensure!(code.is_err(), "not killed at {crash}: {code:?}");
+        self.far.await_kill(crash, LONG)?;
         self.near.kill9()?;
         self.await_silence()?;
         let returned = self.returned();
@@ -211,9 +218,9 @@ impl Mirrored {
     /// Their server has gone; what every client saw return.
     pub fn clients_end(&mut self) -> Result<Vec<i32>> {
         for client in self.clients.drain(..) {
-            let ended = client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))?;
-            ensure!(ended.is_err(), "a client stopped before its server did");
-            self.seen.push(client.returned.load(SeqCst));
+            let returned = client.returned.clone();
+            ensure!(client.end()?.is_err(), "a client stopped before its server did");
+            self.seen.push(returned.load(SeqCst));
         }
         Ok(self.seen.clone())
     }
@@ -222,7 +229,7 @@ impl Mirrored {
         let Mirrored { clients, .. } = self;
         for client in clients {
             client.stop.store(true, SeqCst);
-            client.thread.join().map_err(|_| anyhow::anyhow!("a client died"))??;
+            client.end()??;
         }
         Ok(())
     }

@@ -16,15 +16,17 @@ pub fn promote(mirrored: &Mirrored, standby: &Cluster, more: &[&str]) -> Result<
 
 /// Everything that returned is on the server that was promoted.
 pub fn check_rows(server: &Cluster, returned: &[i32]) -> Result<()> {
-    for (client, returned) in returned.iter().enumerate() {
-        let sql = "SELECT count(*) FROM t WHERE client = $1 AND n <= $2";
-        let rows = server.connect()?.query_one(sql, &[&(client as i32), returned])?;
-        let there: i64 = rows.get(0);
-        ensure!(
-            there == i64::from(*returned),
-            "LOST: client {client} saw {returned} commits return, {there} are there"
-        );
-    }
+    (0..).zip(returned).try_for_each(|(client, returned)| check_rows_of(server, client, *returned))
+}
+
+/// Everything that returned to this client is on the server that was promoted.
+pub fn check_rows_of(server: &Cluster, client: i32, returned: i32) -> Result<()> {
+    let sql = "SELECT count(*) FROM t WHERE client = $1 AND n <= $2";
+    let there: i64 = server.connect()?.query_one(sql, &[&client, &returned])?.get(0);
+    ensure!(
+        there == i64::from(returned),
+        "LOST: client {client} saw {returned} commits return, {there} are there"
+    );
     Ok(())
 }
 

@@ -34,8 +34,7 @@ fn kill_at(mirrored: &mut Mirrored, point: &str) -> Result<()> {
     report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
     let broken_off = promote(mirrored, &mirrored.standby, &[])?;
     ensure!(broken_off.code == Some(1), "{point}: {broken_off:?}");
-    let code = mirrored.far.await_exit(LONG);
-    ensure!(code.is_err(), "not killed at {point}: {code:?}");
+    mirrored.far.await_kill(point, LONG)?;
     mirrored.far.env("FARSHORE_CRASH", "");
     mirrored.far.start()
 }

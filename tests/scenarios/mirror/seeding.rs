@@ -4,6 +4,7 @@ use crate::mirrored::{LONG, report};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
+use farshore_testkit::skip::{skipped, this_test};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Site, Verb, certificate_lines, issue_certificates};
 use std::collections::BTreeMap;
@@ -252,7 +253,7 @@ fn a_mirror_in_three_commands_with_18() -> Result<()> {
 #[test]
 fn a_mirror_in_three_commands_with_14_16_and_17() -> Result<()> {
     if std::env::var("FARSHORE_VERSIONS").as_deref() != Ok("all") {
-        println!("skipped: FARSHORE_VERSIONS is not \"all\"");
+        skipped(&this_test(), "FARSHORE_VERSIONS is not \"all\" (make test-versions)");
         return Ok(());
     }
     [14, 16, 17].into_iter().try_for_each(three_commands)
@@ -318,13 +319,14 @@ fn a_seeding_that_was_broken_off_goes_on() -> Result<()> {
     pair.near.stop()?;
     let checked = pair.far.verb("check", &[])?;
     ensure!(checked.code == Some(1) && checked.stdout.contains("cannot connect"), "{checked:?}");
-    pair.near.env("FARSHORE_CRASH", "seed.before-file:400");
+    let crash = "seed.before-file:400";
+    pair.near.env("FARSHORE_CRASH", crash);
     pair.near.start()?;
     report(&pair.far, "the mirror to receive", |mirror| mirror["state"] == "receiving")?;
     let broken = pair.seed(&pgdata, &[])?;
     ensure!(broken.code == Some(1) && broken.stderr.contains("Run this again"), "{broken:?}");
     ensure!(!broken.stderr.contains("manifest"), "the link was cut: {broken:?}");
-    ensure!(pair.near.await_exit(LONG).is_err(), "it was not killed");
+    pair.near.await_kill(crash, LONG)?;
     ensure!(!pgdata.join("global/pg_control").exists(), "a server could start");
     pair.near.env("FARSHORE_CRASH", "");
     pair.near.start()?;

@@ -2,6 +2,7 @@
 
 use crate::asking::Monitor;
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::skipped;
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{DATABASE, Direction, Pair};
 use serde_json::Value;
@@ -80,7 +81,8 @@ fn text<'a>(found: &'a Value, figure: &str) -> Result<&'a str> {
 #[test]
 fn the_page_says_what_the_databases_hold() -> Result<()> {
     if let Some(why) = missing() {
-        println!("skipped: the_page_says_what_the_databases_hold: {why} (scripts/setup --browser)");
+        let why = format!("{why} (scripts/setup --browser)");
+        skipped("the_page_says_what_the_databases_hold", &why);
         return Ok(());
     }
     let mut pair = Pair::bare(Direction::UP)?;

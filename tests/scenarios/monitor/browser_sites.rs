@@ -4,6 +4,7 @@
 use crate::asking::Monitor;
 use crate::browser::{bytes, missing, run};
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::skipped;
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{DOWNSTREAM, Direction, Pair, UPSTREAM, Upstream};
 use serde_json::{Value, json};
@@ -47,7 +48,7 @@ const SUBSCRIPTION: &str = "#/subscription/s";
 #[test]
 fn the_pages_of_two_sites_say_what_the_databases_hold() -> Result<()> {
     if let Some(why) = missing() {
-        println!("skipped: the_pages_of_two_sites_say_what_the_databases_hold: {why}");
+        skipped("the_pages_of_two_sites_say_what_the_databases_hold", &why.to_string());
         return Ok(());
     }
     let schema = "CREATE TABLE a (id integer PRIMARY KEY, v text); \

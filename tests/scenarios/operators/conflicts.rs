@@ -367,11 +367,10 @@ fn a_conflict_is_recorded_once_whatever_kills_the_node() -> Result<()> {
     }
     for point in ["apply.before-commit", "apply.after-commit-sent", "apply.after-commit"] {
         for nth in 1..=2 {
-            pair.site.env("FARSHORE_CRASH", &format!("{point}:{nth}"));
+            let crash = format!("{point}:{nth}");
+            pair.site.env("FARSHORE_CRASH", &crash);
             pair.site.start()?;
-            let ended = pair.site.farshore()?.wait(SOON)?;
-            ensure!(ended.is_some(), "{point}:{nth} was not reached{}", pair.site.log_tail());
-            pair.site.kill9()?;
+            pair.site.await_kill(&crash, SOON)?;
         }
     }
     pair.site.env("FARSHORE_CRASH", "");

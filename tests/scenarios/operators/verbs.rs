@@ -112,9 +112,7 @@ fn a_skip_takes_effect_once_whatever_kills_the_node() -> Result<()> {
             // The skip itself may have been committed by then.
             pair.publish("UPDATE u SET v = 'x' WHERE id = 9")?;
         }
-        let ended = pair.site.farshore()?.wait(SOON)?;
-        ensure!(ended.is_some(), "{point} was not reached{}", pair.site.log_tail());
-        pair.site.kill9()?;
+        pair.site.await_kill(point, SOON)?;
     }
     pair.site.env("FARSHORE_CRASH", "");
     pair.site.start()?;
@@ -278,13 +276,12 @@ fn resync_copies_a_table_anew_under_load() -> Result<()> {
         pair.assert_equal(&["public"])?;
         // All tables, and a node that dies in between.
         pair.subscriber.execute_script("DELETE FROM u; UPDATE t SET v = 'wrong'")?;
-        pair.site.env("FARSHORE_CRASH", "snapshot.after-range-commit:2");
+        let crash = "snapshot.after-range-commit:2";
+        pair.site.env("FARSHORE_CRASH", crash);
         pair.site.stop()?;
         verb(&pair, "resync", &[])?;
         pair.site.start()?;
-        let ended = pair.site.farshore()?.wait(SOON)?;
-        ensure!(ended.is_some(), "the copy was not reached{}", pair.site.log_tail());
-        pair.site.kill9()?;
+        pair.site.await_kill(crash, SOON)?;
         pair.site.env("FARSHORE_CRASH", "");
         pair.site.start()?;
         pair.assert_equal(&["public"])

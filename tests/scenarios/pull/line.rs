@@ -3,25 +3,23 @@
 //! - `FARSHORE_CUT_SECONDS`: how long it is cut (default 60).
 
 use anyhow::{Context, Result, ensure};
+use farshore_testkit::skip::{skipped, this_test};
 use farshore_testkit::wait::wait_until;
 use farshore_testkit::wan::{Direction, Wan, WanConfig};
-use farshore_tests::{
-    Checked, DATABASE, Pair, SmallDisk, Upstream, publisher_cluster, subscriber_cluster,
-};
+use farshore_tests::{Checked, DATABASE, Pair, Upstream, publisher_cluster, subscriber_cluster};
 use std::time::{Duration, Instant};
 
 const RTT: Duration = Duration::from_millis(77);
 const SOON: Duration = Duration::from_secs(60);
 
-/// A line, or `None` with the reason on standard output.
+/// A line, or `None` with the test told as skipped.
 fn line(loss: f64) -> Result<Option<Wan>> {
     line_of(100_000_000, loss)
 }
 
 fn line_of(bits_per_second: u64, loss: f64) -> Result<Option<Wan>> {
     if let Err(reason) = Wan::available() {
-        let test = std::thread::current().name().unwrap_or("a test").to_owned();
-        println!("skipped: {test}: {reason}");
+        skipped(&this_test(), &reason.to_string());
         return Ok(None);
     }
     let bits_per_second = Some(bits_per_second);
@@ -194,7 +192,7 @@ fn a_receiver_whose_disk_is_full_waits_and_goes_on() -> Result<()> {
     let data = checked.pair.site.directory().join("data");
     let aside = checked.pair.site.directory().join("aside");
     std::fs::rename(&data, &aside)?;
-    let Some(disk) = SmallDisk::mount(&data, 24)? else {
+    let Some(disk) = checked.pair.site.small_disk("data", 24)? else {
         std::fs::remove_dir(&data)?;
         std::fs::rename(&aside, &data)?;
         return Ok(());

@@ -126,9 +126,7 @@ fn an_interrupted_copy_starts_over_with_what_foreign_keys_bind() -> Result<()> {
         let point = format!("snapshot.after-range-commit:{interrupted_after}");
         pair.site.env("FARSHORE_CRASH", &point);
         pair.site.start()?;
-        let died = pair.site.farshore()?.wait(SOON)?;
-        ensure!(died.is_some(), "it was to die at {point}");
-        pair.site.kill9()?;
+        pair.site.await_kill(&point, SOON)?;
         // New parents with children; parents that go with their children.
         pair.publish(GROWTH)?;
         pair.publish(CHANGES[1])?;

@@ -19,7 +19,7 @@ fn the_distributors_disk_is_full() -> Result<()> {
     checked.pair.site.stop()?;
     let aside = data.with_extension("aside");
     std::fs::rename(&data, &aside)?;
-    let Some(disk) = SmallDisk::mount(&data, 16)? else { return Ok(()) };
+    let Some(disk) = checked.pair.site.small_disk("data", 16)? else { return Ok(()) };
     let copied = Command::new("cp").arg("-a").arg(aside.join(".")).arg(&data).status()?;
     ensure!(copied.success(), "cp: {copied}");
     checked.pair.site.start()?;
@@ -39,7 +39,7 @@ fn the_distributors_disk_is_full() -> Result<()> {
 
     // A stop does not wait for room, nor does a kill lose anything.
     fill_until_told(&disk, &checked.pair.site, "p")?;
-    checked.pair.site.stop().context("stop on a full disk")?;
+    checked.pair.site.stop_promptly().context("stop on a full disk")?;
     checked.pair.site.start().context("start on a full disk")?;
     // What was not durable has been given back.
     fill_until_told(&disk, &checked.pair.site, "p")?;
@@ -47,9 +47,7 @@ fn the_distributors_disk_is_full() -> Result<()> {
     disk.free()?;
     checked.pair.site.start()?;
     checked.pair.await_arrival()?;
-    let _servers = checked.finish()?;
-    drop(disk);
-    Ok(())
+    checked.finish().map(drop)
 }
 
 #[test]

@@ -189,11 +189,10 @@ fn killed_at_every_step_of_the_creation() -> Result<()> {
         let twice = ["before-finish:2", "after-finish:1"];
         let all = [begin; 3].concat().into_iter().chain([end; 3].concat()).chain(twice);
         for point in all.chain([end; 2].concat()) {
-            pair.site.env("FARSHORE_CRASH", &format!("snapshot.{point}"));
+            let crash = format!("snapshot.{point}");
+            pair.site.env("FARSHORE_CRASH", &crash);
             pair.site.start()?;
-            let ended = pair.site.farshore()?.wait(SOON)?;
-            ensure!(ended.is_some(), "{point} was not reached{}", pair.site.log_tail());
-            pair.site.kill9()?;
+            pair.site.await_kill(&crash, SOON)?;
         }
         pair.site.env("FARSHORE_CRASH", "");
         pair.site.start()?;

@@ -195,16 +195,15 @@ fn a_new_table_joins_whatever_kills_the_node() -> Result<()> {
         let points = ["before-state", "after-state", "before-range-commit", "after-range-commit"];
         for (number, point) in points.iter().chain(&["before-finish", "after-finish"]).enumerate() {
             pair.site.stop()?;
-            pair.site.env("FARSHORE_CRASH", &format!("snapshot.{point}:1"));
+            let crash = format!("snapshot.{point}:1");
+            pair.site.env("FARSHORE_CRASH", &crash);
             pair.publish(&format!(
                 "CREATE TABLE new{number} (id integer PRIMARY KEY, v text); \
                  INSERT INTO new{number} SELECT i, 'v' FROM generate_series(1, 100) AS i"
             ))?;
             pair.site.start()?;
             pair.publish(&format!("UPDATE t SET v = v || '{number}'"))?;
-            let ended = pair.site.farshore()?.wait(SOON)?;
-            ensure!(ended.is_some(), "{point} was not reached{}", pair.site.log_tail());
-            pair.site.kill9()?;
+            pair.site.await_kill(&crash, SOON)?;
             pair.publish(&format!(
                 "BEGIN; DELETE FROM new{number} WHERE id < 10; UPDATE new{number} SET v = 'w' \
                  WHERE id % 7 = 0; UPDATE t SET v = v || '.'; COMMIT"
@@ -315,11 +314,10 @@ fn a_table_becomes_another_one_while_its_copy_is_interrupted() -> Result<()> {
             let target = pair.subscriber.url(DATABASE);
             pair.add_subscription("s", "p", &target)?;
             pair.site.add("copy_range = \"64KB\"\ncopy_workers = 1")?;
-            pair.site.env("FARSHORE_CRASH", "snapshot.after-range-commit:6");
+            let crash = "snapshot.after-range-commit:6";
+            pair.site.env("FARSHORE_CRASH", crash);
             pair.site.start()?;
-            let ended = pair.site.farshore()?.wait(SOON)?;
-            ensure!(ended.is_some(), "the copy was not interrupted{}", pair.site.log_tail());
-            pair.site.kill9()?;
+            pair.site.await_kill(crash, SOON)?;
             pair.site.env("FARSHORE_CRASH", "");
             pair.publish(change)?;
             if number == 0 {

@@ -4,6 +4,7 @@ use crate::definitions::assert_same;
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::checksum;
 use farshore_testkit::postgres::Installation;
+use farshore_testkit::skip::skipped;
 use farshore_tests::{DATABASE, Direction, Pair, both_ways, publisher_cluster, subscriber_cluster};
 use std::path::Path;
 use std::process::Command;
@@ -123,7 +124,7 @@ fn three_samples_are_carried_to_an_empty_older_server() -> Result<()> {
 #[test]
 fn a_sample_of_ones_own_is_carried_whole() -> Result<()> {
     let Ok(files) = std::env::var("FARSHORE_SAMPLE") else {
-        println!("skipped: a_sample_of_ones_own_is_carried_whole: FARSHORE_SAMPLE is not set");
+        skipped("a_sample_of_ones_own_is_carried_whole", "FARSHORE_SAMPLE is not set");
         return Ok(());
     };
     let lacks = std::env::var("FARSHORE_SAMPLE_LACKS").unwrap_or_default();

@@ -13,6 +13,7 @@ use farshore_testkit::postgres::Cluster;
 use farshore_wire::frontend::Format;
 use over::{Elsewhere, cluster, spec, value, wait_for};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::runtime::Runtime;
 
 fn whole(cluster: &Cluster) -> PublicationSpec {
@@ -48,6 +49,12 @@ async fn copied(
     }
     assert!(data.next().await.unwrap().is_none());
     bytes
+}
+
+/// Until somebody waits for an exclusive lock on this table.
+async fn await_in_the_way(session: &mut dyn SnapshotSession, oid: u32) {
+    let seen = async { while !session.is_in_the_way(&[oid]).await.unwrap() {} };
+    tokio::time::timeout(Duration::from_secs(60), seen).await.expect("who waits is not seen");
 }
 
 async fn found(session: &mut dyn SnapshotSession, wanted: LookUp<'_>) -> Vec<FoundRow> {
@@ -297,7 +304,7 @@ fn who_waits_for_a_lock_is_seen_and_who_has_it_is_not_waited_for() {
         assert!(session.hold_still(&people).await.unwrap());
         let mut other = spec.connect(farshore_pg::Mode::Sql).await.unwrap();
         let truncate = tokio::spawn(async move { other.simple_query("TRUNCATE people").await });
-        while !session.is_in_the_way(&[people[0].oid]).await.unwrap() {}
+        await_in_the_way(&mut *session, people[0].oid).await;
         let mut second = snapshot.open().await.unwrap();
         assert!(!second.hold_still(&people).await.unwrap());
         session.close().await;
@@ -330,7 +337,7 @@ fn partitions_of_a_table_that_is_published_through_its_root_are_looked_at() {
             assert!(session.hold_still(&tables).await.unwrap());
             let mut other = spec.connect(farshore_pg::Mode::Sql).await.unwrap();
             let truncate = tokio::spawn(async move { other.simple_query("TRUNCATE lowest").await });
-            while !session.is_in_the_way(&[tables[0].oid]).await.unwrap() {}
+            await_in_the_way(&mut *session, tables[0].oid).await;
             session.close().await;
             snapshot.close().await;
             truncate.await.unwrap().unwrap();

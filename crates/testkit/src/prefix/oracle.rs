@@ -8,6 +8,10 @@ use anyhow::{Context, Result, ensure};
 use postgres::error::SqlState;
 use postgres::{Client, SimpleQueryMessage};
 
+/// So that no transaction is given out before its end: test_decoding of 18.4 crashes the server when
+/// one that it was asked to stream aborts and was never begun there.
+const DECODING_SETTINGS: &str = "SET logical_decoding_work_mem = '1GB'";
+
 /// A logical slot that nothing of the product reads.
 #[derive(Debug)]
 pub struct Oracle {
@@ -35,7 +39,7 @@ impl Oracle {
     /// # Errors
     /// When the server cannot be read, or what it tells is not consistent.
     pub fn history(&self, client: &mut Client) -> Result<History> {
-        let history = History::replay(self.transactions(client)?)?;
+        let history = self.history_so_far(client)?;
         let tables = read_state(client).context("read the publisher's tables")?;
         ensure!(
             history.final_hash() == tables.hash(),
@@ -45,14 +49,33 @@ impl Oracle {
         Ok(history)
     }
 
+    /// As [`Oracle::history`], while the writers are at work: the last state is not looked at.
+    ///
+    /// # Errors
+    /// When the server cannot be read, or what it tells is not consistent.
+    pub fn history_so_far(&self, client: &mut Client) -> Result<History> {
+        History::replay(self.transactions(client)?)
+    }
+
+    /// The end of the last commit so far that changed the workload's tables, as a number; 0 if
+    /// there is none.
+    ///
+    /// # Errors
+    /// When the server cannot be read.
+    pub fn end(&self, client: &mut Client) -> Result<u64> {
+        client.batch_execute(DECODING_SETTINGS)?;
+        let query = "SELECT coalesce(max(lsn) - '0/0', 0)::bigint FROM \
+                     pg_logical_slot_peek_changes($1, NULL, NULL, 'skip-empty-xacts', '1')";
+        let end: i64 = client.query_one(query, &[&self.slot])?.get(0);
+        Ok(u64::try_from(end)?)
+    }
+
     /// All commits so far that changed the workload's tables, in commit order.
     ///
     /// # Errors
     /// When the server cannot be read, or its text is not understood.
     pub fn transactions(&self, client: &mut Client) -> Result<Vec<DecodedTransaction>> {
-        // So that no transaction is given out before its end: test_decoding of 18.4 crashes the
-        // server when one that it was asked to stream aborts and was never begun there.
-        client.batch_execute("SET logical_decoding_work_mem = '1GB'")?;
+        client.batch_execute(DECODING_SETTINGS)?;
         let query = "SELECT data FROM pg_logical_slot_peek_changes($1, NULL, NULL, \
                      'include-xids', '1', 'skip-empty-xacts', '1')";
         let rows = client.query(query, &[&self.slot]).context("read the oracle's slot")?;
@@ -101,11 +124,9 @@ pub(super) fn state_of(messages: Vec<SimpleQueryMessage>) -> Result<State> {
 /// Reads all tables of the workload in one snapshot.
 ///
 /// # Errors
-/// The server's message.
+/// The server's message, also when another session keeps a table locked.
 pub fn read_state(client: &mut Client) -> Result<State> {
-    // Several tables are locked one after the other here, and by the TRUNCATE of several tables:
-    // a deadlock is to end here and not there.
-    client.batch_execute("SET deadlock_timeout = '20ms'")?;
+    client.batch_execute(READER_SETTINGS)?;
     while let Err(error) = client.batch_execute(&begin_read()) {
         ensure!(error.code() == Some(&SqlState::T_R_DEADLOCK_DETECTED), error);
         client.batch_execute("ROLLBACK")?;
@@ -114,6 +135,12 @@ pub fn read_state(client: &mut Client) -> Result<State> {
     client.batch_execute("COMMIT")?;
     state_of(messages)
 }
+
+/// What a reader of all tables sets for itself. Several tables are locked one after the other here,
+/// and by the TRUNCATE of several tables: a deadlock is to end here and not there. And who has
+/// truncated may stand still with it: that is to be told, and not waited for.
+pub(super) const READER_SETTINGS: &str =
+    "SET deadlock_timeout = '20ms'; SET lock_timeout = '10s'; SET statement_timeout = '60s'";
 
 /// Begins a read-only transaction that has no snapshot yet: its first SELECT takes it.
 ///

@@ -1,12 +1,12 @@
 //! Readers of the subscriber: they look at everything, all the time.
 
-use super::oracle::{begin_read, select_all, state_of};
+use super::oracle::{READER_SETTINGS, begin_read, select_all, state_of};
 use super::session::{StopSignal, connect, is_transient};
 use super::state::{RowChange, State, StateHash};
 use anyhow::{Context, Result, anyhow};
 use postgres::Client;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,12 @@ impl SampleSeries {
 pub struct Samplers {
     stop: Arc<StopSignal>,
     taken: Arc<AtomicU64>,
-    threads: Vec<JoinHandle<Result<Vec<Sample>>>>,
+    readers: Vec<Arc<Mutex<Vec<Sample>>>>,
+    threads: Vec<JoinHandle<Result<()>>>,
+}
+
+fn lock(samples: &Mutex<Vec<Sample>>) -> MutexGuard<'_, Vec<Sample>> {
+    samples.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Samplers {
@@ -65,17 +70,24 @@ impl Samplers {
     pub fn start(url: &str, readers: usize, interval: Duration) -> Samplers {
         let stop = Arc::new(StopSignal::default());
         let taken = Arc::new(AtomicU64::new(0));
-        let spawn = |_| {
+        let readers: Vec<Arc<Mutex<Vec<Sample>>>> = (0..readers).map(|_| Arc::default()).collect();
+        let spawn = |samples: &Arc<Mutex<Vec<Sample>>>| {
             let (url, stop, taken) = (url.to_owned(), stop.clone(), taken.clone());
-            std::thread::spawn(move || read(&url, interval, &stop, &taken))
+            let samples = samples.clone();
+            std::thread::spawn(move || read(&url, interval, &stop, &taken, &samples))
         };
-        let threads = (0..readers).map(spawn).collect();
-        Samplers { stop, taken, threads }
+        let threads = readers.iter().map(spawn).collect();
+        Samplers { stop, taken, readers, threads }
     }
 
     /// Samples taken so far.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
+    }
+
+    /// What the readers have seen so far.
+    pub fn so_far(&self) -> SampleSeries {
+        SampleSeries { readers: self.readers.iter().map(|samples| lock(samples).clone()).collect() }
     }
 
     /// Stops the readers and returns what they saw.
@@ -85,9 +97,12 @@ impl Samplers {
     pub fn stop(mut self) -> Result<SampleSeries> {
         self.stop.stop();
         let threads = std::mem::take(&mut self.threads);
-        let end =
-            |thread: JoinHandle<_>| thread.join().map_err(|_| anyhow!("a reader panicked"))?;
-        Ok(SampleSeries { readers: threads.into_iter().map(end).collect::<Result<_>>()? })
+        let end = |thread: JoinHandle<Result<()>>| {
+            thread.join().map_err(|_| anyhow!("a reader panicked"))?
+        };
+        threads.into_iter().try_for_each(end)?;
+        let take = |samples: &Arc<Mutex<_>>| std::mem::take(&mut *lock(samples));
+        Ok(SampleSeries { readers: self.readers.iter().map(take).collect() })
     }
 }
 
@@ -105,8 +120,8 @@ fn read(
     interval: Duration,
     stop: &StopSignal,
     taken: &AtomicU64,
-) -> Result<Vec<Sample>> {
-    let mut samples = Vec::new();
+    samples: &Mutex<Vec<Sample>>,
+) -> Result<()> {
     let mut last = State::default();
     while let Some(client) = connect(url, "prefix-reader", stop) {
         let mut client = client.context("a reader connects to the subscriber")?;
@@ -115,7 +130,8 @@ fn read(
             match sample(&mut client) {
                 Ok((not_before, not_after, state)) => {
                     let changes = last.changes_to(&state);
-                    samples.push(Sample { not_before, not_after, hash: state.hash(), changes });
+                    let hash = state.hash();
+                    lock(samples).push(Sample { not_before, not_after, hash, changes });
                     last = state;
                     taken.fetch_add(1, Ordering::Relaxed);
                 }
@@ -127,12 +143,11 @@ fn read(
             stop.pause(interval.saturating_sub(begin.elapsed()));
         }
     }
-    Ok(samples)
+    Ok(())
 }
 
 fn sample(client: &mut Client) -> Result<(Instant, Instant, State)> {
-    // A deadlock with an applier that truncates several tables must end here and not there.
-    client.batch_execute(&format!("SET deadlock_timeout = '20ms'; {}", begin_read()))?;
+    client.batch_execute(&format!("{READER_SETTINGS}; {}", begin_read()))?;
     let not_before = Instant::now();
     client.batch_execute("SELECT pg_current_snapshot()")?;
     let not_after = Instant::now();

@@ -1,7 +1,8 @@
 //! Clients that append to lists and read them, on one server after another.
 
 use super::{Moment, Operation, Outcome, Transaction};
-use anyhow::{Context, Result, anyhow, ensure};
+use crate::thread::join_within;
+use anyhow::{Context, Result, ensure};
 use postgres::{Client, IsolationLevel, NoTls};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -21,6 +22,8 @@ const COMMITS_PER_LIST: i64 = 40;
 const LISTS_BEHIND: i64 = 6;
 /// Until a server is asked again that did not answer.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
+/// Until a client has ended its transaction, when it is told to.
+const END_MAX: Duration = Duration::from_secs(120);
 
 /// Clients at work, each one transaction after another.
 ///
@@ -84,12 +87,13 @@ impl Clients {
     /// lists on the server where they were last, and returns everything that happened.
     ///
     /// # Errors
-    /// What no client expects of a server, and when the lists cannot be read.
+    /// What no client expects of a server, when one of them waits for minutes, and when the lists
+    /// cannot be read.
     pub fn finish(self) -> Result<Vec<Transaction>> {
         self.shared.stop.store(true, SeqCst);
         let mut history = Vec::new();
         for thread in self.threads {
-            history.extend(thread.join().map_err(|_| anyhow!("a client panicked"))??);
+            history.extend(join_within(thread, "a client", END_MAX)??);
         }
         let url = self.shared.server().0.clone();
         let mut client = Client::connect(&url, NoTls).context("connect to read all lists")?;
