@@ -8,10 +8,10 @@ use super::notes::NOTE_START;
 use super::{Place, copy_anew};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
-use farshore_model::transaction::Header;
+use farshore_model::transaction::{Header, Malformed, SUBTRANSACTION_MARK, commands};
 use farshore_model::{Lsn, PgTime, Xid, quote_identifier};
 use farshore_pg::Connection;
-use farshore_store::{EntryKind, Item, LogStore, StoreError, newest_dropped};
+use farshore_store::{Entry, EntryKind, Item, LogStore, SpillItem, StoreError, newest_dropped};
 use std::sync::Arc;
 
 /// What a look at the overlap came to, where it found nothing wrong.
@@ -151,6 +151,49 @@ const LOOK: &str = "WITH given AS (SELECT xid::text AS xid, \
       min(committed) FILTER (WHERE changes AND committed > $7::text::pg_lsn \
         AND committed <= $2::text::pg_lsn) FROM given";
 
+/// Whether all that a transaction changed was rolled back before it committed. Decoded after its
+/// commit it is none; earlier versions stored it where it was streamed before. Blocks on the disk.
+fn is_rolled_back(
+    store: &dyn LogStore,
+    entry: &Entry,
+    header: &Header,
+    body: &[u8],
+) -> Result<bool, CaptureError> {
+    if header.aborted_subtransactions.is_empty() {
+        return Ok(false);
+    }
+    let malformed = |error| CaptureError::Malformed { position: entry.position, error };
+    let mut writer = header.xid;
+    let mut has_live = |body: &[u8]| {
+        for command in commands(body) {
+            match command? {
+                [SUBTRANSACTION_MARK, xid @ ..] => {
+                    let xid = xid.first_chunk::<4>().ok_or(Malformed::Truncated)?;
+                    writer = u32::from_be_bytes(*xid);
+                }
+                _ if header.aborted_subtransactions.binary_search(&writer).is_err() => {
+                    return Ok(true);
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
+    };
+    let EntryKind::Spilled(spill) = entry.kind else {
+        return has_live(body).map(|live| !live).map_err(malformed);
+    };
+    let mut spill = store.open_spill(spill)?;
+    while let Some(items) = spill.next_block()? {
+        for item in items {
+            let SpillItem::Chunk(chunk) = item else { continue };
+            if has_live(&chunk).map_err(malformed)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
+
 /// Position, transaction id and commit time of the store's newest transaction after a position.
 /// Blocks on the disk.
 fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError> {
@@ -167,9 +210,11 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
             if entry.kind == EntryKind::Watermark {
                 continue;
             }
-            let decoded = Header::decode(&entry.payload);
-            let (header, _) = decoded
-                .map_err(|error| CaptureError::Malformed { position: entry.position, error })?;
+            let malformed = |error| CaptureError::Malformed { position: entry.position, error };
+            let (header, body) = Header::decode(&entry.payload).map_err(malformed)?;
+            if is_rolled_back(store, &entry, &header, body)? {
+                continue;
+            }
             newest = Some(Newest {
                 position: entry.position,
                 commit_time: header.commit_time,
@@ -190,4 +235,75 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
         Some(_) => Known::NoneAfter,
         None => Known::Forgotten,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_model::transaction::push_command;
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_store::{Batch, EntryMeta};
+
+    /// A body in which each of these wrote a row.
+    fn body(writers: &[Xid]) -> Vec<u8> {
+        let mut body = Vec::new();
+        for xid in writers {
+            let mut mark = vec![SUBTRANSACTION_MARK];
+            mark.extend_from_slice(&xid.to_be_bytes());
+            push_command(&mut body, &mark);
+            push_command(&mut body, b"I and a row");
+        }
+        body
+    }
+
+    #[tokio::test]
+    async fn what_was_rolled_back_as_a_whole_is_not_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        let mut batch = Batch::default();
+        let mut add = |position: u64, writers: &[Xid], aborted: &[Xid], spills: bool| {
+            let header = Header {
+                xid: position as Xid,
+                commit_lsn: Lsn(position - 10),
+                end_lsn: Lsn(position),
+                commit_time: PgTime(7),
+                commands: 2 * writers.len() as u64,
+                aborted_subtransactions: aborted.to_vec(),
+            };
+            let start = batch.payload.len();
+            header.encode(&mut batch.payload);
+            let kind = if spills {
+                let mut spill = store.begin_spill().unwrap();
+                for writer in writers {
+                    spill.write(&body(&[*writer]), &[]).unwrap();
+                }
+                EntryKind::Spilled(spill.finish().unwrap())
+            } else {
+                batch.payload.extend_from_slice(&body(writers));
+                EntryKind::Transaction
+            };
+            batch.entries.push(EntryMeta {
+                position: Lsn(position),
+                commit_time: PgTime(7),
+                kind,
+                payload_len: (batch.payload.len() - start) as u32,
+            });
+        };
+        // Of these something is left.
+        add(100, &[100], &[], false);
+        add(200, &[201, 202], &[201], false);
+        add(300, &[301, 302], &[301], true);
+        // And of these nothing.
+        add(400, &[401, 402], &[401, 402], false);
+        add(500, &[501, 502], &[501, 502], true);
+        store.append(batch).await.unwrap();
+        store.durable().wait_for(|durable| durable.0 >= Lsn(500)).await.unwrap();
+        let newest = |after: u64| match newest_after(store.as_ref(), Lsn(after)).unwrap() {
+            Known::Newest(newest) => Some((newest.position, newest.xid)),
+            Known::NoneAfter => None,
+            Known::Forgotten => panic!("nothing was dropped"),
+        };
+        assert_eq!(newest(0), Some((Lsn(300), Some(300))));
+        assert_eq!(newest(300), None);
+    }
 }
