@@ -185,7 +185,7 @@ impl Capture {
             let commands = status.commands;
             status.transactions.note(held, PgTime::now(), commands);
         });
-        let watch = alterations::Watch::new(self.store.as_ref());
+        let watch = alterations::Watch::new(self.store.clone());
         // From before any subscription looks: what joins from here on is told.
         let members = self.spec.membership_signature(&mut sql).await?;
         let mut attendant = Attendant::start(self.spec.clone(), sql, start, watch);

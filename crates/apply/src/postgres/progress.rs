@@ -315,7 +315,8 @@ impl TableProgress {
     /// How `published`, which is still this, is attached, where that is to be noted: it is known now
     /// and was not.
     pub fn newly_attached(&self, published: &PublishedTable) -> Option<u32> {
-        let attached = published.attached_by(self.membership).filter(|_| self.attached.is_none())?;
+        let attached =
+            published.attached_by(self.membership).filter(|_| self.attached.is_none())?;
         (!self.asked_for && self.is_still(published)).then_some(attached)
     }
 }
