@@ -302,7 +302,7 @@ impl PublicationSpec {
     /// An SQL connection on which a question that a lock on somebody's table keeps waiting is given
     /// up after a second, with a transient error: definitions of a table that is being changed can
     /// be had when it has been changed, and other tables' rows are not to wait for that.
-    pub(crate) async fn connect_to_ask(&self) -> Result<Connection, CaptureError> {
+    pub async fn connect_to_ask(&self) -> Result<Connection, CaptureError> {
         let mut sql = self.connect(farshore_pg::Mode::Sql).await?;
         let set = sql.simple_query("SET lock_timeout = '1s'").await;
         set.map_err(|error| self.publisher_error(error))?;
