@@ -6,12 +6,20 @@
 
 use crate::publication::PublicationSpec;
 use crate::{CaptureError, slot};
+use farshore_fault as fault;
 use farshore_model::quote_identifier;
-use farshore_pg::Connection;
+use farshore_pg::{Connection, partition_tree};
 use farshore_store::LogStore;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 const NOTE_SHAPE: &str = "publication.shape";
+
+/// What we are about to set `publish_via_partition_root` to; empty when that is noted as its shape.
+const NOTE_SETS_VIA_ROOT: &str = "publication.sets-via-root";
+
+/// How a shape tells that partitions are published as their roots.
+const VIA_ROOTS: &str = " via partition roots";
 
 /// What the catalog says of a publication.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +37,11 @@ pub(crate) struct Shape {
     members_hash: String,
     /// Schemas of which it publishes all tables, or did.
     schemas: BTreeMap<u32, InSchema>,
+    /// Tables that it publishes with a schema or with all, by OID, and whether it does still: they
+    /// have no membership of their own that would tell of one that has left and come back.
+    tables: BTreeMap<u32, bool>,
+    /// The server's hash of those that it publishes.
+    tables_hash: String,
 }
 
 /// The membership of a schema (`FOR TABLES IN SCHEMA`).
@@ -49,6 +62,8 @@ enum Alteration {
     TakenOut(Vec<u32>),
     /// Schemas that are members no longer.
     SchemasTakenOut(Vec<u32>),
+    /// Tables without a membership of their own that are published again.
+    CameBack(Vec<u32>),
 }
 
 impl Shape {
@@ -60,9 +75,17 @@ impl Shape {
             format!("{schema}:{number}:{}", if *is_in { "in" } else { "out" })
         });
         let schemas: Vec<String> = schemas.collect();
-        let Shape { oid, version, owner, publishes, members_hash, .. } = self;
-        let (members, schemas) = (members.join(","), schemas.join(","));
-        format!("{oid};{version};{owner};{publishes};{members_hash};{members};{schemas}")
+        let tables = self.tables.iter().map(|(table, is_in)| match is_in {
+            true => table.to_string(),
+            false => format!("{table}:out"),
+        });
+        let tables: Vec<String> = tables.collect();
+        let Shape { oid, version, owner, publishes, members_hash, tables_hash, .. } = self;
+        let (members, schemas, tables) = (members.join(","), schemas.join(","), tables.join(","));
+        format!(
+            "{oid};{version};{owner};{publishes};{members_hash};{members};{schemas};{tables_hash};\
+             {tables}"
+        )
     }
 
     fn decode(note: &str) -> Option<Shape> {
@@ -78,13 +101,47 @@ impl Shape {
             members: decode_members(&members?)?,
             // Notes of earlier versions end before.
             schemas: decode_schemas(&fields.next().unwrap_or_default())?,
+            tables_hash: fields.next().unwrap_or_default(),
+            tables: decode_tables(&fields.next().unwrap_or_default())?,
         })
     }
 
-    /// Remembers schemas that `before` had: one that comes back has missed changes.
-    fn remember(&mut self, before: &Shape) {
+    /// Tables without a membership of their own that are published no longer.
+    fn tables_left(&self, now: &Shape) -> Vec<u32> {
+        let is_in = |shape: &Shape, table: &u32| shape.tables.get(table) == Some(&true);
+        let has_left = |t: &&u32| is_in(self, t) && !is_in(now, t) && !now.members.contains_key(t);
+        self.tables.keys().filter(has_left).copied().collect()
+    }
+
+    /// Remembers schemas that `before` had, and tables but for those that are `gone`: what comes back
+    /// has missed changes.
+    fn remember(&mut self, before: &Shape, gone: &[u32]) {
+        // One that has a membership of its own by now: that tells of it.
+        let is_told = |table: &u32| gone.contains(table) || self.members.contains_key(table);
+        let out: Vec<u32> = before.tables.keys().filter(|t| !is_told(t)).copied().collect();
+        for table in out {
+            self.tables.entry(table).or_insert(false);
+        }
         for (schema, known) in &before.schemas {
             self.schemas.entry(*schema).or_insert(InSchema { is_in: false, ..*known });
+        }
+    }
+
+    fn is_via_roots(&self) -> bool {
+        self.publishes.contains(VIA_ROOTS)
+    }
+
+    /// Takes it for our own doing that `now` publishes partitions as their roots, or does not, if we
+    /// were about to set that.
+    fn accept_own(&mut self, now: &Shape, via_roots: bool) {
+        let otherwise = |shape: &Shape| shape.publishes.replace(VIA_ROOTS, "");
+        let is_own = now.oid == self.oid
+            && now.is_via_roots() == via_roots
+            && self.is_via_roots() != via_roots
+            && otherwise(now) == otherwise(self);
+        if is_own {
+            self.publishes.clone_from(&now.publishes);
+            self.version.clone_from(&now.version);
         }
     }
 
@@ -109,6 +166,14 @@ impl Shape {
         });
         if came_back {
             return gap("had a schema taken out of it by something else, and put back".to_owned());
+        }
+        let back = self
+            .tables
+            .iter()
+            .filter(|(table, is_in)| !**is_in && now.tables.get(table) == Some(&true));
+        let back: Vec<u32> = back.map(|(table, _)| *table).collect();
+        if !back.is_empty() {
+            return Some(Alteration::CameBack(back));
         }
         let left = self
             .members
@@ -136,6 +201,16 @@ fn decode_schemas(text: &str) -> Option<BTreeMap<u32, InSchema>> {
         .collect()
 }
 
+fn decode_tables(text: &str) -> Option<BTreeMap<u32, bool>> {
+    let tables = text.split(',').filter(|table| !table.is_empty());
+    tables
+        .map(|table| match table.strip_suffix(":out") {
+            Some(table) => Some((table.parse().ok()?, false)),
+            None => Some((table.parse().ok()?, true)),
+        })
+        .collect()
+}
+
 fn decode_members(text: &str) -> Option<BTreeMap<u32, u32>> {
     let pairs = text.split(',').filter(|pair| !pair.is_empty());
     pairs
@@ -159,28 +234,53 @@ async fn look(
         ""
     };
     // Schemas came with 15.
-    let schemas = if sql.server_version() >= 150_000 {
-        "(SELECT string_agg(pnnspid || ':' || oid, ',' ORDER BY pnnspid) \
-          FROM pg_publication_namespace WHERE pnpubid = p.oid)"
+    let (schemas, has_schemas, in_schemas) = if sql.server_version() >= 150_000 {
+        (
+            "(SELECT string_agg(pnnspid || ':' || oid, ',' ORDER BY pnnspid) \
+              FROM pg_publication_namespace WHERE pnpubid = p.oid)",
+            "EXISTS (SELECT FROM pg_publication_namespace WHERE pnpubid = p.oid)",
+            "c.relnamespace IN (SELECT pnnspid FROM pg_publication_namespace WHERE pnpubid = p.oid)",
+        )
     } else {
-        "NULL"
+        ("NULL", "false", "false")
     };
+    // Partitions of a schema's tables are published wherever they are. Through their roots they are
+    // not published as themselves. 16384: what is below belongs to the server.
+    let tables = format!(
+        "SELECT t.oid FROM (\
+           SELECT c.oid FROM pg_class c WHERE c.relkind IN ('r', 'p') AND c.oid >= 16384 \
+             AND (p.puballtables OR {in_schemas}) \
+           UNION SELECT part.relid FROM pg_class c CROSS JOIN LATERAL {below} AS part \
+             WHERE c.relkind = 'p' AND NOT p.puballtables AND NOT p.pubviaroot AND {in_schemas}) AS f \
+         JOIN pg_class t ON t.oid = f.oid AND t.relpersistence = 'p' \
+         WHERE NOT EXISTS (SELECT FROM pg_publication_rel r \
+           WHERE r.prpubid = p.oid AND r.prrelid = t.oid)",
+        below = partition_tree("c.oid"),
+    );
+    // Not md5: a server in FIPS mode has none.
+    let hash = |list: &str| format!("encode(sha256(convert_to({list}, 'UTF8')), 'hex')");
+    let (members_hash, tables_hash) = (hash("m.list"), hash("w.list"));
     // Members are many; so their hash comes first, and then what is new.
     let text = format!(
         "SELECT p.oid, p.xmin, p.pubowner, \
            concat_ws(', ', CASE WHEN pubinsert THEN 'insert' END, \
              CASE WHEN pubupdate THEN 'update' END, CASE WHEN pubdelete THEN 'delete' END, \
              CASE WHEN pubtruncate THEN 'truncate' END) \
-           || CASE WHEN pubviaroot THEN ' via partition roots' ELSE '' END \
+           || CASE WHEN pubviaroot THEN '{VIA_ROOTS}' ELSE '' END \
            || CASE WHEN puballtables THEN ' of all tables' ELSE '' END {generated}, \
-           md5(m.list), CASE WHEN md5(m.list) IS DISTINCT FROM $2 THEN m.list END, {schemas} \
+           {members_hash}, CASE WHEN {members_hash} IS DISTINCT FROM $2 THEN m.list END, {schemas}, \
+           {tables_hash}, CASE WHEN {tables_hash} IS DISTINCT FROM $3 THEN w.list END \
          FROM pg_publication p, LATERAL (SELECT coalesce(string_agg(prrelid || ':' || oid, ',' \
-           ORDER BY prrelid), '') AS list FROM pg_publication_rel WHERE prpubid = p.oid) AS m \
+           ORDER BY prrelid), '') AS list FROM pg_publication_rel WHERE prpubid = p.oid) AS m, \
+           LATERAL (SELECT CASE WHEN p.puballtables OR {has_schemas} THEN \
+             (SELECT string_agg(o.oid::text, ',' ORDER BY o.oid) FROM ({tables}) AS o) END AS list) \
+           AS w \
          WHERE pubname = $1"
     );
     let known_hash = known.map_or("", |shape| shape.members_hash.as_str());
+    let known_tables = known.map_or("", |shape| shape.tables_hash.as_str());
     let rows = sql
-        .query(&text, &[Some(&spec.publication_name()), Some(known_hash)])
+        .query(&text, &[Some(&spec.publication_name()), Some(known_hash), Some(known_tables)])
         .await
         .map_err(|error| spec.publisher_error(error))?;
     let Some(row) = rows.first() else { return Ok(None) };
@@ -190,6 +290,14 @@ async fn look(
         (None, Some(known)) => known.members.clone(),
         (None, None) => BTreeMap::new(),
     };
+    // Those that have left are the caller's to remember.
+    let published =
+        |known: &Shape| known.tables.iter().filter(|t| *t.1).map(|t| (*t.0, true)).collect();
+    let tables = match (row.get(8), known) {
+        (Some(list), _) => decode_tables(list).unwrap_or_default(),
+        (None, Some(known)) if row.get(7).is_some() => published(known),
+        (None, _) => BTreeMap::new(),
+    };
     Ok(Some(Shape {
         oid: field(0),
         version: field(1),
@@ -198,27 +306,89 @@ async fn look(
         members_hash: field(4),
         members,
         schemas: decode_schemas(&field(6)).unwrap_or_default(),
+        tables_hash: field(7),
+        tables,
     }))
 }
 
-/// Names of those of these tables that still exist: a table that was dropped leaves every
+/// Those of these tables that still exist, with their names: a table that was dropped leaves every
 /// publication, and nothing is missing.
-async fn still_there(
+async fn existing(
     spec: &PublicationSpec,
     sql: &mut Connection,
     tables: &[u32],
-) -> Result<Vec<String>, CaptureError> {
+) -> Result<Vec<(u32, String)>, CaptureError> {
+    if tables.is_empty() {
+        return Ok(Vec::new());
+    }
     let list: Vec<String> = tables.iter().map(u32::to_string).collect();
     let rows = sql
         .query(
-            "SELECT n.nspname, c.relname FROM pg_class c JOIN pg_namespace n \
-             ON n.oid = c.relnamespace WHERE c.oid = ANY ($1::oid[]) ORDER BY 1, 2",
+            "SELECT c.oid, n.nspname, c.relname FROM pg_class c JOIN pg_namespace n \
+             ON n.oid = c.relnamespace WHERE c.oid = ANY ($1::oid[]) ORDER BY 2, 3",
             &[Some(&format!("{{{}}}", list.join(",")))],
         )
         .await
         .map_err(|error| spec.publisher_error(error))?;
     let name = |i: usize, row: &farshore_pg::Row| quote_identifier(row.get(i).unwrap_or_default());
-    Ok(rows.iter().map(|row| format!("{}.{}", name(0, row), name(1, row))).collect())
+    let table = |row: &farshore_pg::Row| {
+        let oid = row.parse(0).map_err(|error| spec.publisher_error(error))?;
+        Ok((oid, format!("{}.{}", name(1, row), name(2, row))))
+    };
+    rows.iter().map(table).collect()
+}
+
+/// Their names.
+async fn still_there(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    tables: &[u32],
+) -> Result<Vec<String>, CaptureError> {
+    let existing = existing(spec, sql, tables).await?;
+    Ok(existing.into_iter().map(|(_, name)| name).collect())
+}
+
+/// Makes `now` remember what `known` had, and warns of tables that have left with neither a
+/// membership of theirs nor their schema's.
+async fn remember(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    known: &Shape,
+    now: &mut Shape,
+) -> Result<(), CaptureError> {
+    let left = known.tables_left(now);
+    let there = existing(spec, sql, &left).await?;
+    let is_there = |oid: &u32| there.iter().any(|(there, _)| there == oid);
+    let gone: Vec<u32> = left.iter().filter(|oid| !is_there(oid)).copied().collect();
+    now.remember(known, &gone);
+    // With their schema: that is told.
+    let schema_left = known
+        .schemas
+        .iter()
+        .any(|(schema, known)| known.is_in && now.schemas.get(schema).is_none_or(|now| !now.is_in));
+    if !there.is_empty() && !schema_left {
+        let names: Vec<&str> = there.iter().map(|(_, name)| name.as_str()).collect();
+        tracing::warn!(
+            "publication \"{}\": {} left PostgreSQL publication \"{}\" (moved to another schema, \
+             detached, or made UNLOGGED): changes of it are not carried. When it comes back, the \
+             publication stops, since they are missing",
+            spec.name,
+            names.join(", "),
+            spec.publication_name()
+        );
+    }
+    Ok(())
+}
+
+fn came_back(spec: &PublicationSpec, tables: &[String]) -> CaptureError {
+    gap(
+        spec,
+        &format!(
+            "had {} leave it, and come back (moved to another schema, detached, or made UNLOGGED \
+             meanwhile)",
+            tables.join(", ")
+        ),
+    )
 }
 
 /// A schema that was dropped leaves every publication as well, and nothing is missing.
@@ -255,9 +425,13 @@ pub(crate) async fn ensure_publication(
     sql: &mut Connection,
     store: &dyn LogStore,
 ) -> Result<Vec<String>, CaptureError> {
-    let noted = store.note(NOTE_SHAPE).as_deref().and_then(Shape::decode);
-    if let Some(noted) = &noted {
+    let mut noted = store.note(NOTE_SHAPE).as_deref().and_then(Shape::decode);
+    let sets_via_root = store.note(NOTE_SETS_VIA_ROOT).filter(|sets| !sets.is_empty());
+    if let Some(noted) = &mut noted {
         let now = look(spec, sql, Some(noted)).await?;
+        if let (Some(now), Some(sets)) = (&now, &sets_via_root) {
+            noted.accept_own(now, sets == "true");
+        }
         match noted.compare(now.as_ref()) {
             Some(Alteration::Gap(what)) => return Err(gap(spec, &what)),
             Some(Alteration::TakenOut(tables)) => {
@@ -270,15 +444,29 @@ pub(crate) async fn ensure_publication(
             Some(Alteration::SchemasTakenOut(schemas)) => {
                 warn_of_schemas(spec, sql, &schemas).await?;
             }
+            Some(Alteration::CameBack(tables)) => {
+                return Err(came_back(spec, &still_there(spec, sql, &tables).await?));
+            }
             None => {}
+        }
+        // Set below. Whoever dies before that is noted as the publication's shape must not find it
+        // altered.
+        let sets = spec.via_partition_root.to_string();
+        let is_so = now.is_none_or(|now| now.is_via_roots() == spec.via_partition_root);
+        if spec.adopt_publication.is_none() && !is_so && sets_via_root.as_ref() != Some(&sets) {
+            store.set_note(NOTE_SETS_VIA_ROOT, &sets)?;
         }
     }
     let left_out = spec.ensure_publication(sql).await?;
+    fault::point("capture.before-shape-noted");
     if let Some(mut shape) = look(spec, sql, None).await? {
         if let Some(noted) = &noted {
-            shape.remember(noted);
+            remember(spec, sql, noted, &mut shape).await?;
         }
         store.set_note(NOTE_SHAPE, &shape.encode())?;
+        if store.note(NOTE_SETS_VIA_ROOT).is_some_and(|sets| !sets.is_empty()) {
+            store.set_note(NOTE_SETS_VIA_ROOT, "")?;
+        }
     }
     Ok(left_out)
 }
@@ -328,6 +516,7 @@ fn taken_out(spec: &PublicationSpec, tables: &[String]) -> String {
 
 /// Looks at the publication again and again.
 pub(crate) struct Watch {
+    store: Arc<dyn LogStore>,
     known: Option<Shape>,
     /// It was not there when last looked for.
     missing: bool,
@@ -335,9 +524,9 @@ pub(crate) struct Watch {
 
 impl Watch {
     /// Begins with the publication as [`ensure_publication`] left it.
-    pub fn new(store: &dyn LogStore) -> Watch {
+    pub fn new(store: Arc<dyn LogStore>) -> Watch {
         let known = store.note(NOTE_SHAPE).as_deref().and_then(Shape::decode);
-        Watch { known, missing: false }
+        Watch { store, known, missing: false }
     }
 
     /// Fails when the publication was altered so that capture must not go on as it is.
@@ -366,10 +555,17 @@ impl Watch {
             Some(Alteration::SchemasTakenOut(schemas)) => {
                 warn_of_schemas(spec, sql, &schemas).await?;
             }
+            Some(Alteration::CameBack(tables)) => {
+                return Err(came_back(spec, &still_there(spec, sql, &tables).await?));
+            }
             None => {}
         }
         if let Some(now) = &mut now {
-            now.remember(known);
+            remember(spec, sql, known, now).await?;
+            // What has left must be known when it comes back, whoever ran meanwhile.
+            if now != known {
+                self.store.set_note(NOTE_SHAPE, &now.encode())?;
+            }
         }
         self.known = now;
         Ok(())
@@ -379,6 +575,10 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_pg::{Config, Mode};
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use tokio::runtime::Runtime;
 
     fn shape() -> Shape {
         Shape {
@@ -392,6 +592,8 @@ mod tests {
                 (5, InSchema { number: 200, is_in: true }),
                 (6, InSchema { number: 201, is_in: false }),
             ]),
+            tables: BTreeMap::from([(11, true), (12, true), (13, false)]),
+            tables_hash: "def".into(),
         }
     }
 
@@ -401,8 +603,14 @@ mod tests {
         let empty = Shape { members: BTreeMap::new(), ..shape() };
         assert_eq!(Shape::decode(&empty.encode()), Some(empty));
         let earlier = "16384;750;10;insert, update, delete, truncate;abc;1:100,2:101";
-        let without = Shape { schemas: BTreeMap::new(), ..shape() };
+        let none = || Shape { tables: BTreeMap::new(), tables_hash: String::new(), ..shape() };
+        let without = Shape { schemas: BTreeMap::new(), ..none() };
         assert_eq!(Shape::decode(earlier), Some(without));
+        let earlier = format!("{earlier};5:200:in,6:201:out");
+        assert_eq!(Shape::decode(&earlier), Some(none()));
+        // Nothing that was not noted has left or come back.
+        assert_eq!(none().compare(Some(&shape())), None);
+        assert!(none().tables_left(&shape()).is_empty());
         assert_eq!(Shape::decode("1;2;3"), None);
         assert_eq!(Shape::decode("1;2;3;4;5;6:x"), None);
     }
@@ -435,7 +643,7 @@ mod tests {
                 .iter()
                 .map(|(schema, number)| (*schema, InSchema { number: *number, is_in: true }));
             let mut now = Shape { schemas: all.collect(), ..shape() };
-            now.remember(&shape());
+            now.remember(&shape(), &[]);
             now
         };
         // One more, and none of them is new.
@@ -446,6 +654,142 @@ mod tests {
         assert_eq!(without.compare(Some(&without)), None);
         for back in [schemas(&[(5, 202)]), schemas(&[(5, 200), (6, 203)])] {
             assert!(matches!(without.compare(Some(&back)), Some(Alteration::Gap(_))), "{back:?}");
+        }
+    }
+
+    #[test]
+    fn a_table_that_comes_back_without_a_membership_has_missed_changes() {
+        let tables = |all: &[u32], known: &Shape, gone: &[u32]| {
+            let all = all.iter().map(|table| (*table, true));
+            let mut now = Shape { tables: all.collect(), ..shape() };
+            assert_eq!(known.tables_left(&now).is_empty(), all_in(known, &now));
+            now.remember(known, gone);
+            now
+        };
+        // One more.
+        let more = tables(&[11, 12, 14], &shape(), &[]);
+        assert_eq!(shape().compare(Some(&more)), None);
+        assert_eq!(more.tables.get(&13), Some(&false));
+        // One that left, and one that was dropped.
+        assert_eq!(more.tables_left(&Shape { tables: [(14, true)].into(), ..shape() }), [11, 12]);
+        let left = tables(&[14], &more, &[12]);
+        assert_eq!(more.compare(Some(&left)), None);
+        assert_eq!(left.tables, [(11, false), (13, false), (14, true)].into());
+        // It comes back; so does what had left before. What was dropped is another one.
+        let back = tables(&[11, 12, 13, 14], &left, &[]);
+        assert_eq!(left.compare(Some(&back)), Some(Alteration::CameBack(vec![11, 13])));
+        let other = tables(&[12, 14], &left, &[]);
+        assert_eq!(left.compare(Some(&other)), None);
+        // One that is listed has left neither way.
+        let mut listed = Shape { tables: [(12, true)].into(), ..shape() };
+        listed.members.insert(11, 300);
+        assert!(shape().tables_left(&listed).is_empty());
+        listed.remember(&shape(), &[]);
+        assert_eq!(listed.tables, [(12, true), (13, false)].into());
+    }
+
+    fn all_in(before: &Shape, now: &Shape) -> bool {
+        before.tables.iter().all(|(table, is_in)| !is_in || now.tables.contains_key(table))
+    }
+
+    #[test]
+    fn what_we_were_about_to_set_is_nobody_elses_doing() {
+        let set = |via_roots: bool, version: &str| {
+            let roots = if via_roots { VIA_ROOTS } else { "" };
+            let publishes = format!("insert, update, delete, truncate{roots}");
+            Shape { publishes, version: version.into(), ..shape() }
+        };
+        let compared = |before: &Shape, now: &Shape, about_to: bool| {
+            let mut noted = before.clone();
+            noted.accept_own(now, about_to);
+            noted.compare(Some(now))
+        };
+        assert_eq!(compared(&set(false, "750"), &set(true, "751"), true), None);
+        assert_eq!(compared(&set(true, "750"), &set(false, "751"), false), None);
+        // It was not come to.
+        assert_eq!(compared(&set(false, "750"), &set(false, "750"), true), None);
+        let is_gap = |alteration| matches!(alteration, Some(Alteration::Gap(_)));
+        // Set by somebody else; set and set back; and something else set along.
+        assert!(is_gap(compared(&set(false, "750"), &set(true, "751"), false)));
+        assert!(is_gap(compared(&set(false, "750"), &set(false, "752"), true)));
+        let more = Shape { publishes: format!("insert{VIA_ROOTS}"), ..set(true, "751") };
+        assert!(is_gap(compared(&set(false, "750"), &more, true)));
+        let again = Shape { oid: "2".into(), ..set(true, "751") };
+        assert!(is_gap(compared(&set(false, "750"), &again, true)));
+    }
+
+    fn handed(cluster: &Cluster) -> PublicationSpec {
+        PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: Vec::new(),
+            articles: BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: Some("handed".to_owned()),
+            adopt_slot: None,
+        }
+    }
+
+    /// Looks after each statement; what the last look but one noted, and what the last one found.
+    async fn after(spec: &PublicationSpec, statements: &[&str]) -> (Shape, CaptureError) {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        let mut sql = spec.connect(Mode::Sql).await.unwrap();
+        ensure_publication(spec, &mut sql, store.as_ref()).await.unwrap();
+        for statement in statements {
+            // Each by a node of its own: what one has learnt, the next must know.
+            Watch::new(store.clone()).look(spec, &mut sql).await.unwrap();
+            sql.simple_query(statement).await.unwrap();
+        }
+        let noted = store.note(NOTE_SHAPE).as_deref().and_then(Shape::decode).unwrap();
+        let found = Watch::new(store.clone()).look(spec, &mut sql).await.unwrap_err();
+        let at_start = ensure_publication(spec, &mut sql, store.as_ref()).await.unwrap_err();
+        assert_eq!(found.to_string(), at_start.to_string());
+        (noted, found)
+    }
+
+    #[test]
+    fn tables_of_a_schema_or_of_all_that_leave_and_come_back_are_seen() {
+        for major in [15, 18] {
+            let installation = Installation::find(major).unwrap();
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+            cluster
+                .execute_script(
+                    "CREATE SCHEMA s; CREATE SCHEMA x; CREATE TABLE s.t (i integer PRIMARY KEY); \
+                     CREATE TABLE s.gone (i integer); CREATE TABLE s.listed (i integer); \
+                     CREATE TABLE s.root (i integer) PARTITION BY LIST (i); \
+                     CREATE TABLE x.leaf PARTITION OF s.root FOR VALUES IN (1); \
+                     CREATE UNLOGGED TABLE s.not_logged (i integer); \
+                     CREATE PUBLICATION handed FOR TABLES IN SCHEMA s, TABLE s.listed",
+                )
+                .unwrap();
+            let spec = handed(&cluster);
+            Runtime::new().unwrap().block_on(async {
+                let statements = [
+                    "ALTER TABLE s.t SET SCHEMA x",
+                    "DROP TABLE s.gone",
+                    "ALTER TABLE x.t SET SCHEMA s",
+                ];
+                let (noted, found) = after(&spec, &statements).await;
+                assert!(matches!(found, CaptureError::Gap(_)), "{found}");
+                assert!(found.to_string().contains("had s.t leave it, and come back"), "{found}");
+                let out = noted.tables.values().filter(|is_in| !**is_in).count();
+                assert_eq!((noted.tables.len(), out), (3, 1), "{noted:?}");
+                let statements = [
+                    "ALTER TABLE s.root DETACH PARTITION x.leaf",
+                    "ALTER TABLE s.root ATTACH PARTITION x.leaf FOR VALUES IN (1)",
+                ];
+                let (_, found) = after(&spec, &statements).await;
+                assert!(found.to_string().contains("had x.leaf leave it"), "{found}");
+                let mut sql = spec.connect(Mode::Sql).await.unwrap();
+                sql.simple_query("DROP PUBLICATION handed").await.unwrap();
+                sql.simple_query("CREATE PUBLICATION handed FOR ALL TABLES").await.unwrap();
+                let statements = ["ALTER TABLE s.t SET UNLOGGED", "ALTER TABLE s.t SET LOGGED"];
+                let (noted, found) = after(&spec, &statements).await;
+                assert!(found.to_string().contains("had s.t leave it"), "{found}");
+                assert_eq!(noted.tables.len(), 4, "{noted:?}");
+            });
         }
     }
 }

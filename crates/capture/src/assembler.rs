@@ -92,6 +92,9 @@ struct StreamedTransaction {
     commands: u64,
     /// Sub-transaction that the last written command belongs to.
     subtransaction: Xid,
+    /// What wrote commands and has not rolled back: the transaction itself alone if it has, or its
+    /// sub-transactions.
+    writers: BTreeSet<Xid>,
     aborted: BTreeSet<Xid>,
     /// Relations as this transaction was told of them; the rest of the session learns of them
     /// when it commits, as pgoutput does.
@@ -319,6 +322,13 @@ impl Assembler {
             stream.subtransaction = subtransaction;
             stream.commands += 1;
         }
+        // What the transaction itself wrote stays if it commits: then no other writer matters.
+        if subtransaction == top && !stream.writers.contains(&top) {
+            stream.writers.clear();
+        }
+        if !stream.writers.contains(&top) {
+            stream.writers.insert(subtransaction);
+        }
         reserve_large(&mut stream.held, data.len());
         let (relations, session, definitions) =
             (&stream.relations, &self.relations, &mut stream.held_definitions);
@@ -408,6 +418,7 @@ impl Assembler {
                         self.held_elsewhere -= aborted.held.len();
                     }
                 } else if let Some(stream) = self.streams.get_mut(&xid) {
+                    stream.writers.remove(&subxid);
                     stream.aborted.insert(subxid);
                 }
             }
@@ -492,6 +503,7 @@ impl Assembler {
                 spill: None,
                 commands: 0,
                 subtransaction: xid,
+                writers: BTreeSet::new(),
                 aborted: BTreeSet::new(),
                 relations: HashMap::new(),
             };
@@ -525,7 +537,9 @@ impl Assembler {
                 *newest = *told;
             }
         }
-        if end_lsn <= self.last_position || stream.commands == 0 {
+        // One of which nothing is left is none when it is decoded after its commit, and must not be
+        // looked for then. Its spill goes with it.
+        if end_lsn <= self.last_position || stream.writers.is_empty() {
             return Ok(());
         }
         if stream.spill.is_some() {

@@ -159,6 +159,11 @@ pub struct PublishedTable {
     pub membership: u32,
     /// The memberships of partitioned tables above it, which publish it too.
     pub memberships_above: Vec<u32>,
+    /// For each of those a number that stands for how it is attached below that table: another one
+    /// after it, or what it is attached to, was detached and attached again. Empty where an earlier
+    /// version was asked.
+    #[serde(default)]
+    pub attached_above: Vec<u32>,
     /// The file the table is kept in: another one after anything that rewrites or empties it
     /// (TRUNCATE, VACUUM FULL, CLUSTER, some ALTER TABLE). For a partitioned table a number that
     /// stands for the files of all its partitions.
@@ -189,6 +194,30 @@ pub struct PublishedColumn {
     /// `atttypmod`, -1 when the type has none.
     pub type_modifier: i32,
 }
+
+impl PublishedTable {
+    /// How it is attached below the table which has this membership; `None` where it is not below
+    /// it, or that is not known.
+    pub fn attached_by(&self, membership: u32) -> Option<u32> {
+        let at = self.memberships_above.iter().position(|above| *above == membership)?;
+        self.attached_above.get(at).copied()
+    }
+}
+
+/// SQL of [`PublishedTable::memberships_above`] with [`PublishedTable::attached_above`], of a row `c`
+/// of `pg_class` and a row `pub` of `pg_publication`. A partition that was detached keeps its OID, and
+/// the membership of what it is attached to again: what tells is the transaction that wrote its row of
+/// `pg_inherits`, which nothing writes but attaching and detaching.
+const ABOVE: &str = "CASE WHEN c.relispartition THEN \
+     (SELECT string_agg(concat(r.oid, ':', coalesce(\
+        (SELECT hashtext(string_agg(concat(i.inhrelid, ' ', i.xmin), ' ' ORDER BY b.level))::bigint \
+           & 4294967295 \
+         FROM pg_partition_ancestors(c.oid) WITH ORDINALITY b (relid, level) \
+           JOIN pg_inherits i ON i.inhrelid = b.relid WHERE b.level < a.level), 0)), \
+        ',' ORDER BY r.oid) \
+      FROM pg_partition_ancestors(c.oid) WITH ORDINALITY a (relid, level) \
+        JOIN pg_publication_rel r ON r.prrelid = a.relid AND r.prpubid = pub.oid \
+      WHERE a.relid <> c.oid) END";
 
 /// SQL of [`PublishedTable::file_node`], of a row of `pg_class`. The files are those of now, whatever
 /// snapshot the question is asked in.
@@ -277,7 +306,7 @@ impl PublicationSpec {
     /// An SQL connection on which a question that a lock on somebody's table keeps waiting is given
     /// up after a second, with a transient error: definitions of a table that is being changed can
     /// be had when it has been changed, and other tables' rows are not to wait for that.
-    pub(crate) async fn connect_to_ask(&self) -> Result<Connection, CaptureError> {
+    pub async fn connect_to_ask(&self) -> Result<Connection, CaptureError> {
         let mut sql = self.connect(farshore_pg::Mode::Sql).await?;
         let set = sql.simple_query("SET lock_timeout = '1s'").await;
         set.map_err(|error| self.publisher_error(error))?;
@@ -562,11 +591,7 @@ impl PublicationSpec {
              t AS MATERIALIZED (SELECT c.oid, p.schemaname, p.tablename, {filter} AS filter, \
                c.relkind = 'p' AS partitioned, {node} AS node, \
                coalesce(m.oid, 0) AS membership, \
-               CASE WHEN c.relispartition THEN \
-                 (SELECT string_agg(r.oid::text, ',' ORDER BY r.oid) \
-                  FROM pg_partition_ancestors(c.oid) a JOIN pg_publication_rel r \
-                    ON r.prrelid = a.relid AND r.prpubid = pub.oid \
-                  WHERE a.relid <> c.oid) END AS above, \
+               {ABOVE} AS above, \
                (SELECT g.attname FROM pg_index i JOIN pg_attribute g ON g.attrelid = c.oid \
                   AND g.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
                 WHERE i.indrelid = c.oid AND g.attgenerated <> '' AND \
@@ -597,12 +622,13 @@ impl PublicationSpec {
             let parse = |error| self.publisher_error(error);
             let oid: u32 = row.parse(0).map_err(parse)?;
             if tables.last().is_none_or(|table| table.oid != oid) {
-                let memberships_above: Vec<u32> = row
+                let (memberships_above, attached_above): (Vec<u32>, Vec<u32>) = row
                     .get(10)
                     .into_iter()
                     .flat_map(|text| text.split(','))
-                    .filter_map(|oid| oid.parse().ok())
-                    .collect();
+                    .filter_map(|pair| pair.split_once(':'))
+                    .filter_map(|(oid, how)| oid.parse::<u32>().ok().zip(how.parse::<u32>().ok()))
+                    .unzip();
                 let own: u32 = row.parse(9).map_err(parse)?;
                 let above = memberships_above.first().copied().unwrap_or(0);
                 tables.push(PublishedTable {
@@ -617,6 +643,7 @@ impl PublicationSpec {
                     file_node: row.parse(8).map_err(parse)?,
                     membership: if own == 0 { above } else { own },
                     memberships_above,
+                    attached_above,
                     blocks: 0,
                     bytes: 0,
                     types: Vec::new(),

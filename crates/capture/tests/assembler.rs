@@ -227,6 +227,37 @@ async fn streamed_transactions_interleave_and_abort() {
 }
 
 #[tokio::test]
+async fn a_streamed_transaction_of_which_nothing_is_left_leaves_no_trace() {
+    let mut bench = Bench::new();
+    let filler = "z".repeat(600_000);
+    // The second outgrows memory.
+    for (xid, text) in [(10, "lost"), (20, filler.as_str())] {
+        for first in [true, false] {
+            bench.say(&Message::StreamStart { xid, first });
+            bench.relation(Some(xid));
+            bench.insert(text, Some(xid + 1));
+            bench.insert(text, Some(xid + 2));
+            bench.say(&Message::StreamStop);
+        }
+        bench.say(&Message::StreamAbort { xid, subxid: xid + 2, abort: None });
+        bench.say(&Message::StreamAbort { xid, subxid: xid + 1, abort: None });
+        bench.stream_commit(xid, 200 + u64::from(xid));
+    }
+    assert!(bench.assembler.take_batch().is_none() && !bench.assembler.has_spills());
+    // Each keeps a row: one by itself, one in another sub-transaction.
+    for (xid, kept) in [(30, 30), (40, 43)] {
+        bench.say(&Message::StreamStart { xid, first: true });
+        bench.insert("kept", Some(kept));
+        bench.insert("lost", Some(xid + 1));
+        bench.say(&Message::StreamStop);
+        bench.say(&Message::StreamAbort { xid, subxid: xid + 1, abort: None });
+        bench.stream_commit(xid, 300 + u64::from(xid));
+    }
+    bench.flush().await;
+    assert_eq!(bench.stored(), [(340, texts(&["kept"])), (350, texts(&["kept"]))]);
+}
+
+#[tokio::test]
 async fn a_transaction_that_outgrows_memory_goes_to_a_spill() {
     let mut bench = Bench::new();
     bench.begin(200, 1);

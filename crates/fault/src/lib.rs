@@ -41,6 +41,7 @@ pub const POINTS: &[&str] = &[
     "cursor.after-write",
     "capture.before-slot-created",
     "capture.after-slot-created",
+    "capture.before-shape-noted",
     "capture.before-acknowledge",
     "capture.after-acknowledge",
     "snapshot.before-state",

@@ -134,6 +134,40 @@ fn a_table_is_taken_out_and_put_back() -> Result<()> {
     ])
 }
 
+/// Only its root is listed: while it is detached nothing of it is published, and afterwards it is the
+/// same table with the same membership.
+#[test]
+fn a_partition_is_detached_and_attached_again() -> Result<()> {
+    for running in [true, false] {
+        let schema = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+            CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10); \
+            CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)";
+        let direction = Direction { publisher: 18, subscriber: 15 };
+        let mut pair = Pair::new(direction, &["public.p"], schema)?;
+        pair.publish("INSERT INTO p VALUES (1, 'v'), (2, 'v'), (11, 'v')")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        if !running {
+            pair.site.stop()?;
+        }
+        pair.publish("ALTER TABLE p DETACH PARTITION p1")?;
+        pair.publish("UPDATE p1 SET v = 'missing'; INSERT INTO p1 VALUES (3, 'missing')")?;
+        pair.publish("ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)")?;
+        if !running {
+            pair.site.start()?;
+        }
+        let (state, error) = pair.site.await_trouble("s", "public.p1 on the target has rows")?;
+        ensure!(state == "stopped", "{state}: {error}");
+        pair.subscriber.execute_script("TRUNCATE p1")?;
+        pair.site.restart()?;
+        pair.publish("INSERT INTO p VALUES (4, 'after'); UPDATE p SET v = 'after'")?;
+        pair.assert_equal(&["public"])?;
+        pair.site.restart()?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
 #[test]
 fn a_row_filter_is_added() -> Result<()> {
     table_is_copied_anew(&[

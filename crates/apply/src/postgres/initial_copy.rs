@@ -473,6 +473,8 @@ impl InitialCopy<'_> {
                 ],
             )
             .await?;
+        let attached = table.attached_by(table.membership);
+        session.note_attached(self.subscription, name, attached).await?;
         note_definition(session, self.subscription, name, &definition_of(&table)).await?;
         session.claim_table(self.subscription, name, &target, begun).await?;
         session.simple("COMMIT").await?;

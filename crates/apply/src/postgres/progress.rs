@@ -58,7 +58,9 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
 );
 ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea,
   ADD COLUMN IF NOT EXISTS target_oid oid, ADD COLUMN IF NOT EXISTS noted_in oid,
-  ADD COLUMN IF NOT EXISTS columns_left text[];
+  ADD COLUMN IF NOT EXISTS columns_left text[], ADD COLUMN IF NOT EXISTS attached bigint;
+COMMENT ON COLUMN farshore.table_copy.attached IS
+  'Stands for how the publisher''s table is attached below the one that publishes it; NULL where it is published by itself, and until it is noted';
 COMMENT ON COLUMN farshore.table_copy.columns_left IS
   'Columns that the publisher''s table has lost and the target''s has kept: number and name';
 COMMENT ON COLUMN farshore.table_copy.target_oid IS
@@ -128,7 +130,9 @@ COMMENT ON COLUMN farshore.after_copy.refusal IS
 /// Whether the newest part of the schema is there.
 const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
-    AND attrelid = to_regclass('farshore.subscription'))";
+    AND attrelid = to_regclass('farshore.subscription')) AND \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
+    AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Whether the parts are there that subscriptions do not do without.
 const USABLE: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
@@ -140,14 +144,20 @@ const LOAD_PROGRESS: &str = "SELECT state, applied, publisher, publication, \
     pg_catalog.to_jsonb(s) ->> 'newest', pg_catalog.to_jsonb(s) ? 'newest' \
     FROM farshore.subscription s WHERE name = $1";
 
-/// A definition begins with its tag and the table's OID.
-const LOAD_TABLES: &str = "SELECT schema_name, table_name, state, copied_at, membership, \
+/// A definition begins with its tag and the table's OID. Where `table_copy` belongs to a role that has
+/// not added the column `attached` yet, that name finds the one beside it.
+const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached) AS lacking, LATERAL \
+    (SELECT schema_name, table_name, state, copied_at, membership, \
       CASE WHEN pg_catalog.length(definition) > 5 THEN \
         ('x' || pg_catalog.encode(pg_catalog.substr(definition, 2, 4), 'hex'))::bit(32)::bigint END, \
       state <> 'copied' AND file_node = 0 AND NOT EXISTS (SELECT FROM farshore.range_copy r \
         WHERE (r.subscription, r.schema_name, r.table_name) \
-          = (c.subscription, c.schema_name, c.table_name)) \
-    FROM farshore.table_copy c WHERE subscription = $1 ORDER BY 1, 2";
+          = (c.subscription, c.schema_name, c.table_name)), attached \
+    FROM farshore.table_copy c WHERE subscription = $1) AS noted ORDER BY 1, 2";
+
+/// Whether `farshore.table_copy` keeps how tables are attached.
+const KEEPS_ATTACHED: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
+    AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
 
 const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
 
@@ -275,6 +285,9 @@ pub struct TableProgress {
     pub copied_at: Lsn,
     /// Which membership in the publication it was copied for.
     pub membership: u32,
+    /// How it was attached then below the table that has this membership; `None` where it has it
+    /// itself, and where that is not known: earlier versions did not note it.
+    pub attached: Option<u32>,
     /// The publisher's OID of it, where it is known.
     pub oid: Option<u32>,
     /// It is to be copied whatever it is now: somebody asked for that.
@@ -289,18 +302,33 @@ impl TableProgress {
             copied: false,
             copied_at: Lsn::ZERO,
             membership: published.membership,
+            attached: published.attached_by(published.membership),
             oid: Some(published.oid),
             asked_for: false,
         }
     }
 
     /// Whether `published` is the table that was copied, and has been published ever since: by
-    /// the same membership, or by that of a partitioned table above it.
+    /// the same membership, or by that of a partitioned table above it which it never left. Where how
+    /// it was attached is not known, it counts as attached ever since.
     pub fn is_still(&self, published: &PublishedTable) -> bool {
         let is_same_table = self.oid.is_none_or(|oid| oid == published.oid);
         let is_published_still = self.membership == published.membership
             || published.memberships_above.contains(&self.membership);
-        self.table == published.table && (self.asked_for || is_same_table && is_published_still)
+        let is_attached_still = match (self.attached, published.attached_by(self.membership)) {
+            (Some(noted), Some(now)) => noted == now,
+            (None, _) | (_, None) => true,
+        };
+        let is_still = is_same_table && is_published_still && is_attached_still;
+        self.table == published.table && (self.asked_for || is_still)
+    }
+
+    /// How `published`, which is still this, is attached, where that is to be noted: it is known now
+    /// and was not.
+    pub fn newly_attached(&self, published: &PublishedTable) -> Option<u32> {
+        let attached =
+            published.attached_by(self.membership).filter(|_| self.attached.is_none())?;
+        (!self.asked_for && self.is_still(published)).then_some(attached)
     }
 }
 
@@ -362,6 +390,7 @@ impl Session {
         let is_latest = is_true(&latest?);
         if is_latest {
             self.keeps_oids = Some(true);
+            self.keeps_attached = Some(true);
         } else {
             self.ensure_schema().await?;
         }
@@ -414,6 +443,7 @@ impl Session {
                     membership: row.parse(4).map_err(|error| self.error(error))?,
                     oid: row.get(5).and_then(|oid| oid.parse().ok()).filter(|oid| *oid != 0),
                     asked_for: row.get(6) == Some("t"),
+                    attached: row.get(7).and_then(|attached| attached.parse().ok()),
                 })
             })
             .collect()
@@ -483,8 +513,39 @@ impl Session {
                 Some(&published.membership.to_string()),
             ],
         )
+        .await?;
+        self.note_attached(name, table, published.attached_by(published.membership)).await
+    }
+
+    /// Notes how a table is attached on the publisher below the one whose membership is noted of it.
+    pub async fn note_attached(
+        &mut self,
+        name: &str,
+        table: &TableName,
+        attached: Option<u32>,
+    ) -> Result<(), ApplyError> {
+        if !self.keeps_attached().await? {
+            return Ok(());
+        }
+        let attached = attached.map(|attached| attached.to_string());
+        self.execute(
+            "UPDATE farshore.table_copy SET attached = $4::text::bigint \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3 \
+               AND attached IS DISTINCT FROM $4::text::bigint",
+            &[Some(name), Some(&table.schema), Some(&table.name), attached.as_deref()],
+        )
         .await
         .map(drop)
+    }
+
+    /// A role that does not own `farshore.table_copy` cannot give it that column.
+    async fn keeps_attached(&mut self) -> Result<bool, ApplyError> {
+        if let Some(keeps) = self.keeps_attached {
+            return Ok(keeps);
+        }
+        let keeps = !self.query(KEEPS_ATTACHED, &[]).await?.is_empty();
+        self.keeps_attached = Some(keeps);
+        Ok(keeps)
     }
 
     /// What was asked for, and is still to be done.
@@ -540,9 +601,7 @@ fn is_true(rows: &[Row]) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{Progress, TableProgress, state};
-    use farshore_capture::publication::TableName;
-    use farshore_model::Lsn;
+    use super::*;
 
     fn progress(state: &str, applied: Lsn) -> Progress {
         Progress {
@@ -563,6 +622,7 @@ mod tests {
             membership: 1,
             oid: Some(16_384),
             asked_for,
+            attached: None,
         }
     }
 
@@ -581,5 +641,57 @@ mod tests {
             assert!(!one.is_to_be_copied_anew(&[asked.clone(), copied.clone()]), "{word}");
             assert!(!one.is_to_be_copied_anew(&all), "{word}");
         }
+    }
+
+    /// A partition that is published by the tables of these memberships above it, attached so.
+    fn leaf(membership: u32, above: &[(u32, u32)]) -> PublishedTable {
+        PublishedTable {
+            oid: 1,
+            table: TableName { schema: "s".into(), name: "leaf".into() },
+            columns: Vec::new(),
+            types: Vec::new(),
+            row_filter: None,
+            membership,
+            memberships_above: above.iter().map(|(membership, _)| *membership).collect(),
+            attached_above: above.iter().map(|(_, attached)| *attached).collect(),
+            file_node: 2,
+            blocks: 0,
+            bytes: 0,
+            binary_safe: true,
+            binary_copy: true,
+            partitioned: false,
+            unsent_key: None,
+        }
+    }
+
+    #[test]
+    fn a_partition_that_was_detached_and_attached_again_is_not_what_was_copied() {
+        let copied = TableProgress::not_begun(&leaf(10, &[(10, 700)]));
+        assert_eq!(copied.attached, Some(700));
+        assert!(copied.is_still(&leaf(10, &[(10, 700)])));
+        assert!(!copied.is_still(&leaf(10, &[(10, 701)])));
+        // Asked for, it is emptied and copied whatever it is.
+        let asked_for = TableProgress { asked_for: true, ..copied.clone() };
+        assert!(asked_for.is_still(&leaf(10, &[(10, 701)])));
+        // Published by itself too since: it may leave that table then.
+        assert!(copied.is_still(&leaf(12, &[(10, 700)])));
+        let by_itself = TableProgress::not_begun(&leaf(12, &[(10, 700)]));
+        assert_eq!(by_itself.attached, None);
+        assert!(by_itself.is_still(&leaf(12, &[])) && by_itself.is_still(&leaf(12, &[(10, 701)])));
+        // What is detached from a table in between has not left the other one.
+        assert!(copied.is_still(&leaf(9, &[(9, 600), (10, 700)])));
+    }
+
+    #[test]
+    fn how_it_is_attached_is_noted_once_where_an_earlier_version_did_not() {
+        let now = leaf(10, &[(10, 700)]);
+        let earlier = TableProgress { attached: None, ..TableProgress::not_begun(&now) };
+        assert!(earlier.is_still(&now));
+        assert_eq!(earlier.newly_attached(&now), Some(700));
+        assert_eq!(TableProgress::not_begun(&now).newly_attached(&now), None);
+        // A site of an earlier version does not tell.
+        let untold = PublishedTable { attached_above: Vec::new(), ..now.clone() };
+        assert_eq!(earlier.newly_attached(&untold), None);
+        assert!(TableProgress::not_begun(&now).is_still(&untold));
     }
 }

@@ -23,6 +23,8 @@ pub struct Session {
     pub has_seen_schema: bool,
     /// `farshore.table_copy` keeps OIDs of tables, once that was asked.
     pub(super) keeps_oids: Option<bool>,
+    /// It keeps how tables are attached, once that was asked.
+    pub(super) keeps_attached: Option<bool>,
 }
 
 impl Session {
@@ -59,6 +61,7 @@ impl Session {
             replica_role: false,
             has_seen_schema: false,
             keeps_oids: None,
+            keeps_attached: None,
         };
         // What the database or the role sets is for others: we read what comes (bytea as hexadecimal
         // digits), and a text must mean here what it means on the publisher (money, NULL in arrays).

@@ -127,6 +127,23 @@ fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<Pu
     published
 }
 
+/// Notes how copied tables are attached on the publisher, where earlier versions have not.
+async fn note_attached(
+    session: &mut Session,
+    name: &str,
+    published: &[PublishedTable],
+    tables: &mut [TableProgress],
+) -> Result<(), ApplyError> {
+    for table in tables {
+        let Some(attached) = published.iter().find_map(|now| table.newly_attached(now)) else {
+            continue;
+        };
+        session.note_attached(name, &table.table, Some(attached)).await?;
+        table.attached = Some(attached);
+    }
+    Ok(())
+}
+
 impl Subscription {
     /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done
     /// here; tables that joined the publication since, or are copied anew, are left to be copied
@@ -204,6 +221,9 @@ impl Subscription {
         if !is_known {
             tables = session.load_tables(name).await?;
             progress = session.load_progress(name).await?;
+        }
+        if let Some(published) = &published {
+            note_attached(&mut session, name, published, &mut tables).await?;
         }
         if let (Some(published), Some(progress)) = (&published, &progress) {
             let all_apart = self

@@ -132,6 +132,7 @@ mod tests {
             row_filter: Some("a = '\\'".into()),
             membership: 1,
             memberships_above: vec![2, 3],
+            attached_above: vec![4, u32::MAX],
             file_node: 4,
             blocks: u64::MAX,
             bytes: 5,

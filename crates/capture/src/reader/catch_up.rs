@@ -14,7 +14,7 @@
 
 mod ahead;
 
-use self::ahead::Ahead;
+use self::ahead::{Ahead, Next};
 use super::Capture;
 use super::gears::{self, Distance, Traffic};
 use super::intake::{BATCH_BYTES, Counted, Intake};
@@ -116,7 +116,7 @@ pub(super) async fn run(
     connected: Connected,
 ) -> Result<(), CaptureError> {
     let spec = &intake.capture.spec;
-    let (sql, witness) = match connected {
+    let (mut sql, mut witness) = match connected {
         Ok(connected) => connected,
         // The stream takes fewer connections.
         Err(error) => {
@@ -125,6 +125,10 @@ pub(super) async fn run(
             return Ok(());
         }
     };
+    let server = &intake.server;
+    let same =
+        async { tokio::try_join!(server.check(spec, &mut sql), server.check(spec, &mut witness)) };
+    in_time(spec, same).await??;
     // What the publisher is at must not keep the slot when nobody waits for it any more.
     let cancels = [sql.cancel_token(), witness.cancel_token()];
     let mut stop = intake.stop.clone();
@@ -281,14 +285,15 @@ impl Batches {
         loop {
             let (capture, from) = (intake.capture, intake.assembler.last_position());
             let Some(look) = self.look(copy, capture, from).await? else { return Ok(()) };
-            // Things may have changed since that was asked for.
-            let next_now = next.take().filter(|_| may_take_batches(capture, &look.place));
-            let asked = match next_now.or_else(|| look.plan(intake, from, before)) {
-                Some(asked) => asked,
-                None => return self.end(&look, intake).await,
+            // What was asked for ahead comes next, and no other batch in its place. Things may have
+            // changed since.
+            let asked = match next.take() {
+                Some(next) => Some(next).filter(|_| may_take_batches(capture, &look.place)),
+                None => look.plan(intake, from, before),
             };
+            let Some(asked) = asked else { return self.end(&look, intake).await };
             if !ahead.is_at_work() {
-                ahead.ask(get(intake, copy, asked.upto)).await;
+                ahead.ask(get(intake, copy, asked.upto), asked.upto).await;
             }
             // The publisher is at the next one while this one is handled. The first tells what the
             // log is made of.
@@ -296,13 +301,13 @@ impl Batches {
                 next = look.plan(intake, asked.upto, Some(asked.log_bytes()));
             }
             if let Some(next) = &next {
-                ahead.ask(get(intake, copy, next.upto)).await;
+                ahead.ask(get(intake, copy, next.upto), next.upto).await;
             }
             nudge.reached(asked.upto);
             let counted = intake.counted;
             let durable = *intake.durable.borrow_and_update();
             let is_due = look.move_frees_log() || moved_at.elapsed() >= MOVE_SLOT_EVERY;
-            let (taken, moved) = tokio::join!(take(ahead, intake, asked.upto), async {
+            let (taken, moved) = tokio::join!(take(ahead, intake), async {
                 if is_due && durable.0 > look.place.confirmed {
                     move_slot(&mut self.witness, capture, durable).await?;
                     moved_at = Instant::now();
@@ -381,14 +386,18 @@ impl Batches {
     }
 }
 
-/// Takes in the first batch that was asked for and has not come, which ends at `upto`, and hands it
-/// to the store. Returns whether a transaction was streamed before its commit.
-async fn take(ahead: &mut Ahead, intake: &mut Intake<'_>, upto: Lsn) -> Result<bool, Ended> {
+/// Takes in the first batch that was asked for and has not come, and hands it to the store. Returns
+/// whether a transaction was streamed before its commit.
+async fn take(ahead: &mut Ahead, intake: &mut Intake<'_>) -> Result<bool, Ended> {
     let from = intake.assembler.last_position();
     intake.assembler.begin_again();
     let mut reader = RowReader::new();
     let broken = |error: CopyError| Ended::from(CaptureError::Protocol(error.to_string()));
-    while let Some(piece) = ahead.next().await? {
+    let upto = loop {
+        let piece = match ahead.next().await? {
+            Next::Piece(piece) => piece,
+            Next::End(upto) => break upto,
+        };
         for bytes in &piece.rows {
             let mut rows = reader.feed(bytes);
             while let Some(row) = rows.next_row().map_err(broken)? {
@@ -399,7 +408,7 @@ async fn take(ahead: &mut Ahead, intake: &mut Intake<'_>, upto: Lsn) -> Result<b
                 }
             }
         }
-    }
+    };
     reader.finish().map_err(broken)?;
     let streamed = intake.assembler.is_streaming();
     // Everything that was committed up to there has come. It need not be durable before the next

@@ -4,14 +4,15 @@
 //! anybody looks: its positions look right then, and name other changes. Its slot was put back with
 //! it, so what the slot would give once more must be what the store has.
 
+use super::moving::SlotCopy;
 use super::notes::NOTE_START;
 use super::{Place, copy_anew};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
-use farshore_model::transaction::Header;
+use farshore_model::transaction::{Header, Malformed, SUBTRANSACTION_MARK, commands};
 use farshore_model::{Lsn, PgTime, Xid, quote_identifier};
-use farshore_pg::Connection;
-use farshore_store::{EntryKind, Item, LogStore, StoreError, newest_dropped};
+use farshore_pg::{Connection, Row};
+use farshore_store::{Entry, EntryKind, Item, LogStore, SpillItem, StoreError, newest_dropped};
 use std::sync::Arc;
 
 /// What a look at the overlap came to, where it found nothing wrong.
@@ -33,6 +34,8 @@ pub(crate) enum Overlap {
 struct Newest {
     position: Lsn,
     commit_time: PgTime,
+    /// Start of its commit record; only known while the log holds it.
+    commit_lsn: Option<Lsn>,
     /// Only known while the log holds it.
     xid: Option<Xid>,
 }
@@ -52,6 +55,8 @@ enum Known {
 /// The store's newest transaction must be there, and nothing between it and the store's end: what
 /// was written there since would be passed over, since the stream is asked for from that end.
 ///
+/// `tell` hears what is waited for.
+///
 /// # Errors
 /// [`CaptureError::Gap`] if the publisher was set back.
 pub(crate) async fn check_overlap(
@@ -59,6 +64,7 @@ pub(crate) async fn check_overlap(
     sql: &mut Connection,
     store: &Arc<dyn LogStore>,
     place: &Place,
+    tell: impl Fn(Option<String>),
 ) -> Result<Overlap, CaptureError> {
     let end = store.durable().borrow().0;
     if place.confirmed >= end {
@@ -104,8 +110,27 @@ pub(crate) async fn check_overlap(
         Some(nothing_after.to_string()),
     ];
     let parameters: Vec<Option<&str>> = parameters.iter().map(Option::as_deref).collect();
-    let rows = match sql.query(LOOK, &parameters).await {
+    // Nothing before that is asked for.
+    let from = newest.map_or(Some(nothing_after), |newest| newest.commit_lsn);
+    tell(Some(format!(
+        "the publisher decodes its log once more from {} to {end}, to show that it is still the one \
+         that the store was filled from",
+        place.restart
+    )));
+    let looked = look(spec, sql, place, from, &parameters).await;
+    tell(None);
+    let rows = match looked {
         Ok(rows) => rows,
+        // What it gathers for the answer finds no room there (temp_file_limit, a full disk, memory):
+        // a stream takes none.
+        Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("53")) => {
+            tracing::warn!(
+                publication = %spec.name,
+                "cannot look whether the publisher's log is still the one that the store was filled \
+                 from: {error}"
+            );
+            return not_looked(&error.to_string(), false);
+        }
         Err(error) if error.is_transient() => return Err(spec.publisher_error(error)),
         // The stream will meet it too, and tell what it means.
         Err(error) => {
@@ -135,6 +160,38 @@ pub(crate) async fn check_overlap(
     )))
 }
 
+/// Asks what the slot would give, from a copy of it that has been moved to `from`, where that is
+/// known: all that is given is gathered on the publisher before the first of it is sent, and what
+/// lies before may be the log of hours. Where there can be no copy, the slot itself is asked.
+async fn look(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    place: &Place,
+    from: Option<Lsn>,
+    parameters: &[Option<&str>],
+) -> Result<Vec<Row>, farshore_pg::Error> {
+    let Some(from) = from.filter(|from| *from > place.confirmed) else {
+        return sql.query(LOOK, parameters).await;
+    };
+    let looked = match SlotCopy::make(spec, sql, from).await {
+        Ok(copy) => {
+            let mut of_copy = parameters.to_vec();
+            of_copy[0] = Some(copy.name());
+            sql.query(LOOK, &of_copy).await
+        }
+        Err(CaptureError::Publisher { error, .. }) if error.server_error().is_none() => {
+            return Err(error);
+        }
+        Err(error) => {
+            tracing::debug!(publication = %spec.name, %error, "no copy of the slot to look at");
+            sql.query(LOOK, parameters).await
+        }
+    };
+    // It would hold back log for as long as this connection lasts.
+    SlotCopy::forget(sql).await?;
+    looked
+}
+
 /// Whether the slot gives the transaction at `$4`, and the first one after `$7` that it gives and
 /// that changes rows. A commit's position is the end of its record; servers before 15 also give
 /// transactions that change nothing. 67 is 'C', a commit, with its time in bytes 19 to 26; the
@@ -150,6 +207,49 @@ const LOOK: &str = "WITH given AS (SELECT xid::text AS xid, \
         AND xid = coalesce($6::text, xid)), \
       min(committed) FILTER (WHERE changes AND committed > $7::text::pg_lsn \
         AND committed <= $2::text::pg_lsn) FROM given";
+
+/// Whether all that a transaction changed was rolled back before it committed. Decoded after its
+/// commit it is none; earlier versions stored it where it was streamed before. Blocks on the disk.
+fn is_rolled_back(
+    store: &dyn LogStore,
+    entry: &Entry,
+    header: &Header,
+    body: &[u8],
+) -> Result<bool, CaptureError> {
+    if header.aborted_subtransactions.is_empty() {
+        return Ok(false);
+    }
+    let malformed = |error| CaptureError::Malformed { position: entry.position, error };
+    let mut writer = header.xid;
+    let mut has_live = |body: &[u8]| {
+        for command in commands(body) {
+            match command? {
+                [SUBTRANSACTION_MARK, xid @ ..] => {
+                    let xid = xid.first_chunk::<4>().ok_or(Malformed::Truncated)?;
+                    writer = u32::from_be_bytes(*xid);
+                }
+                _ if header.aborted_subtransactions.binary_search(&writer).is_err() => {
+                    return Ok(true);
+                }
+                _ => {}
+            }
+        }
+        Ok(false)
+    };
+    let EntryKind::Spilled(spill) = entry.kind else {
+        return has_live(body).map(|live| !live).map_err(malformed);
+    };
+    let mut spill = store.open_spill(spill)?;
+    while let Some(items) = spill.next_block()? {
+        for item in items {
+            let SpillItem::Chunk(chunk) = item else { continue };
+            if has_live(&chunk).map_err(malformed)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
+}
 
 /// Position, transaction id and commit time of the store's newest transaction after a position.
 /// Blocks on the disk.
@@ -167,12 +267,15 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
             if entry.kind == EntryKind::Watermark {
                 continue;
             }
-            let decoded = Header::decode(&entry.payload);
-            let (header, _) = decoded
-                .map_err(|error| CaptureError::Malformed { position: entry.position, error })?;
+            let malformed = |error| CaptureError::Malformed { position: entry.position, error };
+            let (header, body) = Header::decode(&entry.payload).map_err(malformed)?;
+            if is_rolled_back(store, &entry, &header, body)? {
+                continue;
+            }
             newest = Some(Newest {
                 position: entry.position,
                 commit_time: header.commit_time,
+                commit_lsn: Some(header.commit_lsn),
                 xid: Some(header.xid),
             });
         }
@@ -185,9 +288,208 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
     }
     Ok(match newest_dropped(store) {
         Some((position, commit_time)) if position > after => {
-            Known::Newest(Newest { position, commit_time, xid: None })
+            Known::Newest(Newest { position, commit_time, commit_lsn: None, xid: None })
         }
         Some(_) => Known::NoneAfter,
         None => Known::Forgotten,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slot::place;
+    use farshore_model::transaction::push_command;
+    use farshore_pg::{Config, Mode};
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_store::{Batch, EntryMeta};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use farshore_wire::pgoutput::{Context, Message, decode};
+    use tokio::runtime::Runtime;
+
+    /// A body in which each of these wrote a row.
+    fn body(writers: &[Xid]) -> Vec<u8> {
+        let mut body = Vec::new();
+        for xid in writers {
+            let mut mark = vec![SUBTRANSACTION_MARK];
+            mark.extend_from_slice(&xid.to_be_bytes());
+            push_command(&mut body, &mark);
+            push_command(&mut body, b"I and a row");
+        }
+        body
+    }
+
+    #[tokio::test]
+    async fn what_was_rolled_back_as_a_whole_is_not_looked_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        let mut batch = Batch::default();
+        let mut add = |position: u64, writers: &[Xid], aborted: &[Xid], spills: bool| {
+            let header = Header {
+                xid: position as Xid,
+                commit_lsn: Lsn(position - 10),
+                end_lsn: Lsn(position),
+                commit_time: PgTime(7),
+                commands: 2 * writers.len() as u64,
+                aborted_subtransactions: aborted.to_vec(),
+            };
+            let start = batch.payload.len();
+            header.encode(&mut batch.payload);
+            let kind = if spills {
+                let mut spill = store.begin_spill().unwrap();
+                for writer in writers {
+                    spill.write(&body(&[*writer]), &[]).unwrap();
+                }
+                EntryKind::Spilled(spill.finish().unwrap())
+            } else {
+                batch.payload.extend_from_slice(&body(writers));
+                EntryKind::Transaction
+            };
+            batch.entries.push(EntryMeta {
+                position: Lsn(position),
+                commit_time: PgTime(7),
+                kind,
+                payload_len: (batch.payload.len() - start) as u32,
+            });
+        };
+        // Of these something is left.
+        add(100, &[100], &[], false);
+        add(200, &[201, 202], &[201], false);
+        add(300, &[301, 302], &[301], true);
+        // And of these nothing.
+        add(400, &[401, 402], &[401, 402], false);
+        add(500, &[501, 502], &[501, 502], true);
+        store.append(batch).await.unwrap();
+        store.durable().wait_for(|durable| durable.0 >= Lsn(500)).await.unwrap();
+        let newest = |after: u64| match newest_after(store.as_ref(), Lsn(after)).unwrap() {
+            Known::Newest(newest) => Some((newest.position, newest.xid)),
+            Known::NoneAfter => None,
+            Known::Forgotten => panic!("nothing was dropped"),
+        };
+        assert_eq!(newest(0), Some((Lsn(300), Some(300))));
+        assert_eq!(newest(300), None);
+    }
+
+    /// The newest transaction that the slot would give.
+    async fn newest_of(sql: &mut Connection) -> Header {
+        let peek = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('farshore_p', \
+            NULL, NULL, 'proto_version', '1', 'publication_names', 'farshore_p') \
+            WHERE get_byte(data, 0) IN (66, 67) ORDER BY lsn DESC, get_byte(data, 0) LIMIT 2";
+        let rows = sql.query(peek, &[]).await.unwrap();
+        let mut header = Header {
+            xid: 0,
+            commit_lsn: Lsn::ZERO,
+            end_lsn: Lsn::ZERO,
+            commit_time: PgTime(0),
+            commands: 1,
+            aborted_subtransactions: Vec::new(),
+        };
+        for row in &rows {
+            let hex = row.get(0).unwrap();
+            let bytes: Vec<u8> = (0..hex.len())
+                .step_by(2)
+                .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+                .collect();
+            match decode(&bytes, &Context::new(1, false)).unwrap().message {
+                Message::Begin(begin) => header.xid = begin.xid,
+                Message::Commit(commit) => {
+                    header.commit_lsn = commit.commit_lsn;
+                    header.end_lsn = commit.end_lsn;
+                    header.commit_time = commit.commit_time;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        header
+    }
+
+    /// A store that has this transaction, and the log up to where it ends now.
+    async fn store_with(header: &Header, end: Lsn) -> (tempfile::TempDir, Arc<dyn LogStore>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        let mut batch = Batch::default();
+        header.encode(&mut batch.payload);
+        push_command(&mut batch.payload, b"I and a row");
+        let commit_time = header.commit_time;
+        let entry =
+            |position, kind, payload_len| EntryMeta { position, commit_time, kind, payload_len };
+        let payload_len = batch.payload.len() as u32;
+        batch.entries.push(entry(header.end_lsn, EntryKind::Transaction, payload_len));
+        batch.entries.push(entry(end, EntryKind::Watermark, 0));
+        store.append(batch).await.unwrap();
+        store.durable().wait_for(|durable| durable.0 >= end).await.unwrap();
+        (folder, store)
+    }
+
+    #[test]
+    fn only_what_is_near_the_stores_end_is_gathered() {
+        for major in [15, 18] {
+            let installation = Installation::find(major).unwrap();
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+            cluster
+                .execute_script(
+                    "CREATE TABLE t (i integer, v text); CREATE PUBLICATION farshore_p FOR TABLE t",
+                )
+                .unwrap();
+            let spec = PublicationSpec {
+                name: "p".to_owned(),
+                source: Config::parse(&cluster.url("postgres")).unwrap(),
+                tables: Vec::new(),
+                articles: std::collections::BTreeMap::new(),
+                via_partition_root: false,
+                adopt_publication: None,
+                adopt_slot: None,
+            };
+            Runtime::new().unwrap().block_on(look_near(&spec));
+        }
+    }
+
+    async fn look_near(spec: &PublicationSpec) {
+        let mut sql = spec.connect(Mode::Sql).await.unwrap();
+        for statement in [
+            "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')",
+            "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
+            "INSERT INTO t VALUES (0, 'before')",
+            "INSERT INTO t VALUES (0, 'newest')",
+        ] {
+            sql.simple_query(statement).await.unwrap();
+        }
+        let newest = newest_of(&mut sql).await;
+        // No room for what the first transaction comes to.
+        sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
+        let at = place(spec, &mut sql).await.unwrap().unwrap();
+        let end = Lsn(newest.end_lsn.0 + 1);
+        let (_folder, store) = store_with(&newest, end).await;
+        let told = std::sync::Mutex::new(Vec::new());
+        let tell = |what: Option<String>| told.lock().unwrap().push(what.is_some());
+        let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
+        assert!(matches!(seen, Overlap::Agrees), "{seen:?}");
+        assert_eq!(*told.lock().unwrap(), [true, false]);
+        let copies = sql.query("SELECT count(*) FROM pg_replication_slots", &[]).await.unwrap();
+        assert_eq!(copies[0].get(0), Some("1"), "the copy is dropped");
+        // Another transaction at that place, and one before the store's end that it does not have.
+        let other = Header { commit_time: PgTime(newest.commit_time.0 + 1), ..newest.clone() };
+        let (_folder, lacking) = store_with(&other, end).await;
+        let found = check_overlap(spec, &mut sql, &lacking, &at, tell).await.unwrap_err();
+        assert!(found.to_string().contains("does not have the transaction at"), "{found}");
+        sql.simple_query("INSERT INTO t VALUES (0, 'since')").await.unwrap();
+        sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
+        let since = newest_of(&mut sql).await;
+        sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
+        let (_folder, passed) = store_with(&newest, Lsn(since.end_lsn.0 + 1)).await;
+        let found = check_overlap(spec, &mut sql, &passed, &at, tell).await.unwrap_err();
+        assert!(found.to_string().contains("has a transaction at"), "{found}");
+        // The newest does not fit: the stream needs no room.
+        sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
+        let large = "INSERT INTO t SELECT i, repeat('y', 100) FROM generate_series(1, 20000) i";
+        sql.simple_query(large).await.unwrap();
+        let newest = newest_of(&mut sql).await;
+        sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
+        let (_folder, store) = store_with(&newest, Lsn(newest.end_lsn.0 + 1)).await;
+        let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
+        assert!(matches!(seen, Overlap::NotLooked { passes: false, .. }), "{seen:?}");
+        let copies = sql.query("SELECT count(*) FROM pg_replication_slots", &[]).await.unwrap();
+        assert_eq!(copies[0].get(0), Some("1"), "the copy is dropped");
+    }
 }

@@ -388,6 +388,7 @@ mod tests {
             row_filter: Some("region = 'EU' OR x".into()),
             membership: 1,
             memberships_above: Vec::new(),
+            attached_above: Vec::new(),
             file_node: 1,
             blocks: 100,
             bytes: 819_200,

@@ -347,3 +347,48 @@ fn partitions_of_a_table_that_is_published_through_its_root_are_looked_at() {
         });
     }
 }
+
+#[test]
+fn a_partition_that_was_detached_and_attached_again_is_attached_otherwise() {
+    for major in [15, 18] {
+        let cluster = cluster(major);
+        cluster
+            .execute_script(
+                "CREATE TABLE parted (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
+                 CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10) \
+                   PARTITION BY RANGE (id); \
+                 CREATE TABLE lowest PARTITION OF low FOR VALUES FROM (0) TO (5); \
+                 CREATE TABLE high PARTITION OF parted FOR VALUES FROM (10) TO (20)",
+            )
+            .unwrap();
+        let spec = spec(&cluster, "parts", &["public.parted"]);
+        Runtime::new().unwrap().block_on(async {
+            publish(&spec).await;
+            let mut sql = spec.connect(farshore_pg::Mode::Sql).await.unwrap();
+            let mut seen = Vec::new();
+            for between in [
+                "VACUUM (FULL, FREEZE) pg_inherits",
+                "ALTER TABLE low DETACH PARTITION lowest; \
+                 ALTER TABLE low ATTACH PARTITION lowest FOR VALUES FROM (0) TO (5)",
+                "ALTER TABLE parted DETACH PARTITION low; \
+                 ALTER TABLE parted ATTACH PARTITION low FOR VALUES FROM (0) TO (10)",
+            ] {
+                let tables = spec.published_tables(&mut sql).await.unwrap();
+                let how = |name: &str| {
+                    let table = tables.iter().find(|table| table.table.name == name).unwrap();
+                    table.attached_by(table.membership).unwrap()
+                };
+                seen.push((how("lowest"), how("high")));
+                for statement in between.split("; ") {
+                    sql.simple_query(statement).await.unwrap();
+                }
+            }
+            let tables = spec.published_tables(&mut sql).await.unwrap();
+            let lowest = tables.iter().find(|table| table.table.name == "lowest").unwrap();
+            let last = lowest.attached_by(lowest.membership).unwrap();
+            assert_eq!(seen[0], seen[1], "rewriting a catalog changes nothing");
+            assert!(seen[1].0 != seen[2].0 && seen[2].0 != last, "{seen:?} {last}");
+            assert!(seen.iter().all(|(_, high)| *high == seen[0].1), "{seen:?}");
+        });
+    }
+}

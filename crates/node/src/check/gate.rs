@@ -53,7 +53,7 @@ async fn look(
 ) -> Arc<PublisherLook> {
     let ask = async {
         let mut findings = Findings::publication(&publication.spec.name);
-        let found = publisher::check(publication, begun, &mut findings).await;
+        let found = publisher::check_soon(publication, begun, &mut findings).await;
         let (published, asked_on) = found.unzip();
         let asked_on = Mutex::new(asked_on);
         Ok::<_, Infallible>(PublisherLook { findings: findings.all, published, asked_on })

@@ -13,6 +13,9 @@ use farshore_model::quote_identifier;
 use farshore_pg::{Connection, Error, Mode};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The SQLSTATE of a question that a lock would keep waiting for longer than it may.
+const LOCKED: &str = "55P03";
+
 /// Looks at a publisher, and returns what it would publish if it could be asked, and the connection
 /// on which it was. `begun` tells what this site has done with its slot before.
 pub async fn check(
@@ -20,8 +23,31 @@ pub async fn check(
     begun: Begun,
     findings: &mut Findings,
 ) -> Option<(Published, Connection)> {
-    let spec = &publication.spec;
-    let mut sql = match spec.connect(Mode::Sql).await {
+    let connected = publication.spec.connect(Mode::Sql).await;
+    check_on(connected, publication, begun, findings).await
+}
+
+/// As [`check`], for an agent that is to start: somebody who has a table for himself does not hold
+/// up the others. Then what is published is not known here, and the agent finds out by itself.
+pub async fn check_soon(
+    publication: &Publication,
+    begun: Begun,
+    findings: &mut Findings,
+) -> Option<(Published, Connection)> {
+    let connected = publication.spec.connect_to_ask().await;
+    let (published, mut sql) = check_on(connected, publication, begun, findings).await?;
+    let waits = sql.simple_query("SET lock_timeout = 0").await;
+    // The agent makes another connection.
+    waits.ok().map(|_| (published, sql))
+}
+
+async fn check_on(
+    connected: Result<Connection, CaptureError>,
+    publication: &Publication,
+    begun: Begun,
+    findings: &mut Findings,
+) -> Option<(Published, Connection)> {
+    let mut sql = match connected {
         Ok(sql) => sql,
         Err(error) => {
             unreachable_server(&error, findings);
@@ -30,6 +56,10 @@ pub async fn check(
     };
     match look(publication, begun, &mut sql, findings).await {
         Ok(published) => published.map(|published| (published, sql)),
+        Err(error) if error.sqlstate() == Some(LOCKED) => {
+            findings.note(format!("not looked at to the end: {error}"));
+            None
+        }
         Err(error) => {
             findings.cannot_look("publisher", &error, error.is_transient());
             None
@@ -59,6 +89,9 @@ async fn look(
     }
     let wanted = match published::expand(spec, sql).await {
         Ok(wanted) => wanted,
+        Err(CaptureError::Publisher { error, .. }) if error.sqlstate() == Some(LOCKED) => {
+            return Err(error);
+        }
         Err(error) => {
             findings.agent_error(&error, error.is_transient());
             return Ok(None);
@@ -84,9 +117,15 @@ async fn look(
     let named = tables::Named::new(wanted.iter().map(|(name, _)| name));
     let catalogue = tables::named(sql, &named).await?;
     let mut tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
-    if let Err(error) = published::leave_out_what_others_stand_for(spec, sql, &mut tables).await {
-        findings.agent_error(&error, error.is_transient());
-        return Ok(None);
+    match published::leave_out_what_others_stand_for(spec, sql, &mut tables).await {
+        Ok(()) => {}
+        Err(CaptureError::Publisher { error, .. }) if error.sqlstate() == Some(LOCKED) => {
+            return Err(error);
+        }
+        Err(error) => {
+            findings.agent_error(&error, error.is_transient());
+            return Ok(None);
+        }
     }
     published::check_leaves(&tables, sql, findings).await?;
     if !server.in_recovery

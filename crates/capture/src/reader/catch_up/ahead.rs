@@ -6,6 +6,7 @@ use super::{Ended, in_time, refused};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
 use bytes::Bytes;
+use farshore_model::Lsn;
 use farshore_pg::Connection;
 use std::sync::Arc;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -29,15 +30,31 @@ pub(super) struct Piece {
 
 enum Fetched {
     Piece(Piece),
-    /// The batch is complete.
-    End,
+    /// The batch is complete: everything up to there.
+    End(Lsn),
     /// Nothing more comes.
     Ended(Ended),
 }
 
+/// What a batch is asked for by.
+struct Question {
+    /// A COPY in binary.
+    copy: String,
+    /// Where it ends. It goes with what comes: what is planned meanwhile may end elsewhere.
+    upto: Lsn,
+}
+
+/// What comes next of the batches that were asked for.
+pub(super) enum Next {
+    /// Rows.
+    Piece(Piece),
+    /// The first of them is complete, and everything up to there has come.
+    End(Lsn),
+}
+
 /// Fetches batches until it is dropped.
 pub(super) struct Ahead {
-    asked: mpsc::Sender<String>,
+    asked: mpsc::Sender<Question>,
     fetched: mpsc::Receiver<Fetched>,
     /// Batches that were asked for and have not come to their end.
     on_the_way: usize,
@@ -53,20 +70,20 @@ impl Ahead {
         Ahead { asked, fetched, on_the_way: 0, task }
     }
 
-    /// Asks for a batch behind those that were asked for, by a COPY in binary.
-    pub async fn ask(&mut self, copy: String) {
+    /// Asks for a batch that ends at `upto`, behind those that were asked for, by a COPY in binary.
+    pub async fn ask(&mut self, copy: String, upto: Lsn) {
         self.on_the_way += 1;
         // When the task has ended, what comes says why.
-        let _ = self.asked.send(copy).await;
+        let _ = self.asked.send(Question { copy, upto }).await;
     }
 
-    /// The next rows of the first batch that has not come to its end; `None` is its end.
-    pub async fn next(&mut self) -> Result<Option<Piece>, Ended> {
+    /// What comes next of the first batch that has not come to its end.
+    pub async fn next(&mut self) -> Result<Next, Ended> {
         match self.fetched.recv().await {
-            Some(Fetched::Piece(piece)) => Ok(Some(piece)),
-            Some(Fetched::End) => {
+            Some(Fetched::Piece(piece)) => Ok(Next::Piece(piece)),
+            Some(Fetched::End(upto)) => {
                 self.on_the_way -= 1;
-                Ok(None)
+                Ok(Next::End(upto))
             }
             Some(Fetched::Ended(ended)) => Err(ended),
             None => Err(CaptureError::Interrupted("batches come no more".to_owned()).into()),
@@ -95,12 +112,12 @@ impl Drop for Ahead {
 async fn fetch_all(
     spec: PublicationSpec,
     mut sql: Connection,
-    mut asked: mpsc::Receiver<String>,
+    mut asked: mpsc::Receiver<Question>,
     report: mpsc::Sender<Fetched>,
 ) {
     let room = Arc::new(Semaphore::new(AHEAD_BYTES));
-    while let Some(copy) = asked.recv().await {
-        if let Err(ended) = fetch(&spec, &mut sql, &copy, &room, &report).await {
+    while let Some(question) = asked.recv().await {
+        if let Err(ended) = fetch(&spec, &mut sql, &question, &room, &report).await {
             let _ = report.send(Fetched::Ended(ended)).await;
             return;
         }
@@ -111,12 +128,12 @@ async fn fetch_all(
 async fn fetch(
     spec: &PublicationSpec,
     sql: &mut Connection,
-    copy: &str,
+    question: &Question,
     room: &Arc<Semaphore>,
     report: &mpsc::Sender<Fetched>,
 ) -> Result<(), Ended> {
     let refused = |error| refused(spec.publisher_error(error));
-    let mut copy = in_time(spec, sql.copy_out(copy)).await?.map_err(refused)?;
+    let mut copy = in_time(spec, sql.copy_out(&question.copy)).await?.map_err(refused)?;
     let (mut rows, mut bytes) = (Vec::new(), 0);
     loop {
         let came = match copy.next_buffered().map_err(refused)? {
@@ -144,7 +161,7 @@ async fn fetch(
             }
         }
         if is_end {
-            let _ = report.send(Fetched::End).await;
+            let _ = report.send(Fetched::End(question.upto)).await;
             return Ok(());
         }
     }
