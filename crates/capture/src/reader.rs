@@ -147,18 +147,32 @@ impl Capture {
             parallel_streaming: false,
         };
         let is_close = sql.is_close();
+        let server = slot::Server::ask(&self.spec, &mut sql).await?;
         let place = slot::place(&self.spec, &mut sql).await?;
+        let cancel = sql.cancel_token();
         let prepare = async {
             let binary = !self.text_only.load(Ordering::Relaxed)
-                && self.spec.published_tables(&mut sql).await?.iter().all(|t| t.binary_safe);
+                && self.may_come_in_binary(&mut sql).await?;
             let seen = match &place {
                 // The server may have much to decode for it.
-                Some(place) => tokio::select! {
-                    checked = slot::check_overlap(&self.spec, &mut sql, &self.store, place) => {
-                        checked?
+                Some(place) => {
+                    let checked =
+                        slot::check_overlap(&self.spec, &mut sql, &self.store, place, tell);
+                    let checked = tokio::select! {
+                        checked = checked => Some(checked?),
+                        _ = stop.wait_for(|stop| *stop) => None,
+                    };
+                    match checked {
+                        Some(seen) => seen,
+                        // Or it would go on, with the slot, when nobody waits for it any more.
+                        None => {
+                            if let Err(error) = cancel.cancel().await {
+                                tracing::debug!(%error, "not cancelled");
+                            }
+                            return Err(None);
+                        }
                     }
-                    _ = stop.wait_for(|stop| *stop) => return Err(None),
-                },
+                }
                 None => {
                     slot::Overlap::NotLooked { why: "the slot has gone".to_owned(), passes: true }
                 }
@@ -179,7 +193,7 @@ impl Capture {
             tracing::warn!(publication = %self.spec.name, "left on the disk: {error}");
         }
         let assembler = Assembler::new(self.store.clone(), context, held);
-        let mut intake = Intake::new(self, assembler, binary, is_close, stop);
+        let mut intake = Intake::new(self, assembler, binary, is_close, server, stop);
         // What is counted is what comes after this.
         self.set_status(|status| {
             let commands = status.commands;
@@ -199,6 +213,26 @@ impl Capture {
         };
         self.set_status(|status| status.streaming = false);
         result
+    }
+
+    /// Whether no published table is known to have values that must not come in binary. One that
+    /// somebody has for himself is not waited for: its columns are looked at when changes of it come.
+    async fn may_come_in_binary(&self, sql: &mut Connection) -> Result<bool, CaptureError> {
+        let failed = |error| self.spec.publisher_error(error);
+        sql.simple_query("SET lock_timeout = '1s'").await.map_err(failed)?;
+        let published = self.spec.published_tables(sql).await;
+        match published {
+            Err(CaptureError::Publisher { error, .. }) if error.sqlstate() == Some("55P03") => {
+                tracing::info!(publication = %self.spec.name, %error, "a table is not waited for");
+                sql.simple_query("SET lock_timeout = 0").await.map_err(failed)?;
+                Ok(true)
+            }
+            Err(error) => Err(error),
+            Ok(published) => {
+                sql.simple_query("SET lock_timeout = 0").await.map_err(failed)?;
+                Ok(published.iter().all(|table| table.binary_safe))
+            }
+        }
     }
 
     /// From gear to gear, as is worthwhile, until a stop was asked for. `far` is what batches are
@@ -223,7 +257,8 @@ impl Capture {
             // Of what is in progress the stream gives everything anew.
             intake.assembler.begin_again();
             let (start, binary) = (intake.assembler.last_position(), intake.binary);
-            let stream = self.start_stream(attendant, start, &intake.options()).await?;
+            let stream =
+                self.start_stream(attendant, start, &intake.options(), &intake.server).await?;
             self.announce_once(&mut announced);
             tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
             let session = Session::new(&mut intake, stream, attendant, silence_max);
@@ -309,10 +344,13 @@ impl Capture {
         attendant: &Attendant,
         start: Lsn,
         options: &[(&'static str, String)],
+        server: &slot::Server,
     ) -> Result<ReplicationStream, CaptureError> {
         let options: Vec<(&str, &str)> =
             options.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        let connection = self.spec.connect(Mode::LogicalReplication).await?;
+        let mut connection = self.spec.connect(Mode::LogicalReplication).await?;
+        let asked = server.check(&self.spec, &mut connection);
+        catch_up::in_time(&self.spec, asked).await??;
         let stream = connection
             .start_replication(&self.spec.slot_name(), start, &options)
             .await

@@ -8,6 +8,7 @@ mod history;
 mod moving;
 mod notes;
 mod overlap;
+mod server;
 
 use crate::patience::patiently;
 use crate::{CaptureError, publication::PublicationSpec};
@@ -26,6 +27,7 @@ pub use notes::{
 };
 use notes::{NOTE_CREATING, NOTE_SLOT, NOTE_START, NOTE_SYSTEM, NOTE_TIMELINE};
 pub(crate) use overlap::{Overlap, check_overlap};
+pub(crate) use server::Server;
 
 /// What to do when changes are missing.
 pub(crate) fn copy_anew(publication: &str) -> String {

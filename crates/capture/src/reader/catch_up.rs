@@ -116,7 +116,7 @@ pub(super) async fn run(
     connected: Connected,
 ) -> Result<(), CaptureError> {
     let spec = &intake.capture.spec;
-    let (sql, witness) = match connected {
+    let (mut sql, mut witness) = match connected {
         Ok(connected) => connected,
         // The stream takes fewer connections.
         Err(error) => {
@@ -125,6 +125,10 @@ pub(super) async fn run(
             return Ok(());
         }
     };
+    let server = &intake.server;
+    let same =
+        async { tokio::try_join!(server.check(spec, &mut sql), server.check(spec, &mut witness)) };
+    in_time(spec, same).await??;
     // What the publisher is at must not keep the slot when nobody waits for it any more.
     let cancels = [sql.cancel_token(), witness.cancel_token()];
     let mut stop = intake.stop.clone();

@@ -4,6 +4,7 @@ use super::gears::Traffic;
 use super::{Capture, LOOK_EVERY};
 use crate::CaptureError;
 use crate::assembler::Assembler;
+use crate::slot::Server;
 use farshore_model::{Durable, Lsn, PgTime, Received};
 use farshore_pg::{Connection, Mode};
 use farshore_store::{Batch, LogStore, StoreError};
@@ -50,6 +51,8 @@ pub(super) struct Intake<'a> {
     pub traffic: Traffic,
     /// The publisher is so close that a flood of messages gathers there.
     pub publisher_is_close: bool,
+    /// The publisher's server whose history was held against the store.
+    pub server: Server,
     /// The stream is not left for batches before, and how long that was put off last.
     stream_until: Option<(Instant, Duration)>,
     /// When something was last handed to the store.
@@ -65,6 +68,7 @@ impl<'a> Intake<'a> {
         mut assembler: Assembler,
         binary: bool,
         publisher_is_close: bool,
+        server: Server,
         stop: watch::Receiver<bool>,
     ) -> Intake<'a> {
         let durable = capture.store.durable();
@@ -78,6 +82,7 @@ impl<'a> Intake<'a> {
             counted: Counted::default(),
             traffic: Traffic::ASSUMED,
             publisher_is_close,
+            server,
             stream_until: None,
             handed_over_at,
             catalog: None,
@@ -124,7 +129,9 @@ impl<'a> Intake<'a> {
         let catalog = self.assembler.types();
         if !catalog.missing(types.iter().copied()).is_empty() {
             if self.catalog.is_none() {
-                self.catalog = Some(spec.connect(Mode::Sql).await?);
+                let mut sql = spec.connect(Mode::Sql).await?;
+                self.server.check(spec, &mut sql).await?;
+                self.catalog = Some(sql);
             }
             let Some(sql) = &mut self.catalog else { return Ok(()) };
             let described = catalog.describe(sql, types.iter().copied()).await;

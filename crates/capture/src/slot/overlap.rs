@@ -4,13 +4,14 @@
 //! anybody looks: its positions look right then, and name other changes. Its slot was put back with
 //! it, so what the slot would give once more must be what the store has.
 
+use super::moving::SlotCopy;
 use super::notes::NOTE_START;
 use super::{Place, copy_anew};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
 use farshore_model::transaction::{Header, Malformed, SUBTRANSACTION_MARK, commands};
 use farshore_model::{Lsn, PgTime, Xid, quote_identifier};
-use farshore_pg::Connection;
+use farshore_pg::{Connection, Row};
 use farshore_store::{Entry, EntryKind, Item, LogStore, SpillItem, StoreError, newest_dropped};
 use std::sync::Arc;
 
@@ -33,6 +34,8 @@ pub(crate) enum Overlap {
 struct Newest {
     position: Lsn,
     commit_time: PgTime,
+    /// Start of its commit record; only known while the log holds it.
+    commit_lsn: Option<Lsn>,
     /// Only known while the log holds it.
     xid: Option<Xid>,
 }
@@ -52,6 +55,8 @@ enum Known {
 /// The store's newest transaction must be there, and nothing between it and the store's end: what
 /// was written there since would be passed over, since the stream is asked for from that end.
 ///
+/// `tell` hears what is waited for.
+///
 /// # Errors
 /// [`CaptureError::Gap`] if the publisher was set back.
 pub(crate) async fn check_overlap(
@@ -59,6 +64,7 @@ pub(crate) async fn check_overlap(
     sql: &mut Connection,
     store: &Arc<dyn LogStore>,
     place: &Place,
+    tell: impl Fn(Option<String>),
 ) -> Result<Overlap, CaptureError> {
     let end = store.durable().borrow().0;
     if place.confirmed >= end {
@@ -104,8 +110,27 @@ pub(crate) async fn check_overlap(
         Some(nothing_after.to_string()),
     ];
     let parameters: Vec<Option<&str>> = parameters.iter().map(Option::as_deref).collect();
-    let rows = match sql.query(LOOK, &parameters).await {
+    // Nothing before that is asked for.
+    let from = newest.map_or(Some(nothing_after), |newest| newest.commit_lsn);
+    tell(Some(format!(
+        "the publisher decodes its log once more from {} to {end}, to show that it is still the one \
+         that the store was filled from",
+        place.restart
+    )));
+    let looked = look(spec, sql, place, from, &parameters).await;
+    tell(None);
+    let rows = match looked {
         Ok(rows) => rows,
+        // What it gathers for the answer finds no room there (temp_file_limit, a full disk, memory):
+        // a stream takes none.
+        Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("53")) => {
+            tracing::warn!(
+                publication = %spec.name,
+                "cannot look whether the publisher's log is still the one that the store was filled \
+                 from: {error}"
+            );
+            return not_looked(&error.to_string(), false);
+        }
         Err(error) if error.is_transient() => return Err(spec.publisher_error(error)),
         // The stream will meet it too, and tell what it means.
         Err(error) => {
@@ -133,6 +158,38 @@ pub(crate) async fn check_overlap(
         spec.name,
         copy_anew(&spec.name)
     )))
+}
+
+/// Asks what the slot would give, from a copy of it that has been moved to `from`, where that is
+/// known: all that is given is gathered on the publisher before the first of it is sent, and what
+/// lies before may be the log of hours. Where there can be no copy, the slot itself is asked.
+async fn look(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    place: &Place,
+    from: Option<Lsn>,
+    parameters: &[Option<&str>],
+) -> Result<Vec<Row>, farshore_pg::Error> {
+    let Some(from) = from.filter(|from| *from > place.confirmed) else {
+        return sql.query(LOOK, parameters).await;
+    };
+    let looked = match SlotCopy::make(spec, sql, from).await {
+        Ok(copy) => {
+            let mut of_copy = parameters.to_vec();
+            of_copy[0] = Some(copy.name());
+            sql.query(LOOK, &of_copy).await
+        }
+        Err(CaptureError::Publisher { error, .. }) if error.server_error().is_none() => {
+            return Err(error);
+        }
+        Err(error) => {
+            tracing::debug!(publication = %spec.name, %error, "no copy of the slot to look at");
+            sql.query(LOOK, parameters).await
+        }
+    };
+    // It would hold back log for as long as this connection lasts.
+    SlotCopy::forget(sql).await?;
+    looked
 }
 
 /// Whether the slot gives the transaction at `$4`, and the first one after `$7` that it gives and
@@ -218,6 +275,7 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
             newest = Some(Newest {
                 position: entry.position,
                 commit_time: header.commit_time,
+                commit_lsn: Some(header.commit_lsn),
                 xid: Some(header.xid),
             });
         }
@@ -230,7 +288,7 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
     }
     Ok(match newest_dropped(store) {
         Some((position, commit_time)) if position > after => {
-            Known::Newest(Newest { position, commit_time, xid: None })
+            Known::Newest(Newest { position, commit_time, commit_lsn: None, xid: None })
         }
         Some(_) => Known::NoneAfter,
         None => Known::Forgotten,
