@@ -298,9 +298,14 @@ fn newest_after(store: &dyn LogStore, after: Lsn) -> Result<Known, CaptureError>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::slot::place;
     use farshore_model::transaction::push_command;
+    use farshore_pg::{Config, Mode};
     use farshore_store::segmented::{Options, SegmentedStore};
     use farshore_store::{Batch, EntryMeta};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use farshore_wire::pgoutput::{Context, Message, decode};
+    use tokio::runtime::Runtime;
 
     /// A body in which each of these wrote a row.
     fn body(writers: &[Xid]) -> Vec<u8> {
@@ -363,5 +368,128 @@ mod tests {
         };
         assert_eq!(newest(0), Some((Lsn(300), Some(300))));
         assert_eq!(newest(300), None);
+    }
+
+    /// The newest transaction that the slot would give.
+    async fn newest_of(sql: &mut Connection) -> Header {
+        let peek = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('farshore_p', \
+            NULL, NULL, 'proto_version', '1', 'publication_names', 'farshore_p') \
+            WHERE get_byte(data, 0) IN (66, 67) ORDER BY lsn DESC, get_byte(data, 0) LIMIT 2";
+        let rows = sql.query(peek, &[]).await.unwrap();
+        let mut header = Header {
+            xid: 0,
+            commit_lsn: Lsn::ZERO,
+            end_lsn: Lsn::ZERO,
+            commit_time: PgTime(0),
+            commands: 1,
+            aborted_subtransactions: Vec::new(),
+        };
+        for row in &rows {
+            let hex = row.get(0).unwrap();
+            let bytes: Vec<u8> = (0..hex.len())
+                .step_by(2)
+                .map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap())
+                .collect();
+            match decode(&bytes, &Context::new(1, false)).unwrap().message {
+                Message::Begin(begin) => header.xid = begin.xid,
+                Message::Commit(commit) => {
+                    header.commit_lsn = commit.commit_lsn;
+                    header.end_lsn = commit.end_lsn;
+                    header.commit_time = commit.commit_time;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        header
+    }
+
+    /// A store that has this transaction, and the log up to where it ends now.
+    async fn store_with(header: &Header, end: Lsn) -> (tempfile::TempDir, Arc<dyn LogStore>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        let mut batch = Batch::default();
+        header.encode(&mut batch.payload);
+        push_command(&mut batch.payload, b"I and a row");
+        let commit_time = header.commit_time;
+        let entry =
+            |position, kind, payload_len| EntryMeta { position, commit_time, kind, payload_len };
+        let payload_len = batch.payload.len() as u32;
+        batch.entries.push(entry(header.end_lsn, EntryKind::Transaction, payload_len));
+        batch.entries.push(entry(end, EntryKind::Watermark, 0));
+        store.append(batch).await.unwrap();
+        store.durable().wait_for(|durable| durable.0 >= end).await.unwrap();
+        (folder, store)
+    }
+
+    #[test]
+    fn only_what_is_near_the_stores_end_is_gathered() {
+        for major in [15, 18] {
+            let installation = Installation::find(major).unwrap();
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+            cluster
+                .execute_script(
+                    "CREATE TABLE t (i integer, v text); CREATE PUBLICATION farshore_p FOR TABLE t",
+                )
+                .unwrap();
+            let spec = PublicationSpec {
+                name: "p".to_owned(),
+                source: Config::parse(&cluster.url("postgres")).unwrap(),
+                tables: Vec::new(),
+                articles: std::collections::BTreeMap::new(),
+                via_partition_root: false,
+                adopt_publication: None,
+                adopt_slot: None,
+            };
+            Runtime::new().unwrap().block_on(look_near(&spec));
+        }
+    }
+
+    async fn look_near(spec: &PublicationSpec) {
+        let mut sql = spec.connect(Mode::Sql).await.unwrap();
+        for statement in [
+            "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')",
+            "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i",
+            "INSERT INTO t VALUES (0, 'before')",
+            "INSERT INTO t VALUES (0, 'newest')",
+        ] {
+            sql.simple_query(statement).await.unwrap();
+        }
+        let newest = newest_of(&mut sql).await;
+        // No room for what the first transaction comes to.
+        sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
+        let at = place(spec, &mut sql).await.unwrap().unwrap();
+        let end = Lsn(newest.end_lsn.0 + 1);
+        let (_folder, store) = store_with(&newest, end).await;
+        let told = std::sync::Mutex::new(Vec::new());
+        let tell = |what: Option<String>| told.lock().unwrap().push(what.is_some());
+        let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
+        assert!(matches!(seen, Overlap::Agrees), "{seen:?}");
+        assert_eq!(*told.lock().unwrap(), [true, false]);
+        let copies = sql.query("SELECT count(*) FROM pg_replication_slots", &[]).await.unwrap();
+        assert_eq!(copies[0].get(0), Some("1"), "the copy is dropped");
+        // Another transaction at that place, and one before the store's end that it does not have.
+        let other = Header { commit_time: PgTime(newest.commit_time.0 + 1), ..newest.clone() };
+        let (_folder, lacking) = store_with(&other, end).await;
+        let found = check_overlap(spec, &mut sql, &lacking, &at, tell).await.unwrap_err();
+        assert!(found.to_string().contains("does not have the transaction at"), "{found}");
+        sql.simple_query("INSERT INTO t VALUES (0, 'since')").await.unwrap();
+        sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
+        let since = newest_of(&mut sql).await;
+        sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
+        let (_folder, passed) = store_with(&newest, Lsn(since.end_lsn.0 + 1)).await;
+        let found = check_overlap(spec, &mut sql, &passed, &at, tell).await.unwrap_err();
+        assert!(found.to_string().contains("has a transaction at"), "{found}");
+        // The newest does not fit: the stream needs no room.
+        sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
+        let large = "INSERT INTO t SELECT i, repeat('y', 100) FROM generate_series(1, 20000) i";
+        sql.simple_query(large).await.unwrap();
+        let newest = newest_of(&mut sql).await;
+        sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
+        let (_folder, store) = store_with(&newest, Lsn(newest.end_lsn.0 + 1)).await;
+        let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
+        assert!(matches!(seen, Overlap::NotLooked { passes: false, .. }), "{seen:?}");
+        let copies = sql.query("SELECT count(*) FROM pg_replication_slots", &[]).await.unwrap();
+        assert_eq!(copies[0].get(0), Some("1"), "the copy is dropped");
     }
 }
