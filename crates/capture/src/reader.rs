@@ -257,7 +257,8 @@ impl Capture {
             // Of what is in progress the stream gives everything anew.
             intake.assembler.begin_again();
             let (start, binary) = (intake.assembler.last_position(), intake.binary);
-            let stream = self.start_stream(attendant, start, &intake).await?;
+            let stream =
+                self.start_stream(attendant, start, &intake.options(), &intake.server).await?;
             self.announce_once(&mut announced);
             tracing::info!(publication = %self.spec.name, %start, binary, "capture streaming");
             let session = Session::new(&mut intake, stream, attendant, silence_max);
@@ -342,13 +343,13 @@ impl Capture {
         &self,
         attendant: &Attendant,
         start: Lsn,
-        intake: &Intake<'_>,
+        options: &[(&'static str, String)],
+        server: &slot::Server,
     ) -> Result<ReplicationStream, CaptureError> {
-        let options = intake.options();
         let options: Vec<(&str, &str)> =
             options.iter().map(|(key, value)| (*key, value.as_str())).collect();
         let mut connection = self.spec.connect(Mode::LogicalReplication).await?;
-        let asked = intake.server.check(&self.spec, &mut connection);
+        let asked = server.check(&self.spec, &mut connection);
         catch_up::in_time(&self.spec, asked).await??;
         let stream = connection
             .start_replication(&self.spec.slot_name(), start, &options)

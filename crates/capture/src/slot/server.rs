@@ -51,3 +51,41 @@ impl Server {
         )))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_pg::{Config, Mode};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use std::collections::BTreeMap;
+    use tokio::runtime::Runtime;
+
+    #[test]
+    fn a_walsender_and_a_session_of_one_server_are_told_from_another_ones() {
+        let clusters = [15, 18].map(|major| {
+            let installation = Installation::find(major).unwrap();
+            Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap()
+        });
+        let [here, elsewhere] = clusters.each_ref().map(|cluster| PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: Vec::new(),
+            articles: BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        });
+        Runtime::new().unwrap().block_on(async {
+            let mut sql = here.connect(Mode::Sql).await.unwrap();
+            sql.simple_query("SET timezone = 'Asia/Tokyo'").await.unwrap();
+            let server = Server::ask(&here, &mut sql).await.unwrap();
+            let mut stream = here.connect(Mode::LogicalReplication).await.unwrap();
+            server.check(&here, &mut stream).await.unwrap();
+            for mode in [Mode::Sql, Mode::LogicalReplication] {
+                let mut other = elsewhere.connect(mode).await.unwrap();
+                let found = server.check(&elsewhere, &mut other).await.unwrap_err();
+                assert!(found.is_transient(), "{found}");
+            }
+        });
+    }
+}
