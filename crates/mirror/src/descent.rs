@@ -3,7 +3,7 @@
 use crate::error::MirrorError;
 use crate::history::History;
 use crate::relay::message::{Have, Tail};
-use crate::wal::Timeline;
+use crate::wal::{SegmentBytes, Timeline};
 use farshore_model::Lsn;
 use farshore_pg::Connection;
 use farshore_pg::replication::{ReplicationStream, StreamMessage};
@@ -19,6 +19,7 @@ pub(crate) async fn check(
     connection: &mut Connection,
     timeline: Timeline,
     have: &Have,
+    segment: SegmentBytes,
 ) -> Result<(), MirrorError> {
     let own = Timeline(have.timeline);
     if timeline <= own {
@@ -34,21 +35,39 @@ pub(crate) async fn check(
     };
     let history = History::parse(timeline, &text)
         .map_err(|error| wrong(format!("its history of timeline {timeline}: {error}")))?;
-    departure(&history, timeline, own, have.durable).map_or(Ok(()), |what| Err(wrong(what)))
+    let held = (own, have.durable);
+    departure(&history, timeline, held, segment).map_or(Ok(()), |what| Err(wrong(what)))
 }
 
 /// How a server on `timeline` parted from log on `own` up to `durable`; `None` if it comes from it.
-fn departure(history: &History, timeline: Timeline, own: Timeline, durable: Lsn) -> Option<String> {
-    let how = match history.left(timeline, own) {
+fn departure(
+    history: &History,
+    timeline: Timeline,
+    (own, durable): (Timeline, Lsn),
+    segment: SegmentBytes,
+) -> Option<String> {
+    // A far end that starts again gives up the part of a record that never ended, and no segment.
+    let restart = "If the old principal crashed, restart the far site's node first: the part of a \
+                   record that never ended does not count then. Else ";
+    let (how, restart) = match history.left(timeline, own) {
         Some((left_at, _)) if left_at >= durable => return None,
-        Some((left_at, _)) => format!("it left timeline {own} at {left_at}"),
-        None => format!("it is on timeline {timeline}, which does not come from {own}"),
+        Some((left_at, _)) if left_at >= segment.floor(durable) => {
+            (format!("it left timeline {own} at {left_at}"), restart)
+        }
+        Some((left_at, _)) => (
+            format!("it left timeline {own} at {left_at}"),
+            "It goes over the end of a segment, so the spool keeps it also when the far site's node \
+             is restarted, be it only the part of a record that never ended when the old principal \
+             crashed, with which nothing was acknowledged (pg_waldump on the spool's folder tells). \
+             Either ",
+        ),
+        None => {
+            (format!("it is on timeline {timeline}, which does not come from {own}"), "Either ")
+        }
     };
     Some(format!(
         "{how}, and the mirror's spool holds that one up to {durable}: this server never had that \
-         log, and commits in it may have been acknowledged. If the old principal crashed, restart the far \
-         site's node first: the part of a record that never ended does not count then. Else \
-         promote the mirror's standby instead (farshore mirror promote), or point the mirror to a principal that has it; or give those \
+         log, and commits in it may have been acknowledged. {restart}promote the mirror's standby instead (farshore mirror promote), or point the mirror to a principal that has it; or give those \
          commits up: stop the far site's node, remove the mirror's spool there, start, and make \
          the standbys anew"
     ))
@@ -121,11 +140,18 @@ mod tests {
     #[test]
     fn who_left_too_early_or_comes_from_elsewhere_is_told_apart() {
         let history = History::parse(Timeline(3), "1\t0/3000148\tx\n2\t0/5000000\tx\n").unwrap();
-        let departure = |own, durable| departure(&history, Timeline(3), Timeline(own), durable);
+        let segment = SegmentBytes::new(16 << 20).unwrap();
+        let departure =
+            |own, durable| departure(&history, Timeline(3), (Timeline(own), durable), segment);
         assert_eq!(departure(1, Lsn(0x300_0148)), None);
         assert_eq!(departure(2, Lsn(0x400_0000)), None);
         let early = departure(1, Lsn(0x300_0149)).unwrap();
         assert!(early.starts_with("it left timeline 1 at 0/3000148"), "{early}");
+        assert!(early.contains("restart the far site's node first"), "{early}");
+        // What a restart keeps, it does not help against.
+        let over = departure(1, Lsn(0x400_0010)).unwrap();
+        assert!(over.starts_with("it left timeline 1 at 0/3000148"), "{over}");
+        assert!(over.contains("over the end of a segment") && !over.contains("first:"), "{over}");
         let elsewhere = departure(4, Lsn(0x300_0000)).unwrap();
         assert!(elsewhere.contains("does not come from 4"), "{elsewhere}");
     }

@@ -185,6 +185,9 @@ pub enum PromoteError {
         /// Which server.
         server: String,
     },
+    /// Whoever promotes it, at the last moment.
+    #[error("{0}")]
+    CalledOff(String),
     /// Its history is not what it should be.
     #[error("{server} was promoted, but {what}. Do not let clients in before this is understood")]
     WrongHistory {
@@ -196,14 +199,16 @@ pub enum PromoteError {
 }
 
 /// Promotes a standby of this spool, which takes nothing in at present. Tells on `progress` how far
-/// it is; what finds no room there is left out. An error before the server was told leaves the
-/// spool open.
+/// it is; what finds no room there is left out. `last_word` is waited for when the standby has
+/// everything and nothing is decided yet; it may call all off. An error before the server was told
+/// leaves the spool open.
 ///
 /// # Errors
 /// [`PromoteError`].
-pub async fn promote(
+pub async fn promote<Fut: Future<Output = Result<(), String>>>(
     spool: &Arc<Spool>,
     plan: &Plan,
+    last_word: impl FnOnce() -> Fut,
     progress: &mpsc::Sender<String>,
 ) -> Result<Promoted, PromoteError> {
     // A disk without room keeps the rest waiting, for ever perhaps. Nothing of that was
@@ -270,6 +275,7 @@ pub async fn promote(
             }
         }
         fault::point("promote.after-drain");
+        last_word().await.map_err(PromoteError::CalledOff)?;
         let closed =
             Closed { timeline: positions.timeline, end: spool_end, server: server.clone() };
         let closing = spool.clone();
@@ -301,6 +307,13 @@ pub async fn promote(
         return Err(PromoteError::WrongHistory { server, what });
     }
     connection.close().await;
+    // Whoever else streams is told from now on: nobody needs the spool to take over.
+    let noting = spool.clone();
+    let noted = crate::keep::blocking(move || {
+        noting.note_promoted();
+        Ok(())
+    });
+    let _ = noted.await;
     Ok(promoted)
 }
 

@@ -29,7 +29,7 @@ use flow::{Flow, hear, send};
 use promise::Reply;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
 /// Messages that wait for the link. More wait in the principal.
@@ -52,6 +52,8 @@ pub struct NearStatus {
     pub far: FarPositions,
     /// What the principal was told last as flushed; kept over sessions.
     pub acknowledged: Lsn,
+    /// Since when that has not moved although more log is here; none while all is acknowledged.
+    pub unmoved_since: Option<Instant>,
     /// Bytes of log received since the node started.
     pub log_bytes: u64,
     /// Bytes that they took on the link, packed.
@@ -63,6 +65,34 @@ pub struct NearStatus {
     /// Time that packed log waited for the link.
     pub flow_control: Duration,
 }
+
+impl NearStatus {
+    /// Log has arrived up to there.
+    fn receive(&mut self, received: Lsn, now: Instant) {
+        self.received = received;
+        let waits = received > self.acknowledged;
+        self.unmoved_since = waits.then(|| self.unmoved_since.unwrap_or(now));
+    }
+
+    /// The principal was told this as flushed.
+    fn acknowledge(&mut self, flushed: Lsn, now: Instant) {
+        if flushed != self.acknowledged {
+            (self.acknowledged, self.unmoved_since) = (flushed, None);
+        }
+        self.receive(self.received, now);
+    }
+
+    /// For how long commits wait that are not acknowledged, if that is so long that something is
+    /// wrong.
+    pub fn waits(&self, now: Instant) -> Option<Duration> {
+        let waits = now.saturating_duration_since(self.unmoved_since?);
+        (waits > WAITS_MAX).then_some(waits)
+    }
+}
+
+/// Log that is not acknowledged within this is worth a word: what commits wait for takes as long as a
+/// line and two disks.
+pub const WAITS_MAX: Duration = Duration::from_secs(10);
 
 /// The near end of one mirror.
 #[derive(Debug)]
@@ -226,14 +256,14 @@ impl Near {
                 system.system_id, have.system_id
             )));
         }
-        if let Some(have) = have {
-            descent::check(&mut connection, Timeline(system.timeline), have).await?;
-        }
         let shown = connection.simple_query("SHOW wal_segment_size").await?;
         let shown = shown.first().and_then(|set| set.rows.first()?.get(0).map(str::to_owned));
         let shown = shown.unwrap_or_default();
         let segment = parse_segment_size(&shown)
             .ok_or_else(|| wrong(format!("its wal_segment_size is \"{shown}\"")))?;
+        if let Some(have) = have {
+            descent::check(&mut connection, Timeline(system.timeline), have, segment).await?;
+        }
         let was_pending = self.expect_waiting(have.is_none())?;
         let is_slot_new = match connection.create_physical_slot(&self.slot).await {
             Ok(()) => {
@@ -321,7 +351,8 @@ impl Near {
             let mut status = self.status();
             status.connected = true;
             status.principal_end = begun.system.xlogpos;
-            status.received = begun.start;
+            status.unmoved_since = None;
+            status.receive(begun.start, Instant::now());
             status.far = FarPositions {
                 written: begun.start,
                 durable: begun.start,
@@ -374,8 +405,11 @@ impl Near {
         mut feedback: watch::Receiver<Feedback>,
     ) -> Result<(), MirrorError> {
         let Begun { mut connection, is_slot_new, mut system, mut timeline, mut start, .. } = begun;
+        // They are handed on once it is known that the log is the one that the far end has: from
+        // another server they would be refused there, in words that say less.
+        let mut histories = Vec::new();
         for ancestor in 2..=timeline.0.min(system.timeline) {
-            pass_history(&mut connection, Timeline(ancestor), &queue).await?;
+            histories.extend(history_of(&mut connection, Timeline(ancestor)).await?);
         }
         // Only the first piece is behind what the far end had before.
         let mut tail = request.have.as_ref().and_then(|have| have.tail);
@@ -397,6 +431,9 @@ impl Near {
                 None => (self.start_stream(connection, &system, place).await?, None),
             };
             self.check_namesakes(stream.backend_pid()).await?;
+            for history in histories.drain(..) {
+                hand_on(&queue, history).await;
+            }
             self.status().walsender = Some(stream.backend_pid());
             let mut flow = Flow {
                 near: self,
@@ -425,7 +462,9 @@ impl Near {
             connection = self.connect().await?;
             timeline = Timeline(switch.timeline);
             (system.timeline, system.xlogpos) = (switch.timeline, switch.start);
-            pass_history(&mut connection, timeline, &queue).await?;
+            if let Some(history) = history_of(&mut connection, timeline).await? {
+                hand_on(&queue, history).await;
+            }
             hand_on(&queue, FromNear::Switch { timeline, at: start }).await;
         }
     }
@@ -601,18 +640,14 @@ fn parse_segment_size(text: &str) -> Option<SegmentBytes> {
     SegmentBytes::new(number.checked_mul(unit)?)
 }
 
-async fn pass_history(
+async fn history_of(
     connection: &mut Connection,
     timeline: Timeline,
-    queue: &mpsc::Sender<FromNear>,
-) -> Result<(), MirrorError> {
+) -> Result<Option<FromNear>, MirrorError> {
     match connection.timeline_history(timeline.0).await {
-        Ok(text) => {
-            hand_on(queue, FromNear::History { timeline, text: text.into() }).await;
-            Ok(())
-        }
+        Ok(text) => Ok(Some(FromNear::History { timeline, text: text.into() })),
         // A timeline that this one does not come from.
-        Err(error) if error.sqlstate() == Some("58P01") => Ok(()),
+        Err(error) if error.sqlstate() == Some("58P01") => Ok(None),
         Err(error) => Err(error.into()),
     }
 }
@@ -651,6 +686,27 @@ mod tests {
         assert!(other.starts_with("the principal: "), "{other}");
         let dropped = explain("58P01", 1, Lsn(0x200_0000)).to_string();
         assert!(dropped.contains("it has dropped log"), "{dropped}");
+    }
+
+    #[test]
+    fn log_that_is_not_acknowledged_is_noticed_and_nothing_else() {
+        let (begun, mut status) = (Instant::now(), NearStatus::default());
+        let at = |seconds| begun + Duration::from_secs(seconds);
+        status.receive(Lsn(100), at(0));
+        assert_eq!(status.waits(at(10)), None);
+        assert_eq!(status.waits(at(11)), Some(Duration::from_secs(11)));
+        // Far behind, and getting on.
+        status.acknowledge(Lsn(50), at(11));
+        status.receive(Lsn(200), at(15));
+        assert_eq!(status.waits(at(20)), None);
+        // The same once more is no news.
+        status.acknowledge(Lsn(50), at(21));
+        assert_eq!(status.waits(at(22)), Some(Duration::from_secs(11)));
+        // Nobody writes.
+        status.acknowledge(Lsn(200), at(23));
+        assert_eq!((status.waits(at(900)), status.unmoved_since), (None, None));
+        status.receive(Lsn(300), at(900));
+        assert_eq!(status.waits(at(905)), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //!          slots                      how far each standby's slot has come (likewise)
 //!          noted                      how far whole records were durable, now and then
 //!          closed                     a standby was promoted: nothing more is taken in
+//!          promoted                   it has become a server of its own
 //!          00000001000000000000002A   a segment; all but the newest are whole and durable
 //!          00000001000000000000002B   the newest: zeros behind what has been written, or old log
 //!          00000002.history           as the principal has it
@@ -145,13 +146,14 @@ pub struct Spool {
     handed_over: AtomicU64,
     writer: Arc<Mutex<writer::Writer>>,
     thread: Option<std::thread::JoinHandle<()>>,
-    slots: Mutex<slots::Slots>,
+    slots: slots::KeptSlots,
     /// The newest timeline that was handed over. Held while a history file is replaced: the thread
     /// of a session that was dropped may still be at it.
     newest_timeline: Mutex<Timeline>,
     /// Removing segments, one at a time.
     forgetting: Mutex<()>,
     closed: OnceLock<Closed>,
+    has_taken_over: AtomicBool,
     /// Where it began.
     begin: Lsn,
     /// The end of a whole record that was durable.
@@ -213,7 +215,7 @@ impl Spool {
         lock: FolderLock,
         recovered: recovery::Recovered,
     ) -> Result<Spool, SpoolError> {
-        let slots = slots::Slots::load(folder)?;
+        let slots = slots::KeptSlots::load(folder)?;
         let closed = OnceLock::new();
         if let Some(found) = Closed::read(folder)? {
             let _ = closed.set(found);
@@ -263,10 +265,11 @@ impl Spool {
             handed_over: AtomicU64::new(0),
             writer,
             thread: Some(thread),
-            slots: Mutex::new(slots),
+            slots,
             newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
             closed,
+            has_taken_over: AtomicBool::new(closed::is_promoted(folder)),
             begin,
             noted: Mutex::new(noted),
             looked: Mutex::new(Looked::since(noted, begin, recovered.positions)),
@@ -292,6 +295,23 @@ impl Spool {
     /// Where it was closed; `None` if it still takes log in.
     pub fn closed(&self) -> Option<Closed> {
         self.closed.get().cloned()
+    }
+
+    /// The same, once a server has taken over for good: nobody needs what is here to become that one.
+    pub fn promoted(&self) -> Option<Closed> {
+        let has_taken_over = self.has_taken_over.load(Relaxed);
+        if has_taken_over { self.closed() } else { None }
+    }
+
+    /// Notes that a server has taken over; should that not be saved, it is known until a restart.
+    /// Blocks on the disk.
+    pub fn note_promoted(&self) {
+        if self.has_taken_over.swap(true, Relaxed) {
+            return;
+        }
+        if let Err(error) = closed::note_promoted(self.folder()) {
+            tracing::warn!("that a standby was promoted is forgotten at a restart: {error}");
+        }
     }
 
     /// Takes nothing in from now on, also after a restart. Durable when this returns. Blocks on
@@ -514,16 +534,12 @@ impl Spool {
         Ok(folder::Listing::read(self.folder(), self.identity().segment)?.segments)
     }
 
-    fn slots(&self) -> MutexGuard<'_, slots::Slots> {
-        self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
     /// Makes a slot that keeps the log from `restart` on. Blocks on the disk.
     ///
     /// # Errors
     /// [`SpoolError::Io`]; `Ok(false)` if there is one of that name.
     pub fn create_slot(&self, name: &SlotName, restart: Option<Lsn>) -> Result<bool, SpoolError> {
-        self.slots().create(self.folder(), name, restart)
+        self.slots.create(name, restart)
     }
 
     /// Makes a slot that is there until what is returned is dropped, and is in no file; `None` if
@@ -533,7 +549,7 @@ impl Spool {
         name: &SlotName,
         restart: Option<Lsn>,
     ) -> Option<TemporarySlot> {
-        let number = self.slots().create_temporary(name, restart)?;
+        let number = self.slots.now().create_temporary(name, restart)?;
         Some(TemporarySlot { spool: self.clone(), name: name.clone(), number })
     }
 
@@ -542,28 +558,28 @@ impl Spool {
     /// # Errors
     /// [`SpoolError::Io`].
     pub fn drop_slot(&self, name: &SlotName) -> Result<bool, SpoolError> {
-        self.slots().remove(self.folder(), name)
+        self.slots.remove(name)
     }
 
     /// From where on a slot keeps the log; `None` if there is no such slot, `Some(None)` if it has
     /// never been used or is lost.
     pub fn slot(&self, name: &SlotName) -> Option<Option<Lsn>> {
-        self.slots().get(name)
+        self.slots.now().get(name)
     }
 
     /// A slot's user has everything before `flushed`. Blocks on the disk, once per segment.
     pub fn advance_slot(&self, name: &SlotName, flushed: Lsn) {
-        self.slots().advance(self.folder(), name, flushed, self.identity().segment);
+        self.slots.advance(name, flushed, self.identity().segment);
     }
 
     /// Every slot but temporary ones.
     pub fn slot_views(&self) -> Vec<SlotView> {
-        self.slots().views()
+        self.slots.now().views()
     }
 
     /// Whether a slot kept more than it may, and keeps nothing any more.
     pub fn is_slot_lost(&self, name: &SlotName) -> bool {
-        self.slots().is_lost(name)
+        self.slots.now().is_lost(name)
     }
 
     /// Slots that keep log from before `bound` keep nothing from now on, also after a restart;
@@ -572,12 +588,12 @@ impl Spool {
     /// # Errors
     /// [`SpoolError::Io`].
     pub fn lose_slots(&self, bound: Lsn) -> Vec<SlotName> {
-        self.slots().lose(self.folder(), bound)
+        self.slots.lose(bound)
     }
 
     /// From where on slots keep the log; `None` if none does.
     pub fn kept_for_slots(&self) -> Option<Lsn> {
-        self.slots().oldest()
+        self.slots.now().oldest()
     }
 }
 
@@ -591,7 +607,7 @@ pub struct TemporarySlot {
 
 impl Drop for TemporarySlot {
     fn drop(&mut self) {
-        self.spool.slots().remove_temporary(&self.name, self.number);
+        self.spool.slots.now().remove_temporary(&self.name, self.number);
     }
 }
 

@@ -12,12 +12,24 @@ pub(crate) use near::{LET_LOOK, NearAgent, kept_bytes, resume_without_node, why_
 pub(crate) use near_side::NearSide;
 
 use farshore_model::Lsn;
+use std::time::Duration;
 
 fn with_warning(failure: Option<String>, warning: Option<String>) -> Option<String> {
     match (failure, warning) {
         (Some(failure), Some(warning)) => Some(format!("{warning}. {failure}")),
         (failure, warning) => failure.or(warning),
     }
+}
+
+const NOTHING_ACKNOWLEDGED: &str = "nothing was acknowledged";
+
+/// That commits wait, where any do, until something `becomes` so.
+fn nothing_is_acknowledged(waits: Duration, becomes: &str) -> String {
+    format!(
+        "{NOTHING_ACKNOWLEDGED} for {} s, since no more log has become {becomes}; commits that wait \
+         for it wait",
+        waits.as_secs()
+    )
 }
 
 /// Nothing is known of standbys that never were.

@@ -46,7 +46,11 @@ pub(crate) async fn answer(
     mut lines: Answer,
 ) -> (Answer, Result<String, String>) {
     let outcome = match request {
-        Request::Status => serde_json::to_string(&site.report()).map_err(|error| error.to_string()),
+        // Folders are looked into, on disks that may hang.
+        Request::Status => match tokio::task::spawn_blocking(move || site.report()).await {
+            Ok(report) => serde_json::to_string(&report).map_err(|error| error.to_string()),
+            Err(_) => Err("looking at the state died".to_owned()),
+        },
         Request::Pause { subscription } => site.pause(&subscription).await,
         Request::Resume { subscription, publication } => {
             site.resume(subscription.as_deref(), publication.as_deref()).await

@@ -106,7 +106,11 @@ async fn take(
         conninfo: conninfo(mirror, slot)?,
         slot: slot.to_owned(),
     };
-    let request = SeedRequest { mirror: options.mirror.clone(), max_rate_kb: options.max_rate_kb };
+    let request = SeedRequest {
+        mirror: options.mirror.clone(),
+        max_rate_kb: options.max_rate_kb,
+        slot: Some(slot.to_owned()),
+    };
     let near_side = near_side(config, mirror)?;
     let seeded = near_side.talk(Wanted::Seed(request), |session| take.run(session, progress)).await;
     let seeded = seeded.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;

@@ -283,6 +283,13 @@ impl Site {
             let Some(near_side) = near_side else { continue };
             far_mirrors.push(Arc::new(FarAgent::open(mirror, &config.data_dir, near_side)));
         }
+        for mirror in &config.mirrors.near {
+            let streamed = config.mirrors.streamed_by(mirror).map(|far| far.name.as_str());
+            let spool = far_mirrors.iter().find(|agent| Some(agent.name()) == streamed);
+            if let Some((near, spool)) = near_mirrors.get(&mirror.name).zip(spool) {
+                near.streams_from(spool);
+            }
+        }
         let serving = config.sites.listen.as_ref().map(|_| {
             let publications = served(&publications, &received);
             Arc::new(Serving::new(config.sites.clone(), publications, near_mirrors.clone()))

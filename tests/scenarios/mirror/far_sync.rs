@@ -240,3 +240,38 @@ fn a_nearby_node_that_is_gone_as_well_is_said() -> Result<()> {
     println!("{}", promoted.stdout.trim());
     Ok(())
 }
+
+/// The principal lives while the far site's standby is promoted: what returns there is on the new
+/// server, since nothing more does once that is decided; and where nothing is promoted, all goes on.
+#[test]
+fn nothing_returns_that_the_far_site_will_not_have() -> Result<()> {
+    let mut chain = Chain::start("")?;
+    let client = chain.begin_commits()?;
+    await_commits(&client, 20)?;
+    let url = chain.principal.url("postgres");
+    let refused = chain.far.verb("mirror promote", &["n", "--standby", &url])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("is not in recovery"), "{refused:?}");
+    await_commits(&client, 20)?;
+    let promoted = chain.promote(&[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    ensure!(!promoted.stdout.contains("LOST"), "{promoted:?}");
+    ensure!(promoted.stdout.contains("The node in between takes nothing in"), "{promoted:?}");
+    println!("{}", promoted.stdout.trim());
+    mirror(&chain.mid, "m", |mirror| mirror["state"] == "promoted")?;
+    let says = |text: &'static str| {
+        move |mirror: &Value| mirror["error"].as_str().is_some_and(|error| error.contains(text))
+    };
+    mirror(&chain.mid, "n", says("farshore mirror drop-slot SITE.toml m farshore_mirror_n"))?;
+    mirror(&chain.near, "m", says("has promoted the standby of this mirror"))?;
+    // Neither does the node in between take it up again when it starts.
+    chain.mid.restart()?;
+    mirror(&chain.mid, "m", |mirror| mirror["state"] == "promoted")?;
+    wait_until("the client to wait", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        let waiting: i64 = chain.principal.connect()?.query_one(sql, &[])?.get(0);
+        Ok((waiting > 0).then_some(()))
+    })?;
+    let returned = chain.lose_the_principal(client)?;
+    chain.check(returned)
+}

@@ -541,3 +541,22 @@ fn a_second_node_of_the_same_site_is_refused() -> Result<()> {
     report(&mirrored.far, "the first to answer", |far| far["state"] == "receiving")?;
     mirrored.finish()
 }
+
+/// A standby that is connected and replays nothing holds commits up in mode `far-applied`: both ends
+/// say so, and no longer than that is so.
+#[test]
+fn a_standby_that_does_not_replay_is_told_of() -> Result<()> {
+    let mirrored = Mirrored::start_idle(15, "far-applied", None, Site::named("far")?)?;
+    mirrored.standby.execute_script("SELECT pg_wal_replay_pause()")?;
+    let lazily = "SET synchronous_commit = off; INSERT INTO t VALUES (70, 1)";
+    mirrored.principal.execute_script(lazily)?;
+    let near = said(&mirrored.near, "nothing was acknowledged for")?;
+    ensure!(near["state"] == "streaming" && near["health"] == "warning", "{near}");
+    let far = said(&mirrored.far, "nothing was acknowledged for")?;
+    ensure!(far["error"].as_str().is_some_and(|error| error.contains("\"s1\"")), "{far}");
+    mirrored.standby.execute_script("SELECT pg_wal_replay_resume()")?;
+    for site in [&mirrored.near, &mirrored.far] {
+        report(site, "all to be well again", |mirror| mirror["error"].is_null())?;
+    }
+    Ok(())
+}

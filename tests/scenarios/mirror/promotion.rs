@@ -281,3 +281,35 @@ fn promoting_without_drain_is_caught() -> Result<()> {
         }
     }
 }
+
+/// Whoever else streams gets all that there is, and is told then that nothing more comes.
+#[test]
+fn who_streams_on_is_told_of_the_promotion() -> Result<()> {
+    let mut mirrored = Mirrored::start_idle(15, "far", None, Site::named("far")?)?;
+    let second = mirrored.another_standby("s2")?;
+    mirrored.start_clients()?;
+    mirrored.await_commits(10)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    ensure!(promoted.stdout.contains("has no more log for who else streams"), "{promoted:?}");
+    println!("{}", promoted.stdout.trim());
+    let is_told = |from: usize| {
+        wait_until("the other standby to be told", LONG, &[&second.log_path()], || {
+            let log = std::fs::read_to_string(second.log_path())?;
+            Ok(log
+                .get(from..)
+                .is_some_and(|log| log.contains("was promoted from it"))
+                .then_some(()))
+        })
+    };
+    is_told(0)?;
+    check_rows(&second, &returned)?;
+    // Also when the node starts again, and when the standby does.
+    mirrored.far.restart()?;
+    let before = std::fs::metadata(second.log_path())?.len();
+    is_told(usize::try_from(before)?)?;
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}

@@ -76,6 +76,18 @@ impl Near {
         self.hold().as_ref().map(|hold| hold.start)
     }
 
+    /// What was noted before this node started counts also while no far end asks. Blocks on the disk.
+    pub fn recall_begun_anew(&self) {
+        if !self.promise.is_of_the_spool() {
+            return;
+        }
+        let noted = self.noted().ok().flatten().filter(|noted| noted.start != PENDING);
+        if let Some(noted) = noted {
+            tracing::warn!(mirror = %self.name, "{}", held(&self.name, noted.start));
+            *self.hold() = Some(noted);
+        }
+    }
+
     /// Before the slot is made, which tells later that it was not there: notes that it is to be looked
     /// who waits. Says whether that was noted earlier.
     pub(super) fn expect_waiting(&self, begins: bool) -> Result<bool, MirrorError> {

@@ -239,7 +239,7 @@ impl Flow<'_> {
             FromNear::Log { timeline, start, principal_end, bytes, packing, packed }
         };
         let mut status = self.near.status();
-        status.received = self.received;
+        status.receive(self.received, Instant::now());
         status.principal_end = status.principal_end.max(principal_end);
         Ok((Some(message), asked))
     }
@@ -266,7 +266,7 @@ impl Flow<'_> {
         stream.send_status(reply.written, reply.flushed, reply.applied, false).await?;
         fault::point("mirror.after-acknowledge");
         self.told = reply;
-        self.near.status().acknowledged = reply.flushed;
+        self.near.status().acknowledge(reply.flushed, Instant::now());
         Ok(())
     }
 }

@@ -4,6 +4,7 @@
 use super::message::as_text;
 use crate::error::MirrorError;
 use crate::receive::Near;
+use crate::spool::Spool;
 use farshore_link::Session;
 use farshore_model::Lsn;
 use farshore_pg::{Connection, Mode};
@@ -29,6 +30,11 @@ pub struct EndAnswer {
     pub mode: String,
     /// What can be streamed from there.
     pub log: PrincipalsLog,
+    /// The log comes from a spool beside the near end, which takes nothing in at present, as the far
+    /// end has asked: nothing more is acknowledged to who writes it. A near end that knows nothing of
+    /// this holds nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub holds: bool,
 }
 
 /// The log of a near end's principal.
@@ -58,11 +64,8 @@ impl EndAnswer {
 }
 
 impl Near {
-    /// Tells a far end where the principal's log ends now.
-    ///
-    /// # Errors
-    /// The link's.
-    pub async fn tell_end(&self, session: Session) -> Result<(), MirrorError> {
+    /// Where the principal's log ends now.
+    pub async fn end(&self) -> EndAnswer {
         let log = match tokio::time::timeout(PRINCIPAL_WITHIN, self.principals_log()).await {
             Ok(Ok(log)) => log,
             Ok(Err(error)) => PrincipalsLog::Unknown { why: error.to_string() },
@@ -70,9 +73,26 @@ impl Near {
                 why: format!("the principal does not answer within {PRINCIPAL_WITHIN:?}"),
             },
         };
-        let answer = EndAnswer { mode: self.promise.as_str().to_owned(), log };
+        EndAnswer { mode: self.promise.as_str().to_owned(), log, holds: false }
+    }
+
+    /// The same of a principal that is a spool of this node's, which need not be asked by way of its
+    /// server.
+    pub fn end_of_spool(&self, spool: &Spool) -> EndAnswer {
+        let log = PrincipalsLog::EndsAt {
+            system_id: spool.identity().system_id.to_string(),
+            end: spool.positions().borrow().durable,
+        };
+        EndAnswer { mode: self.promise.as_str().to_owned(), log, holds: false }
+    }
+
+    /// Tells a far end.
+    ///
+    /// # Errors
+    /// The link's.
+    pub async fn tell_end(&self, session: Session, answer: &EndAnswer) -> Result<(), MirrorError> {
         let (mut sender, mut receiver) = session.split();
-        sender.send(serde_json::to_vec(&answer).unwrap_or_default().into()).await?;
+        sender.send(serde_json::to_vec(answer).unwrap_or_default().into()).await?;
         // The far end hangs up when it has heard.
         let _ = tokio::time::timeout(LAST_WORDS, async {
             sender.finish().await?;
@@ -113,10 +133,13 @@ mod tests {
         let ends = PrincipalsLog::EndsAt { system_id: "7".to_owned(), end: Lsn(0x300_0148) };
         let unknown = PrincipalsLog::Unknown { why: "gone".to_owned() };
         for (mode, log, is_async) in [("async", ends, true), ("far", unknown, false)] {
-            let answer = EndAnswer { mode: mode.to_owned(), log };
+            let answer = EndAnswer { mode: mode.to_owned(), log, holds: is_async };
             let text = serde_json::to_string(&answer).unwrap();
             assert_eq!(serde_json::from_str::<EndAnswer>(&text).unwrap(), answer, "{text}");
             assert_eq!(answer.is_async(), is_async);
         }
+        // One of an earlier version.
+        let before = r#"{"mode":"async","log":{"unknown":{"why":"gone"}}}"#;
+        assert!(!serde_json::from_str::<EndAnswer>(before).unwrap().holds);
     }
 }

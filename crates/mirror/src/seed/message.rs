@@ -27,6 +27,10 @@ pub struct SeedRequest {
     /// At most so many kilobytes per second are read from the principal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_rate_kb: Option<u32>,
+    /// The slot that the standby will stream by: what tells two seedings from one that was broken off
+    /// and is begun anew. Versions before say nothing of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slot: Option<String>,
 }
 
 /// The near end's first message.

@@ -8,7 +8,7 @@ use super::Context;
 use super::access::{Guest, refuse};
 use super::scram::Denied;
 use crate::keep::blocking;
-use crate::spool::{SlotName, Spool, SpoolError, TemporarySlot};
+use crate::spool::{Closed, SlotName, Spool, SpoolError, TemporarySlot};
 use crate::wal::{Timeline, history_file_name};
 use bytes::{Buf, BytesMut};
 use farshore_model::Lsn;
@@ -394,6 +394,19 @@ impl Session {
         self.row(&columns, &values, "CREATE_REPLICATION_SLOT");
         Ok(Done::Answered)
     }
+}
+
+/// What a client of a spool that was closed is told, once it has everything.
+fn was_promoted(closed: &Closed) -> Done {
+    let Closed { timeline, end, server } = closed;
+    let message = format!(
+        "this mirror has no more log than up to {end} on timeline {timeline}: {server} was promoted \
+         from it, or is about to be"
+    );
+    Done::Refused(Refusal::new("55000", message).hint(
+        "Point primary_conninfo, or of another mirror its principal, to the server that was promoted; \
+         or seed the standby anew.",
+    ))
 }
 
 fn in_use(name: &str) -> Done {

@@ -14,6 +14,11 @@ use tokio::sync::watch;
 /// long has given up, or been helped.
 const REFUSED_LATELY: Duration = Duration::from_secs(15);
 
+/// Who had all of a closed spool is given it again after so long.
+const DONE_FOR: Duration = Duration::from_secs(60);
+/// As many of them are remembered.
+const DONE_MAX: usize = 1_024;
+
 /// What a standby needed stays needed for so long after it left: it, or the node that it streams from,
 /// may just start again, and rows that its queries read would be removed meanwhile.
 const NEEDED_FOR: Duration = Duration::from_secs(60);
@@ -57,6 +62,13 @@ struct Standby {
 }
 
 impl Standby {
+    /// It has everything before this.
+    fn kept_from(&self) -> Lsn {
+        // pg_receivewal says nothing of what it has flushed unless it is asked to.
+        let report = &self.report;
+        if report.flushed > Lsn::ZERO { report.flushed } else { report.written }
+    }
+
     fn who(&self) -> (String, IpAddr) {
         (self.report.application_name.clone(), self.report.peer.ip())
     }
@@ -88,12 +100,15 @@ struct Streaming {
     left: Vec<Left>,
     /// The last one that cannot stream until somebody helps it, in words, and when it asked.
     refused: Option<(Instant, String)>,
+    /// Of a spool that was closed: those that had all of it, and when they last were told so.
+    done: BTreeMap<(String, IpAddr, Option<SlotName>), Instant>,
 }
 
 impl Default for Streaming {
     fn default() -> Streaming {
         let before = Left { who: None, feedback: None, until: Instant::now() + NEEDED_FOR };
-        Streaming { next: 0, standbys: BTreeMap::new(), left: vec![before], refused: None }
+        let (standbys, done) = (BTreeMap::new(), BTreeMap::new());
+        Streaming { next: 0, standbys, left: vec![before], refused: None, done }
     }
 }
 
@@ -137,12 +152,7 @@ impl Standbys {
 
     /// Log from here on is needed by somebody who streams; `None` if nobody does.
     pub fn kept_for_connected(&self) -> Option<Lsn> {
-        let needed = |standby: &Standby| {
-            // pg_receivewal says nothing of what it has flushed unless it is asked to.
-            let report = &standby.report;
-            if report.flushed > Lsn::ZERO { report.flushed } else { report.written }
-        };
-        self.streaming().standbys.values().map(needed).min()
+        self.streaming().standbys.values().map(Standby::kept_from).min()
     }
 
     /// Whether somebody streams by this slot.
@@ -160,6 +170,22 @@ impl Standbys {
         let said =
             format!("standby \"{application_name}\" ({}) asks for log in vain: {why}", peer.ip());
         self.streaming().refused = Some((Instant::now(), said));
+    }
+
+    /// Notes that a client has everything of a spool that takes nothing in any more.
+    pub(crate) fn note_has_all(&self, name: &str, peer: SocketAddr, slot: Option<&SlotName>) {
+        let mut streaming = self.streaming();
+        if streaming.done.len() >= DONE_MAX {
+            streaming.done.clear();
+        }
+        streaming.done.insert((name.to_owned(), peer.ip(), slot.cloned()), Instant::now());
+    }
+
+    /// Whether that was noted a moment ago. Later it may need the log once more: its disk may have
+    /// lost some.
+    pub(crate) fn has_all(&self, name: &str, peer: SocketAddr, slot: Option<&SlotName>) -> bool {
+        let who = (name.to_owned(), peer.ip(), slot.cloned());
+        self.streaming().done.get(&who).is_some_and(|at| at.elapsed() < DONE_FOR)
     }
 
     /// A standby that asked in vain lately, and will again.
@@ -261,6 +287,13 @@ impl Place {
             begins_to_replay = before == Lsn::ZERO && standby.report.applied > Lsn::ZERO;
         }
         self.standbys.look_again(&streaming, begins_to_replay);
+    }
+
+    /// Whether it has said that it has everything before `end`.
+    pub fn has(&self, end: Lsn) -> bool {
+        let streaming = self.standbys.streaming();
+        let standby = streaming.standbys.get(&self.number);
+        standby.is_some_and(|standby| standby.kept_from() >= end)
     }
 
     pub fn sent(&self, sent: Lsn) {

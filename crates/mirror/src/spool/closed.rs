@@ -19,6 +19,18 @@ pub(super) fn reserve(folder: &Path) -> Result<(), SpoolError> {
     if is_there { Ok(()) } else { folder::replace(&path, &[0; RESERVE_BYTES]) }
 }
 
+/// That the standby has become a server of its own.
+const PROMOTED: &str = "promoted";
+
+pub(super) fn is_promoted(folder: &Path) -> bool {
+    folder.join(PROMOTED).exists()
+}
+
+/// Blocks on the disk.
+pub(super) fn note_promoted(folder: &Path) -> Result<(), SpoolError> {
+    folder::replace(&folder.join(PROMOTED), b"promoted\n")
+}
+
 /// Up to where a spool had the log when it was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Closed {

@@ -43,10 +43,8 @@ impl FolderLock {
             let pid = if known { pid.trim().to_owned() } else { "unknown".to_owned() };
             return Err(SpoolError::Locked { path: folder.to_owned(), pid });
         }
-        let pid = format!("{}\n", std::process::id());
-        file.set_len(0)
-            .and_then(|()| file.write_all(pid.as_bytes()))
-            .map_err(SpoolError::io("write", &path))?;
+        // On a full disk the spool is opened all the same: this is for the message alone.
+        let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(FolderLock { _file: file })
     }
 }
@@ -193,5 +191,14 @@ mod tests {
         create(&folder).unwrap();
         assert!(folder.is_dir());
         assert_eq!(names_made_in(&folder), [mirrors.as_path()]);
+    }
+
+    #[test]
+    fn a_folder_on_a_full_disk_is_taken_all_the_same() {
+        let there = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/dev/full", there.path().join("LOCK")).unwrap();
+        let held = FolderLock::take(there.path()).unwrap();
+        assert!(matches!(FolderLock::take(there.path()), Err(SpoolError::Locked { .. })));
+        drop(held);
     }
 }

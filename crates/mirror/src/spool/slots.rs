@@ -5,7 +5,8 @@ use crate::wal::SegmentBytes;
 use farshore_model::Lsn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard};
 
 /// A slot's name, as PostgreSQL allows it: 1 to 63 lower-case letters, digits and underscores.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,8 +57,81 @@ pub(super) struct Slots {
     next: u64,
 }
 
+/// What became of a slot that was to be dropped.
+enum Removed {
+    None,
+    Temporary,
+    /// It was one that is saved.
+    Saved,
+}
+
+/// The slots of a spool, and their file. Whoever looks at them waits for no disk: they change first,
+/// and are saved behind that, by one at a time.
+#[derive(Debug)]
+pub(super) struct KeptSlots {
+    folder: PathBuf,
+    slots: Mutex<Slots>,
+    /// Held by who writes the file.
+    saving: Mutex<()>,
+}
+
+impl KeptSlots {
+    pub fn load(folder: &Path) -> Result<KeptSlots, SpoolError> {
+        let slots = Mutex::new(Slots::load(folder)?);
+        Ok(KeptSlots { folder: folder.to_owned(), slots, saving: Mutex::default() })
+    }
+
+    /// To look at them, or to change what is in no file.
+    pub fn now(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Blocks on the disk.
+    fn save(&self) -> Result<(), SpoolError> {
+        let _turn = self.saving.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        // As they are by now: who waited for the turn saves what others changed meanwhile.
+        let text = self.now().encode();
+        folder::replace(&self.folder.join(folder::SLOTS), text.as_bytes())
+    }
+
+    pub fn create(&self, name: &SlotName, restart: Option<Lsn>) -> Result<bool, SpoolError> {
+        let is_made = self.now().create(name, restart);
+        if is_made { self.save().map(|()| true) } else { Ok(false) }
+    }
+
+    pub fn remove(&self, name: &SlotName) -> Result<bool, SpoolError> {
+        let removed = self.now().remove(name);
+        match removed {
+            Removed::None => Ok(false),
+            Removed::Temporary => Ok(true),
+            Removed::Saved => self.save().map(|()| true),
+        }
+    }
+
+    /// They are lost also where that cannot be saved: for want of room, perhaps, which their log
+    /// will give.
+    pub fn lose(&self, bound: Lsn) -> Vec<SlotName> {
+        let over = self.now().lose(bound);
+        if !over.is_empty()
+            && let Err(error) = self.save()
+        {
+            tracing::error!(%error, "that slots are lost is not saved yet; it is known until a restart");
+        }
+        over
+    }
+
+    /// Where that cannot be saved it counts all the same: for want of room, perhaps, which the
+    /// segments will give that it needs no more. After a restart it keeps what is left of them.
+    pub fn advance(&self, name: &SlotName, flushed: Lsn, size: SegmentBytes) {
+        let is_saved = self.now().advance(name, flushed, size);
+        if is_saved && let Err(error) = self.save() {
+            tracing::warn!(slot = %name, "what the slot has is not saved yet: {error}");
+        }
+    }
+}
+
 impl Slots {
-    pub fn load(dir: &Path) -> Result<Slots, SpoolError> {
+    fn load(dir: &Path) -> Result<Slots, SpoolError> {
         let path = dir.join(folder::SLOTS);
         match std::fs::read_to_string(&path) {
             Ok(text) => Slots::decode(&text)
@@ -105,21 +179,13 @@ impl Slots {
         Some(slots)
     }
 
-    fn save(&self, dir: &Path) -> Result<(), SpoolError> {
-        folder::replace(&dir.join(folder::SLOTS), self.encode().as_bytes())
-    }
-
-    pub fn create(
-        &mut self,
-        dir: &Path,
-        name: &SlotName,
-        restart: Option<Lsn>,
-    ) -> Result<bool, SpoolError> {
+    /// Whether it was made, which is to be saved.
+    fn create(&mut self, name: &SlotName, restart: Option<Lsn>) -> bool {
         if self.get(name).is_some() {
-            return Ok(false);
+            return false;
         }
         self.restart.insert(name.clone(), restart);
-        self.save(dir).map(|()| true)
+        true
     }
 
     /// Its number; `None` if there is a slot of that name.
@@ -140,20 +206,19 @@ impl Slots {
         }
     }
 
-    pub fn remove(&mut self, dir: &Path, name: &SlotName) -> Result<bool, SpoolError> {
+    fn remove(&mut self, name: &SlotName) -> Removed {
         if self.temporary.remove(name).is_some() {
-            return Ok(true);
+            return Removed::Temporary;
         }
         if self.restart.remove(name).is_none() {
-            return Ok(false);
+            return Removed::None;
         }
         self.lost.remove(name);
-        self.save(dir).map(|()| true)
+        Removed::Saved
     }
 
-    /// Slots that keep log from before `bound` keep nothing from now on; which. They are lost also
-    /// where that cannot be saved: for want of room, perhaps, which their log will give.
-    pub fn lose(&mut self, dir: &Path, bound: Lsn) -> Vec<SlotName> {
+    /// Slots that keep log from before `bound` keep nothing from now on; which.
+    fn lose(&mut self, bound: Lsn) -> Vec<SlotName> {
         let is_over = |restart: &Option<Lsn>| restart.is_some_and(|restart| restart < bound);
         let over: Vec<SlotName> = self
             .restart
@@ -161,15 +226,9 @@ impl Slots {
             .filter(|(_, restart)| is_over(restart))
             .map(|(name, _)| name.clone())
             .collect();
-        if over.is_empty() {
-            return over;
-        }
         for name in &over {
             self.restart.insert(name.clone(), None);
             self.lost.insert(name.clone());
-        }
-        if let Err(error) = self.save(dir) {
-            tracing::error!(%error, "that slots are lost is not saved yet; it is known until a restart");
         }
         over
     }
@@ -193,26 +252,23 @@ impl Slots {
         temporary.or_else(|| self.restart.get(name).copied())
     }
 
-    /// Where that cannot be saved it counts all the same: for want of room, perhaps, which the
-    /// segments will give that it needs no more. After a restart it keeps what is left of them.
-    pub fn advance(&mut self, dir: &Path, name: &SlotName, flushed: Lsn, size: SegmentBytes) {
+    /// Whether that is to be saved.
+    fn advance(&mut self, name: &SlotName, flushed: Lsn, size: SegmentBytes) -> bool {
         if self.lost.contains(name) {
-            return;
+            return false;
         }
         let (restart, is_kept) = match (self.temporary.get_mut(name), self.restart.get_mut(name)) {
             (Some((_, restart)), _) => (restart, false),
             (None, Some(restart)) => (restart, true),
-            (None, None) => return,
+            (None, None) => return false,
         };
         // Whole segments are kept and dropped, so no more needs to be known.
         let flushed = size.floor(flushed);
         if restart.is_some_and(|restart| restart >= flushed) {
-            return;
+            return false;
         }
         *restart = Some(flushed);
-        if is_kept && let Err(error) = self.save(dir) {
-            tracing::warn!(slot = %name, "what the slot has is not saved yet: {error}");
-        }
+        is_kept
     }
 
     pub fn oldest(&self) -> Option<Lsn> {
@@ -231,23 +287,24 @@ mod tests {
         let size = SegmentBytes::new(1 << 20).unwrap();
         let names = ["behind", "level", "unused"].map(|name| SlotName::new(name).unwrap());
         let [behind, level, unused] = &names;
-        let mut slots = Slots::default();
-        slots.create(dir.path(), behind, Some(Lsn(1 << 20))).unwrap();
-        slots.create(dir.path(), level, Some(Lsn(3 << 20))).unwrap();
-        slots.create(dir.path(), unused, None).unwrap();
-        assert_eq!(slots.lose(dir.path(), Lsn(1 << 20)), []);
-        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)), std::slice::from_ref(behind));
-        assert_eq!(slots.lose(dir.path(), Lsn(3 << 20)), [], "once");
+        let slots = KeptSlots::load(dir.path()).unwrap();
+        slots.create(behind, Some(Lsn(1 << 20))).unwrap();
+        slots.create(level, Some(Lsn(3 << 20))).unwrap();
+        slots.create(unused, None).unwrap();
+        assert_eq!(slots.lose(Lsn(1 << 20)), []);
+        assert_eq!(slots.lose(Lsn(3 << 20)), std::slice::from_ref(behind));
+        assert_eq!(slots.lose(Lsn(3 << 20)), [], "once");
         // Its standby may be in the middle of a stream.
-        slots.advance(dir.path(), behind, Lsn(2 << 20), size);
-        let mut again = Slots::load(dir.path()).unwrap();
-        assert_eq!(again.views(), slots.views());
-        let lost: Vec<bool> = again.views().iter().map(|view| view.is_lost).collect();
+        slots.advance(behind, Lsn(2 << 20), size);
+        let again = KeptSlots::load(dir.path()).unwrap();
+        assert_eq!(again.now().views(), slots.now().views());
+        let lost: Vec<bool> = again.now().views().iter().map(|view| view.is_lost).collect();
         assert_eq!(lost, [true, false, false]);
-        assert_eq!((again.get(behind), again.oldest()), (Some(None), Some(Lsn(3 << 20))));
-        assert!(!again.create(dir.path(), behind, None).unwrap());
-        assert!(again.remove(dir.path(), behind).unwrap() && !again.is_lost(behind));
-        assert!(again.create(dir.path(), behind, Some(Lsn(4 << 20))).unwrap());
+        assert_eq!(again.now().get(behind), Some(None));
+        assert_eq!(again.now().oldest(), Some(Lsn(3 << 20)));
+        assert!(!again.create(behind, None).unwrap());
+        assert!(again.remove(behind).unwrap() && !again.now().is_lost(behind));
+        assert!(again.create(behind, Some(Lsn(4 << 20))).unwrap());
         assert!(!Slots::load(dir.path()).unwrap().is_lost(behind));
     }
 
@@ -256,38 +313,38 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let size = SegmentBytes::new(1 << 20).unwrap();
         let (a, b) = (SlotName::new("a").unwrap(), SlotName::new("b_1").unwrap());
-        let mut slots = Slots::load(dir.path()).unwrap();
-        assert!(slots.create(dir.path(), &a, None).unwrap());
-        assert!(!slots.create(dir.path(), &a, None).unwrap());
-        assert!(slots.create(dir.path(), &b, Some(Lsn(5 << 20))).unwrap());
-        slots.advance(dir.path(), &a, Lsn((3 << 20) + 7), size);
-        slots.advance(dir.path(), &b, Lsn(1 << 20), size);
-        let again = Slots::load(dir.path()).unwrap();
-        assert_eq!(again.restart, slots.restart);
-        assert_eq!(again.get(&a), Some(Some(Lsn(3 << 20))));
-        assert_eq!(again.oldest(), Some(Lsn(3 << 20)));
-        let text = again.encode();
+        let slots = KeptSlots::load(dir.path()).unwrap();
+        assert!(slots.create(&a, None).unwrap());
+        assert!(!slots.create(&a, None).unwrap());
+        assert!(slots.create(&b, Some(Lsn(5 << 20))).unwrap());
+        slots.advance(&a, Lsn((3 << 20) + 7), size);
+        slots.advance(&b, Lsn(1 << 20), size);
+        let again = KeptSlots::load(dir.path()).unwrap();
+        assert_eq!(again.now().restart, slots.now().restart);
+        assert_eq!(again.now().get(&a), Some(Some(Lsn(3 << 20))));
+        assert_eq!(again.now().oldest(), Some(Lsn(3 << 20)));
+        let text = again.now().encode();
         assert!(Slots::decode(&text.replace("300000", "400000")).is_none());
         for len in 0..text.len() {
             assert!(Slots::decode(&text[..len]).is_none(), "{len}");
         }
         // A temporary one is a slot like another, and leaves nothing behind.
         let c = SlotName::new("c").unwrap();
-        let number = slots.create_temporary(&c, Some(Lsn(1 << 20))).unwrap();
-        assert!(!slots.create(dir.path(), &c, None).unwrap());
-        assert_eq!(slots.create_temporary(&a, None), None);
-        assert_eq!(slots.oldest(), Some(Lsn(1 << 20)));
-        slots.advance(dir.path(), &c, Lsn(2 << 20), size);
-        assert_eq!(slots.get(&c), Some(Some(Lsn(2 << 20))));
-        slots.advance(dir.path(), &b, Lsn(6 << 20), size);
+        let number = slots.now().create_temporary(&c, Some(Lsn(1 << 20))).unwrap();
+        assert!(!slots.create(&c, None).unwrap());
+        assert_eq!(slots.now().create_temporary(&a, None), None);
+        assert_eq!(slots.now().oldest(), Some(Lsn(1 << 20)));
+        slots.advance(&c, Lsn(2 << 20), size);
+        assert_eq!(slots.now().get(&c), Some(Some(Lsn(2 << 20))));
+        slots.advance(&b, Lsn(6 << 20), size);
         assert_eq!(Slots::load(dir.path()).unwrap().get(&c), None);
-        assert!(slots.remove(dir.path(), &c).unwrap());
-        let another = slots.create_temporary(&c, None).unwrap();
-        slots.remove_temporary(&c, number);
-        assert_eq!(slots.get(&c), Some(None), "it was another one's");
-        slots.remove_temporary(&c, another);
-        assert_eq!(slots.get(&c), None);
-        assert!(slots.remove(dir.path(), &a).unwrap() && slots.remove(dir.path(), &b).unwrap());
+        assert!(slots.remove(&c).unwrap());
+        let another = slots.now().create_temporary(&c, None).unwrap();
+        slots.now().remove_temporary(&c, number);
+        assert_eq!(slots.now().get(&c), Some(None), "it was another one's");
+        slots.now().remove_temporary(&c, another);
+        assert_eq!(slots.now().get(&c), None);
+        assert!(slots.remove(&a).unwrap() && slots.remove(&b).unwrap());
         assert_eq!(Slots::load(dir.path()).unwrap().oldest(), None);
         for name in ["", "A", "a b", "a-b"] {
             assert_eq!(SlotName::new(name), None, "{name}");
@@ -299,11 +356,36 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let size = SegmentBytes::new(1 << 20).unwrap();
         let name = SlotName::new("standby").unwrap();
-        let mut slots = Slots::default();
-        slots.create(dir.path(), &name, Some(Lsn(1 << 20))).unwrap();
-        slots.advance(&dir.path().join("gone"), &name, Lsn(3 << 20), size);
-        assert_eq!(slots.oldest(), Some(Lsn(3 << 20)));
-        slots.advance(dir.path(), &name, Lsn(4 << 20), size);
+        let slots = KeptSlots::load(dir.path()).unwrap();
+        slots.create(&name, Some(Lsn(1 << 20))).unwrap();
+        // No file can be made there.
+        let new = dir.path().join(folder::SLOTS).with_extension("tmp");
+        std::fs::create_dir(&new).unwrap();
+        slots.advance(&name, Lsn(3 << 20), size);
+        assert_eq!(slots.now().oldest(), Some(Lsn(3 << 20)));
+        assert_eq!(Slots::load(dir.path()).unwrap().oldest(), Some(Lsn(1 << 20)));
+        std::fs::remove_dir(&new).unwrap();
+        slots.advance(&name, Lsn(4 << 20), size);
         assert_eq!(Slots::load(dir.path()).unwrap().oldest(), Some(Lsn(4 << 20)));
+    }
+
+    #[test]
+    fn who_looks_at_slots_does_not_wait_for_the_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let size = SegmentBytes::new(1 << 20).unwrap();
+        let name = SlotName::new("standby").unwrap();
+        let slots = KeptSlots::load(dir.path()).unwrap();
+        slots.create(&name, Some(Lsn(1 << 20))).unwrap();
+        let writing = slots.saving.lock().unwrap();
+        std::thread::scope(|scope| {
+            let moving = scope.spawn(|| slots.advance(&name, Lsn(2 << 20), size));
+            while slots.now().oldest() != Some(Lsn(2 << 20)) {
+                std::thread::yield_now();
+            }
+            assert!(!moving.is_finished(), "it was saved meanwhile");
+            assert_eq!(slots.now().views().len(), 1);
+            drop(writing);
+        });
+        assert_eq!(Slots::load(dir.path()).unwrap().oldest(), Some(Lsn(2 << 20)));
     }
 }

@@ -8,7 +8,6 @@ use crate::config::SiteConfig;
 use crate::config::mirrors::{FarMirror, NearMirror};
 use crate::mirrors;
 use farshore_mirror::receive::Promise;
-use farshore_pg::config::Address;
 use farshore_pg::{Connection, Error, Mode, Row};
 
 /// Oldest version that is supported, as `server_version_num` writes it.
@@ -34,20 +33,6 @@ pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
     all
 }
 
-/// Whether the principal is where standbys of another mirror of this site connect.
-fn is_own_spool(config: &SiteConfig, mirror: &NearMirror) -> bool {
-    let is_local = |host: &str| matches!(host, "localhost" | "127.0.0.1" | "::1");
-    let named = |listen: &str| {
-        mirror.principal.hosts.iter().any(|host| {
-            let (address, port) = listen.rsplit_once(':').unwrap_or((listen, ""));
-            let address = address.trim_start_matches('[').trim_end_matches(']');
-            let Address::Tcp(at) = &host.address else { return false };
-            port == host.port.to_string() && (is_local(at) || at == address)
-        })
-    };
-    config.mirrors.far.iter().any(|far| named(&far.listen))
-}
-
 async fn near(config: &SiteConfig, mirror: &NearMirror, findings: &mut Findings) {
     // What the mirror itself does first.
     let streaming = async {
@@ -66,7 +51,7 @@ async fn near(config: &SiteConfig, mirror: &NearMirror, findings: &mut Findings)
             "the principal can be streamed from: system identifier {}, timeline {}",
             system.system_id, system.timeline
         )),
-        Err(Error::Connect { .. }) if is_own_spool(config, mirror) => {
+        Err(Error::Connect { .. }) if config.mirrors.streamed_by(mirror).is_some() => {
             findings.note(
                 "the principal is a mirror of this site, whose log can be streamed once the node \
                  runs",
@@ -192,6 +177,16 @@ fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
             mirror.application_name
         )),
         _ => {}
+    }
+    if let (true, (waited_for, named)) = (is_named, standby_names::awaited(text(6)))
+        && waited_for < named
+        && mirror.promise != Promise::Async
+    {
+        findings.note(format!(
+            "commits wait for {waited_for} of the {named} that synchronous_standby_names names: what \
+             another one acknowledged may be missing here. Promote the one whose `durable` is \
+             furthest (farshore status, at each far site)"
+        ));
     }
     if text(8) == "off" {
         findings.warning(

@@ -7,6 +7,7 @@ use farshore_mirror::relay::compression::{Compression, LEVEL_MAX, Method};
 use farshore_mirror::serve::Access;
 use farshore_mirror::spool::SlotName;
 use farshore_model::nearest;
+use farshore_pg::config::Address;
 use std::path::{Path, PathBuf};
 
 /// Section and what is wrong in it.
@@ -72,6 +73,23 @@ pub struct FarMirror {
     pub drop_behind: Option<u64>,
     /// The standby that would take over, as `mirror promote` reaches it.
     pub standby: Option<farshore_pg::Config>,
+}
+
+impl MirrorsConfig {
+    /// The mirror whose standbys connect where this one has its principal: its log comes from that
+    /// one's spool, here.
+    pub(crate) fn streamed_by(&self, near: &NearMirror) -> Option<&FarMirror> {
+        let is_local = |host: &str| matches!(host, "localhost" | "127.0.0.1" | "::1");
+        let named = |listen: &str| {
+            near.principal.hosts.iter().any(|host| {
+                let (address, port) = listen.rsplit_once(':').unwrap_or((listen, ""));
+                let address = address.trim_start_matches('[').trim_end_matches(']');
+                let Address::Tcp(at) = &host.address else { return false };
+                port == host.port.to_string() && (is_local(at) || at == address)
+            })
+        };
+        self.far.iter().find(|far| named(&far.listen))
+    }
 }
 
 /// A mirror's name as part of another: PostgreSQL's slots have no hyphens.

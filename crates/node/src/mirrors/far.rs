@@ -1,8 +1,10 @@
 //! The far end: keeps the log in a spool and serves it to standbys.
 
+mod holding;
 mod noting;
 mod promote;
 mod reserve;
+mod waiting;
 
 pub(crate) use promote::Takeover;
 
@@ -16,12 +18,15 @@ use crate::switch::Switch;
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::{Far, Forgotten};
 use farshore_mirror::serve::Server;
+use farshore_mirror::spool::SpoolError;
 use farshore_model::Lsn;
+use holding::Holding;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::{oneshot, watch};
 use tokio::task::JoinSet;
+use waiting::Waiting;
 
 /// How often segments that nobody needs are looked for: their files serve for segments to come.
 const FORGET_EVERY: Duration = Duration::from_millis(500);
@@ -37,7 +42,9 @@ pub(crate) struct FarAgent {
     near_side: Arc<NearSide>,
     /// Halts what takes log in.
     intake: Switch,
+    holding: Holding,
     apply_rate: Mutex<ApplyRate>,
+    waiting: Mutex<Waiting>,
     failure: Mutex<AgentFailure>,
     /// The same, of the server for standbys.
     server_failure: Mutex<AgentFailure>,
@@ -63,7 +70,9 @@ impl FarAgent {
             is_usable,
             near_side: Arc::new(near_side),
             intake: Switch::new(false),
+            holding: Holding::default(),
             apply_rate: Mutex::default(),
+            waiting: Mutex::default(),
             failure,
             server_failure: Mutex::default(),
         }
@@ -94,7 +103,11 @@ impl FarAgent {
         };
         match began {
             Ok(()) => {
-                let _ = end.await;
+                tokio::select! {
+                    _ = end => {}
+                    // On another thread than what may wait for the disk.
+                    () = self.clone().watch_waiting() => {}
+                }
             }
             Err(error) => {
                 tracing::warn!(mirror = %self.config.name, "has no thread of its own: {error}");
@@ -314,6 +327,11 @@ impl FarAgent {
             report.kept_bytes = report.slots.iter().map(|slot| slot.kept_bytes).max();
             report.error = with_warning(report.error.take(), self.warning_of(&report.slots));
             let is_waited_for = self.far.standbys.are_waited_for() && applied < self.durable();
+            report.error = with_warning(report.error.take(), self.waits());
+            if let Some(whose) = self.holding.whose().filter(|_| !closed) {
+                let holds = format!("nothing is taken in while {whose} is promoted");
+                report.error = with_warning(report.error.take(), Some(holds));
+            }
             if is_waited_for && status.connected && !self.far.standbys.does_any_replay() {
                 let waits =
                     "no standby streams, and in mode far-applied commits wait until one has \
@@ -349,6 +367,10 @@ fn outcome(ended: Result<(), MirrorError>) -> Outcome {
         Err(error) if error.is_transient() => Outcome::Transient(error.to_string()),
         // By the near end: its principal, say, is another server for as long as an address leads there.
         Err(error @ (MirrorError::Refused { .. } | MirrorError::NearEnd { .. })) => {
+            Outcome::Refused(error.to_string())
+        }
+        // So is one with another history.
+        Err(error @ MirrorError::Spool(SpoolError::OtherHistory { .. })) => {
             Outcome::Refused(error.to_string())
         }
         Err(error) => Outcome::Permanent(error.to_string()),
@@ -389,6 +411,14 @@ mod tests {
         assert_eq!(rate.bytes_per_s, Some(0));
         assert_eq!(redo_queue(Lsn(30), Lsn(10)), Some(20));
         assert_eq!(redo_queue(Lsn(30), Lsn::ZERO), None);
+    }
+
+    /// Another server may answer by the principal's name for a while: the right one comes back.
+    #[test]
+    fn another_history_is_asked_for_again() {
+        let timeline = farshore_mirror::wal::Timeline(2);
+        let error = SpoolError::OtherHistory { timeline, path: "00000002.history".into() };
+        assert!(matches!(outcome(Err(error.into())), Outcome::Refused(_)));
     }
 
     #[tokio::test]

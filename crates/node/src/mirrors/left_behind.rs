@@ -40,17 +40,26 @@ pub(crate) fn left_behind(config: &SiteConfig) -> Vec<LeftBehind> {
             let noted = Note::slot(&config.data_dir, name).read().unwrap_or_default();
             // One that cannot be read names no slot.
             let Some((slot, principal)) = noted.split_once('\n') else { continue };
-            all.push(LeftBehind {
-                what: format!(
-                    "mirror \"{name}\" was carried from here, and the site file does not name it: \
-                     its slot \"{slot}\" on {principal} keeps the log there, without bound, if it \
-                     was not dropped"
-                ),
-                remedy: format!(
-                    "Name it again; or, on that server, SELECT pg_drop_replication_slot('{slot}'), \
-                     and remove {}",
-                    path.display()
-                ),
+            let keeps = format!(
+                "\"{slot}\" on {principal} keeps the log there, without bound, if it was not dropped"
+            );
+            let drop = format!(
+                "on that server, SELECT pg_drop_replication_slot('{slot}'), and remove {}",
+                path.display()
+            );
+            // A mirror's name has no dot.
+            all.push(match name.split_once('.') {
+                None => LeftBehind {
+                    what: format!(
+                        "mirror \"{name}\" was carried from here, and the site file does not name \
+                         it: its slot {keeps}"
+                    ),
+                    remedy: format!("Name it again; or, {drop}"),
+                },
+                Some((mirror, _)) => LeftBehind {
+                    what: format!("mirror \"{mirror}\" had another slot before: {keeps}"),
+                    remedy: format!("Name it again (slot = \"{slot}\"); or, {drop}"),
+                },
             });
         }
     }
@@ -83,5 +92,12 @@ mod tests {
         assert!(spool.what.contains("the spool of mirror \"dr\""), "{}", spool.what);
         assert!(slot.what.contains("\"farshore_mirror_dr\" on postgres://a@b/c"), "{}", slot.what);
         assert!(slot.remedy.contains("pg_drop_replication_slot('farshore_mirror_dr')"));
+        Note::earlier_slot(folder.path(), "dr", "old").write("old\npostgres://a@b/c").unwrap();
+        let left = left_behind(&site("dr"));
+        let [slot] = &left[..] else { panic!("{} are left behind", left.len()) };
+        assert!(
+            slot.what.starts_with("mirror \"dr\" had another slot before: \"old\" on postgres")
+        );
+        assert!(slot.remedy.contains("pg_drop_replication_slot('old')"), "{}", slot.remedy);
     }
 }

@@ -5,22 +5,26 @@ mod bounds;
 pub(crate) use bounds::{LET_LOOK, kept_bytes, resume_without_node, why_dropped};
 
 use super::note::Note;
-use super::{ratio, redo_queue, with_warning};
+use super::{
+    FarAgent, NOTHING_ACKNOWLEDGED, nothing_is_acknowledged, ratio, redo_queue, with_warning,
+};
 use crate::agents::lock;
 use crate::config::mirrors::NearMirror;
 use crate::report::MirrorReport;
-use crate::sites::protocol::Wanted;
+use crate::sites::protocol::{AskEnd, Wanted};
 use bounds::{Bounds, Leeway, Seen};
 use farshore_link::Session;
 use farshore_mirror::MirrorError;
-use farshore_mirror::receive::{self, BegunAnew, Near};
+use farshore_mirror::receive::{self, BegunAnew, Near, Promise};
 use farshore_mirror::relay::compression::Compression;
+use farshore_mirror::relay::end::EndAnswer;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{self, BackupRequest, SeedRequest};
+use farshore_mirror::spool::SlotName;
 use farshore_model::Lsn;
-use std::path::Path;
-use std::sync::Mutex;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::{Duration, Instant};
 use tokio::sync::{Semaphore, watch};
 
 /// Data to the principal of a direct mirror stays unacknowledged no longer.
@@ -28,6 +32,11 @@ const SILENT_MAX: Duration = Duration::from_secs(15);
 
 /// Base backups of a principal at a time, for clients of its mirror's far end.
 const BACKUPS_MAX: usize = 2;
+
+/// Standbys of a mirror that are seeded at a time.
+const SEEDINGS_MAX: usize = 2;
+/// One that is begun anew finds the one before it gone within this.
+const SEEDING_ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 /// A mirror whose near end is here. It runs while its far end is connected.
 pub(crate) struct NearAgent {
@@ -38,17 +47,21 @@ pub(crate) struct NearAgent {
     promoted: Mutex<Option<String>>,
     /// Its far end is here too.
     direct: bool,
+    /// What it streams from is the spool of another mirror, whose far end is here.
+    own_spool: OnceLock<Weak<FarAgent>>,
     peer: Mutex<Option<String>>,
     bounds: Bounds,
     seen: Mutex<Seen>,
     /// The notes that outlive the node.
     dropped: Note,
     resumed: Note,
-    slot: Note,
+    /// Where notes are.
+    data_dir: PathBuf,
     /// Held by who drops the mirror or resumes it.
     dropping: tokio::sync::Mutex<()>,
     /// Each takes a walsender of the principal, of which the log needs one.
     backups: Semaphore,
+    seedings: Semaphore,
     /// The session that runs ends when this changes.
     end_session: watch::Sender<u64>,
 }
@@ -56,9 +69,35 @@ pub(crate) struct NearAgent {
 impl NearAgent {
     /// Words on a mirror that goes on.
     fn warning(&self, seen: &Seen, is_connected: bool) -> Option<String> {
+        with_warning(self.held(), seen.warning(&self.bounds, is_connected))
+    }
+
+    /// That commits that wait for it do not return, if that is so. Where they are held that says why
+    /// itself.
+    fn waits(&self, is_connected: bool) -> Option<String> {
+        let waits = self.near.status().waits(Instant::now())?;
+        if !is_connected || self.near.begun_anew_at().is_some() {
+            return None;
+        }
+        (self.near.promise != Promise::Async).then(|| {
+            let what = match self.near.promise {
+                Promise::FarApplied => "durable at its far end and replayed there",
+                Promise::Far | Promise::FarSync | Promise::Async => "durable at its far end",
+            };
+            nothing_is_acknowledged(waits, what)
+        })
+    }
+
+    /// That commits are held that wait beside a spool that was begun anew, if any are.
+    fn held(&self) -> Option<String> {
         let begun_anew = self.near.begun_anew_at();
-        let held = begun_anew.map(|start| receive::held(&self.near.name, start));
-        with_warning(held, seen.warning(&self.bounds, is_connected))
+        begun_anew.map(|start| receive::held(&self.near.name, start))
+    }
+
+    /// Why it was dropped, and what is held all the same.
+    fn dropped(&self, seen: &Seen) -> Option<String> {
+        let dropped = seen.dropped.clone()?;
+        with_warning(self.held(), Some(dropped))
     }
 
     /// Blocks on the disk.
@@ -70,28 +109,32 @@ impl NearAgent {
         if let Some(why) = &seen.dropped {
             tracing::error!(mirror = %mirror.name, "{why}");
         }
+        let near = Near {
+            name: mirror.name.clone(),
+            principal: reached_by(mirror),
+            slot: mirror.slot.clone(),
+            application_name: mirror.application_name.clone(),
+            promise: mirror.promise,
+            compression: mirror.compression,
+            begun_anew: BegunAnew::noted_in(Note::begun_anew(data_dir, &mirror.name)),
+            status: Mutex::default(),
+        };
+        near.recall_begun_anew();
         NearAgent {
-            near: Near {
-                name: mirror.name.clone(),
-                principal: reached_by(mirror),
-                slot: mirror.slot.clone(),
-                application_name: mirror.application_name.clone(),
-                promise: mirror.promise,
-                compression: mirror.compression,
-                begun_anew: BegunAnew::noted_in(Note::begun_anew(data_dir, &mirror.name)),
-                status: Mutex::default(),
-            },
+            near,
             failure: Mutex::default(),
             promoted: Mutex::default(),
             direct: mirror.direct,
+            own_spool: OnceLock::new(),
             peer: Mutex::default(),
             bounds: Bounds { warn_behind: mirror.warn_behind, drop_behind: mirror.drop_behind },
             seen: Mutex::new(seen),
             dropped,
             resumed,
-            slot: Note::slot(data_dir, &mirror.name),
+            data_dir: data_dir.to_owned(),
             dropping: tokio::sync::Mutex::default(),
             backups: Semaphore::new(BACKUPS_MAX),
+            seedings: Semaphore::new(SEEDINGS_MAX),
             end_session: watch::Sender::new(0),
         }
     }
@@ -118,26 +161,81 @@ impl NearAgent {
             Wanted::Seed(request) => self.seed(session, &request).await,
             Wanted::Backup(request) => self.back_up(session, &request).await,
             Wanted::MirrorEnd(asked) => {
-                if asked.closed {
-                    self.hear_of_promotion(session.peer_site());
-                }
-                self.near.tell_end(session).await
+                let answer = self.end(session.peer_site(), &asked).await;
+                self.near.tell_end(session, &answer).await
             }
             // Not a mirror's.
             Wanted::Log { .. } | Wanted::Source { .. } | Wanted::Measure {} => Ok(()),
         }
     }
 
+    /// Its principal is where standbys of this mirror connect, which is here too.
+    pub fn streams_from(&self, spool: &Arc<FarAgent>) {
+        // Once, when the site is opened.
+        let _ = self.own_spool.set(Arc::downgrade(spool));
+    }
+
+    /// Where its principal's log ends. While its standby is promoted, nothing more is taken into a
+    /// spool here that it streams from, and acknowledged there.
+    async fn end(&self, site: &str, asked: &AskEnd) -> EndAnswer {
+        let first = self.own_spool.get().and_then(Weak::upgrade);
+        let first = first.and_then(|first| first.spool().map(|spool| (first, spool)));
+        let Some((first, spool)) = first else {
+            if asked.closed {
+                self.hear_of_promotion(site, None);
+            }
+            return self.near.end().await;
+        };
+        let whose = format!("a standby of mirror \"{}\" at site \"{site}\"", self.near.name);
+        let holds = match (asked.hold, asked.closed) {
+            (Some(true), true) => first.close_for(&whose).await.map(|()| true),
+            (Some(true), false) => first.hold_for(&whose).await.map(|()| true),
+            (Some(false), _) => {
+                first.let_go();
+                Ok(false)
+            }
+            (None, _) => Ok(false),
+        };
+        let holds = holds.unwrap_or_else(|why| {
+            tracing::error!(mirror = %self.near.name, "mirror \"{}\" goes on while {whose} is promoted: {why}", first.name());
+            false
+        });
+        if asked.closed {
+            self.hear_of_promotion(site, Some(&first));
+        }
+        EndAnswer { holds, ..self.near.end_of_spool(&spool) }
+    }
+
     /// Nothing says so to the principal, which keeps log for a mirror that will never ask for it.
-    fn hear_of_promotion(&self, site: &str) {
+    fn hear_of_promotion(&self, site: &str, spool: Option<&FarAgent>) {
         let Near { name, slot, application_name, .. } = &self.near;
-        let told = format!(
+        let promoted = format!(
             "site \"{site}\" has promoted the standby of this mirror, or is about to: nothing more is \
-             carried, and commits that wait for \"{application_name}\" do not return. Take that name \
-             out of synchronous_standby_names if the old principal is to go on by itself; take \
-             [mirror.{name}] out of the site file here; and drop the slot, which keeps log for \
-             nobody: SELECT pg_drop_replication_slot('{slot}') there"
+             carried"
         );
+        let told = match spool {
+            None => format!(
+                "{promoted}, and commits that wait for \"{application_name}\" do not return. Take \
+                 that name out of synchronous_standby_names if the old principal is to go on by \
+                 itself; take [mirror.{name}] out of the site file here; and drop the slot, which \
+                 keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there"
+            ),
+            Some(spool) => {
+                let first = spool.name();
+                let what = if spool.is_closed() {
+                    "takes in nothing more either: commits at its principal that wait for it do not \
+                     return, and the site of its near end says what to do there"
+                } else {
+                    "goes on: commits at its principal that wait for it return, and are not on the \
+                     server that was promoted"
+                };
+                format!(
+                    "{promoted}. Mirror \"{first}\", which it goes on from, {what}. Take \
+                     [mirror.{name}] out of the site file here; and drop the slot, which keeps log \
+                     for nobody: farshore mirror drop-slot SITE.toml {first} {slot}, here"
+                )
+            }
+        };
         *lock(&self.peer) = Some(site.to_owned());
         let before = lock(&self.promoted).replace(told.clone());
         if before.as_ref() != Some(&told) {
@@ -168,15 +266,13 @@ impl NearAgent {
         ended
     }
 
-    /// So that who takes the mirror out of the site file is told of the slot. Log flows meanwhile,
-    /// whatever the disk here does.
+    /// So that who takes the mirror out of the site file, or gives it another slot, is told of the
+    /// one that is left. Log flows meanwhile, whatever the disk here does.
     fn note_slot(&self) {
-        let text = format!("{}\n{}", self.near.slot, self.near.principal.redacted());
-        let (mirror, note) = (self.near.name.clone(), self.slot.clone());
+        let (slot, server) = (self.near.slot.clone(), self.near.principal.redacted());
+        let (mirror, data_dir) = (self.near.name.clone(), self.data_dir.clone());
         tokio::task::spawn_blocking(move || {
-            if note.read().as_ref() != Some(&text)
-                && let Err(error) = note.write(&text)
-            {
+            if let Err(error) = note_slot(&data_dir, &mirror, (&slot, &server)) {
                 tracing::warn!(%mirror, "{error}");
             }
         });
@@ -190,6 +286,16 @@ impl NearAgent {
             seed::refuse(session, &dropped).await?;
             return Err(dropped);
         }
+        let turn = tokio::time::timeout(SEEDING_ENDS_WITHIN, self.seedings.acquire()).await;
+        let Ok(Ok(_permit)) = turn else {
+            let why = format!(
+                "{SEEDINGS_MAX} standbys of mirror \"{mirror}\" are being seeded already: run this \
+                 again once one of them is done"
+            );
+            let busy = MirrorError::NearEnd { why, passes: true };
+            seed::refuse(session, &busy).await?;
+            return Err(busy);
+        };
         tracing::info!(%mirror, %site, "a standby is seeded");
         seed::give(&self.near.principal, self.near.compression, session, request).await?;
         tracing::info!(%mirror, %site, "a standby was given all files");
@@ -238,16 +344,22 @@ impl NearAgent {
             report.principal_end = status.principal_end.to_string();
             report.send_queue_bytes = status.principal_end.bytes_since(written).max(kept);
         }
-        match seen.dropped.clone() {
+        match self.dropped(&seen).zip(seen.dropped.clone()) {
             // A far end that gets no log for that reason says so as well.
-            Some(why) if report.error.as_ref().is_none_or(|error| error.contains(&why)) => {
-                (report.state, report.error) = ("dropped".to_owned(), Some(why));
+            Some((all, why)) if report.error.as_ref().is_none_or(|error| error.contains(&why)) => {
+                (report.state, report.error) = ("dropped".to_owned(), Some(all));
             }
-            Some(why) => {
+            Some((all, _)) => {
                 report.state = "dropped".to_owned();
-                report.error = with_warning(report.error.take(), Some(why));
+                report.error = with_warning(report.error.take(), Some(all));
             }
             None => {
+                // The far end knows more of it, if it knows.
+                let is_said = |error: &String| error.contains(NOTHING_ACKNOWLEDGED);
+                if !report.error.as_ref().is_some_and(is_said) {
+                    let waits = self.waits(status.connected);
+                    report.error = with_warning(report.error.take(), waits);
+                }
                 let warning = self.warning(&seen, status.connected);
                 report.error = with_warning(report.error.take(), warning);
             }
@@ -270,10 +382,10 @@ impl NearAgent {
             end: "near".to_owned(),
             site: lock(&self.peer).clone(),
             state: state.to_owned(),
-            error: seen
-                .dropped
-                .clone()
-                .or(with_warning(failure, self.warning(&seen, status.connected))),
+            error: self.dropped(&seen).or_else(|| {
+                let waits = self.waits(status.connected);
+                with_warning(failure.or(waits), self.warning(&seen, status.connected))
+            }),
             kept_bytes: seen.kept_bytes,
             mode: Some(self.near.promise.as_str().to_owned()),
             timeline: status.timeline,
@@ -310,6 +422,32 @@ fn reached_by(mirror: &NearMirror) -> farshore_pg::Config {
     principal
 }
 
+/// Notes the slot that is in use; and the one before on the same server, if it was another. Blocks on
+/// the disk.
+fn note_slot(data_dir: &Path, mirror: &str, (slot, server): (&str, &str)) -> Result<(), String> {
+    let (note, text) = (Note::slot(data_dir, mirror), format!("{slot}\n{server}"));
+    let before = note.read().unwrap_or_default();
+    if before == text {
+        return Ok(());
+    }
+    // One that cannot be read names none.
+    if let Some((earlier, there)) = before.split_once('\n')
+        && there == server
+        && earlier != slot
+        && SlotName::new(earlier).is_some()
+    {
+        tracing::warn!(
+            %mirror, slot = %earlier,
+            "the mirror has another slot now, and the one before keeps the log on {server}, without \
+             bound, until it is dropped"
+        );
+        Note::earlier_slot(data_dir, mirror, earlier).write(&before)?;
+    }
+    note.write(&text)?;
+    // It may be one of before that is in use again.
+    Note::earlier_slot(data_dir, mirror, slot).remove().map(drop)
+}
+
 /// A session may end by being dropped too.
 struct Connected<'a>(&'a NearAgent);
 
@@ -322,4 +460,64 @@ impl Drop for Connected<'_> {
 
 fn milliseconds(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config;
+
+    /// A near end in `folder`, whose principal is nowhere.
+    fn agent(folder: &Path) -> NearAgent {
+        let text = format!(
+            "[site]\nname = \"s\"\ndata_dir = {folder:?}\n[mirror.m]\n\
+             principal = \"postgres://a@127.0.0.1:1/b\"\nlisten = \"127.0.0.1:5433\"\n"
+        );
+        let site = config::parse(&text, &folder.join("site.toml")).unwrap();
+        NearAgent::new(&site.mirrors.near[0], folder)
+    }
+
+    #[tokio::test]
+    async fn a_mirror_that_is_resumed_holds_what_it_held() {
+        let folder = tempfile::tempdir().unwrap();
+        Note::dropped(folder.path(), "m").write("it was dropped, and stays so").unwrap();
+        let begun = Note::begun_anew(folder.path(), "m");
+        std::fs::write(&begun, "0/3000000\n\n").unwrap();
+        let near = agent(folder.path());
+        let report = near.report();
+        let error = report.error.unwrap();
+        assert_eq!(report.state, "dropped");
+        assert!(error.contains("begun anew at 0/3000000") && error.contains("it was dropped"));
+        let resumed = near.resume().await.unwrap();
+        assert!(resumed.contains("goes on when its far end asks"), "{resumed}");
+        assert!(resumed.contains("begun anew at 0/3000000"), "{resumed}");
+        assert!(!near.is_dropped() && near.held().is_some() && begun.exists());
+        let resumed = near.resume().await.unwrap();
+        assert!(resumed.contains("commits from before 0/3000000 return"), "{resumed}");
+        assert!(near.held().is_none() && !begun.exists());
+        assert!(near.resume().await.unwrap().contains("nothing was changed"));
+    }
+
+    #[test]
+    fn a_slot_that_was_changed_is_told_of() {
+        let folder = tempfile::tempdir().unwrap();
+        let earlier = || -> Vec<String> {
+            let slots = Note::earlier_slots(folder.path(), "m");
+            slots.into_iter().map(|(slot, _)| slot).collect()
+        };
+        let note = |slot, server| note_slot(folder.path(), "m", (slot, server)).unwrap();
+        note("a", "postgres://one");
+        note("a", "postgres://one");
+        assert_eq!(earlier(), [""; 0]);
+        note("b", "postgres://one");
+        assert_eq!(earlier(), ["a"]);
+        // Of another server nobody knows whether it is still there.
+        note("c", "postgres://two");
+        assert_eq!(earlier(), ["a"]);
+        note("a", "postgres://two");
+        assert_eq!(earlier(), ["c"]);
+        let text = Note::slot(folder.path(), "m").read();
+        assert_eq!(text.as_deref(), Some("a\npostgres://two"));
+        assert!(Note::earlier_slots(folder.path(), "n").is_empty());
+    }
 }

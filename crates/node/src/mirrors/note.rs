@@ -35,6 +35,22 @@ impl Note {
         Note(data_dir.join("mirrors").join(format!("{mirror}{SLOT}")))
     }
 
+    /// A slot that it had before on the same server; likewise.
+    pub fn earlier_slot(data_dir: &Path, mirror: &str, slot: &str) -> Note {
+        Note(data_dir.join("mirrors").join(format!("{mirror}.{slot}{SLOT}")))
+    }
+
+    /// Those of them that are there, with the slots' names. Blocks on the disk.
+    pub fn earlier_slots(data_dir: &Path, mirror: &str) -> Vec<(String, Note)> {
+        let Ok(entries) = std::fs::read_dir(data_dir.join("mirrors")) else { return Vec::new() };
+        let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+        let slots = names.filter_map(|file| {
+            let (of, slot) = file.strip_suffix(SLOT)?.split_once('.')?;
+            (of == mirror).then(|| slot.to_owned())
+        });
+        slots.map(|slot| (slot.clone(), Note::earlier_slot(data_dir, mirror, &slot))).collect()
+    }
+
     /// `None` if there is none. One that cannot be read says so. Blocks on the disk.
     pub fn read(&self) -> Option<String> {
         match std::fs::read_to_string(&self.0) {

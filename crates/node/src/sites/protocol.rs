@@ -60,12 +60,16 @@ pub(crate) struct AskEnd {
     /// end that knows nothing of this answers all the same.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closed: bool,
+    /// A standby is being promoted: where the near end streams from a spool of its own node, that one
+    /// is to take nothing in for a while (`true`), or may again (`false`). With `closed`, never again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<bool>,
 }
 
 impl AskEnd {
     /// Asks, and tells nothing.
     pub fn of(mirror: &str) -> AskEnd {
-        AskEnd { request: EndRequest { mirror: mirror.to_owned() }, closed: false }
+        AskEnd { request: EndRequest { mirror: mirror.to_owned() }, closed: false, hold: None }
     }
 }
 
@@ -384,6 +388,7 @@ mod tests {
             }),
             Wanted::MirrorEnd(AskEnd::of("dr")),
             Wanted::MirrorEnd(AskEnd { closed: true, ..AskEnd::of("dr") }),
+            Wanted::MirrorEnd(AskEnd { hold: Some(false), ..AskEnd::of("dr") }),
             Wanted::Measure {},
         ] {
             let text = serde_json::to_string(&wanted).unwrap();

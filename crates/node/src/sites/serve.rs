@@ -17,6 +17,7 @@ use farshore_mirror::MirrorError;
 use farshore_mirror::relay::end::EndRequest;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{BackupRequest, SeedRequest};
+use farshore_mirror::spool::SlotName;
 use farshore_model::{Lsn, PgTime, Timeline, leg_micros};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
@@ -314,7 +315,11 @@ impl Serving {
             Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
         };
         // A publication's name has no colon.
-        let kind = match wanted {
+        let kind = match &wanted {
+            // Two standbys may be seeded at once; one that is begun anew ends what was broken off.
+            Wanted::Seed(SeedRequest { slot: Some(slot), .. }) if SlotName::new(slot).is_some() => {
+                &format!("seed {slot}")
+            }
             Wanted::Seed(_) => "seed",
             // Several clients may take one each.
             Wanted::Backup(_) => {
@@ -457,6 +462,9 @@ impl Serving {
     /// Ends the session that the site has of this publication, if any: it lost touch with it.
     fn begin_session(&self, key: &(String, String)) -> watch::Receiver<u64> {
         let mut sessions = self.sessions.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if sessions.len() >= SESSIONS_KNOWN_MAX {
+            sessions.retain(|_, one| one.newest.receiver_count() > 0);
+        }
         let sessions = sessions.entry(key.clone()).or_default();
         if sessions.newest.receiver_count() > 0 && sessions.take_over(Instant::now()) {
             tracing::warn!(
@@ -496,6 +504,9 @@ struct Sessions {
     /// How many took over from one that was open, since when.
     taken_over: Option<(u32, Instant)>,
 }
+
+/// Of more, those that have ended are forgotten: seedings are told apart by names that sites choose.
+const SESSIONS_KNOWN_MAX: usize = 1_024;
 
 /// A site that lost touch takes over now and then; two sites with one certificate do without end.
 const TAKEN_OVER_OFTEN: u32 = 5;

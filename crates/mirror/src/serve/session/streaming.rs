@@ -2,7 +2,7 @@
 
 use super::{
     DEAD_AFTER, Done, KEEPALIVE_EVERY, Refusal, Session, SessionError, for_log, in_use, no_slot,
-    write, write_with,
+    was_promoted, write, write_with,
 };
 use crate::keep::blocking;
 use crate::relay::message::Feedback;
@@ -99,6 +99,13 @@ impl Session {
             )));
         }
         let name = self.application_name.clone();
+        // It would have that segment come again and again.
+        if let Some(closed) = self.spool.promoted()
+            && size.number(start) >= size.number(closed.end)
+            && self.context.standbys.has_all(&name, self.peer, slot.as_ref())
+        {
+            return Ok(was_promoted(&closed));
+        }
         let entered = self.context.standbys.enter(&name, self.peer, slot.clone(), start);
         let Some(place) = entered else {
             return Ok(in_use(slot.as_ref().map_or("", SlotName::as_str)));
@@ -185,6 +192,17 @@ impl Session {
             }
             if left.is_some() || Instant::now() >= gathers_until {
                 self.messages.listen()?;
+            }
+            // The one that is promoted had everything before; any other that streams on would be
+            // without news for ever, and would not say so.
+            if let Some(closed) = self.spool.promoted()
+                && left.is_none()
+                && stream.sent >= until
+                && stream.place.has(closed.end)
+            {
+                let (name, slot) = (&self.application_name, stream.slot.as_ref());
+                self.context.standbys.note_has_all(name, self.peer, slot);
+                return Ok(was_promoted(&closed));
             }
             if left.is_some() {
                 server::copy_done(&mut self.out);

@@ -4,14 +4,25 @@
 
 /// Whether a standby of this `application_name` is one that is named; `*` names all.
 pub fn includes(setting: &str, application_name: &str) -> bool {
-    // The words that come before a list are no names: they stand before its parenthesis.
-    let list = match setting.find(['(', '"']) {
+    names(list(setting)).any(|name| name == "*" || name.eq_ignore_ascii_case(application_name))
+}
+
+/// How many standbys commits wait for, of how many that are named.
+pub fn awaited(setting: &str) -> (usize, usize) {
+    let list = list(setting);
+    let before = setting.split('(').next().filter(|_| list.len() < setting.len());
+    let number = before.and_then(|words| words.split_ascii_whitespace().last()?.parse().ok());
+    (number.unwrap_or(1), names(list).count())
+}
+
+/// The words that come before a list are no names: they stand before its parenthesis.
+fn list(setting: &str) -> &str {
+    match setting.find(['(', '"']) {
         Some(at) if setting[at..].starts_with('(') => {
             setting[at + 1..].trim_end().trim_end_matches(')')
         }
         Some(_) | None => setting,
-    };
-    names(list).any(|name| name == "*" || name.eq_ignore_ascii_case(application_name))
+    }
 }
 
 /// Names without their quotes. What cannot be read gives names that nobody has.
@@ -84,5 +95,19 @@ mod tests {
         assert!(includes("\"a(b\"", "a(b"));
         assert!(!includes("FIRST 1 (a)", "first"));
         assert!(includes("b, \"é\"", "é"));
+    }
+
+    #[test]
+    fn as_many_are_waited_for_as_the_server_waits_for() {
+        for (setting, expected) in [
+            ("a", (1, 1)),
+            ("a, b", (1, 2)),
+            ("\"a(b\", c", (1, 2)),
+            ("FIRST 1 (a, b)", (1, 2)),
+            ("any 2(a,b, c)", (2, 3)),
+            ("2 (a, \"b,c\")", (2, 2)),
+        ] {
+            assert_eq!(awaited(setting), expected, "{setting}");
+        }
     }
 }

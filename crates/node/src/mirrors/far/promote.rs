@@ -1,14 +1,18 @@
 //! `farshore mirror promote`: the standby of a far end takes over.
 
 use super::FarAgent;
+use crate::agents::lock;
 use crate::config::mirrors::FarMirror;
 use crate::sites::protocol::{AskEnd, Wanted};
+use crate::switch::Held;
 use farshore_mirror::promote::{Inherited, Plan, Promoted, promote};
 use farshore_mirror::relay::end::{EndAnswer, PrincipalsLog, hear_end};
 use farshore_mirror::spool::Spool;
 use farshore_model::Lsn;
 use farshore_pg::Config;
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
@@ -55,28 +59,53 @@ impl FarAgent {
             ),
             _ => format!("mirror \"{name}\" has received no log yet: there is nothing to promote"),
         })?;
-        let was_connected = self.far.status().connected;
         let told = match spool.closed() {
             // Nothing comes in any more, whatever there is.
             Some(_) => Told::unknown(
                 Lsn::ZERO,
                 Err("an earlier promotion closed the spool, and told of it then".to_owned()),
             ),
-            None => self.fetch_the_rest(&spool, wanted.wait_seconds, progress).await,
+            None => self.ask_the_near_end(&spool).await,
         };
-        // Nothing is acknowledged from here on.
-        let rests_within = Duration::from_secs(wanted.wait_seconds).max(RESTS_WITHIN);
-        let Some(held) = self.intake.hold_within(rests_within).await else {
-            return Err(format!(
-                "mirror \"{name}\" does not come to rest within {rests_within:?}: the disk of its \
-                 spool in {} does not answer, and nobody can tell what it holds. Nothing was \
-                 promoted. See to that disk. To give up what only the spool holds: stop the old \
-                 principal and this node for good, so that nothing more is acknowledged, and \
-                 promote the standby by itself (pg_promote())",
-                spool.folder().display()
-            ));
+        let is_held = told.is_held;
+        let keep_held = async || -> Infallible {
+            if !is_held {
+                std::future::pending::<()>().await;
+            }
+            loop {
+                tokio::time::sleep(HOLD_AGAIN).await;
+                if let Err(why) = self.ask_once(self.hold(true)).await {
+                    tracing::warn!(mirror = %name, "the near end cannot be told to hold on: {why}");
+                }
+            }
         };
-        let durable = spool.positions().borrow().durable;
+        let taken_over = tokio::select! {
+            taken_over = self.take_over(&spool, told, standby, wanted, progress) => taken_over,
+            never = keep_held() => match never {},
+        };
+        if is_held && taken_over.is_err() {
+            // Should that not arrive, it goes on by itself.
+            let _ = self.ask_once(self.hold(false)).await;
+        }
+        taken_over
+    }
+
+    /// A near end that streams from a spool of its own node takes nothing in meanwhile.
+    fn hold(&self, hold: bool) -> AskEnd {
+        AskEnd { hold: Some(hold), ..AskEnd::of(&self.config.name) }
+    }
+
+    async fn take_over(
+        &self,
+        spool: &Arc<Spool>,
+        told: Told,
+        standby: Config,
+        wanted: &Takeover<'_>,
+        progress: &mpsc::Sender<String>,
+    ) -> Result<String, String> {
+        let name = self.name();
+        let was_connected = self.far.status().connected;
+        let (held, durable, told) = self.come_to_rest(spool, told, wanted, progress).await?;
         if !wanted.allow_data_loss {
             told.check(name, durable)?;
         }
@@ -86,14 +115,109 @@ impl FarAgent {
             allow_data_loss: wanted.allow_data_loss,
             patience: Duration::from_secs(wanted.wait_seconds),
         };
-        let promoted = promote(&spool, &plan, progress).await;
+        let told = Mutex::new(told);
+        let last_word = || self.close_the_near_ends(&told, durable, wanted.allow_data_loss);
+        let promoted = promote(spool, &plan, last_word, progress).await;
         drop(held);
         let promoted = promoted.map_err(|error| error.to_string())?;
         tracing::warn!(
             mirror = %name, timeline = %promoted.timeline, fork = %promoted.fork,
             spool_end = %promoted.spool_end, lost_bytes = promoted.lost_bytes(), "promoted"
         );
-        Ok(said(name, &promoted, was_connected, (durable, &told)))
+        let told = told.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut text = said(name, &promoted, was_connected, (durable, &told));
+        text.push_str(&self.others().await);
+        Ok(text)
+    }
+
+    /// Who streams from the spool still, which gets no more: in words.
+    async fn others(&self) -> String {
+        // The server that was promoted has left, or leaves now.
+        tokio::time::sleep(LEAVES_WITHIN).await;
+        let others = self.far.standbys.reports();
+        let others =
+            others.iter().map(|other| format!("{} ({})", other.application_name, other.peer.ip()));
+        still_streaming(&others.collect::<Vec<_>>())
+    }
+
+    /// Has everything come that the near end has, and takes in nothing more: nothing is acknowledged
+    /// from then on. Where the near end does not wait for that, what it has may grow meanwhile: it
+    /// is asked again.
+    async fn come_to_rest(
+        &self,
+        spool: &Spool,
+        mut told: Told,
+        wanted: &Takeover<'_>,
+        progress: &mpsc::Sender<String>,
+    ) -> Result<(Held<'_>, Lsn, Told), String> {
+        let rests_within = Duration::from_secs(wanted.wait_seconds).max(RESTS_WITHIN);
+        let mut round = 1;
+        loop {
+            let has_all = self.fetch_the_rest(spool, &told, wanted.wait_seconds, progress).await;
+            let Some(held) = self.intake.hold_within(rests_within).await else {
+                return Err(format!(
+                    "mirror \"{}\" does not come to rest within {rests_within:?}: the disk of its \
+                     spool in {} does not answer, and nobody can tell what it holds. Nothing was \
+                     promoted. See to that disk. To give up what only the spool holds: stop the old \
+                     principal and this node for good, so that nothing more is acknowledged, and \
+                     promote the standby by itself (pg_promote())",
+                    self.name(),
+                    spool.folder().display()
+                ));
+            };
+            if told.is_there && told.asked == Ok(Mode::Async) {
+                // What was taken in before that is on its way to the disk.
+                let _ = tokio::time::timeout(rests_within, spool.settled()).await;
+                if let Ok(again) = self.ask_once(self.hold(true)).await {
+                    let again = Told::of(again, told.end, spool);
+                    told = Told { goes_on: has_all && again.end > told.end, ..again };
+                }
+            }
+            let durable = spool.positions().borrow().durable;
+            let is_done = durable >= told.end || !has_all || wanted.allow_data_loss;
+            if is_done || told.asked != Ok(Mode::Async) || round == FETCHES_MAX {
+                return Ok((held, durable, told));
+            }
+            drop(held);
+            round += 1;
+        }
+    }
+
+    /// The near end's own spool takes nothing in from now on, for good, if it has held on: what it
+    /// would take in and acknowledge is not on the server that is about to take over.
+    async fn close_the_near_ends(
+        &self,
+        told: &Mutex<Told>,
+        durable: Lsn,
+        allow_data_loss: bool,
+    ) -> Result<(), String> {
+        let (is_held, before) = {
+            let told = lock(told);
+            (told.is_held, told.end)
+        };
+        if !is_held {
+            return Ok(());
+        }
+        let answer = self.ask_once(AskEnd { closed: true, ..self.hold(true) }).await;
+        let why = match answer {
+            Ok(EndAnswer { holds: true, log: PrincipalsLog::EndsAt { end, .. }, .. }) => {
+                let mut told = lock(told);
+                (told.end, told.is_closed) = (end.max(before), true);
+                return if allow_data_loss { Ok(()) } else { told.check(self.name(), durable) };
+            }
+            Ok(_) => "it cannot close the spool there; its log says why".to_owned(),
+            Err(why) => why,
+        };
+        if allow_data_loss {
+            return Ok(());
+        }
+        Err(format!(
+            "the near end of mirror \"{}\", whose node keeps log by itself, has held on so far, and \
+             cannot be told now that its principal is not to be answered any more ({why}): commits \
+             would go on returning there that are not on the new server. The standby was not \
+             promoted. Run this again; a near end that does not answer at all holds nothing up",
+            self.name()
+        ))
     }
 
     /// Where, and with what, for messages.
@@ -112,19 +236,19 @@ impl FarAgent {
     }
 
     /// Lets come what the near end has by now: where it streams from a node that keeps log alone,
-    /// that is acknowledged and may be nowhere else.
+    /// that is acknowledged and may be nowhere else. Whether all has come.
     async fn fetch_the_rest(
         &self,
         spool: &Spool,
+        told: &Told,
         wait_seconds: u64,
         progress: &mpsc::Sender<String>,
-    ) -> Told {
-        let told = self.ask_the_near_end(spool).await;
+    ) -> bool {
         let mut positions = spool.positions();
         let mut reached = positions.borrow().durable;
         // What cannot be fetched is not waited for: the near end, or its principal, is gone as well.
         if (!told.is_there && !self.far.status().connected) || reached >= told.end {
-            return told;
+            return reached >= told.end;
         }
         let _ = progress.try_send(format!(
             "the near end has log up to {}, {} bytes beyond the spool: fetching it",
@@ -139,7 +263,7 @@ impl FarAgent {
                 Ok(Err(_)) | Err(_) => break,
             }
         }
-        told
+        reached >= told.end
     }
 
     /// Tells the near end now and then that nothing more is taken in here: it may have been started
@@ -168,7 +292,7 @@ impl FarAgent {
 
     async fn ask_the_near_end(&self, spool: &Spool) -> Told {
         let heard = self.far.status().principal_end;
-        let ask = || self.ask_once(AskEnd::of(&self.config.name));
+        let ask = || self.ask_once(self.hold(true));
         let begun = Instant::now();
         let mut answer = ask().await;
         // A node that is being started again is there soon, and so is the server beside it.
@@ -180,23 +304,9 @@ impl FarAgent {
             tokio::time::sleep(ASK_AGAIN).await;
             answer = ask().await;
         }
-        let answer = match answer {
-            Ok(answer) => answer,
-            Err(why) => return Told::unknown(heard, Err(why)),
-        };
-        let mode = if answer.is_async() { Mode::Async } else { Mode::Waited };
-        let own = spool.identity().system_id.to_string();
-        match answer.log {
-            PrincipalsLog::EndsAt { system_id, end } if system_id == own => {
-                Told { end: end.max(heard), asked: Ok(mode), is_there: true }
-            }
-            PrincipalsLog::EndsAt { system_id, .. } => {
-                let why = format!("its principal is another cluster now, {system_id}");
-                Told::unknown(heard, Err(why))
-            }
-            // Of mode async, what its principal told of earlier may be there once more; else no
-            // commit returned without this mirror, and there is nothing to be missed.
-            PrincipalsLog::Unknown { .. } => Told::unknown(heard, Ok(mode)),
+        match answer {
+            Ok(answer) => Told::of(answer, heard, spool),
+            Err(why) => Told::unknown(heard, Err(why)),
         }
     }
 }
@@ -206,6 +316,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 /// One that does not is asked again for so long.
 const ASK_FOR: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// A server that was promoted streams no longer than this.
+const LEAVES_WITHIN: Duration = Duration::from_millis(300);
+/// How often a near end that holds on is told to do so for longer.
+const HOLD_AGAIN: Duration = Duration::from_secs(5);
+/// How often what has come to the near end meanwhile is fetched as well.
+const FETCHES_MAX: u32 = 3;
 /// How often a near end is told of a promotion.
 const TELL_CLOSED_EVERY: Duration = Duration::from_secs(15);
 
@@ -226,12 +342,41 @@ struct Told {
     asked: Result<Mode, String>,
     /// Its principal was asked, and has that log now.
     is_there: bool,
+    /// All of that had come before, and more was written since.
+    goes_on: bool,
+    /// Its principal is a spool there, which takes nothing in for now.
+    is_held: bool,
+    /// The same, for good.
+    is_closed: bool,
 }
 
 impl Told {
     /// Where only what was `heard` earlier is known.
     fn unknown(heard: Lsn, asked: Result<Mode, String>) -> Told {
-        Told { end: heard, asked, is_there: false }
+        let (is_there, goes_on, is_held, is_closed) = (false, false, false, false);
+        Told { end: heard, asked, is_there, goes_on, is_held, is_closed }
+    }
+
+    fn of(answer: EndAnswer, heard: Lsn, spool: &Spool) -> Told {
+        // Whatever a flush means there: commits return when they are in the spool that it streams from.
+        let is_async = answer.is_async() || answer.holds;
+        let mode = if is_async { Mode::Async } else { Mode::Waited };
+        let own = spool.identity().system_id.to_string();
+        match answer.log {
+            PrincipalsLog::EndsAt { system_id, end } if system_id == own => Told {
+                end: end.max(heard),
+                is_there: true,
+                is_held: answer.holds,
+                ..Told::unknown(heard, Ok(mode))
+            },
+            PrincipalsLog::EndsAt { system_id, .. } => {
+                let why = format!("its principal is another cluster now, {system_id}");
+                Told::unknown(heard, Err(why))
+            }
+            // Of mode async, what its principal told of earlier may be there once more; else no
+            // commit returned without this mirror, and there is nothing to be missed.
+            PrincipalsLog::Unknown { .. } => Told::unknown(heard, Ok(mode)),
+        }
     }
 
     /// What the near end is to the log up to there.
@@ -244,16 +389,33 @@ impl Told {
         if self.asked != Ok(Mode::Async) || durable >= self.end {
             return Ok(());
         }
+        let why = if self.goes_on {
+            "Its principal is alive and goes on writing: stop it, or keep its clients away, and run \
+             this again"
+        } else {
+            "farshore status says why the log does not come"
+        };
         Err(format!(
             "the near end of mirror \"{name}\" {} log up to {}, {} bytes more than came here, and \
              commits return there before this site has them: they would be lost. The standby was \
-             not promoted, and the mirror goes on. farshore status says why the log does not come. \
+             not promoted, and the mirror goes on. {why}. \
              To promote without these bytes, and the commits in them: --allow-data-loss",
             self.has(),
             self.end,
             self.end.bytes_since(durable)
         ))
     }
+}
+
+fn still_streaming(others: &[String]) -> String {
+    if others.is_empty() {
+        return String::new();
+    }
+    format!(
+        ". This mirror has no more log for who else streams from it, and tells them so: {}. Point their \
+         primary_conninfo (of another mirror, its principal) to the new server, or seed them anew",
+        others.join(", ")
+    )
 }
 
 /// `durable` is what came here at the last.
@@ -309,11 +471,23 @@ fn said(
     for word in inherited.iter().flat_map(Inherited::words) {
         text.push_str(&format!(". {word}"));
     }
-    if was_connected {
-        text.push_str(
+    let mut lives = |what: &str| {
+        text.push_str(&format!(
             ". The near end was still connected: if the old principal lives, stop it, or keep its \
-             clients away. Commits that wait for this mirror there wait for ever",
-        );
+             clients away. {what}"
+        ));
+    };
+    match (&told.asked, told.is_there || was_connected) {
+        _ if told.is_closed => lives(
+            "The node in between takes nothing in any more: commits at the old principal that wait \
+             for it wait for ever",
+        ),
+        (Ok(Mode::Async), true) => lives(
+            "Commits there go on returning, as they do not wait for this mirror, and those from now on \
+             are not on the new server",
+        ),
+        _ if was_connected => lives("Commits that wait for this mirror there wait for ever"),
+        _ => {}
     }
     text
 }
@@ -324,7 +498,7 @@ mod tests {
     use farshore_mirror::wal::Timeline;
 
     fn told(end: u64, asked: Result<Mode, String>) -> Told {
-        Told { end: Lsn(end), asked, is_there: true }
+        Told { is_there: true, ..Told::unknown(Lsn(end), asked) }
     }
 
     #[test]
@@ -332,6 +506,8 @@ mod tests {
         let refused = told(150, Ok(Mode::Async)).check("m", Lsn(100)).unwrap_err();
         assert!(refused.contains("50 bytes more than came here"), "{refused}");
         assert!(refused.contains("--allow-data-loss"), "{refused}");
+        let goes_on = Told { goes_on: true, ..told(150, Ok(Mode::Async)) };
+        assert!(goes_on.check("m", Lsn(100)).unwrap_err().contains("goes on writing"));
         for (told, durable) in [
             (told(150, Ok(Mode::Async)), 150),
             (told(150, Ok(Mode::Waited)), 100),
@@ -355,6 +531,15 @@ mod tests {
         assert!(!said(told(100, Ok(Mode::Async))).contains("LOST"));
         assert!(said(told(150, Ok(Mode::Async))).contains("LOST: 50 bytes of log"));
         assert!(!said(told(150, Ok(Mode::Waited))).contains("LOST"));
+        // It lives, and does not wait.
+        assert!(said(told(100, Ok(Mode::Async))).contains("go on returning"));
+        assert!(!said(told(100, Ok(Mode::Waited))).contains("still connected"));
+        let closed = Told { is_closed: true, ..told(100, Ok(Mode::Async)) };
+        let closed = said(closed);
+        assert!(
+            closed.contains("for it wait for ever") && !closed.contains("returning"),
+            "{closed}"
+        );
         let unknown = said(told(150, Err("gone".to_owned())));
         assert!(unknown.contains("could not be asked what it has (gone)"), "{unknown}");
         assert!(unknown.contains("50 bytes more than came here"), "{unknown}");

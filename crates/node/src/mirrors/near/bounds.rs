@@ -13,6 +13,9 @@ use tokio::sync::watch;
 /// How often the principal is asked.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
+/// In how many looks one is for slots of before.
+const LOOK_FOR_EARLIER_EVERY: u64 = 12;
+
 /// What lets this site see how much log is kept.
 pub(crate) const LET_LOOK: &str = "let its role connect to the database too, which pg_hba.conf says; \
      from PostgreSQL 15 on replication is enough";
@@ -127,8 +130,11 @@ impl NearAgent {
         let mut every = tokio::time::interval(LOOK_EVERY);
         every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let looking = async {
-            loop {
+            for round in 0_u64.. {
                 every.tick().await;
+                if round.is_multiple_of(LOOK_FOR_EARLIER_EVERY) {
+                    self.look_for_earlier_slots().await;
+                }
                 let who_waits = self.near.look_who_waits().await;
                 for looked in [self.look_for_namesakes().await, who_waits, self.look().await] {
                     if let Err(error) = looked {
@@ -141,6 +147,23 @@ impl NearAgent {
         tokio::select! {
             _ = stop.wait_for(|stop| *stop) => {}
             () = looking => {}
+        }
+    }
+
+    /// A slot of before that keeps nothing any more is not told of at the next start.
+    async fn look_for_earlier_slots(&self) {
+        let (data_dir, name) = (self.data_dir.clone(), self.near.name.clone());
+        let noted = tokio::task::spawn_blocking(move || Note::earlier_slots(&data_dir, &name));
+        let server = self.near.principal.redacted();
+        for (slot, note) in noted.await.unwrap_or_default() {
+            let own = note.clone();
+            let text = tokio::task::spawn_blocking(move || own.read()).await.ok().flatten();
+            let is_here = text.is_some_and(|text| text == format!("{slot}\n{server}"));
+            if !is_here || !matches!(kept_bytes(&self.near.principal, &slot).await, Ok(None)) {
+                continue;
+            }
+            tracing::info!(mirror = %self.near.name, %slot, "the slot of before keeps nothing any more");
+            let _ = tokio::task::spawn_blocking(move || note.remove()).await;
         }
     }
 
@@ -255,14 +278,16 @@ impl NearAgent {
     pub async fn resume(&self) -> Result<String, String> {
         let name = &self.near.name;
         let _turn = self.dropping.lock().await;
-        if let Some(start) = self.near.let_commits_return() {
-            return Ok(format!(
-                "mirror \"{name}\" acknowledges log from now on: commits from before {start} return, \
-                 and are at the principal alone until a standby is seeded"
-            ));
-        }
+        // One word for one thing: whoever lets a mirror go on that was dropped need not know that
+        // commits are held beside it.
         if lock(&self.seen).dropped.is_none() {
-            return Ok(format!("mirror \"{name}\" was not dropped: nothing was changed"));
+            return Ok(match self.near.let_commits_return() {
+                Some(start) => format!(
+                    "mirror \"{name}\" acknowledges log from now on: commits from before {start} \
+                     return, and are at the principal alone until a standby is seeded"
+                ),
+                None => format!("mirror \"{name}\" was not dropped: nothing was changed"),
+            });
         }
         let (dropped, resumed) = (self.dropped.clone(), self.resumed.clone());
         tokio::task::spawn_blocking(move || let_go_on(&dropped, &resumed))
@@ -271,7 +296,11 @@ impl NearAgent {
         let mut seen = lock(&self.seen);
         (seen.dropped, seen.leeway) = (None, Leeway::AtNextLook);
         tracing::info!(mirror = %name, "resumed");
-        Ok(resumed_text(name))
+        let mut text = resumed_text(name);
+        if let Some(held) = self.held() {
+            text.push_str(&format!(". That changes nothing for commits that are held: {held}"));
+        }
+        Ok(text)
     }
 }
 

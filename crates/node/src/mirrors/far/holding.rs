@@ -1,0 +1,183 @@
+//! A spool that a mirror further on streams from takes nothing in while that one's standby is
+//! promoted, and never again once it is: what its principal would be told as flushed meanwhile is
+//! not on the server that takes over, and its commits would return all the same.
+
+use super::FarAgent;
+use crate::agents::lock;
+use farshore_mirror::spool::{Closed, Spool};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{Notify, oneshot};
+use tokio::time::{Instant, sleep_until, timeout};
+
+/// Who has asked asks again before; should it be gone, so is its promotion, and log is taken in.
+const HELD_FOR: Duration = Duration::from_secs(30);
+/// Coming to rest takes no longer, but where a disk hangs. Less than who asks has patience.
+const RESTS_WITHIN: Duration = Duration::from_secs(5);
+
+/// For whom nothing is taken in, and until when.
+#[derive(Debug)]
+struct Lease {
+    whose: String,
+    until: Instant,
+}
+
+/// What was asked of a far end by mirrors further on.
+#[derive(Debug, Default)]
+pub(super) struct Holding {
+    lease: Mutex<Option<Lease>>,
+    let_go: Notify,
+    /// Who asks first begins; the others find it begun.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Holding {
+    /// Whether it has begun already; then it lasts longer.
+    fn lasts(&self, whose: &str) -> bool {
+        let mut lease = lock(&self.lease);
+        let Some(lease) = lease.as_mut() else { return false };
+        *lease = Lease { whose: whose.to_owned(), until: Instant::now() + HELD_FOR };
+        true
+    }
+
+    fn begin(&self, whose: &str) {
+        let until = Instant::now() + HELD_FOR;
+        *lock(&self.lease) = Some(Lease { whose: whose.to_owned(), until });
+    }
+
+    /// Until nobody has asked for longer.
+    async fn ended(&self) {
+        loop {
+            let Some(until) = lock(&self.lease).as_ref().map(|lease| lease.until) else { return };
+            tokio::select! {
+                () = sleep_until(until) => {}
+                () = self.let_go.notified() => {}
+            }
+            let mut lease = lock(&self.lease);
+            if lease.as_ref().is_none_or(|lease| lease.until <= Instant::now()) {
+                // Whoever asks from now on begins anew.
+                *lease = None;
+                return;
+            }
+        }
+    }
+
+    fn end(&self) {
+        *lock(&self.lease) = None;
+        self.let_go.notify_one();
+    }
+
+    /// For whom nothing is taken in now.
+    pub fn whose(&self) -> Option<String> {
+        lock(&self.lease).as_ref().map(|lease| lease.whose.clone())
+    }
+}
+
+impl FarAgent {
+    /// Takes nothing in for a while, for a promotion of `whose` standby.
+    ///
+    /// # Errors
+    /// It does not come to rest, for a person.
+    pub async fn hold_for(self: &Arc<Self>, whose: &str) -> Result<(), String> {
+        let _turn = self.holding.turn.lock().await;
+        if self.is_closed() || self.holding.lasts(whose) {
+            return Ok(());
+        }
+        let (began, beginning) = oneshot::channel();
+        let (agent, whose) = (self.clone(), whose.to_owned());
+        tokio::spawn(async move {
+            let resting = timeout(RESTS_WITHIN, agent.intake.hold_within(RESTS_WITHIN)).await;
+            let Some(held) = resting.ok().flatten() else { return };
+            tracing::warn!(mirror = %agent.name(), "takes in nothing while {whose} is promoted");
+            agent.holding.begin(&whose);
+            let _ = began.send(());
+            agent.holding.ended().await;
+            if agent.is_closed() {
+                // Also where it had stopped: its near end is to be told.
+                held.go_on();
+            } else {
+                tracing::warn!(mirror = %agent.name(), "takes log in again: nothing was promoted, or nobody has said so");
+            }
+        });
+        beginning.await.map_err(|_| {
+            format!("mirror \"{}\" does not come to rest within {RESTS_WITHIN:?}", self.name())
+        })?;
+        if let Some(spool) = self.far.spool() {
+            // What had come by then is part of its end; none of it was acknowledged.
+            let _ = timeout(RESTS_WITHIN, spool.settled()).await;
+        }
+        Ok(())
+    }
+
+    /// Takes log in again, if nothing else is in the way.
+    pub fn let_go(&self) {
+        self.holding.end();
+    }
+
+    /// Takes nothing in any more, for good.
+    ///
+    /// # Errors
+    /// Why not, for a person.
+    pub async fn close_for(self: &Arc<Self>, whose: &str) -> Result<(), String> {
+        self.hold_for(whose).await?;
+        let Some(spool) = self.far.spool() else { return Ok(()) };
+        if self.is_closed() {
+            return Ok(());
+        }
+        let server = whose.to_owned();
+        let closed = tokio::task::spawn_blocking(move || close(&spool, server)).await;
+        closed.map_err(|_| "closing the spool died".to_owned())??;
+        tracing::warn!(mirror = %self.name(), "takes in nothing any more: {whose} is promoted");
+        self.holding.end();
+        Ok(())
+    }
+
+    /// The spool that standbys get, if there is one.
+    pub fn spool(&self) -> Option<Arc<Spool>> {
+        self.far.spool()
+    }
+
+    /// A standby of it was promoted, here or further on, or is about to be.
+    pub fn is_closed(&self) -> bool {
+        self.far.spool().is_some_and(|spool| spool.closed().is_some())
+    }
+}
+
+/// Blocks on the disk.
+fn close(spool: &Spool, server: String) -> Result<(), String> {
+    let positions = *spool.positions().borrow();
+    // Where that cannot be read the note says what is durable: nobody is promoted by it here.
+    let end = spool.last_record_end().unwrap_or(positions.durable);
+    let closed = Closed { timeline: positions.timeline, end, server };
+    spool.close(closed).map_err(|error| error.to_string())?;
+    // None of its own standbys is to take over.
+    spool.note_promoted();
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_nobody_asks_for_again_ends() {
+        let holding = Arc::new(Holding::default());
+        assert!(!holding.lasts("a"), "nothing has begun");
+        holding.begin("a");
+        let ending = holding.clone();
+        let ended = tokio::spawn(async move { ending.ended().await });
+        tokio::time::sleep(HELD_FOR - Duration::from_secs(1)).await;
+        assert!(holding.lasts("b") && !ended.is_finished());
+        assert_eq!(holding.whose().as_deref(), Some("b"));
+        tokio::time::sleep(HELD_FOR - Duration::from_secs(1)).await;
+        assert!(!ended.is_finished());
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert!(ended.is_finished() && holding.whose().is_none() && !holding.lasts("a"));
+        holding.begin("a");
+        let ending = holding.clone();
+        let ended = tokio::spawn(async move { ending.ended().await });
+        tokio::task::yield_now().await;
+        holding.end();
+        tokio::time::timeout(Duration::from_secs(1), ended).await.unwrap().unwrap();
+    }
+}
