@@ -5,6 +5,7 @@ use crate::conflict::{self, FoundBy};
 use crate::error::{Cause, FailedChange, RefusedCommit, passes_by_itself};
 use crate::postgres::pipeline::{BatchFailure, ChangeRef, Pipeline, PipelineError};
 use crate::postgres::statements::TargetRelation;
+use crate::postgres::target_table::altered;
 use farshore_model::{DictionaryId, Lsn};
 use farshore_wire::pgoutput::OldTuple;
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
@@ -65,10 +66,7 @@ pub fn explain(
             ));
         }
         PipelineError::Altered => {
-            return ApplyError::NotYet(format!(
-                "subscription \"{subscription}\": a table was altered on the target since it was \
-                 looked at. Nothing was written since; looking again"
-            ));
+            return altered(&subscription);
         }
         PipelineError::Encode(error) => {
             return ApplyError::Setup(format!("subscription \"{subscription}\": {error}"));

@@ -104,6 +104,8 @@ struct Work {
     table: PublishedTable,
     /// Its name on the target.
     target: TableName,
+    /// The target's OID of it, and what it was when `plan` was made.
+    seen: (u32, (String, TableName)),
     plan: CopyPlan,
     ranges: Vec<BlockRange>,
     /// Every range is on the target already.
@@ -480,7 +482,8 @@ impl InitialCopy<'_> {
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
-        Ok(Work { table, target, plan, ranges, finished: false })
+        let seen = (there.oid, (there.stamp, target.clone()));
+        Ok(Work { table, target, seen, plan, ranges, finished: false })
     }
 
     /// A table whose copy was begun at an earlier point: what is on the target stays.
@@ -515,6 +518,7 @@ impl InitialCopy<'_> {
             return self.start(session, table, true, point).await;
         }
         let (there, plan) = self.check_target(session, &table).await?;
+        let seen = (there.oid, (there.stamp.clone(), into.clone()));
         let resume = Resume {
             subscription: self.subscription,
             table: &table,
@@ -535,7 +539,7 @@ impl InitialCopy<'_> {
             "the copy of this table goes on where it stopped"
         );
         let finished = ranges.is_empty();
-        Ok(Work { table, target: into, plan, ranges, finished })
+        Ok(Work { table, target: into, seen, plan, ranges, finished })
     }
 
     /// Adds what a table that was copied before, and is empty now, lacks of the publisher's columns:
@@ -681,7 +685,8 @@ impl InitialCopy<'_> {
             copied.push(self.copy_range(source, target, &work[*index], *range, *index).await?);
         }
         fault::point("snapshot.before-range-commit");
-        target.simple("COMMIT").await?;
+        let seen = job.iter().map(|(index, _)| work[*index].seen.clone()).collect();
+        target.commit_unaltered(self.subscription, &seen).await?;
         fault::point("snapshot.after-range-commit");
         for ((index, _), (rows, bytes)) in job.iter().zip(copied) {
             self.update_copy(*index, |copy| {
