@@ -1,8 +1,9 @@
 //! What to do about what a target says, by SQLSTATE (PostgreSQL docs: appendix A, "PostgreSQL Error
 //! Codes"). What passes by itself is tried again without anybody; the rest waits for a person.
 
-use crate::error::passes_by_itself;
+use crate::error::code_passes_by_itself;
 use farshore_capture::publication::TableName;
+use farshore_pg::{ServerError, is_lost_by_pooler};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
@@ -36,7 +37,7 @@ pub fn next_step(code: &str) -> &'static str {
         _ if code.starts_with("53") => {
             "The target lacks memory or connections: give it more. Trying again until it has them"
         }
-        _ if passes_by_itself(code) => "Trying again",
+        _ if code_passes_by_itself(code) => "Trying again",
         "28000" => {
             "Let the role log in to the target (LOGIN, pg_hba.conf) and go on (farshore resume), or \
              correct target in the site file and restart the node"
@@ -54,16 +55,21 @@ pub fn next_step(code: &str) -> &'static str {
     }
 }
 
+/// As [`next_step`], where all is known that the server said.
+pub(crate) fn next_step_of(error: &ServerError) -> &'static str {
+    if is_lost_by_pooler(error) { "Trying again" } else { next_step(&error.code) }
+}
+
 /// What follows an error of the target in its message: the next step, if the server has spoken.
 pub fn sentence(error: &farshore_pg::Error) -> String {
-    let Some(code) = error.sqlstate() else { return String::new() };
-    let said = error.server_error().map_or("", |said| said.message.as_str());
-    if code == "08P01" && said.contains("startup parameter") {
+    let Some(said) = error.server_error() else { return String::new() };
+    let code = said.code.as_str();
+    if code == "08P01" && said.message.contains("startup parameter") {
         return format!(". {POOLER}");
     }
     // PostgreSQL names what is not there as it was asked for.
     let ours = matches!(code, "42P01" | "3F000") && error.to_string().contains("\"farshore.");
-    format!(". {}", if ours { PROGRESS_GONE } else { next_step(code) })
+    format!(". {}", if ours { PROGRESS_GONE } else { next_step_of(said) })
 }
 
 /// The command that empties one table, or all, on the target and copies it anew, for a shell.
@@ -87,14 +93,33 @@ fn for_shell(word: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{for_shell, next_step, resync};
-    use crate::error::passes_by_itself;
+    use super::{for_shell, next_step, next_step_of, resync};
+    use crate::error::{code_passes_by_itself, is_about_data, passes_by_itself};
+    use farshore_pg::ServerError;
 
     #[test]
     fn commands_are_for_a_shell() {
         assert_eq!(resync("s", None), "farshore resync SITE.toml --subscription s");
         assert_eq!(for_shell("public.t"), "public.t");
         assert_eq!(for_shell("public.\"it's $1\""), "'public.\"it'\\''s $1\"'");
+    }
+
+    #[test]
+    fn what_ends_the_session_is_no_conflict() {
+        let said = |code: &str, severity: &str, message: &str| ServerError {
+            code: code.into(),
+            severity: severity.into(),
+            message: message.into(),
+            ..ServerError::default()
+        };
+        let lost = said("08P01", "FATAL", "server conn crashed?");
+        assert!(passes_by_itself(&lost) && !is_about_data(&lost));
+        assert_eq!(next_step_of(&lost), "Trying again");
+        let bytes = said("08P01", "ERROR", "insufficient data left in message");
+        assert!(!passes_by_itself(&bytes) && is_about_data(&bytes));
+        let pooler = said("08P01", "FATAL", "unsupported startup parameter: options");
+        assert!(!passes_by_itself(&pooler) && !is_about_data(&pooler));
+        assert!(!is_about_data(&said("22023", "FATAL", "")));
     }
 
     #[test]
@@ -105,8 +130,15 @@ mod tests {
             "42P01", "42703", "0A000", "42883", "55000", "XX000",
         ] {
             let step = next_step(code);
-            assert_eq!(step.contains("Trying again"), passes_by_itself(code), "{code}: {step}");
-            assert!(passes_by_itself(code) || step.contains("farshore resume"), "{code}: {step}");
+            assert_eq!(
+                step.contains("Trying again"),
+                code_passes_by_itself(code),
+                "{code}: {step}"
+            );
+            assert!(
+                code_passes_by_itself(code) || step.contains("farshore resume"),
+                "{code}: {step}"
+            );
         }
     }
 }

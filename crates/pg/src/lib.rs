@@ -34,7 +34,7 @@ pub use catalog::partition_tree;
 pub use config::{Config, ConfigError, Keepalive};
 pub use connection::{Connection, Mode};
 pub use copy::{CopyIn, CopyOut};
-pub use error::Error;
+pub use error::{Error, is_lost_by_pooler};
 pub use farshore_model::quote_identifier;
 pub use farshore_wire::backend::{ServerError, TransactionStatus};
 pub use query::{Question, ResultSet, Row};

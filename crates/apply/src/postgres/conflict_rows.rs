@@ -136,7 +136,7 @@ impl Writer {
         let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
         match row.run(&step).await {
             Ok(rows) => Ok(rows == 1),
-            Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => Ok(false),
+            Err(farshore_pg::Error::Server(error)) if is_about_data(&error) => Ok(false),
             Err(error) => Err(row.session.error(error)),
         }
     }
@@ -372,7 +372,7 @@ impl<'a> ConflictRow<'a> {
                     let why = format!("the row met {rows} rows instead of one");
                     return Ok(Overwrite::Impossible(why));
                 }
-                Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => error,
+                Err(farshore_pg::Error::Server(error)) if is_about_data(&error) => error,
                 Err(error) => return Err(self.session.error(error)),
             };
             self.session.simple(&format!("ROLLBACK TO SAVEPOINT {ATTEMPT}")).await?;
@@ -392,7 +392,7 @@ impl<'a> ConflictRow<'a> {
                 match self.delete(&constraint.condition).await {
                     Ok(0) => return Ok(Overwrite::Impossible(error.to_string())),
                     Ok(_) => {}
-                    Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => {
+                    Err(farshore_pg::Error::Server(error)) if is_about_data(&error) => {
                         return Ok(Overwrite::Impossible(error.to_string()));
                     }
                     Err(error) => return Err(self.session.error(error)),

@@ -33,16 +33,14 @@ pub fn explain(
         PipelineError::Server(error) => {
             return pipeline.target_error(farshore_pg::Error::Server(error));
         }
-        PipelineError::CommitRefused { error, batch: true, .. }
-            if !passes_by_itself(&error.code) =>
-        {
+        PipelineError::CommitRefused { error, batch: true, .. } if !passes_by_itself(&error) => {
             let what = error.to_string();
             return ApplyError::BatchRefused { subscription, table: None, position: newest, what };
         }
         PipelineError::CommitRefused { position, error, .. } => {
             return ApplyError::Commit(Box::new(RefusedCommit { subscription, position, error }));
         }
-        PipelineError::Batch(_, BatchFailure::Refused(error)) if passes_by_itself(&error.code) => {
+        PipelineError::Batch(_, BatchFailure::Refused(error)) if passes_by_itself(&error) => {
             return pipeline.target_error(farshore_pg::Error::Server(error));
         }
         PipelineError::Batch(relation, failure) => {
