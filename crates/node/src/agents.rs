@@ -344,7 +344,8 @@ impl SubscriptionAgent {
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
             (None, _) => {
                 let in_vain = failure.in_vain(subscription_progress(&status));
-                (status.phase.word(), in_vain.or_else(|| status.left_for_later.clone()))
+                let waits = || status.copy_waits.clone().or_else(|| status.left_for_later.clone());
+                (status.phase.word(), in_vain.or_else(waits))
             }
         };
         let applied = if status.applied.0 == Lsn::ZERO {
