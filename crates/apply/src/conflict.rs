@@ -2,7 +2,7 @@
 //! done about it.
 
 use crate::error::{Cause, is_about_data};
-use crate::remedy::next_step;
+use crate::remedy::next_step_of;
 use farshore_capture::publication::TableName;
 use farshore_model::{DictionaryId, Relation};
 use farshore_wire::backend::ServerError;
@@ -119,8 +119,8 @@ fn remedy_of_cause(cause: &Cause) -> &'static str {
     match cause {
         Cause::Rows(_) => SEVERAL_ROWS,
         Cause::Refused(error) if is_unknown_in_function(error) => IN_FUNCTION,
-        Cause::Refused(error) if is_about_data(&error.code) => REFUSED,
-        Cause::Refused(error) => next_step(&error.code),
+        Cause::Refused(error) if is_about_data(error) => REFUSED,
+        Cause::Refused(error) => next_step_of(error),
     }
 }
 

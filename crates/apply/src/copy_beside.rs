@@ -45,20 +45,25 @@ impl Subscription {
         };
         let mut copying = Box::pin(self.copy_beside());
         let mut streaming = Box::pin(self.stream(session, start, attempt, &mut halted));
-        tokio::select! {
+        let ended = tokio::select! {
             end = &mut streaming => end,
             copied = &mut copying => {
                 halt.send_replace(true);
-                let end = streaming.await?;
-                copied?;
-                let only_halted = matches!(end, StreamEnd::Stopped) && !*stop.borrow();
-                Ok(if only_halted { StreamEnd::CopiedBeside } else { end })
+                match (streaming.await, copied) {
+                    (Ok(_), Err(error)) => Err(error.into()),
+                    (Ok(StreamEnd::Stopped), Ok(())) if !*stop.borrow() => {
+                        Ok(StreamEnd::CopiedBeside)
+                    }
+                    (end, _) => end,
+                }
             }
             () = stopped => {
                 halt.send_replace(true);
                 streaming.await
             }
-        }
+        };
+        self.set_status(|status| status.copy_waits = None);
+        ended
     }
 
     /// Copies all rows of what is not copied, but ends no table's copy.
@@ -110,7 +115,12 @@ impl Subscription {
                 }
                 // The others stream on meanwhile.
                 Err(ApplyError::Capture(error)) if error.is_transient() => {
-                    tracing::info!(subscription = %name, "the copy is tried again: {error}");
+                    // Again and again, for as long as it takes: it is said once.
+                    let why = format!("a copy is tried again: {error}");
+                    if self.lock_status().copy_waits.as_ref() != Some(&why) {
+                        tracing::warn!(subscription = %name, "{why}");
+                    }
+                    self.set_status(|status| status.copy_waits = Some(why));
                     session.connection.close().await;
                     tokio::time::sleep(TRY_AGAIN_AFTER).await;
                 }

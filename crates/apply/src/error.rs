@@ -4,6 +4,7 @@ use bytes::Bytes;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::TableName;
 use farshore_model::{DictionaryId, Lsn, PgTime};
+use farshore_pg::is_lost_by_pooler;
 use farshore_store::StoreError;
 use farshore_wire::backend::ServerError;
 use std::fmt;
@@ -247,10 +248,13 @@ impl ApplyError {
     pub fn is_transient(&self) -> bool {
         match self {
             ApplyError::Target { error, .. } => {
-                error.is_transient() || error.sqlstate().is_some_and(passes_by_itself)
+                error.is_transient() || error.server_error().is_some_and(passes_by_itself)
             }
-            ApplyError::Change(failed) => failed.cause.sqlstate().is_some_and(passes_by_itself),
-            ApplyError::Commit(refused) => passes_by_itself(&refused.error.code),
+            ApplyError::Change(failed) => match &failed.cause {
+                Cause::Rows(_) => false,
+                Cause::Refused(error) => passes_by_itself(error),
+            },
+            ApplyError::Commit(refused) => passes_by_itself(&refused.error),
             ApplyError::Capture(error) => error.is_transient(),
             ApplyError::NotYet(_)
             | ApplyError::GaveWay(_)
@@ -307,23 +311,31 @@ impl FailedChange {
     pub fn is_conflict(&self) -> bool {
         match &self.cause {
             Cause::Rows(_) => true,
-            Cause::Refused(error) => is_about_data(&error.code),
+            Cause::Refused(error) => is_about_data(error),
         }
     }
 }
 
-/// SQLSTATEs that say that a value or row does not fit: data exceptions, integrity constraints,
-/// values in a form that the type does not read, and what a trigger raises.
-pub(crate) fn is_about_data(code: &str) -> bool {
-    code.starts_with("22")
+/// Whether an error says that a value or row does not fit: data exceptions, integrity constraints,
+/// values in a form that the type does not read, and what a trigger raises. What ends the session is
+/// never about one of them.
+pub(crate) fn is_about_data(error: &ServerError) -> bool {
+    let code = error.code.as_str();
+    let is_of_data = code.starts_with("22")
         || code.starts_with("23")
-        || matches!(code, "08P01" | "42804" | "44000" | "P0001")
+        || matches!(code, "08P01" | "42804" | "44000" | "P0001");
+    is_of_data && !error.is_fatal()
+}
+
+/// Whether an error ends without anybody mending the data.
+pub(crate) fn passes_by_itself(error: &ServerError) -> bool {
+    code_passes_by_itself(&error.code) || is_lost_by_pooler(error)
 }
 
 /// SQLSTATEs of conditions that end without anybody mending the data: serialisation failures,
 /// deadlocks, time limits, shutdowns, a target that is read-only while it fails over, and resources
 /// that may come back.
-pub(crate) fn passes_by_itself(code: &str) -> bool {
+pub(crate) fn code_passes_by_itself(code: &str) -> bool {
     if code == "08P01" {
         // The same bytes would violate the protocol again.
         return false;

@@ -48,10 +48,11 @@ impl Subscription {
             tokio::time::sleep(LOOK_EVERY).await;
             let now = {
                 let status = self.lock_status();
-                // A copy has no position that moves.
-                let copies = matches!(status.phase, Phase::Copying | Phase::CatchingUp);
+                // A start and a copy have no position that moves.
+                let works =
+                    matches!(status.phase, Phase::Starting | Phase::Copying | Phase::CatchingUp);
                 let pending = status.oldest_pending.map(|pending| pending.position);
-                pending.or(copies.then_some(Lsn::ZERO))
+                pending.or(works.then_some(Lsn::ZERO))
             };
             let is_held = now.is_some() && now == before;
             before = now;

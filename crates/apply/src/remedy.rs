@@ -1,10 +1,10 @@
 //! What to do about what a target says, by SQLSTATE (PostgreSQL docs: appendix A, "PostgreSQL Error
 //! Codes"). What passes by itself is tried again without anybody; the rest waits for a person.
 
-use crate::error::passes_by_itself;
+use crate::error::code_passes_by_itself;
 use farshore_capture::ONCE_THE_PASSWORD_IS_RIGHT;
 use farshore_capture::publication::TableName;
-use farshore_pg::quote_literal;
+use farshore_pg::{ServerError, is_lost_by_pooler, quote_literal};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
@@ -39,7 +39,7 @@ pub fn next_step(code: &str) -> &'static str {
         _ if code.starts_with("53") => {
             "The target lacks memory or connections: give it more. Trying again until it has them"
         }
-        _ if passes_by_itself(code) => "Trying again",
+        _ if code_passes_by_itself(code) => "Trying again",
         "28000" => {
             "Let the role log in to the target (LOGIN, pg_hba.conf) and go on (farshore resume), or \
              correct target in the site file and restart the node"
@@ -57,16 +57,21 @@ pub fn next_step(code: &str) -> &'static str {
     }
 }
 
+/// As [`next_step`], where all is known that the server said.
+pub(crate) fn next_step_of(error: &ServerError) -> &'static str {
+    if is_lost_by_pooler(error) { "Trying again" } else { next_step(&error.code) }
+}
+
 /// What follows an error of the target in its message: the next step, if the server has spoken.
 pub fn sentence(error: &farshore_pg::Error) -> String {
-    let Some(code) = error.sqlstate() else { return String::new() };
-    let said = error.server_error().map_or("", |said| said.message.as_str());
-    if code == "08P01" && said.contains("startup parameter") {
+    let Some(said) = error.server_error() else { return String::new() };
+    let code = said.code.as_str();
+    if code == "08P01" && said.message.contains("startup parameter") {
         return format!(". {POOLER}");
     }
     // PostgreSQL names what is not there as it was asked for.
     let ours = matches!(code, "42P01" | "3F000") && error.to_string().contains("\"farshore.");
-    format!(". {}", if ours { PROGRESS_GONE } else { next_step(code) })
+    format!(". {}", if ours { PROGRESS_GONE } else { next_step_of(said) })
 }
 
 /// The next step where progress of this name follows the publication `noted`, and `wanted` is to be
@@ -106,8 +111,9 @@ fn for_shell(word: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{follows_another, for_shell, next_step, resync};
-    use crate::error::passes_by_itself;
+    use super::{follows_another, for_shell, next_step, next_step_of, resync};
+    use crate::error::{code_passes_by_itself, is_about_data, passes_by_itself};
+    use farshore_pg::ServerError;
 
     #[test]
     fn commands_are_for_a_shell() {
@@ -131,6 +137,24 @@ mod tests {
     }
 
     #[test]
+    fn what_ends_the_session_is_no_conflict() {
+        let said = |code: &str, severity: &str, message: &str| ServerError {
+            code: code.into(),
+            severity: severity.into(),
+            message: message.into(),
+            ..ServerError::default()
+        };
+        let lost = said("08P01", "FATAL", "server conn crashed?");
+        assert!(passes_by_itself(&lost) && !is_about_data(&lost));
+        assert_eq!(next_step_of(&lost), "Trying again");
+        let bytes = said("08P01", "ERROR", "insufficient data left in message");
+        assert!(!passes_by_itself(&bytes) && is_about_data(&bytes));
+        let pooler = said("08P01", "FATAL", "unsupported startup parameter: options");
+        assert!(!passes_by_itself(&pooler) && !is_about_data(&pooler));
+        assert!(!is_about_data(&said("22023", "FATAL", "")));
+    }
+
+    #[test]
     fn what_passes_by_itself_says_so_and_nothing_else_does() {
         for code in [
             "25006", "25P04", "40001", "40P01", "53000", "53100", "53200", "53300", "55P03",
@@ -138,8 +162,15 @@ mod tests {
             "42P01", "42703", "0A000", "42883", "55000", "XX000",
         ] {
             let step = next_step(code);
-            assert_eq!(step.contains("Trying again"), passes_by_itself(code), "{code}: {step}");
-            assert!(passes_by_itself(code) || step.contains("farshore resume"), "{code}: {step}");
+            assert_eq!(
+                step.contains("Trying again"),
+                code_passes_by_itself(code),
+                "{code}: {step}"
+            );
+            assert!(
+                code_passes_by_itself(code) || step.contains("farshore resume"),
+                "{code}: {step}"
+            );
         }
     }
 }

@@ -81,6 +81,8 @@ pub struct SubscriptionStatus {
     pub copied_at: Option<Lsn>,
     /// Who on the target keeps it waiting, for a person.
     pub waits_for: Option<String>,
+    /// Why a copy does not begin, or not go on, for a person.
+    pub copy_waits: Option<String>,
     /// What is to be detached on the target and is left for later, and why, for a person.
     pub left_for_later: Option<String>,
     /// Last error, with what to do; cleared when the agent works again.

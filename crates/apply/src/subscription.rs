@@ -151,7 +151,7 @@ impl Subscription {
         };
         tokio::select! {
             result = self.work(session, stop, &cancel) => {
-                self.set_status(|status| (status.waits_for, status.left_for_later) = (None, None));
+                self.nothing_waits();
                 return result.map_err(|error| match error {
                     // Retention took it from under a reader that was slow.
                     ApplyError::Store(StoreError::Dropped { start, .. }) => self.gap(start),
@@ -161,7 +161,7 @@ impl Subscription {
             () = grace_over => {}
             never = self.watch_for_holders() => match never {},
         }
-        self.set_status(|status| (status.waits_for, status.left_for_later) = (None, None));
+        self.nothing_waits();
         // A statement that waits on the target would keep the connection, and with it the lock.
         self.cancel(&cancel).await;
         Ok(())
@@ -439,6 +439,13 @@ impl Subscription {
     pub(crate) fn nothing_is_left(&self) {
         self.detaching.all_done();
         self.set_status(|status| status.left_for_later = None);
+    }
+
+    /// Whatever it waited for, it does not any more.
+    fn nothing_waits(&self) {
+        self.set_status(|status| {
+            (status.waits_for, status.copy_waits, status.left_for_later) = (None, None, None);
+        });
     }
 
     pub(crate) fn set_status(&self, change: impl FnOnce(&mut SubscriptionStatus)) {

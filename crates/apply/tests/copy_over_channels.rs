@@ -88,36 +88,49 @@ async fn value(config: &Config, sql: &str) -> String {
     rows.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned()
 }
 
-#[test]
-fn a_target_is_made_and_filled_over_channels() {
+/// A publisher with these tables in database `postgres`, and a `target` beside it.
+fn cluster(setup: &str) -> (Cluster, PublicationSpec, Config) {
     let installation = Installation::find(18).unwrap();
     let builder = Cluster::builder(&installation).setting("wal_level", "logical");
     let cluster = builder.start().unwrap();
-    for statement in SETUP.split(";\n") {
+    for statement in setup.split(";\n") {
         cluster.execute_script(statement).unwrap();
     }
     let config = |database: &str| Config::parse(&cluster.url(database)).unwrap();
     let (publisher, target) = (config("postgres"), config("target"));
     let spec = PublicationSpec {
         name: "shop".into(),
-        source: publisher.clone(),
+        source: publisher,
         tables: vec![TablePattern::parse("public.*").unwrap()],
         articles: BTreeMap::new(),
         via_partition_root: false,
         adopt_publication: None,
         adopt_slot: None,
     };
+    (cluster, spec, target)
+}
+
+/// A session on the target, where the subscription is known.
+async fn subscribed(spec: &PublicationSpec, target: &Config) -> Session {
+    let mut sql = spec.connect(Mode::Sql).await.unwrap();
+    spec.ensure_publication(&mut sql).await.unwrap();
+    let mut session = Session::connect(target, "farshore test").await.unwrap();
+    session.ensure_schema().await.unwrap();
+    let row = "INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
+               VALUES ($1, 'shop', '', 'copying', '0/0')";
+    session.execute(row, &[Some(NAME)]).await.unwrap();
+    session
+}
+
+#[test]
+fn a_target_is_made_and_filled_over_channels() {
+    let (_cluster, spec, target) = cluster(SETUP);
+    let publisher = spec.source.clone();
     let folder = tempfile::tempdir().unwrap();
     let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
     let store: Arc<dyn LogStore> = store;
     Runtime::new().unwrap().block_on(async {
-        let mut sql = spec.connect(Mode::Sql).await.unwrap();
-        spec.ensure_publication(&mut sql).await.unwrap();
-        let mut session = Session::connect(&target, "farshore test").await.unwrap();
-        session.ensure_schema().await.unwrap();
-        let row = "INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
-                   VALUES ($1, 'shop', '', 'copying', '0/0')";
-        session.execute(row, &[Some(NAME)]).await.unwrap();
+        let mut session = subscribed(&spec, &target).await;
         let (schema, status) = (SchemaSettings::default(), Arc::new(Mutex::default()));
         let status: Arc<Mutex<SubscriptionStatus>> = status;
 
@@ -155,7 +168,10 @@ fn a_target_is_made_and_filled_over_channels() {
         assert_eq!(value(&target, indexes).await, "2");
         let after = "SELECT string_agg(object, '; ' ORDER BY stage) FROM farshore.after_copy";
         let after = value(&target, after).await;
-        assert_eq!(after, "index public.lines_of_order_idx; constraint lines_of_order_fkey of public.lines");
+        assert_eq!(
+            after,
+            "index public.lines_of_order_idx; constraint lines_of_order_fkey of public.lines"
+        );
         // What the copy held on the publisher has gone with its channels.
         for left in ["pg_replication_slots", "pg_locks WHERE relation = 'orders'::regclass"] {
             let left = format!("SELECT count(*) FROM {left}");
@@ -167,5 +183,64 @@ fn a_target_is_made_and_filled_over_channels() {
             }
             assert_eq!(value(&publisher, &left).await, "0", "{left}");
         }
+    });
+}
+
+/// Of a copy's ranges none is committed into a table that was altered since it was looked at.
+#[test]
+fn a_range_is_not_committed_into_a_table_that_was_altered() {
+    let (_cluster, spec, target) = cluster(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, amount integer);\n\
+         INSERT INTO orders SELECT i, i FROM generate_series(1, 20000) i;\nCREATE DATABASE target;\n",
+    );
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+    let store: Arc<dyn LogStore> = store;
+    Runtime::new().unwrap().block_on(async {
+        let mut session = subscribed(&spec, &target).await;
+        // Behind the rows of the third range, while its transaction is open.
+        let alters = "CREATE TABLE orders (id bigint PRIMARY KEY, amount integer); \
+            CREATE FUNCTION alters() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+              IF (SELECT count(*) FROM farshore.range_copy) = 3 THEN \
+                ALTER TABLE public.orders ALTER amount TYPE numeric; END IF; \
+              RETURN NULL; END $$; \
+            CREATE TRIGGER alters AFTER INSERT ON farshore.range_copy FOR EACH ROW \
+              EXECUTE FUNCTION alters(); \
+            ALTER TABLE farshore.range_copy ENABLE ALWAYS TRIGGER alters";
+        let alters = format!("SET search_path = public; {alters}");
+        session.simple(&format!("{alters}; SET search_path = ''")).await.unwrap();
+        let (schema, status) = (SchemaSettings::default(), Arc::new(Mutex::default()));
+        let status: Arc<Mutex<SubscriptionStatus>> = status;
+        for alters in [true, false] {
+            let source = way(&spec, 100);
+            let copy = InitialCopy {
+                subscription: NAME,
+                source: &source,
+                target: &target,
+                store: &store,
+                settings: CopySettings { workers: 1, range_blocks: 10 },
+                streaming: false,
+                schema: &schema,
+                follow_ddl: farshore_apply::postgres::follow_ddl::FollowDdl::Add,
+                ends: true,
+                only_begun: false,
+                status: &status,
+                detaching: &Detaching::default(),
+            };
+            let known = session.load_tables(NAME).await.unwrap();
+            let copied = copy.run(&mut session, &known).await;
+            let ranges = value(&target, "SELECT count(*) FROM farshore.range_copy").await;
+            if alters {
+                let error = copied.unwrap_err();
+                assert!(error.is_transient(), "{error}");
+                assert!(error.to_string().contains("was altered on the target"), "{error}");
+                assert_eq!(ranges, "2");
+                session.simple("DROP FUNCTION public.alters CASCADE").await.unwrap();
+            } else {
+                copied.unwrap();
+            }
+        }
+        let sum = "SELECT count(*) || ' ' || sum(amount) FROM orders";
+        assert_eq!(value(&target, sum).await, value(&spec.source, sum).await);
     });
 }

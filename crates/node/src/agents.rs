@@ -56,8 +56,53 @@ pub(crate) struct SubscriptionAgent {
     /// What fills the store, if it is captured here.
     pub(crate) capture: Option<Arc<Capture>>,
     pub(crate) subscription: Arc<Subscription>,
+    pub(crate) first_left: Arc<FirstLeft>,
     pub(crate) failure: Arc<Mutex<AgentFailure>>,
     pub(crate) switch: Arc<Switch>,
+}
+
+/// When the first transaction of the log was committed that a target has not got, as far as that is
+/// known. The log is read for it once for each position of the target, beside whoever asks: that is
+/// done every second.
+#[derive(Debug, Default)]
+pub(crate) struct FirstLeft(Mutex<Looked>);
+
+#[derive(Debug, Default)]
+struct Looked {
+    applied: Lsn,
+    /// Up to here there is none.
+    until: Lsn,
+    found: Option<PgTime>,
+    is_looking: bool,
+}
+
+impl FirstLeft {
+    /// What is known of the first transaction after `applied`; where that is nothing, it is looked
+    /// for.
+    fn after(self: &Arc<Self>, store: &Arc<SegmentedStore>, applied: Lsn) -> Option<PgTime> {
+        let end = store.status().durable.0;
+        let mut looked = lock(&self.0);
+        if looked.applied != applied && !looked.is_looking {
+            *looked = Looked { applied, until: applied, ..Looked::default() };
+        }
+        let is_new = looked.found.is_none() && looked.until < end;
+        if applied == Lsn::ZERO || looked.is_looking || !is_new {
+            return looked.found.filter(|_| looked.applied == applied);
+        }
+        looked.is_looking = true;
+        let (this, store, until) = (self.clone(), store.clone(), looked.until);
+        let look = move || {
+            // A log that begins later, or cannot be read, is told of elsewhere.
+            let found = store.first_transaction(until).unwrap_or_default();
+            let mut looked = lock(&this.0);
+            looked.found = found.map(|(_, commit_time)| commit_time);
+            (looked.until, looked.is_looking) = (end, false);
+        };
+        if std::thread::Builder::new().name("first-left".to_owned()).spawn(look).is_err() {
+            looked.is_looking = false;
+        }
+        None
+    }
 }
 
 /// Why an agent is not running.
@@ -344,7 +389,8 @@ impl SubscriptionAgent {
             (None, Some(error)) if !live => ("retrying", Some(error.clone())),
             (None, _) => {
                 let in_vain = failure.in_vain(subscription_progress(&status));
-                (status.phase.word(), in_vain.or_else(|| status.left_for_later.clone()))
+                let waits = || status.copy_waits.clone().or_else(|| status.left_for_later.clone());
+                (status.phase.word(), in_vain.or_else(waits))
             }
         };
         let applied = if status.applied.0 == Lsn::ZERO {
@@ -371,7 +417,12 @@ impl SubscriptionAgent {
             // It reads whatever the store has.
             (None, _) if reads => Some(0.0),
             (None, Some(_)) if behind_bytes == 0 => Some(0.0),
-            (None, caught_up_at) => caught_up_at.map(age),
+            (None, Some(since)) => Some(age(since)),
+            // The node was started since. A copy takes what is there.
+            (None, None) if status.phase != Phase::Copying => {
+                self.first_left.after(&self.store, applied).map(age)
+            }
+            (None, None) => None,
         };
         SubscriptionReport {
             name: self.name.clone(),
@@ -418,6 +469,46 @@ impl SubscriptionAgent {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_store::segmented::Options;
+    use farshore_store::{Batch, EntryKind, EntryMeta};
+
+    async fn append(store: &SegmentedStore, position: u64, kind: EntryKind, commit_time: i64) {
+        let (position, commit_time) = (Lsn(position), PgTime(commit_time));
+        let entry = EntryMeta { position, commit_time, kind, payload_len: 0 };
+        store.append(Batch { entries: vec![entry], ..Batch::default() }).await.unwrap();
+        store.durable().wait_for(|durable| durable.0 >= position).await.unwrap();
+    }
+
+    /// What is known once nobody looks any more.
+    async fn first_after(
+        first: &Arc<FirstLeft>,
+        store: &Arc<SegmentedStore>,
+        applied: u64,
+    ) -> Option<i64> {
+        first.after(store, Lsn(applied));
+        while lock(&first.0).is_looking {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        lock(&first.0).found.map(|found| found.0)
+    }
+
+    #[tokio::test]
+    async fn the_first_transaction_that_a_target_lacks_is_looked_for_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        let first = Arc::<FirstLeft>::default();
+        append(&store, 100, EntryKind::Transaction, 1_000).await;
+        append(&store, 200, EntryKind::Watermark, 2_000).await;
+        assert_eq!(first_after(&first, &store, 100).await, None);
+        assert_eq!(lock(&first.0).until, Lsn(200), "nothing is looked for there again");
+        append(&store, 300, EntryKind::Transaction, 3_000).await;
+        append(&store, 400, EntryKind::Transaction, 4_000).await;
+        assert_eq!(first_after(&first, &store, 100).await, Some(3_000));
+        assert_eq!(first.after(&store, Lsn(100)), Some(PgTime(3_000)));
+        assert!(!lock(&first.0).is_looking, "it is known");
+        assert_eq!(first_after(&first, &store, 300).await, Some(4_000));
+        assert_eq!(first_after(&first, &store, 400).await, None);
+    }
 
     /// An agent begins, and fails after `ran`.
     fn fail(failure: &Mutex<AgentFailure>, ran: Duration, progress: Progress) {

@@ -254,6 +254,7 @@ impl Site {
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),
                     detaching: Detaching::default(),
                 }),
+                first_left: Arc::default(),
                 failure: Arc::default(),
                 switch: Arc::new(Switch::new(paused)),
             });

@@ -137,7 +137,16 @@ impl Error {
 fn is_transient_refusal(error: &ServerError) -> bool {
     // A FATAL one of this code is a database that takes no connections for the time being; the
     // others are settings and slots that somebody has to mend.
-    is_transient_sqlstate(&error.code) || (error.code == "55000" && error.severity == "FATAL")
+    is_transient_sqlstate(&error.code)
+        || (error.code == "55000" && error.severity == "FATAL")
+        || is_lost_by_pooler(error)
+}
+
+/// Whether a pooler has lost the server behind it, or cannot have it for the time being. PgBouncer
+/// ends a session for whatever reason as a violation of the protocol ("server conn crashed?",
+/// "query_wait_timeout"); what it does not let us ask for stays so.
+pub fn is_lost_by_pooler(error: &ServerError) -> bool {
+    error.code == "08P01" && error.is_fatal() && !error.message.contains("startup parameter")
 }
 
 /// PostgreSQL docs: appendix A, "PostgreSQL Error Codes".
@@ -188,6 +197,19 @@ mod tests {
             };
             assert_eq!(Error::Server(Box::new(error)).is_transient(), transient, "{severity}");
         }
+        let pooler = |severity: &str, message: &str| {
+            Error::Server(Box::new(ServerError {
+                code: "08P01".into(),
+                severity: severity.into(),
+                message: message.into(),
+                ..ServerError::default()
+            }))
+        };
+        for said in ["server conn crashed?", "query_wait_timeout", "client_login_timeout"] {
+            assert!(pooler("FATAL", said).is_transient(), "{said}");
+        }
+        assert!(!pooler("FATAL", "unsupported startup parameter: options").is_transient());
+        assert!(!pooler("ERROR", "invalid message format").is_transient());
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert!(Error::Connect { server: "a".into(), source: refused }.is_transient());
         assert!(Error::Closed { server: "a".into() }.is_transient());

@@ -412,6 +412,68 @@ fn rows_of_a_full_identity_are_overwritten_by_their_key() -> Result<()> {
     Ok(())
 }
 
+/// Columns that no UPDATE may set, a key of another type on the target, and a partition whose unique
+/// index the others have not got.
+#[test]
+fn rows_are_overwritten_whatever_statement_it_takes() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both(
+            "CREATE TABLE i (code text PRIMARY KEY, n integer GENERATED ALWAYS AS IDENTITY, \
+               u integer UNIQUE); \
+             CREATE TABLE f (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v text, w integer); \
+             ALTER TABLE f REPLICA IDENTITY FULL; \
+             CREATE TABLE p (id integer, part integer, code text, PRIMARY KEY (id, part)) \
+               PARTITION BY LIST (part); \
+             CREATE TABLE p1 PARTITION OF p FOR VALUES IN (1); \
+             CREATE TABLE p2 PARTITION OF p FOR VALUES IN (2)",
+        )?;
+        pair.publish("CREATE TABLE x (id integer PRIMARY KEY, v text)")?;
+        pair.subscriber.execute_script(
+            "CREATE TABLE x (id text PRIMARY KEY, v text); CREATE UNIQUE INDEX ON p1 (code)",
+        )?;
+        pair.publish(
+            "INSERT INTO i (code, u) SELECT 'c' || k, k FROM generate_series(1, 3) AS k; \
+             INSERT INTO f (v, w) SELECT 'v', k FROM generate_series(1, 3) AS k; \
+             INSERT INTO p VALUES (20, 2, 'taken')",
+        )?;
+        let tables = ["public.i", "public.f", "public.p", "public.x"];
+        pair.add_publication("p", &tables, "publish_via_partition_root = true")?;
+        let target = pair.subscriber.url("postgres");
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.replace("batches = ", "on_conflict = \"overwrite\"\nbatches = ")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.subscriber.execute_script(
+            "UPDATE i SET u = 99 WHERE code = 'c2'; UPDATE f SET w = 99 WHERE id = 2; \
+             INSERT INTO p VALUES (10, 1, 'taken'); INSERT INTO x VALUES ('7', 'mine')",
+        )?;
+        for change in [
+            "UPDATE i SET u = 99 WHERE code = 'c1'",
+            "UPDATE f SET v = 'w' WHERE id = 2",
+            "INSERT INTO p VALUES (11, 1, 'taken')",
+            "INSERT INTO x VALUES (7, 'theirs')",
+        ] {
+            pair.publish(change)?;
+        }
+        pair.await_arrival()?;
+        let recorded = "SELECT string_agg(table_name || ' ' || action, ',' ORDER BY id) \
+                        FROM farshore.conflicts";
+        let said = pair.subscriber_says(recorded)?;
+        ensure!(said == "i overwritten,f overwritten,p overwritten,x overwritten", "{said}");
+        for (rows, wanted) in [
+            ("concat_ws(' ', code, n, u), ',' ORDER BY code) FROM i", "c1 1 99,c3 3 3"),
+            ("concat_ws(' ', id, v, w), ',' ORDER BY id) FROM f", "1 v 1,2 w 2,3 v 3"),
+            ("concat_ws(' ', id, code), ',' ORDER BY id) FROM p", "11 taken,20 taken"),
+            ("concat_ws(' ', id, v), ',' ORDER BY id) FROM x", "7 theirs"),
+        ] {
+            let said = pair.subscriber_says(&format!("SELECT string_agg({rows}"))?;
+            ensure!(said == wanted, "{said} instead of {wanted}");
+        }
+        Ok(())
+    })
+}
+
 /// Through a root with a full identity come changes of partitions that have not got it: PostgreSQL
 /// does not hand it down.
 const ROOT: &str = "CREATE TABLE r (id integer, part integer, v text, PRIMARY KEY (id, part)) \

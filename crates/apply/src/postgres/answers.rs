@@ -16,6 +16,27 @@ pub(super) async fn run(
     types: &[u32],
     values: &[(Format, Option<&[u8]>)],
 ) -> Result<Vec<AnswerRow>, farshore_pg::Error> {
+    send(connection, sql, types, values).await?;
+    answers(connection).await
+}
+
+/// As [`run`], and gives how many rows the statement touched, or found if it is a SELECT.
+pub(super) async fn run_counted(
+    connection: &mut Connection,
+    sql: &str,
+    types: &[u32],
+    values: &[(Format, Option<&[u8]>)],
+) -> Result<u64, farshore_pg::Error> {
+    send(connection, sql, types, values).await?;
+    Ok(counted(connection).await?.1)
+}
+
+async fn send(
+    connection: &mut Connection,
+    sql: &str,
+    types: &[u32],
+    values: &[(Format, Option<&[u8]>)],
+) -> Result<(), farshore_pg::Error> {
     let out = connection.out();
     frontend::parse(out, "", sql, types)?;
     let mut bind = frontend::Bind::begin(out, "", "", values.len())?;
@@ -25,15 +46,19 @@ pub(super) async fn run(
     bind.finish(Format::Text)?;
     frontend::execute(out, "", 0)?;
     frontend::sync(out);
-    connection.flush().await?;
-    answers(connection).await
+    connection.flush().await
 }
 
 /// Reads up to ReadyForQuery; the first error, or all rows.
 pub(super) async fn answers(
     connection: &mut Connection,
 ) -> Result<Vec<AnswerRow>, farshore_pg::Error> {
-    let mut rows = Vec::new();
+    Ok(counted(connection).await?.0)
+}
+
+/// As [`answers`], with the number that the last statement's command tag says.
+async fn counted(connection: &mut Connection) -> Result<(Vec<AnswerRow>, u64), farshore_pg::Error> {
+    let (mut rows, mut count) = (Vec::new(), 0);
     let mut failed = None;
     loop {
         match connection.receive().await? {
@@ -45,14 +70,15 @@ pub(super) async fn answers(
                 failed.get_or_insert(farshore_pg::Error::Server(error));
             }
             Message::ReadyForQuery(_) => break,
-            Message::ParseComplete | Message::BindComplete | Message::CommandComplete(_) => {}
+            Message::CommandComplete(tag) => count = tag.rows().unwrap_or(0),
+            Message::ParseComplete | Message::BindComplete => {}
             other => {
                 return Err(farshore_pg::Error::Protocol(format!("unexpected {other:?}")));
             }
         }
     }
     match failed {
-        None => Ok(rows),
+        None => Ok((rows, count)),
         Some(error) => Err(error),
     }
 }

@@ -151,7 +151,7 @@ impl Session {
                     below.table, below.parent
                 )))
             }
-            Some(code) if !passes_by_itself(code) => {
+            Some(_) if error.server_error().is_some_and(|said| !passes_by_itself(said)) => {
                 let message = error.to_string();
                 let why = message.trim_end_matches('.');
                 Err(below.error(subscription, &format!("It cannot be detached there: {why}")))

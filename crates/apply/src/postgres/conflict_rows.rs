@@ -16,8 +16,10 @@ use crate::postgres::pipeline::{Expect, PipelineError};
 use crate::postgres::session::Session;
 use crate::postgres::statements::{Likeness, Shape, TargetRelation};
 use crate::postgres::writer::{Writer, parameter, setting_all, shape_of};
+use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
 use farshore_model::transaction::Header;
+use farshore_pg::quote_literal;
 use farshore_wire::backend::ServerError;
 use farshore_wire::frontend::Format;
 use farshore_wire::pgoutput::stored::decode_stored;
@@ -134,7 +136,7 @@ impl Writer {
         let mut row = ConflictRow { session, target, shape, new, find, existing: Vec::new() };
         match row.run(&step).await {
             Ok(rows) => Ok(rows == 1),
-            Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => Ok(false),
+            Err(farshore_pg::Error::Server(error)) if is_about_data(&error) => Ok(false),
             Err(error) => Err(row.session.error(error)),
         }
     }
@@ -264,6 +266,8 @@ enum Step {
 struct Condition {
     terms: Vec<(usize, Term)>,
     predicate: Option<String>,
+    /// The partition that has the rows, and the constraint: rows of others may hold the same.
+    partition: Option<TableName>,
 }
 
 #[derive(Clone)]
@@ -368,7 +372,7 @@ impl<'a> ConflictRow<'a> {
                     let why = format!("the row met {rows} rows instead of one");
                     return Ok(Overwrite::Impossible(why));
                 }
-                Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => error,
+                Err(farshore_pg::Error::Server(error)) if is_about_data(&error) => error,
                 Err(error) => return Err(self.session.error(error)),
             };
             self.session.simple(&format!("ROLLBACK TO SAVEPOINT {ATTEMPT}")).await?;
@@ -388,7 +392,7 @@ impl<'a> ConflictRow<'a> {
                 match self.delete(&constraint.condition).await {
                     Ok(0) => return Ok(Overwrite::Impossible(error.to_string())),
                     Ok(_) => {}
-                    Err(farshore_pg::Error::Server(error)) if is_about_data(&error.code) => {
+                    Err(farshore_pg::Error::Server(error)) if is_about_data(&error) => {
                         return Ok(Overwrite::Impossible(error.to_string()));
                     }
                     Err(error) => return Err(self.session.error(error)),
@@ -401,7 +405,7 @@ impl<'a> ConflictRow<'a> {
     }
 
     /// Runs a step; returns how many rows it touched.
-    async fn run(&mut self, step: &Step) -> Result<usize, farshore_pg::Error> {
+    async fn run(&mut self, step: &Step) -> Result<u64, farshore_pg::Error> {
         let (sql, types, values) = match step {
             Step::Plain(shape) => {
                 let (sql, types) = self.target.sql(shape);
@@ -432,18 +436,16 @@ impl<'a> ConflictRow<'a> {
                 (sql, types, values)
             }
         };
-        let sql = format!("{sql} RETURNING 1");
-        let rows = answers::run(&mut self.session.connection, &sql, &types, &values).await?;
-        Ok(rows.len())
+        // Some take no RETURNING: those that are a SELECT already.
+        answers::run_counted(&mut self.session.connection, &sql, &types, &values).await
     }
 
-    async fn delete(&mut self, condition: &Condition) -> Result<usize, farshore_pg::Error> {
+    async fn delete(&mut self, condition: &Condition) -> Result<u64, farshore_pg::Error> {
         let (mut types, mut values): Parameters<'_> = Default::default();
         let text = self.condition_text(condition, &mut types, &mut values);
         let rows = self.target.rows_of_its_own();
-        let sql = format!("DELETE FROM {rows} WHERE {text} RETURNING 1");
-        let rows = answers::run(&mut self.session.connection, &sql, &types, &values).await?;
-        Ok(rows.len())
+        let sql = format!("DELETE FROM {rows} WHERE {text}");
+        answers::run_counted(&mut self.session.connection, &sql, &types, &values).await
     }
 
     /// Remembers the rows that meet a condition.
@@ -502,11 +504,16 @@ impl<'a> ConflictRow<'a> {
                 Term::Holds(operator) => {
                     types.push(self.target.parameter_type(*column));
                     values.extend(bound(&[*column], self.new));
-                    texts.push(format!("{name} {operator} ${}", types.len()));
+                    let value = self.target.operand(*column, format!("${}", types.len()));
+                    texts.push(format!("{name} {operator} {value}"));
                 }
             }
         }
         texts.extend(condition.predicate.as_ref().map(|predicate| format!("({predicate})")));
+        texts.extend(condition.partition.as_ref().map(|partition| {
+            let partition = quote_literal(&partition.to_string());
+            format!("tableoid = {partition}::pg_catalog.regclass")
+        }));
         texts.join(" AND ")
     }
 
@@ -542,7 +549,13 @@ impl<'a> ConflictRow<'a> {
         let Some(new) = self.new else { return Ok(None) };
         let new: Vec<Value<'_>> = new.values().collect();
         let columns = &self.target.relation.columns;
-        let mut condition = Condition { terms: Vec::new(), predicate: None };
+        let partition = match &error.table {
+            Some(name) if self.target.partitioned => {
+                Some(TableName { schema: schema.clone(), name: name.clone() })
+            }
+            _ => None,
+        };
+        let mut condition = Condition { terms: Vec::new(), predicate: None, partition };
         let (mut is_key, mut is_exclusion) = (true, false);
         for row in &rows {
             let column = row.get(0).and_then(|name| columns.iter().position(|c| c.name == name));

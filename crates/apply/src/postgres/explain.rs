@@ -5,6 +5,7 @@ use crate::conflict::{self, FoundBy};
 use crate::error::{Cause, FailedChange, RefusedCommit, passes_by_itself};
 use crate::postgres::pipeline::{BatchFailure, ChangeRef, Pipeline, PipelineError};
 use crate::postgres::statements::TargetRelation;
+use crate::postgres::target_table::altered;
 use farshore_model::{DictionaryId, Lsn};
 use farshore_wire::pgoutput::OldTuple;
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
@@ -33,16 +34,14 @@ pub fn explain(
         PipelineError::Server(error) => {
             return pipeline.target_error(farshore_pg::Error::Server(error));
         }
-        PipelineError::CommitRefused { error, batch: true, .. }
-            if !passes_by_itself(&error.code) =>
-        {
+        PipelineError::CommitRefused { error, batch: true, .. } if !passes_by_itself(&error) => {
             let what = error.to_string();
             return ApplyError::BatchRefused { subscription, table: None, position: newest, what };
         }
         PipelineError::CommitRefused { position, error, .. } => {
             return ApplyError::Commit(Box::new(RefusedCommit { subscription, position, error }));
         }
-        PipelineError::Batch(_, BatchFailure::Refused(error)) if passes_by_itself(&error.code) => {
+        PipelineError::Batch(_, BatchFailure::Refused(error)) if passes_by_itself(&error) => {
             return pipeline.target_error(farshore_pg::Error::Server(error));
         }
         PipelineError::Batch(relation, failure) => {
@@ -66,10 +65,7 @@ pub fn explain(
             ));
         }
         PipelineError::Altered => {
-            return ApplyError::NotYet(format!(
-                "subscription \"{subscription}\": a table was altered on the target since it was \
-                 looked at. Nothing was written since; looking again"
-            ));
+            return altered(&subscription);
         }
         PipelineError::Encode(error) => {
             return ApplyError::Setup(format!("subscription \"{subscription}\": {error}"));

@@ -373,7 +373,7 @@ impl Follow<'_> {
     ) -> ApplyError {
         match &error {
             ApplyError::Target { error: refused, .. }
-                if refused.sqlstate().is_some_and(|code| !passes_by_itself(code)) =>
+                if refused.server_error().is_some_and(|said| !passes_by_itself(said)) =>
             {
                 self.stops(&what(refused))
             }

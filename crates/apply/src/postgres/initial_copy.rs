@@ -26,11 +26,12 @@ use farshore_capture::slot;
 use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, cut_into_ranges, ranges_left};
 use farshore_capture::source::{Snapshot, SnapshotSession, Source};
 use farshore_fault as fault;
-use farshore_model::{Lsn, Relation, quote_identifier};
+use farshore_model::{Lsn, PgTime, Relation, quote_identifier};
 use farshore_pg::Config;
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -85,6 +86,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// How long the log may take to come as far as a snapshot that was taken.
 const LOG_WAIT: Duration = Duration::from_secs(60);
 
+/// A snapshot that takes longer is told of.
+const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
+
 /// How often it is looked whether the stream has come as far as a snapshot.
 const STREAM_LOOK_EVERY: Duration = Duration::from_millis(500);
 
@@ -104,6 +108,8 @@ struct Work {
     table: PublishedTable,
     /// Its name on the target.
     target: TableName,
+    /// The target's OID of it, and what it was when `plan` was made.
+    seen: (u32, (String, TableName)),
     plan: CopyPlan,
     ranges: Vec<BlockRange>,
     /// Every range is on the target already.
@@ -217,6 +223,7 @@ impl InitialCopy<'_> {
             copied = copying => copied?,
             error = self.give_way(source.as_mut(), &held) => return Err(error),
         }
+        self.set_waits(None);
         source.close().await;
         snapshot.close().await;
         Ok(point)
@@ -367,9 +374,33 @@ impl InitialCopy<'_> {
         ))
     }
 
-    /// A snapshot of the publisher, and a session in it.
+    /// A snapshot of the publisher, and a session in it. What keeps it waiting is told in the status.
     async fn open_source(&self) -> Result<Still, ApplyError> {
-        let snapshot = self.source.export(self.subscription).await?;
+        let (since, told) = (PgTime::now(), AtomicBool::new(false));
+        let tell = |why: Option<String>| {
+            if let Some(why) = why {
+                told.store(true, Ordering::Relaxed);
+                self.set_waits(Some(format!("a copy cannot begin: {why}")));
+            }
+        };
+        let mut exporting = self.source.export_telling(self.subscription, &tell);
+        let exported = tokio::time::timeout(SNAPSHOT_WITHIN, &mut exporting).await;
+        let snapshot = match exported {
+            Ok(exported) => exported?,
+            Err(_) => {
+                // Of a publisher behind channels nobody says here what it waits for.
+                if !told.load(Ordering::Relaxed) {
+                    tell(Some(format!(
+                        "waiting for the publisher's snapshot since {since} (its slot waits for \
+                         every transaction that was open there)"
+                    )));
+                }
+                exporting.await?
+            }
+        };
+        if told.load(Ordering::Relaxed) {
+            self.set_waits(None);
+        }
         let mut source = snapshot.open().await?;
         let published = source.tables().await?;
         Ok(Still { snapshot, source, published })
@@ -482,7 +513,8 @@ impl InitialCopy<'_> {
         // A partitioned table has no blocks of its own.
         let blocks = if table.partitioned { 0 } else { table.blocks };
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
-        Ok(Work { table, target, plan, ranges, finished: false })
+        let seen = (there.oid, (there.stamp, target.clone()));
+        Ok(Work { table, target, seen, plan, ranges, finished: false })
     }
 
     /// A table whose copy was begun at an earlier point: what is on the target stays.
@@ -517,6 +549,7 @@ impl InitialCopy<'_> {
             return self.start(session, table, true, point).await;
         }
         let (there, plan) = self.check_target(session, &table).await?;
+        let seen = (there.oid, (there.stamp.clone(), into.clone()));
         let resume = Resume {
             subscription: self.subscription,
             table: &table,
@@ -537,7 +570,7 @@ impl InitialCopy<'_> {
             "the copy of this table goes on where it stopped"
         );
         let finished = ranges.is_empty();
-        Ok(Work { table, target: into, plan, ranges, finished })
+        Ok(Work { table, target: into, seen, plan, ranges, finished })
     }
 
     /// Adds what a table that was copied before, and is empty now, lacks of the publisher's columns:
@@ -683,8 +716,11 @@ impl InitialCopy<'_> {
             copied.push(self.copy_range(source, target, &work[*index], *range, *index).await?);
         }
         fault::point("snapshot.before-range-commit");
-        target.simple("COMMIT").await?;
+        let seen = job.iter().map(|(index, _)| work[*index].seen.clone()).collect();
+        target.commit_unaltered(self.subscription, &seen).await?;
         fault::point("snapshot.after-range-commit");
+        // What it was tried again for is over.
+        self.set_waits(None);
         for ((index, _), (rows, bytes)) in job.iter().zip(copied) {
             self.update_copy(*index, |copy| {
                 copy.bytes += bytes;
@@ -784,6 +820,10 @@ impl InitialCopy<'_> {
             })
             .collect();
         self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).copies = copies;
+    }
+
+    fn set_waits(&self, why: Option<String>) {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).copy_waits = why;
     }
 
     fn update_copy(&self, index: usize, change: impl FnOnce(&mut TableCopy)) {

@@ -32,15 +32,15 @@ use crate::netting::Net;
 use crate::postgres::batch::{TableReferences, Ties};
 use crate::postgres::pipeline::{Expect, Pipeline, PipelineError};
 use crate::postgres::progress::{ProgressStep, newest_text};
+use crate::postgres::target_table::{Seen, as_seen};
 use circle::HeldUp;
 pub(crate) use connect::join;
 use connect::{Lane, connect, is_far, prepare};
-use farshore_capture::publication::TableName;
 use farshore_fault as fault;
 use farshore_model::{DictionaryId, Lsn};
-use farshore_pg::{CancelToken, Config, text_array};
+use farshore_pg::{CancelToken, Config};
 use farshore_wire::frontend::Format;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex};
 use std::task::Poll;
@@ -226,17 +226,8 @@ impl Lanes {
 
     /// Sends, behind the open group's changes, the question whether tables are as they were seen:
     /// by OID, their stamps and names.
-    pub fn ask_unaltered(
-        &mut self,
-        seen: &BTreeMap<u32, (String, TableName)>,
-    ) -> Result<(), PipelineError> {
-        let oids: Vec<String> = seen.keys().map(u32::to_string).collect();
-        let names: Vec<String> = seen.values().map(|(_, table)| table.to_string()).collect();
-        let lists = [
-            text_array(oids.iter().map(String::as_str)),
-            text_array(seen.values().map(|(stamp, _)| stamp.as_str())),
-            text_array(names.iter().map(String::as_str)),
-        ];
+    pub fn ask_unaltered(&mut self, seen: &Seen) -> Result<(), PipelineError> {
+        let lists = as_seen(seen);
         self.current().run(LOOK_AGAIN, lists.len(), Expect::Unaltered, |bind| {
             lists.iter().try_for_each(|list| bind.parameter(Format::Text, Some(list.as_bytes())))
         })

@@ -154,7 +154,7 @@ impl PipelineError {
             | PipelineError::Batch(_, BatchFailure::Refused(error))
             | PipelineError::Server(error) => {
                 let locks = ["40001", "40P01", "55P03"].contains(&error.code.as_str());
-                (locks || !passes_by_itself(&error.code)).then(|| error.to_string())
+                (locks || !passes_by_itself(error)).then(|| error.to_string())
             }
             PipelineError::Connection(_)
             | PipelineError::Stored(_)

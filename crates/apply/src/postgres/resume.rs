@@ -280,7 +280,8 @@ impl Resume<'_> {
             )
             .await?;
         farshore_fault::point("snapshot.before-range-commit");
-        target.simple("COMMIT").await?;
+        let seen = (self.there.stamp.clone(), self.target.clone());
+        target.commit_unaltered(self.subscription, &[(self.there.oid, seen)].into()).await?;
         farshore_fault::point("snapshot.after-range-commit");
         Ok(rows)
     }

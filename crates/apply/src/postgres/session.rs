@@ -34,7 +34,8 @@ impl Session {
         self.pid == self.connection.backend_pid().to_string()
     }
 
-    /// Connects and sets the session up: no timeouts of the role's own, and, where the role may,
+    /// Connects and sets the session up: no timeouts of the role's own, a server that notices when we
+    /// are gone, and, where the role may,
     /// `session_replication_role = replica`, so that triggers and foreign keys do not fire for
     /// rows that have been through them on the publisher.
     pub async fn connect(config: &Config, name: &str) -> Result<Session, ApplyError> {
@@ -77,17 +78,22 @@ impl Session {
         // What waits for a lock notices that we are gone, and lets go of its own. Servers before
         // PostgreSQL 14, and some operating systems, cannot.
         let notices = Question::Simple("SET client_connection_check_interval = '2s'");
-        let mut asked = vec![Question::Simple(&settings), role, notices];
+        // Where we may not set it, it may have been set for the role.
+        let role_now =
+            Question::Simple("SELECT pg_catalog.current_setting('session_replication_role')");
+        let mut asked = vec![Question::Simple(&settings), role, role_now, notices];
         asked.extend(questions);
         let mut answers = session.ask_all(&asked).await?.into_iter();
         let mut next = || answers.next().unwrap_or(Ok(Vec::new()));
         let pid = next()?;
         session.pid = pid.first().and_then(|row| row.get(0)).unwrap_or_default().to_owned();
         match next() {
-            Ok(_) => session.replica_role = true,
+            Ok(_) => {}
             Err(ApplyError::Target { error, .. }) if error.sqlstate() == Some("42501") => {}
             Err(error) => return Err(error),
         }
+        let role_now = next()?;
+        session.replica_role = role_now.first().and_then(|row| row.get(0)) == Some("replica");
         Ok((session, answers.skip(1).collect()))
     }
 

@@ -382,6 +382,18 @@ impl TargetRelation {
         )
     }
 
+    /// What stands beside an operator and a column, for a parameter that has the column's value.
+    pub fn operand(&self, column: usize, parameter: String) -> String {
+        let TargetColumn { type_name, base_name, .. } = &self.columns[column];
+        match self.value_plan(column) {
+            ValuePlan::Verbatim { from } if from != 0 => parameter,
+            // Beside an operator of composite types the server takes a parameter for any record,
+            // which has no input.
+            ValuePlan::Verbatim { .. } => format!("{parameter}::{base_name}"),
+            ValuePlan::Cast { .. } => format!("{parameter}::{type_name}"),
+        }
+    }
+
     fn condition(
         &self,
         find: &[usize],
@@ -392,17 +404,8 @@ impl TargetRelation {
         if self.relation.identity != ReplicaIdentity::Full {
             let mut terms = Vec::new();
             for column in find {
-                let TargetColumn { equals, type_name, base_name, .. } = &self.columns[*column];
-                let value = match self.value_plan(*column) {
-                    ValuePlan::Verbatim { from } if from != 0 => parameter(*column),
-                    // Beside an operator of composite types the server takes a parameter for any
-                    // record, which has no input.
-                    ValuePlan::Verbatim { .. } => format!("{}::{base_name}", parameter(*column)),
-                    ValuePlan::Cast { .. } => {
-                        format!("{}::{type_name}", parameter(*column))
-                    }
-                };
-                terms.push(format!("{} {equals} {value}", name(*column)));
+                let value = self.operand(*column, parameter(*column));
+                terms.push(format!("{} {} {value}", name(*column), self.columns[*column].equals));
             }
             return terms.join(" AND ");
         }

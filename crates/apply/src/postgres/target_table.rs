@@ -7,7 +7,8 @@ use crate::remedy;
 use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
-use farshore_pg::{Row, text_array};
+use farshore_pg::{Question, Row, text_array};
+use std::collections::BTreeMap;
 
 /// A table on the target.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -109,7 +110,7 @@ pub(super) const UNALTERED: &str = concat!(
     "SELECT CASE WHEN pg_catalog.bool_and(s.stamp::text = c.stamp \
        AND coalesce(pg_catalog.to_regclass(c.name)::pg_catalog.oid = c.oid, false)) THEN 1 ELSE \
      ('a table was altered on the target, of ' || count(*))::int END \
-     FROM unnest($1, $2, $3) AS c (oid, stamp, name) CROSS JOIN LATERAL ",
+     FROM unnest($1::oid[], $2::text[], $3::text[]) AS c (oid, stamp, name) CROSS JOIN LATERAL ",
     stamp!(),
     " s"
 );
@@ -134,6 +135,53 @@ pub(super) async fn stamps_of_kin(
     let stamp = |row: &Row| Ok((row.parse(0)?, row.get(1).unwrap_or_default().to_owned()));
     let stamps: Result<_, farshore_pg::Error> = rows.iter().map(stamp).collect();
     stamps.map_err(|error| session.error(error))
+}
+
+/// Tables by OID as they were looked up: their stamps and names.
+pub type Seen = BTreeMap<u32, (String, TableName)>;
+
+/// The parameters of [`UNALTERED`].
+pub(super) fn as_seen(seen: &Seen) -> [String; 3] {
+    let oids: Vec<String> = seen.keys().map(u32::to_string).collect();
+    let names: Vec<String> = seen.values().map(|(_, table)| table.to_string()).collect();
+    [
+        text_array(oids.iter().map(String::as_str)),
+        text_array(seen.values().map(|(stamp, _)| stamp.as_str())),
+        text_array(names.iter().map(String::as_str)),
+    ]
+}
+
+impl Session {
+    /// Commits rows that were copied, if the tables they went to are as they were seen ([`UNALTERED`]).
+    ///
+    /// # Errors
+    /// [`ApplyError::NotYet`] where one is not: nothing was committed then; the target's.
+    pub(super) async fn commit_unaltered(
+        &mut self,
+        subscription: &str,
+        seen: &Seen,
+    ) -> Result<(), ApplyError> {
+        let lists = as_seen(seen);
+        let lists = lists.each_ref().map(|list| Some(list.as_str()));
+        // A COMMIT behind an error rolls back.
+        let questions = [Question::Extended(UNALTERED, &lists), Question::Simple("COMMIT")];
+        let [unaltered, committed] = self.ask(questions).await?;
+        match unaltered {
+            Ok(_) => committed.map(drop),
+            Err(ApplyError::Target { error, .. }) if error.sqlstate() == Some(ALTERED) => {
+                Err(altered(subscription))
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What is said where something was altered.
+pub(super) fn altered(subscription: &str) -> ApplyError {
+    ApplyError::NotYet(format!(
+        "subscription \"{subscription}\": a table was altered on the target since it was looked at. \
+         Nothing was written since; looking again"
+    ))
 }
 
 /// SQLSTATE of [`UNALTERED`] where something was altered: invalid_text_representation.

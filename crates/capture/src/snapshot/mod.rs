@@ -19,7 +19,7 @@ use crate::CaptureError;
 use crate::patience::patiently;
 use crate::publication::{PublicationSpec, PublishedTable, file_node};
 use crate::schema::Definitions;
-use crate::source::{Key, WAITED_LONG};
+use crate::source::{Key, Tell, WAITED_LONG};
 use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, CopyOut, Mode, quote_literal};
@@ -36,8 +36,12 @@ pub struct ExportedSnapshot {
 
 impl ExportedSnapshot {
     /// Makes a new consistent point. Waits for the transactions that are running now to end, as
-    /// every logical slot's creation does.
-    pub async fn export(spec: &PublicationSpec, reader: &str) -> Result<Self, CaptureError> {
+    /// every logical slot's creation does; `tell` is told which.
+    pub async fn export(
+        spec: &PublicationSpec,
+        reader: &str,
+        tell: &Tell<'_>,
+    ) -> Result<Self, CaptureError> {
         let mut connection = spec.connect(Mode::LogicalReplication).await?;
         let pid = connection.backend_pid();
         let slot: String = format!("farshore_snapshot_{pid}_{reader}")
@@ -51,7 +55,7 @@ impl ExportedSnapshot {
             failover: false,
             two_phase: false,
         };
-        let created = patiently(spec, connection.create_logical_slot(&slot, options), |_| ()).await;
+        let created = patiently(spec, connection.create_logical_slot(&slot, options), tell).await;
         let created = created.map_err(|error| spec.publisher_error(error))?;
         let name = created.snapshot.ok_or_else(|| {
             CaptureError::Protocol("the publisher made a slot but exported no snapshot".to_owned())

@@ -3,6 +3,7 @@
 use super::{ExportedSnapshot, SnapshotConnection};
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
+use crate::source::Tell;
 use farshore_model::Lsn;
 use farshore_pg::Mode;
 use std::time::Duration;
@@ -30,13 +31,19 @@ impl StillSnapshot {
     /// hang: its creation waits for transactions that may wait for the lock.) Done here, beside the
     /// publisher: who is far away would hardly find a moment between two such commands.
     ///
+    /// `tell` is told what is waited for.
+    ///
     /// # Errors
     /// The publisher's; a transient one when tables are locked or rewritten all the time.
-    pub async fn take(spec: &PublicationSpec, reader: &str) -> Result<Self, CaptureError> {
+    pub async fn take(
+        spec: &PublicationSpec,
+        reader: &str,
+        tell: &Tell<'_>,
+    ) -> Result<Self, CaptureError> {
         let mut sql = spec.connect(Mode::Sql).await?;
         for _ in 0..TRIES {
             let before = spec.published_tables(&mut sql).await?;
-            let exported = ExportedSnapshot::export(spec, reader).await?;
+            let exported = ExportedSnapshot::export(spec, reader, tell).await?;
             let mut holder = exported.open(spec).await?;
             let seen = holder.tables(spec).await?;
             if !holder.hold_still(spec, &seen).await? {

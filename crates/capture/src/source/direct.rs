@@ -4,7 +4,7 @@
 use super::shared_answer::SharedAnswer;
 use super::{
     AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, Key, LookUp, OldValue,
-    Snapshot, SnapshotSession, Source,
+    Snapshot, SnapshotSession, Source, Tell,
 };
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
@@ -134,9 +134,13 @@ impl Source for Direct {
         })
     }
 
-    fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
+    fn export_telling<'a>(
+        &'a self,
+        reader: &'a str,
+        tell: &'a Tell<'a>,
+    ) -> Asked<'a, Box<dyn Snapshot>> {
         Box::pin(async move {
-            let snapshot = StillSnapshot::take(&self.spec, reader).await?;
+            let snapshot = StillSnapshot::take(&self.spec, reader, tell).await?;
             let snapshot = DirectSnapshot { spec: self.spec.clone(), snapshot };
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
         })

@@ -96,8 +96,21 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// tables from being emptied or rewritten for as long as the snapshot lives. Waits for the
     /// transactions that run now to end. `reader` names who reads, for people who look at the
     /// publisher.
-    fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>>;
+    fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
+        self.export_telling(reader, &|_| ())
+    }
+
+    /// As [`Source::export`]. `tell` is told which transactions are waited for, after a while and
+    /// where that is known here: of a publisher behind channels it is not.
+    fn export_telling<'a>(
+        &'a self,
+        reader: &'a str,
+        tell: &'a Tell<'a>,
+    ) -> Asked<'a, Box<dyn Snapshot>>;
 }
+
+/// Is told what keeps somebody waiting, for a person; `None` when that is over.
+pub type Tell<'a> = dyn Fn(Option<String>) + Sync + 'a;
 
 /// A snapshot that any number of sessions can read, for as long as this lives.
 pub trait Snapshot: Send + Sync {

@@ -79,7 +79,7 @@ impl Session {
                     }
                     Err(error) => error,
                 };
-            if error.sqlstate().is_none_or(passes_by_itself) {
+            if error.server_error().is_none_or(passes_by_itself) {
                 return Err(self.error(error));
             }
             self.simple("ROLLBACK").await?;

@@ -158,7 +158,7 @@ fn refused(
     unavailable: &[String],
     error: farshore_pg::Error,
 ) -> ApplyError {
-    let passes = error.sqlstate().is_none_or(passes_by_itself);
+    let passes = error.server_error().is_none_or(passes_by_itself);
     if passes {
         return session.error(error);
     }

@@ -7,7 +7,9 @@ mod session;
 use super::channel::{Channel, ChannelError, Opener};
 use super::frame::{self, Received};
 use super::message::{ANSWER_BYTES_MAX, Answer, Request, decode_answer, encode_request};
-use super::{AddedColumn, Asked, DroppedColumns, Key, OldValue, Snapshot, SnapshotSession, Source};
+use super::{
+    AddedColumn, Asked, DroppedColumns, Key, OldValue, Snapshot, SnapshotSession, Source, Tell,
+};
 use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
@@ -214,7 +216,11 @@ impl Source for Remote {
         })
     }
 
-    fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
+    fn export_telling<'a>(
+        &'a self,
+        reader: &'a str,
+        _tell: &'a Tell<'a>,
+    ) -> Asked<'a, Box<dyn Snapshot>> {
         Box::pin(async move {
             let mut channel = self.site.open().await?;
             let request = Request::Export { reader: reader.to_owned() };

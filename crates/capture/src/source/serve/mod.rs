@@ -202,7 +202,7 @@ impl<'a> Server<'a> {
             Role::Snapshot(_) => Err(refused("a question on the channel that keeps a snapshot")),
             Role::Questions => match request {
                 Request::Export { reader } => {
-                    let snapshot = StillSnapshot::take(self.spec, &reader).await?;
+                    let snapshot = StillSnapshot::take(self.spec, &reader, &|_| ()).await?;
                     let added = self.snapshots.add(&self.spec.name, snapshot.name());
                     let registered = added.ok_or_else(|| Failure::Refused {
                         what: "a snapshot, because this system gives no random bytes".to_owned(),
