@@ -14,21 +14,27 @@ fn farshore(arguments: &[&str], folder: &Path, stdout: impl Into<Stdio>) -> Resu
 #[test]
 fn what_does_not_fit_on_the_disk_ends_with_a_failure() -> Result<()> {
     let folder = tempfile::tempdir()?;
-    let site = "[site]\nname = \"a\"\ndata_dir = \"data\"\n";
+    // Nothing of it is connected to.
+    let site = "[site]\nname = \"a\"\ndata_dir = \"data\"\n[publication.p]\n\
+                source = \"postgres://u@127.0.0.1:1/d\"\ntables = [\"public.*\"]\n";
     std::fs::write(folder.path().join("site.toml"), site)?;
     let verbs: [(&[&str], i32); 2] =
-        [(&["status", "site.toml"], 3), (&["site-cert", "issue", "--dir", "certs", "a"], 0)];
-    for (arguments, otherwise) in verbs {
-        let full =
-            farshore(arguments, folder.path(), File::options().write(true).open("/dev/full")?)?;
-        assert_eq!(full.status.code(), Some(1), "{arguments:?}: {full:?}");
+        [(&["status", "site.toml"], 3), (&["site-cert", "issue", "--dir"], 0)];
+    for (verb, otherwise) in verbs {
+        let with = |more| match verb[0] {
+            "site-cert" => [verb, &[more, "a"]].concat(),
+            _ => verb.to_vec(),
+        };
+        let full = File::options().write(true).open("/dev/full")?;
+        let full = farshore(&with("full"), folder.path(), full)?;
+        assert_eq!(full.status.code(), Some(1), "{verb:?}: {full:?}");
         let said = String::from_utf8_lossy(&full.stderr);
-        assert!(said.contains("farshore: cannot print: No space left"), "{arguments:?}: {said}");
+        assert!(said.contains("farshore: cannot print: No space left"), "{verb:?}: {said}");
         let (reader, writer) = std::io::pipe()?;
         drop(reader);
-        let unread = farshore(arguments, folder.path(), writer)?;
-        assert_eq!(unread.status.code(), Some(otherwise), "{arguments:?}: {unread:?}");
-        assert!(unread.stderr.is_empty(), "{arguments:?}: {unread:?}");
+        let unread = farshore(&with("unread"), folder.path(), writer)?;
+        assert_eq!(unread.status.code(), Some(otherwise), "{verb:?}: {unread:?}");
+        assert!(unread.stderr.is_empty(), "{verb:?}: {unread:?}");
     }
     Ok(())
 }
