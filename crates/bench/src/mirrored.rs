@@ -251,7 +251,7 @@ impl<'a> Mirrored<'a> {
             }
         };
         self.set(&self.standby, "primary_conninfo", &conninfo)?;
-        wait_until("the standby to follow", PREPARE_MAX, &[&self.standby.log_path()], || {
+        watch_until("the standby to follow", PREPARE_MAX, &[&self.standby.log_path()], || {
             let sql = "SELECT count(*) FROM pg_stat_wal_receiver \
                        WHERE status = 'streaming' AND sender_port = $1";
             let mut standby = self.standby.connect()?;
