@@ -13,7 +13,7 @@ use crate::contest::{Contestant, DRAIN_MAX, Farshore, Ground, Native, prove_equa
 use crate::measurement::Run;
 use anyhow::Result;
 use beats::{Beats, Sightings};
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use postgres::Client;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -166,7 +166,7 @@ fn phase<S: Source>(
 fn await_beat(ground: &Ground<'_>, contestant: &mut dyn Contestant, number: i64) -> Result<()> {
     let mut target = Sightings::connect(ground, contestant.contender())?;
     let log = contestant.log();
-    wait_until("everything so far to be visible", DRAIN_MAX, &[&log], || {
+    watch_until("everything so far to be visible", DRAIN_MAX, &[&log], || {
         ground.interrupt().check()?;
         if target.newest()? >= number {
             return Ok(Some(()));

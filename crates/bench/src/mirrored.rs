@@ -11,7 +11,7 @@ use crate::measurement::{Costs, Own, Run};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use farshore_testkit::wan::{Side, Traffic};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -236,7 +236,7 @@ impl<'a> Mirrored<'a> {
         );
         if !nobody_waits {
             self.set(&self.principal, "synchronous_standby_names", name)?;
-            wait_until("the standby to count", PREPARE_MAX, &[], || {
+            watch_until("the standby to count", PREPARE_MAX, &[], || {
                 let sql = "SELECT count(*) FROM pg_stat_replication \
                            WHERE sync_state = 'sync' AND state = 'streaming'";
                 let count: i64 = self.principal.connect()?.query_one(sql, &[])?.get(0);
@@ -305,7 +305,7 @@ impl<'a> Mirrored<'a> {
     /// Waits until the site at the standby's end receives.
     fn receives(&self) -> Result<()> {
         let far = self.sites.last().context("no site")?.builder().clone();
-        wait_until("the mirror to receive", PREPARE_MAX, &[far.log_path()], || {
+        watch_until("the mirror to receive", PREPARE_MAX, &[far.log_path()], || {
             let Ok(text) = far.status_json() else { return Ok(None) };
             let status: Value = serde_json::from_str(&text)?;
             let ends = status["mirrors"].as_array().into_iter().flatten();
@@ -344,7 +344,7 @@ impl<'a> Mirrored<'a> {
         let drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
                     WHERE slot_name = $1 AND NOT active";
         let count = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1";
-        wait_until("the mirror's slot to be gone", PREPARE_MAX, &[], || {
+        watch_until("the mirror's slot to be gone", PREPARE_MAX, &[], || {
             let mut principal = self.principal.connect()?;
             principal.execute(drop, &[&SLOT])?;
             let left: i64 = principal.query_one(count, &[&SLOT])?.get(0);
@@ -360,7 +360,7 @@ impl<'a> Mirrored<'a> {
         let sql = "SELECT pg_current_wal_flush_lsn()::text";
         let end: String = self.principal.connect()?.query_one(sql, &[])?.get(0);
         let mut standby = self.standby.connect()?;
-        wait_until("the standby to replay", PREPARE_MAX, &[&self.standby.log_path()], || {
+        watch_until("the standby to replay", PREPARE_MAX, &[&self.standby.log_path()], || {
             self.bench.interrupt.check()?;
             let sql = "SELECT pg_last_wal_replay_lsn() >= $1::text::pg_lsn";
             Ok(standby.query_one(sql, &[&end])?.get::<_, bool>(0).then_some(()))

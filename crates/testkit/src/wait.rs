@@ -9,7 +9,15 @@ use std::time::{Duration, Instant};
 /// How many lines of each log a timeout message shows.
 const LOG_LINES: usize = 15;
 
-/// Asks `probe` every 1 to 10 ms until it gives a value, for at most `timeout`.
+/// The longest pause between two looks at what will not be long, or is timed.
+const CLOSE: Duration = Duration::from_millis(10);
+/// And at what has been waited for longer than `PATIENT_AFTER`: a look may cost a connection or a
+/// process, and takes its time from what is waited for.
+const PATIENT: Duration = Duration::from_millis(50);
+const PATIENT_AFTER: Duration = Duration::from_millis(300);
+
+/// Asks `probe` every 1 to 10 ms until it gives a value, and after 0.3 s every 50 ms, for at most
+/// `timeout`.
 ///
 /// # Errors
 /// What `probe` returns as an error ends the wait at once. On timeout the error names `what`, and
@@ -18,6 +26,30 @@ pub fn wait_until<T>(
     what: &str,
     timeout: Duration,
     logs: &[&Path],
+    probe: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    wait(what, timeout, logs, PATIENT, probe)
+}
+
+/// As [`wait_until`], and never less often than every 10 ms: for what is timed, or is there for a
+/// moment.
+///
+/// # Errors
+/// As [`wait_until`].
+pub fn watch_until<T>(
+    what: &str,
+    timeout: Duration,
+    logs: &[&Path],
+    probe: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    wait(what, timeout, logs, CLOSE, probe)
+}
+
+fn wait<T>(
+    what: &str,
+    timeout: Duration,
+    logs: &[&Path],
+    pause_max: Duration,
     mut probe: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let begin = Instant::now();
@@ -26,13 +58,19 @@ pub fn wait_until<T>(
         if let Some(value) = probe()? {
             return Ok(value);
         }
-        if begin.elapsed() >= timeout {
+        let waited = begin.elapsed();
+        if waited >= timeout {
             let tails: String = logs.iter().map(|path| log_tail(path, LOG_LINES)).collect();
             bail!("timed out after {timeout:?} waiting for {what}{tails}");
         }
         std::thread::park_timeout(pause);
-        pause = (pause * 3 / 2).min(Duration::from_millis(10));
+        pause = next_pause(pause, waited, pause_max);
     }
+}
+
+fn next_pause(pause: Duration, waited: Duration, pause_max: Duration) -> Duration {
+    let longest = if waited < PATIENT_AFTER { CLOSE } else { pause_max };
+    (pause * 3 / 2).min(longest)
 }
 
 /// The last `lines` lines of a log file, under a heading that names the file. Never fails: what
@@ -61,6 +99,25 @@ pub fn log_tail(path: &Path, lines: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn looks_become_rarer_for_who_is_patient() {
+        let pauses = |pause_max| {
+            let (mut waited, mut pause) = (Duration::ZERO, Duration::from_millis(1));
+            let mut pauses = Vec::new();
+            while waited < Duration::from_secs(1) {
+                pauses.push(pause);
+                waited += pause;
+                pause = next_pause(pause, waited, pause_max);
+            }
+            pauses
+        };
+        let (close, patient) = (pauses(CLOSE), pauses(PATIENT));
+        assert_eq!(close[..30], patient[..30], "the first 0.3 s are the same");
+        assert_eq!(close.last(), Some(&CLOSE));
+        assert_eq!(patient.last(), Some(&PATIENT));
+        assert!(patient.len() < 60 && close.len() > 100, "{} {}", patient.len(), close.len());
+    }
 
     #[test]
     fn gives_the_value_and_on_timeout_the_log() {

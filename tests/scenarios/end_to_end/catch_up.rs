@@ -1,7 +1,7 @@
 //! Backlogs that capture takes by SQL function, in batches, before it streams.
 
 use anyhow::{Result, ensure};
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use farshore_tests::{Direction, Pair, both_ways};
 use std::time::Duration;
 
@@ -156,7 +156,7 @@ fn a_slot_that_something_else_moves_meanwhile_is_noticed() -> Result<()> {
         pair.site.start()?;
         // As often as it can: once it gets between two batches.
         let take = "SELECT pg_replication_slot_advance('farshore_p', pg_current_wal_lsn())";
-        let taken = wait_until("the slot to be free", SOON, &[], || {
+        let taken = watch_until("the slot to be free", SOON, &[], || {
             if let Ok(status) = pair.site.status()
                 && status["publications"][0]["state"] == "streaming"
                 && pair.site.log().contains("capture streaming")

@@ -9,7 +9,7 @@ use crate::measurement::{FARSHORE, Own};
 use anyhow::{Context, Result};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::process::{FarshoreBuilder, release_binary};
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use farshore_testkit::wan::Side;
 use serde::Deserialize;
 pub use site::{Site, issue_certificates};
@@ -208,7 +208,7 @@ impl<'a> Farshore<'a> {
         ready: impl Fn(&Status) -> bool,
     ) -> Result<()> {
         let log = self.log();
-        wait_until(what, timeout, &[&log], || {
+        watch_until(what, timeout, &[&log], || {
             self.ground.interrupt().check()?;
             self.sites().try_for_each(Site::look)?;
             Ok(self.distributor().status()?.filter(|status| ready(status)).map(|_| ()))

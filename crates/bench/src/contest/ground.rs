@@ -9,7 +9,7 @@ use crate::text::Prose;
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::interrupt::Interrupt;
 use farshore_testkit::postgres::Cluster;
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use farshore_testkit::wan::{Namespace, Side};
 use postgres::{Client, GenericClient};
 use std::net::Ipv4Addr;
@@ -186,7 +186,7 @@ impl<'a> Ground<'a> {
     pub fn await_idle_slots(&self) -> Result<()> {
         let mut source = self.source()?;
         let log = self.bench.servers.publisher.log_path();
-        wait_until("replication slots to fall idle", SWITCH_MAX, &[&log], || {
+        watch_until("replication slots to fall idle", SWITCH_MAX, &[&log], || {
             let active = "SELECT FROM pg_replication_slots \
                           WHERE active AND database = current_database()";
             Ok(source.query(active, &[])?.is_empty().then_some(()))

@@ -7,7 +7,7 @@ use crate::backlog::MARKER;
 use crate::line::Line;
 use crate::measurement::{Costs, Own};
 use anyhow::Result;
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use farshore_testkit::wan::Traffic;
 use postgres::{Client, Statement};
 use std::time::Instant;
@@ -82,7 +82,7 @@ impl Watch<'_> {
     pub fn await_markers(&mut self, contestant: &mut dyn Contestant) -> Result<()> {
         let log = contestant.log();
         for (client, query) in &mut self.targets {
-            wait_until("the backlog's last row", DRAIN_MAX, &[&log], || {
+            watch_until("the backlog's last row", DRAIN_MAX, &[&log], || {
                 self.ground.interrupt().check()?;
                 if !client.query(&*query, &[])?.is_empty() {
                     return Ok(Some(()));

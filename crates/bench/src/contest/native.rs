@@ -5,7 +5,7 @@ use super::{Contender, Contestant};
 use crate::backlog::SCHEMA;
 use crate::measurement::Own;
 use anyhow::{Context, Result};
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use farshore_testkit::wan::Side;
 use postgres::Client;
 use std::path::PathBuf;
@@ -96,7 +96,7 @@ impl Contestant for Native<'_> {
     fn await_copied(&mut self, timeout: Duration) -> Result<()> {
         let log = self.log();
         for (_, target) in &mut self.targets {
-            wait_until("the native initial copy", timeout, &[&log], || {
+            watch_until("the native initial copy", timeout, &[&log], || {
                 self.ground.interrupt().check()?;
                 let unready = "SELECT FROM pg_subscription_rel WHERE srsubstate <> 'r'";
                 Ok(target.query(unready, &[])?.is_empty().then_some(()))

@@ -7,7 +7,7 @@ use crate::contest::{
 };
 use crate::measurement::{Headline, Measurement, NATIVE, Run};
 use anyhow::{Context, Result};
-use farshore_testkit::wait::wait_until;
+use farshore_testkit::wait::watch_until;
 use postgres::Client;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ fn copy(ground: &Ground<'_>, contestant: &mut dyn Contestant, bytes: i64) -> Res
     let meter = ground.begin(contestant)?;
     contestant.start()?;
     let log = contestant.log();
-    wait_until("the initial copy", DRAIN_MAX, &[&log], || {
+    watch_until("the initial copy", DRAIN_MAX, &[&log], || {
         ground.interrupt().check()?;
         if is_copied(&mut target, contender)? {
             return Ok(Some(()));

@@ -5,7 +5,7 @@ use super::template;
 use crate::child::{Supervised, open_pidfd, wait_pidfd};
 use crate::port::ReservedPort;
 use crate::proc_fs;
-use crate::wait::{log_tail, wait_until};
+use crate::wait::{log_tail, wait_until, watch_until};
 use crate::wan::{self, Namespace};
 use ::postgres::{Client, NoTls};
 use anyhow::{Context, Result, bail};
@@ -369,7 +369,7 @@ impl Cluster {
         // An orphaned server shuts down at once, and takes its children and shared memory along.
         let mut server = Supervised::spawn_in(self.place.as_ref(), command, libc::SIGQUIT)?;
         let pid_file = self.data_dir().join("postmaster.pid");
-        wait_until("PostgreSQL to start", START_TIMEOUT, &[&log_path], || {
+        watch_until("PostgreSQL to start", START_TIMEOUT, &[&log_path], || {
             if let Some(ended) = server.try_wait()? {
                 bail!("PostgreSQL did not start: {}{}", ended.status, log_tail(&log_path, 15));
             }
@@ -443,7 +443,7 @@ impl Cluster {
     }
 
     fn await_stopped(&self, pid: i32) -> Result<()> {
-        wait_until("the postmaster to stand still", STOP_TIMEOUT, &[], || {
+        watch_until("the postmaster to stand still", STOP_TIMEOUT, &[], || {
             let line = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
             let state = line.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
             Ok(matches!(state, Some('T' | 'Z') | None).then_some(()))
