@@ -3,6 +3,15 @@
 
 CARGO ?= cargo
 
+# With crash points and defects switched in, and optimised. Always all packages, and not those of
+# which something is run: which features a crate from elsewhere has depends on who asks for it, and
+# each choice of packages would have it compiled once more.
+FAULTS = --workspace --features farshore-cli/faults --config profile.dev.opt-level=1
+# The scenarios, all in the package farshore-tests: those that mostly wait for their line, and the
+# others.
+WAITING = pull
+BUSY = $(filter-out $(WAITING),$(patsubst tests/scenarios/%.rs,%,$(wildcard tests/scenarios/*.rs)))
+
 .PHONY: setup setup-monitor demo test test-pure test-crates test-scenarios test-versions test-browser stress stress-study bench bench-disk lint fuzz clean
 
 setup:
@@ -38,32 +47,36 @@ test-pure:
 ## Each crate's own tests, on private throwaway clusters, side by side.
 test-crates:
 	$(CARGO) test --workspace --exclude farshore-tests --no-fail-fast
-	$(CARGO) test -p farshore-store --features faults --test faults
-	$(CARGO) test -p farshore-mirror --features faults --test crashes
+	$(CARGO) test $(FAULTS) --test faults --test crashes
 
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:
-	$(CARGO) test -p farshore-tests --no-fail-fast -- --test-threads=2
+	$(CARGO) test $(FAULTS) $(BUSY:%=--test %) --no-fail-fast -- --test-threads=2; \
+	  others=$$?; \
+	  $(CARGO) test $(FAULTS) $(WAITING:%=--test %) -- --test-threads=4 && exit $$others
 
 ## The monitor in Debian's Chromium; pictures of every view go to out/pictures.
 test-browser:
 	@scripts/setup --browser
-	FARSHORE_PICTURES=$(CURDIR)/out/pictures $(CARGO) test -p farshore-tests --test monitor -- \
+	FARSHORE_PICTURES=$(CURDIR)/out/pictures $(CARGO) test $(FAULTS) --test monitor -- \
 	  --nocapture browser
 
 ## The end-to-end scenario between every two of PostgreSQL 14, 15, 16, 17 and 18: minutes.
 test-versions:
 	@scripts/setup --all-versions
-	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test versions --no-fail-fast -- \
+	FARSHORE_VERSIONS=all $(CARGO) test $(FAULTS) --test versions --no-fail-fast -- \
 	  --nocapture --test-threads=2
-	FARSHORE_VERSIONS=all $(CARGO) test -p farshore-tests --test mirror -- --nocapture \
+	FARSHORE_VERSIONS=all $(CARGO) test $(FAULTS) --test mirror -- --nocapture \
 	  three_commands other_versions pg_basebackup
 
 ## Soak, chaos and fuzz: hours. FARSHORE_SEED replays a failure.
 stress: setup
-	FARSHORE_KILLS=$${FARSHORE_KILLS:-500} $(CARGO) test -p farshore-tests --test prefix -- --nocapture
-	FARSHORE_ROUNDS=$${FARSHORE_ROUNDS:-100} $(CARGO) test -p farshore-tests --test types_round_trip -- --nocapture
-	FARSHORE_MIRROR_TROUBLES=$${FARSHORE_MIRROR_TROUBLES:-100} $(CARGO) test -p farshore-tests --test mirror -- \
+	FARSHORE_KILLS=$${FARSHORE_KILLS:-500} $(CARGO) test $(FAULTS) --test prefix -- --nocapture
+	FARSHORE_ROWS=$${FARSHORE_ROWS:-5000000} $(CARGO) test $(FAULTS) --test bounded_memory -- --nocapture
+	FARSHORE_LOAD_MB=$${FARSHORE_LOAD_MB:-1024} $(CARGO) test $(FAULTS) --test store_and_forward -- --nocapture
+	FARSHORE_TABLES=$${FARSHORE_TABLES:-2000} $(CARGO) test $(FAULTS) --test many -- --nocapture
+	FARSHORE_ROUNDS=$${FARSHORE_ROUNDS:-100} $(CARGO) test $(FAULTS) --test types_round_trip -- --nocapture
+	FARSHORE_MIRROR_TROUBLES=$${FARSHORE_MIRROR_TROUBLES:-100} $(CARGO) test $(FAULTS) --test mirror -- \
 	  --nocapture strictly_serializable_in_mode
 	$(MAKE) fuzz FUZZ_SECONDS=$${FUZZ_SECONDS:-600}
 

@@ -22,22 +22,61 @@ pub fn workspace_root() -> PathBuf {
 /// When the build fails; with cargo's messages.
 pub fn release_binary() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let target = target.unwrap_or_else(|| workspace_root().join("target"));
-    let build = || build(&["--release"], &target, "release");
-    named_or_built("FARSHORE_BIN", &BUILT, build)
+    named_or_built("FARSHORE_BIN", &BUILT, || {
+        let target = target_directory();
+        cargo(&["build", "-p", "farshore-cli", "--release"], &target)?;
+        Ok(target.join("release/farshore"))
+    })
 }
 
+/// As the Makefile's `FAULTS`, so that little is compiled for the binary alone. A test of the
+/// program brings the program with it, and is not run.
+const FAULTS_BUILD: &[&str] = &[
+    "test",
+    "--workspace",
+    "--features",
+    "farshore-cli/faults",
+    "--config",
+    "profile.dev.opt-level=1",
+    "--test",
+    "commission",
+    "--no-run",
+];
+
 /// The binary with crash points and defects switched in: `FARSHORE_FAULTS_BIN`, else built once
-/// per process in a target directory of its own.
+/// per process.
 ///
 /// # Errors
 /// When the build fails; with cargo's messages.
 pub fn faults_binary() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let arguments = ["--profile", "faults", "--features", "faults"];
-    let build = || build(&arguments, &workspace_root().join("target/faults"), "faults");
-    named_or_built("FARSHORE_FAULTS_BIN", &BUILT, build)
+    named_or_built("FARSHORE_FAULTS_BIN", &BUILT, || {
+        let target = target_directory();
+        cargo(FAULTS_BUILD, &target)?;
+        let built = target.join("debug/farshore");
+        let kept = target.join("debug/farshore-faults");
+        keep(&built, &kept).with_context(|| format!("copy {}", built.display()))?;
+        Ok(kept)
+    })
+}
+
+/// Copies a file, unless that was done: a build without faults has the same name.
+fn keep(built: &Path, kept: &Path) -> Result<()> {
+    let modified = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified());
+    if modified(kept).is_ok_and(|kept| modified(built).is_ok_and(|built| built < kept)) {
+        return Ok(());
+    }
+    // Beside it first: another process may run the one that is there, or copy too.
+    let beside = kept.with_extension(std::process::id().to_string());
+    std::fs::copy(built, &beside)?;
+    // Another build may have come in between.
+    fault_points(&beside)?;
+    Ok(std::fs::rename(&beside, kept)?)
+}
+
+fn target_directory() -> PathBuf {
+    let named = std::env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty());
+    workspace_root().join(named.map_or_else(|| PathBuf::from("target"), PathBuf::from))
 }
 
 fn named_or_built(
@@ -52,21 +91,33 @@ fn named_or_built(
     built.clone().map_err(anyhow::Error::msg)
 }
 
-fn build(arguments: &[&str], target: &Path, profile: &str) -> Result<PathBuf> {
+fn cargo(arguments: &[&str], target: &Path) -> Result<()> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["build", "-p", "farshore-cli"])
+    let mut command = Command::new(cargo);
+    // What cargo tells a test about its package would be taken for the caller's choice, and some
+    // crates are compiled anew when that changes.
+    for (name, _) in std::env::vars_os() {
+        let is_of_a_package = |name: &str| {
+            ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_CRATE_", "CARGO_BIN_", "CARGO_PRIMARY_"]
+                .iter()
+                .any(|beginning| name.starts_with(beginning))
+        };
+        if name.to_str().is_some_and(is_of_a_package) {
+            command.env_remove(&name);
+        }
+    }
+    let output = command
         .args(arguments)
         .arg("--target-dir")
         .arg(target)
         .current_dir(workspace_root())
         .stdin(Stdio::null())
         .output()
-        .context("run cargo build")?;
+        .context("run cargo")?;
     if !output.status.success() {
         bail!("building farshore failed:\n{}", String::from_utf8_lossy(&output.stderr));
     }
-    Ok(target.join(profile).join("farshore"))
+    Ok(())
 }
 
 /// The crash points that a faults build knows, as its verb `fault-points` lists them.
