@@ -3,10 +3,10 @@
 
 CARGO ?= cargo
 
-# With crash points and defects switched in. Always all packages, and not those of which something
-# is run: which features a crate from elsewhere has depends on who asks for it, and each choice of
-# packages would have it compiled once more.
-FAULTS = --workspace --features farshore-cli/faults
+# With crash points and defects switched in, and optimised. Always all packages, and not those of
+# which something is run: which features a crate from elsewhere has depends on who asks for it, and
+# each choice of packages would have it compiled once more.
+FAULTS = --workspace --features farshore-cli/faults --config profile.dev.opt-level=1
 # The scenarios, all in the package farshore-tests: those that mostly wait for their line, and the
 # others.
 WAITING = pull

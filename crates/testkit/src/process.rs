@@ -30,19 +30,30 @@ pub fn release_binary() -> Result<PathBuf> {
     })
 }
 
+/// As the Makefile's `FAULTS`, so that little is compiled for the binary alone. A test of the
+/// program brings the program with it, and is not run.
+const FAULTS_BUILD: &[&str] = &[
+    "test",
+    "--workspace",
+    "--features",
+    "farshore-cli/faults",
+    "--config",
+    "profile.dev.opt-level=1",
+    "--test",
+    "commission",
+    "--no-run",
+];
+
 /// The binary with crash points and defects switched in: `FARSHORE_FAULTS_BIN`, else built once
-/// per process, with the packages and the profile that `make test` builds its tests with: little is
-/// compiled for it alone.
+/// per process.
 ///
 /// # Errors
 /// When the build fails; with cargo's messages.
 pub fn faults_binary() -> Result<PathBuf> {
     static BUILT: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     named_or_built("FARSHORE_FAULTS_BIN", &BUILT, || {
-        // A test of the program brings the program with it, and is not run.
-        let test = ["test", "--workspace", "--features", "farshore-cli/faults"];
         let target = target_directory();
-        cargo(&[&test[..], &["--test", "commission", "--no-run"]].concat(), &target)?;
+        cargo(FAULTS_BUILD, &target)?;
         let built = target.join("debug/farshore");
         let kept = target.join("debug/farshore-faults");
         keep(&built, &kept).with_context(|| format!("copy {}", built.display()))?;

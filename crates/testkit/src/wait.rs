@@ -116,7 +116,7 @@ mod tests {
         assert_eq!(close[..30], patient[..30], "the first 0.3 s are the same");
         assert_eq!(close.last(), Some(&CLOSE));
         assert_eq!(patient.last(), Some(&PATIENT));
-        assert!(patient.len() < 50 && close.len() > 100, "{} {}", patient.len(), close.len());
+        assert!(patient.len() < 60 && close.len() > 100, "{} {}", patient.len(), close.len());
     }
 
     #[test]
