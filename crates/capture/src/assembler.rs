@@ -82,6 +82,9 @@ struct OpenTransaction {
     spill: Option<Box<dyn SpillWriter>>,
 }
 
+/// As many sub-transactions of a streamed transaction are remembered one by one.
+const WRITERS_MAX: usize = 1 << 16;
+
 /// A transaction that is being streamed before its commit.
 struct StreamedTransaction {
     /// Commands that are not in the spill yet, and what they refer to.
@@ -93,7 +96,7 @@ struct StreamedTransaction {
     /// Sub-transaction that the last written command belongs to.
     subtransaction: Xid,
     /// What wrote commands and has not rolled back: the transaction itself alone if it has, or its
-    /// sub-transactions.
+    /// sub-transactions. Of more than [`WRITERS_MAX`] something is taken to be left.
     writers: BTreeSet<Xid>,
     aborted: BTreeSet<Xid>,
     /// Relations as this transaction was told of them; the rest of the session learns of them
@@ -328,6 +331,9 @@ impl Assembler {
         }
         if !stream.writers.contains(&top) {
             stream.writers.insert(subtransaction);
+            if stream.writers.len() > WRITERS_MAX {
+                stream.writers = BTreeSet::from([top]);
+            }
         }
         reserve_large(&mut stream.held, data.len());
         let (relations, session, definitions) =

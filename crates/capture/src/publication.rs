@@ -12,7 +12,7 @@ use crate::CaptureError;
 use crate::error::is_of_a_dropped_table;
 use crate::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
-use farshore_pg::{Config, Connection, partition_tree, quote_literal};
+use farshore_pg::{Config, Connection, Row, partition_tree, quote_literal};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -253,6 +253,8 @@ struct Chosen {
     tables: Vec<TableName>,
     /// What is left out, and why, for a person.
     told: Vec<String>,
+    /// Each pattern matches something.
+    all_match: bool,
 }
 
 /// The first few of many names.
@@ -327,7 +329,7 @@ impl PublicationSpec {
                 "SELECT n.nspname, c.relname, EXISTS (SELECT 1 FROM pg_depend d \
                    WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid \
                    AND d.deptype = 'e'), \
-                   pg_has_role(c.relowner, 'USAGE') OR EXISTS (SELECT FROM pg_publication p \
+                   pg_has_role(c.relowner, 'USAGE') AND has_schema_privilege(n.oid, 'USAGE') OR EXISTS (SELECT FROM pg_publication p \
                      JOIN pg_publication_rel r ON r.prpubid = p.oid \
                      WHERE p.pubname = $1 AND r.prrelid = c.oid) \
                  FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace \
@@ -349,7 +351,7 @@ impl PublicationSpec {
             })
             .collect();
         let mut chosen = BTreeSet::new();
-        let (mut may_not, mut told) = (BTreeSet::new(), Vec::new());
+        let (mut may_not, mut told, mut all_match) = (BTreeSet::new(), Vec::new(), true);
         for pattern in &self.tables {
             let before = chosen.len();
             let mut matched = false;
@@ -372,7 +374,10 @@ impl PublicationSpec {
                 let missing = self.no_match(sql, pattern).await?;
                 match unfit {
                     Unfit::Refuse => return Err(missing),
-                    Unfit::LeaveOut => told.push(missing.to_string()),
+                    Unfit::LeaveOut => {
+                        all_match = false;
+                        told.push(missing.to_string());
+                    }
                 }
             }
         }
@@ -393,7 +398,7 @@ impl PublicationSpec {
                 some_of(&may_not),
             ));
         }
-        Ok(Chosen { tables: chosen.into_iter().collect(), told })
+        Ok(Chosen { tables: chosen.into_iter().collect(), told, all_match })
     }
 
     /// Creates or alters our PostgreSQL publication to publish just what is configured; an adopted
@@ -430,9 +435,12 @@ impl PublicationSpec {
             return Ok(Vec::new());
         }
         let unfit = if existing.is_some() { Unfit::LeaveOut } else { Unfit::Refuse };
-        let Chosen { tables, told } = self.choose(sql, unfit).await?;
-        if tables.is_empty() {
-            // It was dropped: there is nothing to publish, and no list of nothing either.
+        let Chosen { tables, told, all_match } = self.choose(sql, unfit).await?;
+        let members_now = self.members_now(sql).await?;
+        let (joins, leaves) = (less(&tables, &members_now), less(&members_now, &tables));
+        // Where all of it was dropped there is nothing to publish, and no list of nothing either. And
+        // what was renamed may be renamed back: taken out, it would have to be copied anew.
+        if tables.is_empty() || !all_match && !leaves.is_empty() {
             return Ok(told);
         }
         let members = self.members_of(&tables).join(", ");
@@ -442,21 +450,36 @@ impl PublicationSpec {
         let comment = comment(&members, via_root);
         let quoted = quote_identifier(&name);
         let statement = match existing {
-            Some(Some(existing))
-                if existing == comment && self.has_members(sql, &tables).await? =>
-            {
+            Some(Some(existing)) if existing == comment && joins.is_empty() => {
                 return Ok(told);
             }
-            Some(_) => {
-                let set = format!("ALTER PUBLICATION {quoted} SET TABLE {members}");
+            Some(existing) => {
                 // Nothing is set that is so already: it would look like somebody else's doing.
-                if self.is_via_root(sql).await? == via_root {
-                    set
+                let sets_root = self.is_via_root(sql).await? != via_root;
+                let were_whole = existing.is_some_and(|comment| are_whole(&comment));
+                let mut steps = Vec::new();
+                if self.articles.is_empty() && were_whole {
+                    // What stays is not locked, and may be somebody else's by now.
+                    if !joins.is_empty() {
+                        let joins = self.members_of(&joins).join(", ");
+                        steps.push(format!("ALTER PUBLICATION {quoted} ADD TABLE {joins}"));
+                    }
+                    if !leaves.is_empty() {
+                        let leaves = self.members_of(&leaves).join(", ");
+                        steps.push(format!("ALTER PUBLICATION {quoted} DROP TABLE {leaves}"));
+                    }
                 } else {
-                    format!(
-                        "BEGIN; {set}; ALTER PUBLICATION {quoted} \
-                         SET (publish_via_partition_root = {via_root}); COMMIT"
-                    )
+                    steps.push(format!("ALTER PUBLICATION {quoted} SET TABLE {members}"));
+                }
+                if sets_root {
+                    steps.push(format!(
+                        "ALTER PUBLICATION {quoted} SET (publish_via_partition_root = {via_root})"
+                    ));
+                }
+                match &*steps {
+                    [] => String::new(),
+                    [step] => step.clone(),
+                    steps => format!("BEGIN; {}; COMMIT", steps.join("; ")),
                 }
             }
             None => create_statement(&quoted, &members, via_root),
@@ -464,20 +487,16 @@ impl PublicationSpec {
         if let Err(error) = sql.simple_query(&statement).await {
             // Outside of a transaction this does nothing.
             sql.simple_query("ROLLBACK").await.map_err(|error| self.publisher_error(error))?;
-            return Err(self.refused(&members, &error));
+            return Err(self.refused(&members, error));
         }
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
         sql.simple_query(&describe).await.map_err(|error| self.publisher_error(error))?;
         Ok(told)
     }
 
-    /// Whether the publication has every one of these tables: one that was dropped and made again
-    /// under its name has left it.
-    async fn has_members(
-        &self,
-        sql: &mut Connection,
-        wanted: &[TableName],
-    ) -> Result<bool, CaptureError> {
+    /// The tables that the publication has: one that was dropped and made again under its name has
+    /// left it.
+    async fn members_now(&self, sql: &mut Connection) -> Result<Vec<TableName>, CaptureError> {
         let rows = sql
             .query(
                 "SELECT n.nspname, c.relname FROM pg_publication p \
@@ -488,9 +507,9 @@ impl PublicationSpec {
             )
             .await
             .map_err(|error| self.publisher_error(error))?;
-        let members: std::collections::HashSet<(&str, &str)> =
-            rows.iter().filter_map(|row| Some((row.get(0)?, row.get(1)?))).collect();
-        Ok(wanted.iter().all(|table| members.contains(&(&table.schema, &table.name))))
+        let name =
+            |row: &Row| Some(TableName { schema: row.get(0)?.into(), name: row.get(1)?.into() });
+        Ok(rows.iter().filter_map(name).collect())
     }
 
     /// The comment on the publication, where there is a publication.
@@ -541,15 +560,19 @@ impl PublicationSpec {
         members
     }
 
-    fn refused(&self, members: &str, error: &farshore_pg::Error) -> CaptureError {
+    fn refused(&self, members: &str, error: farshore_pg::Error) -> CaptureError {
         // What is named here was there a moment ago.
-        if matches!(error.sqlstate(), Some("42P01" | "3F000")) || is_of_a_dropped_table(error) {
+        if matches!(error.sqlstate(), Some("42P01" | "3F000")) || is_of_a_dropped_table(&error) {
             return CaptureError::Interrupted(format!(
                 "publication \"{}\": {} has lost a table while it was to be published: {error}. \
                  Trying again",
                 self.name,
                 self.source.redacted()
             ));
+        }
+        // A table that somebody has for himself, or a lost connection, says nothing of the list.
+        if error.is_transient() {
+            return self.publisher_error(error);
         }
         let next = match error.sqlstate() {
             // Insufficient privilege.
@@ -675,6 +698,18 @@ impl PublicationSpec {
         }
         Ok(tables)
     }
+}
+
+/// Those of `some` that are not among `others`.
+fn less(some: &[TableName], others: &[TableName]) -> Vec<TableName> {
+    let others: BTreeSet<&TableName> = others.iter().collect();
+    some.iter().filter(|table| !others.contains(table)).cloned().collect()
+}
+
+/// Whether all tables that a [`comment`] names were published without filter and list of columns.
+/// One whose name looks as if it had them is none the worse for it.
+fn are_whole(comment: &str) -> bool {
+    !comment.contains(" WHERE (") && !comment.contains(" (")
 }
 
 fn comment(members: &str, via_root: bool) -> String {

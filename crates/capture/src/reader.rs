@@ -248,6 +248,8 @@ impl Capture {
         loop {
             if let Some(connected) = far.take() {
                 self.announce_once(&mut announced);
+                // What the stream waited for.
+                self.set_status(|status| status.waits_for = None);
                 catch_up::run(&mut intake, attendant, left, connected).await?;
                 let stopping = *intake.stop.borrow();
                 if stopping {

@@ -1,5 +1,6 @@
 use crate::{load, runtime};
 use farshore_node::site::Site;
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -47,11 +48,17 @@ fn keep_from_others(data_dir: &Path) {
 /// (docs/decisions/0067).
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
-        tracing::error!(
+        let said = format!(
             "ended by a defect in Farshore, please report it: {panic}\n{}\nWhat is durable is whole: \
              start the node again, and it goes on where it stood",
             std::backtrace::Backtrace::force_capture()
         );
+        if tracing::enabled!(tracing::Level::ERROR) {
+            tracing::error!("{said}");
+        } else {
+            // Whatever is logged, this is not left out; and who cannot be told is not waited for.
+            let _ = writeln!(std::io::stderr(), "{said}");
+        }
         std::process::abort();
     }));
 }

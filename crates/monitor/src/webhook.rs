@@ -27,7 +27,7 @@ const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 /// For so long after the start nothing is said to be better than what was told before it: agents
 /// that begin have not failed yet.
-const BEGINS_IN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 10 });
+const BEGINS_IN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 /// Within the monitor's folder: what was told last.
 const TOLD: &str = "told.json";
 

@@ -7,7 +7,7 @@ use crate::report::{CopyReport, Health, PublicationReport, SubscriptionReport};
 use crate::sites::receive::Receive;
 use crate::supervisor::{Notice, Progress};
 use crate::switch::Switch;
-use farshore_apply::{Phase, Subscription};
+use farshore_apply::{Initialise, Phase, Subscription};
 use farshore_capture::Capture;
 use farshore_capture::source::Direct;
 use farshore_model::{Lsn, PgTime, leg_micros};
@@ -128,6 +128,8 @@ struct InVain {
 
 /// As many such runs are no accident of a server that was started again.
 const IN_VAIN_MIN: u32 = 3;
+/// One that has worked for so long was well, whatever ended it.
+const WELL_AFTER: Duration = Duration::from_secs(900);
 /// So much longer than twice the longest of them an agent has to work before they are forgotten.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 
@@ -136,7 +138,8 @@ impl InVain {
     fn and(before: Option<InVain>, ran: Duration, progress: Progress) -> InVain {
         let before = before.filter(|before| before.progress == progress);
         let (runs, longest) = before.map_or((0, Duration::ZERO), |all| (all.runs, all.longest));
-        InVain { runs: runs + 1, longest: longest.max(ran), progress, last: Instant::now() }
+        let longest = longest.max(ran.min(WELL_AFTER));
+        InVain { runs: runs + 1, longest, progress, last: Instant::now() }
     }
 }
 
@@ -188,7 +191,7 @@ pub(crate) fn note(failure: &Mutex<AgentFailure>, notice: &Notice<'_>) {
             failure.stopped = None;
             failure.restarts += 1;
             if std::mem::take(&mut failure.had_begun) {
-                let before = failure.in_vain.take();
+                let before = failure.in_vain.take().filter(|_| *ran < WELL_AFTER);
                 failure.in_vain = Some(InVain::and(before, *ran, *progress));
             }
         }
@@ -317,7 +320,8 @@ impl ReceivedAgent {
             // What the upstream site does not get does not come here either.
             (None, true) => {
                 let trouble = receive.trouble.map(|why| self.has_no_more(&why));
-                ("receiving", trouble.or_else(|| failure.in_vain((store.durable.0, 0))))
+                let progress = (store.durable.0, self.receive.blocks_coming());
+                ("receiving", trouble.or_else(|| failure.in_vain(progress)))
             }
             (None, false) if failure.retrying.is_some() => ("retrying", failure.retrying.clone()),
             (None, false) => ("starting", None),
@@ -419,7 +423,13 @@ impl SubscriptionAgent {
             (None, Some(_)) if behind_bytes == 0 => Some(0.0),
             (None, Some(since)) => Some(age(since)),
             // The node was started since. A copy takes what is there.
-            (None, None) if status.phase != Phase::Copying => {
+            // Nor does what a backup brings along wait.
+            (None, None)
+                if status.phase != Phase::Copying
+                    && status.copies.is_empty()
+                    && (self.subscription.spec.initialise != Initialise::Backup
+                        || status.applied.0 != Lsn::ZERO) =>
+            {
                 self.first_left.after(&self.store, applied).map(age)
             }
             (None, None) => None,

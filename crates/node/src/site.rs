@@ -27,7 +27,7 @@ use farshore_link::{Dialer, Identity, IdentityError, LinkError, LinkOptions, Lis
 use farshore_model::Lsn;
 use farshore_store::segmented::SegmentedStore;
 use farshore_store::{LogStore, StoreError};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -585,11 +585,23 @@ impl Site {
             tracers: self.tracers(),
         };
         // What the publisher has that was not heard of yet cannot be told.
+        let troubled: BTreeSet<&str> = self
+            .publications
+            .iter()
+            .filter(|agent| agent.trouble()().is_some())
+            .map(|agent| &*agent.name)
+            .chain(
+                self.received
+                    .iter()
+                    .filter(|agent| agent.trouble()().is_some())
+                    .map(|agent| &*agent.name),
+            )
+            .collect();
         let is_heard = |name: &str| {
             let mut publications = report.publications.iter();
             publications.any(|p| {
-                let comes = matches!(&*p.state, "streaming" | "receiving") && p.error.is_none();
-                p.name == name && comes
+                let comes = matches!(&*p.state, "streaming" | "receiving");
+                p.name == name && comes && !troubled.contains(name)
             })
         };
         let heard: Vec<bool> =

@@ -63,8 +63,12 @@ pub fn faults_binary() -> Result<PathBuf> {
 
 /// Copies a file, unless that was done: a build without faults has the same name.
 fn keep(built: &Path, kept: &Path) -> Result<()> {
-    let modified = |path: &Path| std::fs::metadata(path).and_then(|file| file.modified());
-    if modified(kept).is_ok_and(|kept| modified(built).is_ok_and(|built| built < kept)) {
+    let seen = |path: &Path| {
+        let file = std::fs::metadata(path)?;
+        std::io::Result::Ok((file.modified()?, file.len()))
+    };
+    let (modified, len) = seen(built)?;
+    if seen(kept).is_ok_and(|kept| kept == (modified, len)) {
         return Ok(());
     }
     // Beside it first: another process may run the one that is there, or copy too.
@@ -72,6 +76,7 @@ fn keep(built: &Path, kept: &Path) -> Result<()> {
     std::fs::copy(built, &beside)?;
     // Another build may have come in between.
     fault_points(&beside)?;
+    std::fs::File::options().append(true).open(&beside)?.set_modified(modified)?;
     Ok(std::fs::rename(&beside, kept)?)
 }
 

@@ -7,8 +7,10 @@ use std::io::Write;
 /// Tells that the test `name` does nothing here, and why: on standard output, and as a line of the
 /// file that `FARSHORE_SKIPPED` names, whose lines are counted as skipped and not as passed.
 pub fn skipped(name: &str, why: &str) {
-    let line = format!("{name}: {}", why.split_whitespace().collect::<Vec<_>>().join(" "));
-    println!("skipped: {line}");
+    let why = why.split_whitespace().collect::<Vec<_>>().join(" ");
+    println!("skipped: {name}: {why}");
+    // A test's name has colons in it, and no tab.
+    let line = format!("{name}\t{why}");
     let Some(path) = std::env::var_os("FARSHORE_SKIPPED").filter(|path| !path.is_empty()) else {
         return;
     };

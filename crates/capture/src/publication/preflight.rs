@@ -1,7 +1,7 @@
 //! What can be said of a publication before anything is made.
 
 use super::{
-    PublicationSpec, TableName, TablePattern, TablePatternDisplay, comment, create_statement,
+    PublicationSpec, TableName, TablePattern, TablePatternDisplay, comment, create_statement, less,
 };
 use crate::CaptureError;
 use farshore_pg::{Connection, ResultSet, Row, quote_literal};
@@ -86,7 +86,7 @@ impl PublicationSpec {
         let tables = self.expand_tables(sql).await?;
         let wanted = comment(&self.members_of(&tables).join(", "), self.via_partition_root);
         Ok(self.existing_comment(sql).await? == Some(Some(wanted))
-            && self.has_members(sql, &tables).await?)
+            && less(&tables, &self.members_now(sql).await?).is_empty())
     }
 
     /// Of the publisher's publication, which is there, what [`Tried::not_sent`] is of one that is to
@@ -144,7 +144,7 @@ impl PublicationSpec {
                     }
                 }
                 Err(error) => {
-                    done.refused.push(self.refused(member, &error));
+                    done.refused.push(self.refused(member, error));
                     if let Err(error) = sql.simple_query("ROLLBACK").await {
                         done.refused.push(self.publisher_error(error));
                         break;

@@ -60,11 +60,14 @@ pub(super) struct Session<'s, 'a> {
     traffic_from: (Lsn, Counted),
     /// Where this stream began.
     began_at: Lsn,
-    /// How far the publisher has said that it has come, and since when that is so.
-    sent: (Lsn, Instant),
+    /// How far the publisher has said that it has come.
+    sent: Lsn,
+    /// With that, how far the standbys were that it waits for, and since when neither moves.
+    held: Option<(Lsn, Lsn, Instant)>,
 }
 
-/// What the publisher has in its log and gives nothing of for so long is said to be held back.
+/// Log of which the publisher gives nothing, while a standby that it waits for gets no further, is
+/// said to be held back after so long.
 const HELD_BACK_AFTER: Duration =
     Duration::from_secs(if cfg!(feature = "faults") { 1 } else { 30 });
 
@@ -127,7 +130,8 @@ impl<'s, 'a> Session<'s, 'a> {
             heard_noted_at: None,
             traffic_from,
             began_at,
-            sent: (began_at, Instant::now()),
+            sent: began_at,
+            held: None,
         }
     }
 
@@ -247,15 +251,23 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// The publisher's log goes on behind what it has sent: how far only the slot's other questions
     /// tell, since its keepalives tell what it has decoded.
-    fn note_place(&self, place: &Place) {
-        let (sent, since) = self.sent;
+    fn note_place(&mut self, place: &Place) {
+        let (sent, have) = (self.sent, place.standbys_have);
         let left = place.end.bytes_since(sent);
-        let is_held = place.waits_for_standbys && left > 0 && since.elapsed() >= HELD_BACK_AFTER;
+        // What is decoded before anything is sent, or waits here, is not held back: then the standbys
+        // have it, or get it.
+        let lacks = place.waits_for_standbys && left > 0 && have < place.end;
+        self.held = match self.held {
+            _ if !lacks => None,
+            Some(held) if (held.0, held.1) == (sent, have) => Some(held),
+            _ => Some((sent, have, Instant::now())),
+        };
+        let is_held = self.held.is_some_and(|(_, _, since)| since.elapsed() >= HELD_BACK_AFTER);
         let held = is_held.then(|| {
             format!(
                 "the publisher gives nothing of its log after {sent} ({left} bytes by now) before the \
-                 standbys that synchronized_standby_slots names have it: see to them, or take those \
-                 that are gone out of that setting"
+                 standbys that synchronized_standby_slots names have it, of which one stands at \
+                 {have}: see to it, or, if it is gone for good, take it out of that setting"
             )
         });
         self.intake.capture.set_status(|status| {
@@ -270,9 +282,7 @@ impl<'s, 'a> Session<'s, 'a> {
     }
 
     fn note_sent(&mut self, position: Lsn) {
-        if position > self.sent.0 {
-            self.sent = (position, Instant::now());
-        }
+        self.sent = self.sent.max(position);
     }
 
     /// A link that was cut says nothing, and the stream of an idle database says little: the

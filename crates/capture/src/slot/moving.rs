@@ -20,6 +20,8 @@ pub(crate) struct Place {
     pub in_use: bool,
     /// It gives nothing that the standbys in `synchronized_standby_slots` do not have yet.
     pub waits_for_standbys: bool,
+    /// What all of those have, if it does: zero if a slot of that name is gone or lost.
+    pub standbys_have: Lsn,
 }
 
 /// Asks where our slot and the publisher's log stand; `None` if the slot is gone or lost.
@@ -41,7 +43,11 @@ async fn place_of(
         .query(
             "SELECT restart_lsn, confirmed_flush_lsn, pg_current_wal_flush_lsn(), active_pid, \
                current_setting('synchronized_standby_slots', true) <> '' \
-                 AND (to_jsonb(s)->>'failover')::boolean \
+                 AND (to_jsonb(s)->>'failover')::boolean, \
+               (SELECT min(coalesce(o.restart_lsn, '0/0')) \
+                FROM unnest(string_to_array(current_setting('synchronized_standby_slots', true), \
+                  ',')) AS name \
+                LEFT JOIN pg_replication_slots o ON o.slot_name = btrim(name, ' \"')) \
              FROM pg_replication_slots AS s WHERE slot_name = $1 \
              AND confirmed_flush_lsn IS NOT NULL AND restart_lsn IS NOT NULL",
             &[Some(slot)],
@@ -56,6 +62,7 @@ async fn place_of(
         end: row.parse(2).map_err(parse)?,
         in_use: row.get(3).is_some(),
         waits_for_standbys: row.get(4) == Some("t"),
+        standbys_have: row.get(5).map_or(Ok(Lsn::ZERO), |_| row.parse(5)).map_err(parse)?,
     }))
 }
 

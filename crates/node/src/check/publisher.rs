@@ -370,12 +370,16 @@ pub async fn check_slots_left(
     }
 }
 
-/// What [`check_slots_left`] asks. On a standby slots are the primary's, and one that is lost keeps
+/// What [`check_slots_left`] asks. While somebody takes batches, from a copy of a slot, which slot is
+/// not read cannot be told. On a standby slots are the primary's, and one that is lost keeps
 /// nothing.
 const SLOTS_LEFT: &str = "SELECT slot_name FROM pg_catalog.pg_replication_slots \
      WHERE slot_type = 'logical' AND plugin = 'pgoutput' AND NOT temporary AND NOT active \
      AND database = pg_catalog.current_database() AND slot_name LIKE 'farshore\\_%' \
-     AND wal_status IS DISTINCT FROM 'lost' AND NOT pg_catalog.pg_is_in_recovery() ORDER BY 1";
+     AND wal_status IS DISTINCT FROM 'lost' AND NOT pg_catalog.pg_is_in_recovery() \
+     AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_slots AS batches WHERE batches.temporary \
+       AND batches.slot_name LIKE 'farshore\\_batches\\_%' \
+       AND batches.database = pg_catalog.current_database()) ORDER BY 1";
 
 /// Whether the role may read the log: only a try tells, since services have ways of their own
 /// beside the attribute REPLICATION.

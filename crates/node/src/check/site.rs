@@ -127,8 +127,16 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
 
 /// A data folder that this user may not write, or may not make where `present` ends, and what to do.
 fn not_writable(folder: &Path, present: &Path, error: &dyn std::fmt::Display) -> (String, String) {
-    let (is_there, folder) = (folder.exists(), folder.display());
-    if is_there {
+    // Behind a folder that this user may not enter it may be there, and another's.
+    let (is_there, folder) = (folder.try_exists(), folder.display());
+    if let Err(hidden) = is_there {
+        return (
+            format!("this user cannot see whether data_dir {folder} is there: {hidden}"),
+            "Ask as the user that the node runs as (sudo -u …), or correct data_dir in the site file"
+                .to_owned(),
+        );
+    }
+    if is_there.is_ok_and(|is_there| is_there) {
         let what = format!("data_dir {folder} cannot be written: {error}");
         return (what, format!("Correct data_dir in the site file, or give this user {folder}"));
     }

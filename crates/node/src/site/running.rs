@@ -37,7 +37,7 @@ pub(super) async fn run_receive(
             }
         }
     };
-    let progress = || (receive.store.durable().borrow().0, 0);
+    let progress = || (receive.store.durable().borrow().0, receive.blocks_coming());
     let notice = |notice: Notice<'_>| agents::note(&failure, &notice);
     supervise(("receiver", LINK_BACK_OFF_MAX), name, stop.clone(), agent, progress, notice).await;
 }

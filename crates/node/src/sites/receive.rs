@@ -188,6 +188,11 @@ impl Receive {
         self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
+    /// Blocks of the spill that is coming, which the log does not name yet.
+    pub fn blocks_coming(&self) -> u64 {
+        self.held().coming.as_ref().map_or(0, |coming| coming.blocks)
+    }
+
     fn protocol(&self, what: impl Into<String>) -> ReceiveError {
         ReceiveError::Protocol { site: self.site.clone(), what: what.into() }
     }
