@@ -158,7 +158,10 @@ impl FarAgent {
         );
         let told = told.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut text = said(name, &promoted, was_connected, (durable, &told));
+        // They are told once this is noted, and go then: nobody needs the spool to take over.
         text.push_str(&self.others().await);
+        let noting = spool.clone();
+        let _ = tokio::task::spawn_blocking(move || noting.note_promoted()).await;
         Ok(text)
     }
 
