@@ -170,6 +170,48 @@ fn close(spool: &Spool, server: String) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mirrors::{NearAgent, NearSide};
+
+    /// Its far end, of a direct mirror that receives nothing.
+    fn agent(folder: &std::path::Path) -> Arc<FarAgent> {
+        let text = format!(
+            "[site]\nname = \"s\"\ndata_dir = {folder:?}\n[mirror.m]\n\
+             principal = \"postgres://a@127.0.0.1:1/b\"\nlisten = \"127.0.0.1:5433\"\n"
+        );
+        let site = crate::config::parse(&text, &folder.join("site.toml")).unwrap();
+        let near = Arc::new(NearAgent::new(&site.mirrors.near[0], folder));
+        let near_side = NearSide::Direct { near, site: "s".to_owned() };
+        Arc::new(FarAgent::open(&site.mirrors.far[0], folder, near_side))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_in_the_way_of_holding_on_may_be_that_it_holds_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = agent(folder.path());
+        let held = agent.intake.hold().await;
+        assert!(agent.hold_for("a").await.unwrap_err().contains("does not come to rest"));
+        // Who asks goes before it is so: nothing is held for nobody.
+        let gone = timeout(Duration::from_secs(1), agent.hold_for("a")).await;
+        assert!(gone.is_err());
+        drop(held);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(agent.holding.whose(), None);
+        // Another one began it in the meantime.
+        let held = agent.intake.hold().await;
+        let asking = agent.clone();
+        let asked = tokio::spawn(async move { asking.hold_for("b").await });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        agent.holding.begin("a");
+        assert_eq!(asked.await.unwrap(), Ok(()));
+        assert_eq!(agent.holding.whose().as_deref(), Some("b"));
+        agent.let_go();
+        drop(held);
+        assert_eq!(agent.hold_for("c").await, Ok(()));
+        assert_eq!(agent.hold_for("d").await, Ok(()));
+        assert_eq!(agent.holding.whose().as_deref(), Some("d"));
+        agent.let_go();
+        tokio::time::timeout(Duration::from_secs(1), agent.intake.hold()).await.unwrap();
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_nobody_asks_for_again_ends() {
