@@ -93,6 +93,10 @@ impl NearStatus {
 /// Log that is not acknowledged within this is worth a word: what commits wait for takes as long as a
 /// line and two disks.
 pub const WAITS_MAX: Duration = Duration::from_secs(10);
+/// The same where commits wait for replay. A principal may have flushed the beginning of a record, up
+/// to where a page ends, which nobody can replay; it flushes the rest within 15 s, though nobody
+/// commits (`LOG_SNAPSHOT_INTERVAL_MS`).
+pub const REPLAY_WAITS_MAX: Duration = Duration::from_secs(20);
 
 /// The near end of one mirror.
 #[derive(Debug)]

@@ -15,7 +15,7 @@ use crate::sites::protocol::{AskEnd, Wanted};
 use bounds::{Bounds, Leeway, Seen};
 use farshore_link::Session;
 use farshore_mirror::MirrorError;
-use farshore_mirror::receive::{self, BegunAnew, Near, Promise};
+use farshore_mirror::receive::{self, BegunAnew, Near, Promise, REPLAY_WAITS_MAX};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::end::EndAnswer;
 use farshore_mirror::relay::message::MirrorRequest;
@@ -79,13 +79,13 @@ impl NearAgent {
         if !is_connected || self.near.begun_anew_at().is_some() {
             return None;
         }
-        (self.near.promise != Promise::Async).then(|| {
-            let what = match self.near.promise {
-                Promise::FarApplied => "durable at its far end and replayed there",
-                Promise::Far | Promise::FarSync | Promise::Async => "durable at its far end",
-            };
-            nothing_is_acknowledged(waits, what)
-        })
+        let what = match self.near.promise {
+            Promise::FarApplied if waits <= REPLAY_WAITS_MAX => return None,
+            Promise::FarApplied => "durable at its far end and replayed there",
+            Promise::Far | Promise::FarSync => "durable at its far end",
+            Promise::Async => return None,
+        };
+        Some(nothing_is_acknowledged(waits, what))
     }
 
     /// That commits are held that wait beside a spool that was begun anew, if any are.
