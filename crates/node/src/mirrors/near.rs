@@ -460,7 +460,7 @@ fn note_slot(data_dir: &Path, mirror: &str, (slot, server): (&str, &str)) -> Res
         tracing::warn!(
             %mirror, slot = %earlier,
             "the mirror has another slot now, and the one before keeps the log on {server}, without \
-             bound, until it is dropped"
+             bound, until it is dropped (unless another mirror uses it)"
         );
         Note::earlier_slot(data_dir, mirror, earlier).write(&before)?;
     }
