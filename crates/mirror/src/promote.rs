@@ -201,7 +201,8 @@ pub enum PromoteError {
 /// Promotes a standby of this spool, which takes nothing in at present. Tells on `progress` how far
 /// it is; what finds no room there is left out. `last_word` is waited for when the standby has
 /// everything and nothing is decided yet; it may call all off. An error before the server was told
-/// leaves the spool open.
+/// leaves the spool open. Whoever else streams is told once the caller has noted the promotion
+/// ([`Spool::note_promoted`]).
 ///
 /// # Errors
 /// [`PromoteError`].
@@ -307,13 +308,6 @@ pub async fn promote<Fut: Future<Output = Result<(), String>>>(
         return Err(PromoteError::WrongHistory { server, what });
     }
     connection.close().await;
-    // Whoever else streams is told from now on: nobody needs the spool to take over.
-    let noting = spool.clone();
-    let noted = crate::keep::blocking(move || {
-        noting.note_promoted();
-        Ok(())
-    });
-    let _ = noted.await;
     Ok(promoted)
 }
 

@@ -54,6 +54,8 @@ pub struct NearStatus {
     pub acknowledged: Lsn,
     /// Since when that has not moved although more log is here; none while all is acknowledged.
     pub unmoved_since: Option<Instant>,
+    /// Whose log the principal has, the cluster's system identifier, when it last said so.
+    pub system_id: Option<u64>,
     /// Bytes of log received since the node started.
     pub log_bytes: u64,
     /// Bytes that they took on the link, packed.
@@ -93,6 +95,10 @@ impl NearStatus {
 /// Log that is not acknowledged within this is worth a word: what commits wait for takes as long as a
 /// line and two disks.
 pub const WAITS_MAX: Duration = Duration::from_secs(10);
+/// The same where commits wait for replay. A principal may have flushed the beginning of a record, up
+/// to where a page ends, which nobody can replay; it flushes the rest within 15 s, though nobody
+/// commits (`LOG_SNAPSHOT_INTERVAL_MS`).
+pub const REPLAY_WAITS_MAX: Duration = Duration::from_secs(20);
 
 /// The near end of one mirror.
 #[derive(Debug)]
@@ -248,6 +254,7 @@ impl Near {
         let server = connection.server().to_owned();
         let wrong = |what: String| MirrorError::WrongPrincipal { server: server.clone(), what };
         let system = connection.identify_system().await?;
+        self.status().system_id = system.system_id.parse().ok();
         if let Some(have) = have.filter(|have| have.system_id != system.system_id) {
             return Err(wrong(format!(
                 "its system identifier is {}, and the mirror's spool holds the log of {}: it is \

@@ -5,7 +5,7 @@
 use crate::bounds::write_segments;
 use crate::mirrored::{Client, LONG, client, let_commits_wait, position, report};
 use crate::seeding::own_as;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation};
 use farshore_testkit::wait::wait_until;
@@ -13,6 +13,7 @@ use farshore_tests::{Link, Site, Verb, certificate_lines, issue_certificates};
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// The mirror of this name at this site, once it is so.
@@ -272,6 +273,55 @@ fn nothing_returns_that_the_far_site_will_not_have() -> Result<()> {
         let waiting: i64 = chain.principal.connect()?.query_one(sql, &[])?.get(0);
         Ok((waiting > 0).then_some(()))
     })?;
+    let returned = chain.lose_the_principal(client)?;
+    chain.check(returned)
+}
+
+/// The node in between is started again, unheard, while a promotion waits for the standby: it knows
+/// nothing of that, and takes log in that the far site lacks. Nothing is promoted then, and nothing
+/// closed: commits go on returning.
+#[test]
+fn a_nearby_node_that_was_started_again_is_not_closed_in_vain() -> Result<()> {
+    let mut chain = Chain::start("")?;
+    let client = chain.begin_commits()?;
+    await_commits(&client, 20)?;
+    let conninfo = "SELECT current_setting('primary_conninfo')";
+    let conninfo: String = chain.standby.connect()?.query_one(conninfo, &[])?.get(0);
+    let follow = |standby: &Cluster, conninfo: &str| {
+        standby.execute_script(&format!("ALTER SYSTEM SET primary_conninfo = '{conninfo}'"))?;
+        standby.execute_script("SELECT pg_reload_conf()")
+    };
+    follow(&chain.standby, "host=127.0.0.1 port=1")?;
+    await_commits(&client, 20)?;
+    let Chain { mid, far, standby, line, .. } = &mut chain;
+    let refused = std::thread::scope(|scope| {
+        let url = standby.url("postgres");
+        let (far, wanted) = (&*far, ["n", "--wait", "90", "--standby", url.as_str()]);
+        let promoting = scope.spawn(move || far.verb("mirror promote", &wanted));
+        let holds = |mirror: &Value| {
+            mirror["error"].as_str().is_some_and(|error| error.contains("nothing is taken in"))
+        };
+        mirror(mid, "m", holds)?;
+        // The far site comes to rest, and waits for the standby.
+        std::thread::sleep(Duration::from_secs(2));
+        line.stall();
+        mid.kill9()?;
+        mid.start()?;
+        await_commits(&client, 20)?;
+        line.cut();
+        line.mend();
+        follow(standby, &conninfo)?;
+        promoting.join().map_err(|_| anyhow!("promoting died"))?
+    })?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("bytes more than came here"), "{refused:?}");
+    ensure!(refused.stderr.contains("and the mirror goes on"), "{refused:?}");
+    println!("{}", refused.stderr.trim());
+    mirror(&chain.mid, "m", |mirror| mirror["state"] == "receiving")?;
+    await_commits(&client, 20)?;
+    let promoted = chain.promote(&[])?;
+    ensure!(promoted.code == Some(0) && !promoted.stdout.contains("LOST"), "{promoted:?}");
+    println!("{}", promoted.stdout.trim());
     let returned = chain.lose_the_principal(client)?;
     chain.check(returned)
 }

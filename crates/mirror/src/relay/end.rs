@@ -107,6 +107,7 @@ impl Near {
             Connection::connect(&self.principal, Mode::PhysicalReplication).await?;
         let system = connection.identify_system().await?;
         connection.close().await;
+        self.status().system_id = system.system_id.parse().ok();
         Ok(PrincipalsLog::EndsAt { system_id: system.system_id, end: system.xlogpos })
     }
 }

@@ -7,7 +7,8 @@ use farshore_mirror::relay::compression::{Compression, LEVEL_MAX, Method};
 use farshore_mirror::serve::Access;
 use farshore_mirror::spool::SlotName;
 use farshore_model::nearest;
-use farshore_pg::config::Address;
+use farshore_pg::config::{Address, Host};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// Section and what is wrong in it.
@@ -77,18 +78,37 @@ pub struct FarMirror {
 
 impl MirrorsConfig {
     /// The mirror whose standbys connect where this one has its principal: its log comes from that
-    /// one's spool, here.
+    /// one's spool, here. By what is written, which may be wrong.
     pub(crate) fn streamed_by(&self, near: &NearMirror) -> Option<&FarMirror> {
-        let is_local = |host: &str| matches!(host, "localhost" | "127.0.0.1" | "::1");
-        let named = |listen: &str| {
-            near.principal.hosts.iter().any(|host| {
-                let (address, port) = listen.rsplit_once(':').unwrap_or((listen, ""));
-                let address = address.trim_start_matches('[').trim_end_matches(']');
-                let Address::Tcp(at) = &host.address else { return false };
-                port == host.port.to_string() && (is_local(at) || at == address)
-            })
-        };
-        self.far.iter().find(|far| named(&far.listen))
+        self.spool_at(&near.principal, &near.name)
+    }
+
+    /// The mirror whose standbys connect there, if it is not `own`.
+    pub(crate) fn spool_at(&self, server: &farshore_pg::Config, own: &str) -> Option<&FarMirror> {
+        let mut others = self.far.iter().filter(|far| far.name != own);
+        others.find(|far| server.hosts.iter().all(|host| leads_to(host, &far.listen)))
+    }
+}
+
+/// Whether who connects to `host` gets to what listens at `listen`. A loopback address does where
+/// that listens at one, or at all.
+fn leads_to(host: &Host, listen: &str) -> bool {
+    let (at, port) = listen.rsplit_once(':').unwrap_or((listen, ""));
+    let at = at.trim_start_matches('[').trim_end_matches(']');
+    let Address::Tcp(name) = &host.address else { return false };
+    if port.parse() != Ok(host.port) {
+        return false;
+    }
+    let name = host.ip.map_or_else(|| name.clone(), |ip| ip.to_string());
+    let is_localhost = |name: &str| name.eq_ignore_ascii_case("localhost");
+    match (name.parse::<IpAddr>(), at.parse::<IpAddr>()) {
+        (Ok(to), Ok(at)) => {
+            let is_heard = at.is_unspecified() && (at.is_ipv6() || to.is_ipv4());
+            to == at || (to.is_loopback() && is_heard)
+        }
+        (Err(_), Ok(at)) => is_localhost(&name) && (at.is_loopback() || at.is_unspecified()),
+        (Ok(to), Err(_)) => is_localhost(at) && to.is_loopback(),
+        (Err(_), Err(_)) => name.eq_ignore_ascii_case(at),
     }
 }
 
@@ -460,6 +480,37 @@ spool_size = "10GB"
 
     fn parsed(text: &str) -> Result<SiteConfig, String> {
         parse(text, Path::new("/etc/farshore/site.toml")).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_spool_of_this_site_is_known_by_its_address() {
+        for (principal, listen, is_known) in [
+            ("127.0.0.1:5433", "127.0.0.1:5433", true),
+            ("localhost:5433", "127.0.0.1:5433", true),
+            ("localhost:5433", "[::1]:5433", true),
+            ("127.0.0.1:5433", "localhost:5433", true),
+            ("localhost:5433", "0.0.0.0:5433", true),
+            ("[::1]:5433", "[::]:5433", true),
+            ("[::1]:5433", "0.0.0.0:5433", false),
+            ("[::1]:5433", "127.0.0.1:5433", false),
+            ("mid.example:5433", "MID.example:5433", true),
+            ("10.0.0.5:5433", "10.0.0.5:5433", true),
+            ("10.0.0.5:5433", "10.0.0.5:5434", false),
+            // That is another server of this machine.
+            ("localhost:5433", "10.0.0.5:5433", false),
+            ("127.0.0.1:5433", "mid.example:5433", false),
+            // Either may answer.
+            ("127.0.0.1:5433,db1:5432", "127.0.0.1:5433", false),
+            ("127.0.0.1:5433,localhost:5433", "127.0.0.1:5433", true),
+        ] {
+            let mut mirrors = parsed(FAR).unwrap().mirrors;
+            mirrors.far[0].listen = listen.to_owned();
+            let url = format!("postgres://any@{principal}/postgres");
+            let server = farshore_pg::Config::parse(&url).unwrap();
+            let known = mirrors.spool_at(&server, "other").is_some();
+            assert_eq!(known, is_known, "{principal} {listen}");
+            assert!(mirrors.spool_at(&server, "dr-1").is_none(), "no mirror is its own");
+        }
     }
 
     #[test]

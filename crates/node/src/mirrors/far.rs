@@ -43,6 +43,8 @@ pub(crate) struct FarAgent {
     /// Halts what takes log in.
     intake: Switch,
     holding: Holding,
+    /// Who asks the near end something beside the log.
+    asking: tokio::sync::Mutex<()>,
     apply_rate: Mutex<ApplyRate>,
     waiting: Mutex<Waiting>,
     failure: Mutex<AgentFailure>,
@@ -71,6 +73,7 @@ impl FarAgent {
             near_side: Arc::new(near_side),
             intake: Switch::new(false),
             holding: Holding::default(),
+            asking: tokio::sync::Mutex::default(),
             apply_rate: Mutex::default(),
             waiting: Mutex::default(),
             failure,

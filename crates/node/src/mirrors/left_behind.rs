@@ -3,6 +3,7 @@
 
 use super::note::{Note, SLOT};
 use crate::config::SiteConfig;
+use farshore_pg::Config;
 
 /// Something that nobody uses.
 pub(crate) struct LeftBehind {
@@ -40,13 +41,25 @@ pub(crate) fn left_behind(config: &SiteConfig) -> Vec<LeftBehind> {
             let noted = Note::slot(&config.data_dir, name).read().unwrap_or_default();
             // One that cannot be read names no slot.
             let Some((slot, principal)) = noted.split_once('\n') else { continue };
+            let there = Config::parse(principal).ok();
+            if config.mirrors.near.iter().any(|near| {
+                near.slot == slot && is_there(&near.principal, principal, there.as_ref())
+            }) {
+                continue;
+            }
             let keeps = format!(
                 "\"{slot}\" on {principal} keeps the log there, without bound, if it was not dropped"
             );
-            let drop = format!(
-                "on that server, SELECT pg_drop_replication_slot('{slot}'), and remove {}",
-                path.display()
-            );
+            // Of a spool here nobody can ask that by SQL.
+            let of = name.split_once('.').map_or(name, |(mirror, _)| mirror);
+            let spool = there.as_ref().and_then(|there| config.mirrors.spool_at(there, of));
+            let drop = match spool {
+                Some(spool) => {
+                    format!("here, farshore mirror drop-slot SITE.toml {} {slot}", spool.name)
+                }
+                None => format!("on that server, SELECT pg_drop_replication_slot('{slot}')"),
+            };
+            let drop = format!("{drop}, and remove {}", path.display());
             // A mirror's name has no dot.
             all.push(match name.split_once('.') {
                 None => LeftBehind {
@@ -64,6 +77,15 @@ pub(crate) fn left_behind(config: &SiteConfig) -> Vec<LeftBehind> {
         }
     }
     all
+}
+
+/// Whether a principal is the server that a note names: slots are of no one database.
+fn is_there(principal: &Config, noted: &str, there: Option<&Config>) -> bool {
+    principal.redacted() == noted
+        || there.is_some_and(|there| {
+            let dbname = principal.dbname.clone();
+            principal.is_same_place(&Config { dbname, ..there.clone() })
+        })
 }
 
 #[cfg(test)]
@@ -99,5 +121,29 @@ mod tests {
             slot.what.starts_with("mirror \"dr\" had another slot before: \"old\" on postgres")
         );
         assert!(slot.remedy.contains("pg_drop_replication_slot('old')"), "{}", slot.remedy);
+    }
+
+    #[test]
+    fn a_slot_in_use_is_not_left_behind_and_one_of_a_spool_is_dropped_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = format!(
+            "[site]\nname = \"s\"\ndata_dir = {:?}\n[mirror.dr]\n\
+             principal = \"postgres://a@b/c\"\nlisten = \"127.0.0.1:5433\"\nslot = \"b\"\n\
+             [mirror.dr2]\nprincipal = \"postgres://x@B:5432/other\"\n\
+             listen = \"127.0.0.1:5434\"\nslot = \"a\"\n",
+            folder.path()
+        );
+        let site = config::parse(&text, &folder.path().join("site.toml")).unwrap();
+        std::fs::create_dir_all(folder.path().join("mirrors")).unwrap();
+        Note::earlier_slot(folder.path(), "dr", "a").write("a\npostgres://a@b:5432/c").unwrap();
+        assert!(left_behind(&site).is_empty());
+        // The same name elsewhere is another slot.
+        Note::earlier_slot(folder.path(), "dr", "a").write("a\npostgres://a@d:5432/c").unwrap();
+        assert_eq!(left_behind(&site).len(), 1);
+        Note::earlier_slot(folder.path(), "dr", "a").remove().unwrap();
+        Note::slot(folder.path(), "gone").write("g\npostgres://a@127.0.0.1:5434/c").unwrap();
+        let left = left_behind(&site);
+        let [slot] = &left[..] else { panic!("{} are left behind", left.len()) };
+        assert!(slot.remedy.contains("drop-slot SITE.toml dr2 g"), "{}", slot.remedy);
     }
 }

@@ -15,12 +15,12 @@ use crate::sites::protocol::{AskEnd, Wanted};
 use bounds::{Bounds, Leeway, Seen};
 use farshore_link::Session;
 use farshore_mirror::MirrorError;
-use farshore_mirror::receive::{self, BegunAnew, Near, Promise};
+use farshore_mirror::receive::{self, BegunAnew, Near, Promise, REPLAY_WAITS_MAX};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::end::EndAnswer;
 use farshore_mirror::relay::message::MirrorRequest;
 use farshore_mirror::seed::{self, BackupRequest, SeedRequest};
-use farshore_mirror::spool::SlotName;
+use farshore_mirror::spool::{SlotName, Spool};
 use farshore_model::Lsn;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -37,6 +37,10 @@ const BACKUPS_MAX: usize = 2;
 const SEEDINGS_MAX: usize = 2;
 /// One that is begun anew finds the one before it gone within this.
 const SEEDING_ENDS_WITHIN: Duration = Duration::from_secs(5);
+
+/// A principal that may be a spool of this node's is asked whose log it has for so long.
+const SEEN_WITHIN: Duration = Duration::from_secs(2);
+const SEE_AGAIN: Duration = Duration::from_millis(100);
 
 /// A mirror whose near end is here. It runs while its far end is connected.
 pub(crate) struct NearAgent {
@@ -79,13 +83,13 @@ impl NearAgent {
         if !is_connected || self.near.begun_anew_at().is_some() {
             return None;
         }
-        (self.near.promise != Promise::Async).then(|| {
-            let what = match self.near.promise {
-                Promise::FarApplied => "durable at its far end and replayed there",
-                Promise::Far | Promise::FarSync | Promise::Async => "durable at its far end",
-            };
-            nothing_is_acknowledged(waits, what)
-        })
+        let what = match self.near.promise {
+            Promise::FarApplied if waits <= REPLAY_WAITS_MAX => return None,
+            Promise::FarApplied => "durable at its far end and replayed there",
+            Promise::Far | Promise::FarSync => "durable at its far end",
+            Promise::Async => return None,
+        };
+        Some(nothing_is_acknowledged(waits, what))
     }
 
     /// That commits are held that wait beside a spool that was begun anew, if any are.
@@ -178,9 +182,7 @@ impl NearAgent {
     /// Where its principal's log ends. While its standby is promoted, nothing more is taken into a
     /// spool here that it streams from, and acknowledged there.
     async fn end(&self, site: &str, asked: &AskEnd) -> EndAnswer {
-        let first = self.own_spool.get().and_then(Weak::upgrade);
-        let first = first.and_then(|first| first.spool().map(|spool| (first, spool)));
-        let Some((first, spool)) = first else {
+        let Some((first, spool)) = self.own_spool().await else {
             if asked.closed {
                 self.hear_of_promotion(site, None);
             }
@@ -204,6 +206,25 @@ impl NearAgent {
             self.hear_of_promotion(site, Some(&first));
         }
         EndAnswer { holds, ..self.near.end_of_spool(&spool) }
+    }
+
+    /// The spool here that it streams from. Addresses may deceive: one that has not the log that the
+    /// principal had when it was last asked is not held up, nor closed, for a promotion elsewhere.
+    async fn own_spool(&self) -> Option<(Arc<FarAgent>, Arc<Spool>)> {
+        let first = self.own_spool.get().and_then(Weak::upgrade)?;
+        let spool = first.spool()?;
+        let seen = || self.near.status().system_id;
+        // The spool's server is there soon, where the node was started a moment ago.
+        let asked = tokio::time::timeout(SEEN_WITHIN, async {
+            while seen().is_none() {
+                let _ = self.near.end().await;
+                tokio::time::sleep(SEE_AGAIN).await;
+            }
+        });
+        if seen().is_none() {
+            let _ = asked.await;
+        }
+        (seen() == Some(spool.identity().system_id)).then_some((first, spool))
     }
 
     /// Nothing says so to the principal, which keeps log for a mirror that will never ask for it.
@@ -439,7 +460,7 @@ fn note_slot(data_dir: &Path, mirror: &str, (slot, server): (&str, &str)) -> Res
         tracing::warn!(
             %mirror, slot = %earlier,
             "the mirror has another slot now, and the one before keeps the log on {server}, without \
-             bound, until it is dropped"
+             bound, until it is dropped (unless another mirror uses it)"
         );
         Note::earlier_slot(data_dir, mirror, earlier).write(&before)?;
     }

@@ -332,6 +332,8 @@ impl Serving {
                 }
                 return;
             }
+            // Who only looks is not in the way of a promotion.
+            Wanted::MirrorEnd(AskEnd { closed: false, hold: None, .. }) => "look",
             Wanted::MirrorEnd(_) => "end",
             _ => "mirror",
         };

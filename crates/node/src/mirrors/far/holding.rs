@@ -12,8 +12,10 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 /// Who has asked asks again before; should it be gone, so is its promotion, and log is taken in.
 const HELD_FOR: Duration = Duration::from_secs(30);
-/// Coming to rest takes no longer, but where a disk hangs. Less than who asks has patience.
+/// Coming to rest takes no longer, but where a disk hangs.
 const RESTS_WITHIN: Duration = Duration::from_secs(5);
+/// Nor does what had come by then take longer to the disk. Together less than who asks has patience.
+const SETTLES_WITHIN: Duration = Duration::from_secs(3);
 
 /// For whom nothing is taken in, and until when.
 #[derive(Debug)]
@@ -80,16 +82,28 @@ impl FarAgent {
     /// It does not come to rest, for a person.
     pub async fn hold_for(self: &Arc<Self>, whose: &str) -> Result<(), String> {
         let _turn = self.holding.turn.lock().await;
-        if self.is_closed() || self.holding.lasts(whose) {
-            return Ok(());
+        if !self.is_closed() && !self.holding.lasts(whose) {
+            self.begin_to_hold(whose).await?;
         }
+        if let Some(spool) = self.far.spool() {
+            // What had come by then is part of its end; none of it was acknowledged.
+            let _ = timeout(SETTLES_WITHIN, spool.settled()).await;
+        }
+        Ok(())
+    }
+
+    async fn begin_to_hold(self: &Arc<Self>, whose: &str) -> Result<(), String> {
         let (began, beginning) = oneshot::channel();
-        let (agent, whose) = (self.clone(), whose.to_owned());
+        let (agent, who) = (self.clone(), whose.to_owned());
         tokio::spawn(async move {
             let resting = timeout(RESTS_WITHIN, agent.intake.hold_within(RESTS_WITHIN)).await;
             let Some(held) = resting.ok().flatten() else { return };
-            tracing::warn!(mirror = %agent.name(), "takes in nothing while {whose} is promoted");
-            agent.holding.begin(&whose);
+            if began.is_closed() {
+                // Who asked has gone; who asks next begins by itself.
+                return;
+            }
+            tracing::warn!(mirror = %agent.name(), "takes in nothing while {who} is promoted");
+            agent.holding.begin(&who);
             let _ = began.send(());
             agent.holding.ended().await;
             if agent.is_closed() {
@@ -99,14 +113,11 @@ impl FarAgent {
                 tracing::warn!(mirror = %agent.name(), "takes log in again: nothing was promoted, or nobody has said so");
             }
         });
-        beginning.await.map_err(|_| {
-            format!("mirror \"{}\" does not come to rest within {RESTS_WITHIN:?}", self.name())
-        })?;
-        if let Some(spool) = self.far.spool() {
-            // What had come by then is part of its end; none of it was acknowledged.
-            let _ = timeout(RESTS_WITHIN, spool.settled()).await;
+        // What was in the way may have been the same, begun for who has gone since.
+        if beginning.await.is_ok() || self.is_closed() || self.holding.lasts(whose) {
+            return Ok(());
         }
-        Ok(())
+        Err(format!("mirror \"{}\" does not come to rest within {RESTS_WITHIN:?}", self.name()))
     }
 
     /// Takes log in again, if nothing else is in the way.
@@ -114,7 +125,8 @@ impl FarAgent {
         self.holding.end();
     }
 
-    /// Takes nothing in any more, for good.
+    /// Takes nothing in any more, for good. That cannot be undone: who asks has looked before, while
+    /// nothing was taken in, that nothing here is missing there.
     ///
     /// # Errors
     /// Why not, for a person.
@@ -158,6 +170,48 @@ fn close(spool: &Spool, server: String) -> Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::mirrors::{NearAgent, NearSide};
+
+    /// Its far end, of a direct mirror that receives nothing.
+    fn agent(folder: &std::path::Path) -> Arc<FarAgent> {
+        let text = format!(
+            "[site]\nname = \"s\"\ndata_dir = {folder:?}\n[mirror.m]\n\
+             principal = \"postgres://a@127.0.0.1:1/b\"\nlisten = \"127.0.0.1:5433\"\n"
+        );
+        let site = crate::config::parse(&text, &folder.join("site.toml")).unwrap();
+        let near = Arc::new(NearAgent::new(&site.mirrors.near[0], folder));
+        let near_side = NearSide::Direct { near, site: "s".to_owned() };
+        Arc::new(FarAgent::open(&site.mirrors.far[0], folder, near_side))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_in_the_way_of_holding_on_may_be_that_it_holds_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let agent = agent(folder.path());
+        let held = agent.intake.hold().await;
+        assert!(agent.hold_for("a").await.unwrap_err().contains("does not come to rest"));
+        // Who asks goes before it is so: nothing is held for nobody.
+        let gone = timeout(Duration::from_secs(1), agent.hold_for("a")).await;
+        assert!(gone.is_err());
+        drop(held);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(agent.holding.whose(), None);
+        // Another one began it in the meantime.
+        let held = agent.intake.hold().await;
+        let asking = agent.clone();
+        let asked = tokio::spawn(async move { asking.hold_for("b").await });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        agent.holding.begin("a");
+        assert_eq!(asked.await.unwrap(), Ok(()));
+        assert_eq!(agent.holding.whose().as_deref(), Some("b"));
+        agent.let_go();
+        drop(held);
+        assert_eq!(agent.hold_for("c").await, Ok(()));
+        assert_eq!(agent.hold_for("d").await, Ok(()));
+        assert_eq!(agent.holding.whose().as_deref(), Some("d"));
+        agent.let_go();
+        tokio::time::timeout(Duration::from_secs(1), agent.intake.hold()).await.unwrap();
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_nobody_asks_for_again_ends() {

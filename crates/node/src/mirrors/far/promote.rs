@@ -10,11 +10,11 @@ use farshore_mirror::relay::end::{EndAnswer, PrincipalsLog, hear_end};
 use farshore_mirror::spool::Spool;
 use farshore_model::Lsn;
 use farshore_pg::Config;
-use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Taking log in ends between two pieces; only a disk that does not answer holds it up for longer,
 /// however short a standby's patience is set.
@@ -59,31 +59,24 @@ impl FarAgent {
             ),
             _ => format!("mirror \"{name}\" has received no log yet: there is nothing to promote"),
         })?;
+        let was_held = AtomicBool::new(false);
         let told = match spool.closed() {
             // Nothing comes in any more, whatever there is.
             Some(_) => Told::unknown(
                 Lsn::ZERO,
                 Err("an earlier promotion closed the spool, and told of it then".to_owned()),
             ),
-            None => self.ask_the_near_end(&spool).await,
+            None => self.ask_the_near_end(&spool, &was_held).await,
         };
-        let is_held = told.is_held;
-        let keep_held = async || -> Infallible {
-            if !is_held {
-                std::future::pending::<()>().await;
-            }
-            loop {
-                tokio::time::sleep(HOLD_AGAIN).await;
-                if let Err(why) = self.ask_once(self.hold(true)).await {
-                    tracing::warn!(mirror = %name, "the near end cannot be told to hold on: {why}");
-                }
-            }
+        let (over, ends) = oneshot::channel::<()>();
+        let taking_over = async {
+            let taken_over =
+                self.take_over(&spool, told, &was_held, standby, wanted, progress).await;
+            drop(over);
+            taken_over
         };
-        let taken_over = tokio::select! {
-            taken_over = self.take_over(&spool, told, standby, wanted, progress) => taken_over,
-            never = keep_held() => match never {},
-        };
-        if is_held && taken_over.is_err() {
+        let (taken_over, ()) = tokio::join!(taking_over, self.keep_held(&spool, &was_held, ends));
+        if was_held.load(Relaxed) && taken_over.is_err() {
             // Should that not arrive, it goes on by itself.
             let _ = self.ask_once(self.hold(false)).await;
         }
@@ -95,17 +88,51 @@ impl FarAgent {
         AskEnd { hold: Some(hold), ..AskEnd::of(&self.config.name) }
     }
 
+    /// Asks for that, and notes where it is so: what held on once has to do so until the end.
+    async fn ask_to_hold(&self, spool: &Spool, was_held: &AtomicBool) -> Result<EndAnswer, String> {
+        let answer = self.ask_once(self.hold(true)).await?;
+        was_held.fetch_or(holds_own(&answer, spool), Relaxed);
+        Ok(answer)
+    }
+
+    /// Asks for it again and again, once it was so. What was asked is waited for at the end: it must
+    /// not be heard after what is said then.
+    async fn keep_held(
+        &self,
+        spool: &Spool,
+        was_held: &AtomicBool,
+        mut ends: oneshot::Receiver<()>,
+    ) {
+        loop {
+            tokio::select! {
+                _ = &mut ends => return,
+                () = tokio::time::sleep(HOLD_AGAIN) => {}
+            }
+            if !was_held.load(Relaxed) {
+                continue;
+            }
+            let why = match self.ask_to_hold(spool, was_held).await {
+                Ok(answer) if holds_own(&answer, spool) => continue,
+                Ok(_) => "its log says why".to_owned(),
+                Err(why) => why,
+            };
+            tracing::warn!(mirror = %self.name(), "the near end does not hold on: {why}");
+        }
+    }
+
     async fn take_over(
         &self,
         spool: &Arc<Spool>,
         told: Told,
+        was_held: &AtomicBool,
         standby: Config,
         wanted: &Takeover<'_>,
         progress: &mpsc::Sender<String>,
     ) -> Result<String, String> {
         let name = self.name();
         let was_connected = self.far.status().connected;
-        let (held, durable, told) = self.come_to_rest(spool, told, wanted, progress).await?;
+        let (held, durable, told) =
+            self.come_to_rest(spool, (told, was_held), wanted, progress).await?;
         if !wanted.allow_data_loss {
             told.check(name, durable)?;
         }
@@ -116,7 +143,12 @@ impl FarAgent {
             patience: Duration::from_secs(wanted.wait_seconds),
         };
         let told = Mutex::new(told);
-        let last_word = || self.close_the_near_ends(&told, durable, wanted.allow_data_loss);
+        let last_word = || async {
+            if !was_held.load(Relaxed) {
+                return Ok(());
+            }
+            self.close_the_near_ends(spool, &told, durable, wanted.allow_data_loss).await
+        };
         let promoted = promote(spool, &plan, last_word, progress).await;
         drop(held);
         let promoted = promoted.map_err(|error| error.to_string())?;
@@ -126,7 +158,10 @@ impl FarAgent {
         );
         let told = told.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut text = said(name, &promoted, was_connected, (durable, &told));
+        // They are told once this is noted, and go then: nobody needs the spool to take over.
         text.push_str(&self.others().await);
+        let noting = spool.clone();
+        let _ = tokio::task::spawn_blocking(move || noting.note_promoted()).await;
         Ok(text)
     }
 
@@ -146,7 +181,7 @@ impl FarAgent {
     async fn come_to_rest(
         &self,
         spool: &Spool,
-        mut told: Told,
+        (mut told, was_held): (Told, &AtomicBool),
         wanted: &Takeover<'_>,
         progress: &mpsc::Sender<String>,
     ) -> Result<(Held<'_>, Lsn, Told), String> {
@@ -168,7 +203,7 @@ impl FarAgent {
             if told.is_there && told.asked == Ok(Mode::Async) {
                 // What was taken in before that is on its way to the disk.
                 let _ = tokio::time::timeout(rests_within, spool.settled()).await;
-                if let Ok(again) = self.ask_once(self.hold(true)).await {
+                if let Ok(again) = self.ask_to_hold(spool, was_held).await {
                     let again = Told::of(again, told.end, spool);
                     told = Told { goes_on: has_all && again.end > told.end, ..again };
                 }
@@ -183,41 +218,60 @@ impl FarAgent {
         }
     }
 
-    /// The near end's own spool takes nothing in from now on, for good, if it has held on: what it
-    /// would take in and acknowledge is not on the server that is about to take over.
+    /// The near end's own spool, which has held on, takes nothing in from now on, for good: what it
+    /// would take in and acknowledge is not on the server that is about to take over. It may have
+    /// taken something in since it was asked first, where it was started again or was not heard of
+    /// for long. So it is looked once more that nothing of it is missing here, while it holds on;
+    /// only then it is closed.
     async fn close_the_near_ends(
         &self,
+        spool: &Spool,
         told: &Mutex<Told>,
         durable: Lsn,
         allow_data_loss: bool,
     ) -> Result<(), String> {
-        let (is_held, before) = {
-            let told = lock(told);
-            (told.is_held, told.end)
-        };
-        if !is_held {
-            return Ok(());
-        }
-        let answer = self.ask_once(AskEnd { closed: true, ..self.hold(true) }).await;
-        let why = match answer {
-            Ok(EndAnswer { holds: true, log: PrincipalsLog::EndsAt { end, .. }, .. }) => {
-                let mut told = lock(told);
-                (told.end, told.is_closed) = (end.max(before), true);
-                return if allow_data_loss { Ok(()) } else { told.check(self.name(), durable) };
+        let look = |answer: Result<EndAnswer, String>, is_closed: bool| {
+            let answer = answer?;
+            if !holds_own(&answer, spool) {
+                return Err("it does not do so; its log says why".to_owned());
             }
-            Ok(_) => "it cannot close the spool there; its log says why".to_owned(),
-            Err(why) => why,
+            let mut told = lock(told);
+            let now = Told::of(answer, told.end, spool);
+            *told = Told { is_closed, goes_on: now.end > told.end, ..now };
+            Ok(())
         };
-        if allow_data_loss {
-            return Ok(());
+        let check =
+            || if allow_data_loss { Ok(()) } else { lock(told).check(self.name(), durable) };
+        match look(self.ask_once(self.hold(true)).await, false) {
+            Ok(()) => check()?,
+            Err(_) if allow_data_loss => {}
+            Err(why) => {
+                return Err(format!(
+                    "{}. The standby was not promoted. Run this again; a near end that does not \
+                     answer at all holds nothing up",
+                    self.cannot_be_told(&why)
+                ));
+            }
         }
-        Err(format!(
+        match look(self.ask_once(AskEnd { closed: true, ..self.hold(true) }).await, true) {
+            Ok(()) => check(),
+            Err(_) if allow_data_loss => Ok(()),
+            Err(why) => Err(format!(
+                "{}. It was asked to close its spool for good, and may have done so: commits at its \
+                 principal that wait for it wait for ever then. The standby was not promoted. Run \
+                 this again",
+                self.cannot_be_told(&why)
+            )),
+        }
+    }
+
+    fn cannot_be_told(&self, why: &str) -> String {
+        format!(
             "the near end of mirror \"{}\", whose node keeps log by itself, has held on so far, and \
              cannot be told now that its principal is not to be answered any more ({why}): commits \
-             would go on returning there that are not on the new server. The standby was not \
-             promoted. Run this again; a near end that does not answer at all holds nothing up",
+             would go on returning there that are not on the new server",
             self.name()
-        ))
+        )
     }
 
     /// Where, and with what, for messages.
@@ -281,7 +335,9 @@ impl FarAgent {
         }
     }
 
+    /// One at a time: the near end ends the session before, which may be what is waited for.
     async fn ask_once(&self, ask: AskEnd) -> Result<EndAnswer, String> {
+        let _turn = self.asking.lock().await;
         let asked = self.near_side.talk(Wanted::MirrorEnd(ask), hear_end);
         match tokio::time::timeout(ANSWER_WITHIN, asked).await {
             Ok(Ok(answer)) => answer.map_err(|error| error.to_string()),
@@ -290,9 +346,9 @@ impl FarAgent {
         }
     }
 
-    async fn ask_the_near_end(&self, spool: &Spool) -> Told {
+    async fn ask_the_near_end(&self, spool: &Spool, was_held: &AtomicBool) -> Told {
         let heard = self.far.status().principal_end;
-        let ask = || self.ask_once(self.hold(true));
+        let ask = || self.ask_to_hold(spool, was_held);
         let begun = Instant::now();
         let mut answer = ask().await;
         // A node that is being started again is there soon, and so is the server beside it.
@@ -344,17 +400,14 @@ struct Told {
     is_there: bool,
     /// All of that had come before, and more was written since.
     goes_on: bool,
-    /// Its principal is a spool there, which takes nothing in for now.
-    is_held: bool,
-    /// The same, for good.
+    /// Its principal is a spool there, which takes nothing in any more.
     is_closed: bool,
 }
 
 impl Told {
     /// Where only what was `heard` earlier is known.
     fn unknown(heard: Lsn, asked: Result<Mode, String>) -> Told {
-        let (is_there, goes_on, is_held, is_closed) = (false, false, false, false);
-        Told { end: heard, asked, is_there, goes_on, is_held, is_closed }
+        Told { end: heard, asked, is_there: false, goes_on: false, is_closed: false }
     }
 
     fn of(answer: EndAnswer, heard: Lsn, spool: &Spool) -> Told {
@@ -363,12 +416,9 @@ impl Told {
         let mode = if is_async { Mode::Async } else { Mode::Waited };
         let own = spool.identity().system_id.to_string();
         match answer.log {
-            PrincipalsLog::EndsAt { system_id, end } if system_id == own => Told {
-                end: end.max(heard),
-                is_there: true,
-                is_held: answer.holds,
-                ..Told::unknown(heard, Ok(mode))
-            },
+            PrincipalsLog::EndsAt { system_id, end } if system_id == own => {
+                Told { end: end.max(heard), is_there: true, ..Told::unknown(heard, Ok(mode)) }
+            }
             PrincipalsLog::EndsAt { system_id, .. } => {
                 let why = format!("its principal is another cluster now, {system_id}");
                 Told::unknown(heard, Err(why))
@@ -389,6 +439,18 @@ impl Told {
         if self.asked != Ok(Mode::Async) || durable >= self.end {
             return Ok(());
         }
+        let missing = self.end.bytes_since(durable);
+        if self.is_closed {
+            return Err(format!(
+                "the near end of mirror \"{name}\" {} log up to {}, {missing} bytes more than came \
+                 here, and commits in them may have returned. The standby was not promoted; but the \
+                 node in between is closed for good already: commits at its principal that wait for \
+                 it wait for ever, and what it has comes here meanwhile. Run this again. To promote \
+                 without these bytes, and the commits in them: --allow-data-loss",
+                self.has(),
+                self.end
+            ));
+        }
         let why = if self.goes_on {
             "Its principal is alive and goes on writing: stop it, or keep its clients away, and run \
              this again"
@@ -396,15 +458,21 @@ impl Told {
             "farshore status says why the log does not come"
         };
         Err(format!(
-            "the near end of mirror \"{name}\" {} log up to {}, {} bytes more than came here, and \
+            "the near end of mirror \"{name}\" {} log up to {}, {missing} bytes more than came here, and \
              commits return there before this site has them: they would be lost. The standby was \
              not promoted, and the mirror goes on. {why}. \
              To promote without these bytes, and the commits in them: --allow-data-loss",
             self.has(),
-            self.end,
-            self.end.bytes_since(durable)
+            self.end
         ))
     }
+}
+
+/// Whether the log comes from a spool beside the near end that holds on, and is that of `spool`.
+fn holds_own(answer: &EndAnswer, spool: &Spool) -> bool {
+    let own = spool.identity().system_id.to_string();
+    answer.holds
+        && matches!(&answer.log, PrincipalsLog::EndsAt { system_id, .. } if *system_id == own)
 }
 
 fn still_streaming(others: &[String]) -> String {
@@ -508,6 +576,9 @@ mod tests {
         assert!(refused.contains("--allow-data-loss"), "{refused}");
         let goes_on = Told { goes_on: true, ..told(150, Ok(Mode::Async)) };
         assert!(goes_on.check("m", Lsn(100)).unwrap_err().contains("goes on writing"));
+        let closed = Told { is_closed: true, ..told(150, Ok(Mode::Async)) };
+        let refused = closed.check("m", Lsn(100)).unwrap_err();
+        assert!(refused.contains("closed for good") && !refused.contains("goes on"), "{refused}");
         for (told, durable) in [
             (told(150, Ok(Mode::Async)), 150),
             (told(150, Ok(Mode::Waited)), 100),

@@ -4,7 +4,7 @@
 use super::FarAgent;
 use crate::agents::lock;
 use crate::mirrors::nothing_is_acknowledged;
-use farshore_mirror::receive::WAITS_MAX;
+use farshore_mirror::receive::{REPLAY_WAITS_MAX, WAITS_MAX};
 use farshore_model::Lsn;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,31 +12,47 @@ use std::time::{Duration, Instant};
 /// How often is looked. Who is asked looks too.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Since when a position has not moved that another one is ahead of.
-#[derive(Debug, Default)]
-struct Unmoved(Option<(Lsn, Instant)>);
+/// Since when a position has not moved that another one is ahead of, and how long is too long.
+#[derive(Debug)]
+struct Unmoved {
+    since: Option<(Lsn, Instant)>,
+    at_most: Duration,
+}
 
 impl Unmoved {
+    fn for_longer_than(at_most: Duration) -> Unmoved {
+        Unmoved { since: None, at_most }
+    }
+
     fn look(&mut self, (at, ahead): (Lsn, Lsn), now: Instant) -> Option<Duration> {
         if at >= ahead {
-            self.0 = None;
+            self.since = None;
             return None;
         }
-        let (before, since) = *self.0.get_or_insert((at, now));
+        let (before, since) = *self.since.get_or_insert((at, now));
         if before != at {
-            self.0 = Some((at, now));
+            self.since = Some((at, now));
             return None;
         }
         let waits = now.saturating_duration_since(since);
-        (waits > WAITS_MAX).then_some(waits)
+        (waits > self.at_most).then_some(waits)
     }
 }
 
 /// What is looked at of a far end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Waiting {
     durable: Unmoved,
     applied: Unmoved,
+}
+
+impl Default for Waiting {
+    fn default() -> Waiting {
+        Waiting {
+            durable: Unmoved::for_longer_than(WAITS_MAX),
+            applied: Unmoved::for_longer_than(REPLAY_WAITS_MAX),
+        }
+    }
 }
 
 impl FarAgent {
@@ -56,8 +72,9 @@ impl FarAgent {
         let spool = self.far.spool()?;
         let positions = *spool.positions().borrow();
         let applied = self.far.standbys.seen().borrow().applied;
-        let (is_waited_for, is_there) =
-            (self.far.standbys.are_waited_for(), self.far.standbys.does_any_replay());
+        // A principal that died left a record without its end, which is never replayed.
+        let is_waited_for = self.far.standbys.are_waited_for() && self.far.status().connected;
+        let is_there = self.far.standbys.does_any_replay();
         let now = Instant::now();
         let mut waiting = lock(&self.waiting);
         let hardens = waiting.durable.look((positions.durable, positions.written), now);
@@ -92,7 +109,7 @@ mod tests {
 
     #[test]
     fn what_does_not_move_is_noticed_after_a_while() {
-        let (begun, mut unmoved) = (Instant::now(), Unmoved::default());
+        let (begun, mut unmoved) = (Instant::now(), Unmoved::for_longer_than(WAITS_MAX));
         let mut look = |seconds, at, ahead| {
             unmoved.look((Lsn(at), Lsn(ahead)), begun + Duration::from_secs(seconds))
         };
