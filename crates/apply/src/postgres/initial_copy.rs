@@ -403,6 +403,8 @@ impl InitialCopy<'_> {
         }
         let mut source = snapshot.open().await?;
         let published = source.tables().await?;
+        // What an earlier attempt waited for is over, too: who is in the way on the target can be told.
+        self.set_waits(None);
         Ok(Still { snapshot, source, published })
     }
 
