@@ -16,7 +16,7 @@ use crate::status::SourceTransaction;
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::snapshot::BlockRange;
 use farshore_model::{Lsn, PgTime};
-use farshore_pg::{Question, Row, quote_literal};
+use farshore_pg::{Question, Row, quote_literal, text_array};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -570,6 +570,43 @@ impl Session {
         Ok(())
     }
 
+    /// Notes that the copy of a table begins, at `point`.
+    pub(super) async fn note_begun(
+        &mut self,
+        name: &str,
+        published: &PublishedTable,
+        point: Lsn,
+    ) -> Result<(), ApplyError> {
+        let PublishedTable { table, file_node, membership, .. } = published;
+        let (point, file_node) = (point.to_string(), file_node.to_string());
+        let attached = published.attached_by(*membership).map(|attached| attached.to_string());
+        let membership = membership.to_string();
+        let mut parameters = vec![
+            Some(name),
+            Some(table.schema.as_str()),
+            Some(table.name.as_str()),
+            Some(TABLE_COPYING),
+            Some(point.as_str()),
+            Some(file_node.as_str()),
+            Some(membership.as_str()),
+        ];
+        let (column, value, set) = if self.keeps_attached().await? {
+            parameters.push(attached.as_deref());
+            (", attached", ", $8::text::bigint", ", attached = excluded.attached")
+        } else {
+            ("", "", "")
+        };
+        let sql = format!(
+            "INSERT INTO farshore.table_copy \
+             (subscription, schema_name, table_name, state, copied_at, file_node, membership{column}) \
+             VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint, $7::text::bigint{value}) \
+             ON CONFLICT (subscription, schema_name, table_name) DO UPDATE SET \
+             state = excluded.state, copied_at = excluded.copied_at, \
+             file_node = excluded.file_node, membership = excluded.membership{set}"
+        );
+        self.execute(&sql, &parameters).await.map(drop)
+    }
+
     /// Notes that a table which was published by a partitioned table above it is now published by
     /// itself too: from here on it may leave that partitioned table.
     pub async fn note_membership(
@@ -593,7 +630,7 @@ impl Session {
     }
 
     /// Notes how a table is attached on the publisher below the one whose membership is noted of it.
-    pub async fn note_attached(
+    async fn note_attached(
         &mut self,
         name: &str,
         table: &TableName,
@@ -613,8 +650,34 @@ impl Session {
         .map(drop)
     }
 
+    /// Notes at once how tables are attached that an earlier version copied; false where that is not
+    /// kept.
+    pub async fn note_attached_all(
+        &mut self,
+        name: &str,
+        attached: &[(TableName, u32)],
+    ) -> Result<bool, ApplyError> {
+        if !self.keeps_attached().await? {
+            return Ok(false);
+        }
+        let schemas = text_array(attached.iter().map(|(table, _)| table.schema.as_str()));
+        let names = text_array(attached.iter().map(|(table, _)| table.name.as_str()));
+        let numbers: Vec<String> = attached.iter().map(|(_, number)| number.to_string()).collect();
+        let numbers = text_array(numbers.iter().map(String::as_str));
+        self.execute(
+            "UPDATE farshore.table_copy t SET attached = now.attached \
+             FROM unnest($2::text::text[], $3::text::text[], $4::text::bigint[]) \
+               AS now (schema_name, table_name, attached) \
+             WHERE t.subscription = $1 \
+               AND (t.schema_name, t.table_name) = (now.schema_name, now.table_name)",
+            &[Some(name), Some(&schemas), Some(&names), Some(&numbers)],
+        )
+        .await?;
+        Ok(true)
+    }
+
     /// A role that does not own `farshore.table_copy` cannot give it that column.
-    async fn keeps_attached(&mut self) -> Result<bool, ApplyError> {
+    pub(crate) async fn keeps_attached(&mut self) -> Result<bool, ApplyError> {
         if let Some(keeps) = self.keeps_attached {
             return Ok(keeps);
         }
