@@ -14,14 +14,16 @@ use crate::postgres::progress::{TABLE_COPIED, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
 use crate::{ApplyError, ahead};
-use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_capture::publication::{
+    PublishedTable, TableName, above_sql, memberships_and_attached_above,
+};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
 use farshore_fault as fault;
 use farshore_model::Lsn;
-use farshore_pg::{Config, quote_literal};
+use farshore_pg::{Config, Question, Row, quote_literal};
 use farshore_store::{Cursor, LogStore, StoreError};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -41,12 +43,30 @@ pub enum Backup {
 
 /// What the backup's tables were when it was taken.
 enum Were {
-    /// Published under these memberships.
-    Published(HashSet<String>),
+    /// Published so.
+    Published(WerePublished),
     /// Copied by another subscription, and followed since.
     Copied(Vec<TableProgress>),
     /// The target cannot tell.
     NotKnown,
+}
+
+/// What the catalogue of a physical copy of the publisher says of its publications.
+struct WerePublished {
+    memberships: HashSet<u32>,
+    /// How a partition was attached below the table which had a membership, by its OID and that.
+    attached: HashMap<(u32, u32), u32>,
+}
+
+impl WerePublished {
+    /// Whether a table has been published since, as far as the two can tell. Attached otherwise, it
+    /// was not all the time.
+    fn has(&self, table: &PublishedTable) -> bool {
+        let membership = table.membership;
+        let is_member = membership == 0 || self.memberships.contains(&membership);
+        let was_attached = || self.attached.get(&(table.oid, membership)).copied();
+        is_member && table.attached_by(membership).is_none_or(|now| was_attached() == Some(now))
+    }
 }
 
 /// What was noted.
@@ -172,7 +192,7 @@ pub async fn initialise(
     let published = source.published_tables().await?;
     let were = match (backup, proved) {
         (Backup::CopiedFrom(other), _) => Were::Copied(session.load_tables(other).await?),
-        (_, Some(_)) => Were::Published(session.memberships().await?),
+        (_, Some(_)) => Were::Published(session.were_published().await?),
         (_, None) => Were::NotKnown,
     };
     let (held, left_out) = session.held(&published, spec, &were).await?;
@@ -199,14 +219,19 @@ async fn note(
     held: &[&PublishedTable],
 ) -> Result<(), ApplyError> {
     let name = quote_literal(&spec.name);
+    let keeps_attached = session.keeps_attached().await?;
+    let attached = if keeps_attached { ", attached" } else { "" };
     let rows: Vec<String> = held
         .iter()
         .map(|published| {
+            let how = published.attached_by(published.membership);
+            let how = how.map_or("NULL".to_owned(), |how| how.to_string());
             format!(
-                "({name}, {}, {}, '{TABLE_COPIED}', '{lsn}', 0, {})",
+                "({name}, {}, {}, '{TABLE_COPIED}', '{lsn}', 0, {}{})",
                 quote_literal(&published.table.schema),
                 quote_literal(&published.table.name),
-                published.membership
+                published.membership,
+                if keeps_attached { format!(", {how}::bigint") } else { String::new() }
             )
         })
         .collect();
@@ -215,7 +240,7 @@ async fn note(
             "BEGIN; INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
              VALUES ({name}, {}, {}, '{}', '{lsn}'); \
              INSERT INTO farshore.table_copy \
-             (subscription, schema_name, table_name, state, copied_at, file_node, membership) \
+             (subscription, schema_name, table_name, state, copied_at, file_node, membership{attached}) \
              VALUES {}",
             quote_literal(&spec.publication),
             quote_literal(publisher),
@@ -344,10 +369,23 @@ impl Session {
         }
     }
 
-    /// Memberships that the publisher's catalogue had when this physical copy of it was made.
-    async fn memberships(&mut self) -> Result<HashSet<String>, ApplyError> {
-        let rows = self.query("SELECT oid FROM pg_catalog.pg_publication_rel", &[]).await?;
-        Ok(rows.iter().map(|row| row.get(0).unwrap_or_default().to_owned()).collect())
+    /// What the publisher's catalogue had when this physical copy of it was made.
+    async fn were_published(&mut self) -> Result<WerePublished, ApplyError> {
+        let attached = format!(
+            "SELECT c.oid, {} FROM pg_catalog.pg_class c WHERE c.relispartition",
+            above_sql("true")
+        );
+        let members = Question::Simple("SELECT oid FROM pg_catalog.pg_publication_rel");
+        let [members, attached] = self.ask([members, Question::Simple(&attached)]).await?;
+        let number = |row: &Row| row.get(0).and_then(|oid| oid.parse::<u32>().ok());
+        let memberships = members?.iter().filter_map(number).collect();
+        let mut by_membership = HashMap::new();
+        for row in &attached? {
+            let Some(oid) = number(row) else { continue };
+            let (above, how) = memberships_and_attached_above(row.get(1));
+            by_membership.extend(above.into_iter().map(|above| (oid, above)).zip(how));
+        }
+        Ok(WerePublished { memberships, attached: by_membership })
     }
 
     /// The history of this server's timeline, if it was made of a physical backup of the publisher
@@ -390,7 +428,7 @@ impl Session {
                 &[],
             )
             .await?;
-        let text = |row: &farshore_pg::Row, i: usize| row.get(i).unwrap_or_default().to_owned();
+        let text = |row: &Row, i: usize| row.get(i).unwrap_or_default().to_owned();
         let there: HashSet<TableName> = tables
             .iter()
             .map(|row| TableName { schema: text(row, 0), name: text(row, 1) })
@@ -398,9 +436,7 @@ impl Session {
         let names = &spec.schema.names;
         let is_held = |table: &&PublishedTable| {
             let was_there = match were {
-                Were::Published(members) => {
-                    table.membership == 0 || members.contains(&table.membership.to_string())
-                }
+                Were::Published(were) => were.has(table),
                 Were::Copied(tables) => tables.iter().any(|t| t.copied && t.is_still(table)),
                 Were::NotKnown => true,
             };
@@ -417,6 +453,40 @@ mod tests {
     use farshore_model::{Applied, PgTime};
     use farshore_store::segmented::{Options, SegmentedStore};
     use farshore_store::{Batch, EntryKind, EntryMeta, Retention};
+
+    #[test]
+    fn a_partition_that_was_attached_otherwise_is_not_what_the_backup_holds() {
+        let leaf = |membership, above: &[u32], attached: &[u32]| PublishedTable {
+            oid: 5,
+            table: TableName { schema: "s".into(), name: "leaf".into() },
+            columns: Vec::new(),
+            types: Vec::new(),
+            row_filter: None,
+            membership,
+            memberships_above: above.to_vec(),
+            attached_above: attached.to_vec(),
+            file_node: 2,
+            blocks: 0,
+            bytes: 0,
+            binary_safe: true,
+            binary_copy: true,
+            partitioned: false,
+            unsent_key: None,
+        };
+        let (above, how) = memberships_and_attached_above(Some("10:700,11:4294967295"));
+        assert_eq!((above.as_slice(), how.as_slice()), (&[10, 11][..], &[700, u32::MAX][..]));
+        let were = WerePublished {
+            memberships: HashSet::from([10, 11, 12]),
+            attached: HashMap::from([((5, 10), 700), ((5, 11), u32::MAX)]),
+        };
+        assert!(were.has(&leaf(10, &[10, 11], &[700, u32::MAX])));
+        assert!(!were.has(&leaf(10, &[10], &[701])), "attached again");
+        assert!(!were.has(&PublishedTable { oid: 6, ..leaf(10, &[10], &[700]) }), "attached since");
+        assert!(were.has(&leaf(12, &[10], &[701])), "published by itself");
+        assert!(!were.has(&leaf(13, &[], &[])));
+        // A site of an earlier version does not tell; a publication may not list tables.
+        assert!(were.has(&leaf(10, &[10], &[])) && were.has(&leaf(0, &[], &[])));
+    }
 
     #[tokio::test]
     async fn a_claim_that_expired_is_made_anew_and_keeps_the_log() {

@@ -75,6 +75,8 @@ impl Subscription {
                 "subscription \"{name}\": waiting for its publication's capture"
             )));
         }
+        // Again and again, for as long as it takes: it is said once.
+        let mut said = None;
         loop {
             let application = format!("farshore {name} copy");
             let mut session = Session::connect(&self.spec.target, &application).await?;
@@ -115,11 +117,11 @@ impl Subscription {
                 }
                 // The others stream on meanwhile.
                 Err(ApplyError::Capture(error)) if error.is_transient() => {
-                    // Again and again, for as long as it takes: it is said once.
                     let why = format!("a copy is tried again: {error}");
-                    if self.lock_status().copy_waits.as_ref() != Some(&why) {
+                    if said.as_ref() != Some(&why) {
                         tracing::warn!(subscription = %name, "{why}");
                     }
+                    said = Some(why.clone());
                     self.set_status(|status| status.copy_waits = Some(why));
                     session.connection.close().await;
                     tokio::time::sleep(TRY_AGAIN_AFTER).await;

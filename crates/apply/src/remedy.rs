@@ -69,6 +69,10 @@ pub fn sentence(error: &farshore_pg::Error) -> String {
     if code == "08P01" && said.message.contains("startup parameter") {
         return format!(". {POOLER}");
     }
+    // A pooler that keeps us out does so until somebody mends it.
+    if matches!(error, farshore_pg::Error::Auth { .. }) {
+        return format!(". {}", next_step(code));
+    }
     // PostgreSQL names what is not there as it was asked for.
     let ours = matches!(code, "42P01" | "3F000") && error.to_string().contains("\"farshore.");
     format!(". {}", if ours { PROGRESS_GONE } else { next_step_of(said) })
@@ -111,7 +115,7 @@ fn for_shell(word: &str) -> Cow<'_, str> {
 
 #[cfg(test)]
 mod tests {
-    use super::{follows_another, for_shell, next_step, next_step_of, resync};
+    use super::{follows_another, for_shell, next_step, next_step_of, resync, sentence};
     use crate::error::{code_passes_by_itself, is_about_data, passes_by_itself};
     use farshore_pg::ServerError;
 
@@ -152,6 +156,23 @@ mod tests {
         let pooler = said("08P01", "FATAL", "unsupported startup parameter: options");
         assert!(!passes_by_itself(&pooler) && !is_about_data(&pooler));
         assert!(!is_about_data(&said("22023", "FATAL", "")));
+    }
+
+    #[test]
+    fn a_pooler_that_keeps_us_out_is_not_tried_again() {
+        let refusal = ServerError {
+            code: "08P01".into(),
+            severity: "FATAL".into(),
+            message: "no such user: app".into(),
+            ..ServerError::default()
+        };
+        let error = farshore_pg::Error::Auth {
+            server: "s".into(),
+            reason: refusal.to_string(),
+            refusal: Some(Box::new(refusal)),
+        };
+        let told = sentence(&error);
+        assert!(!error.is_transient() && told.contains("farshore resume"), "{told}");
     }
 
     #[test]

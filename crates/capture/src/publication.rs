@@ -205,19 +205,35 @@ impl PublishedTable {
 }
 
 /// SQL of [`PublishedTable::memberships_above`] with [`PublishedTable::attached_above`], of a row `c`
-/// of `pg_class` and a row `pub` of `pg_publication`. A partition that was detached keeps its OID, and
-/// the membership of what it is attached to again: what tells is the transaction that wrote its row of
-/// `pg_inherits`, which nothing writes but attaching and detaching.
-const ABOVE: &str = "CASE WHEN c.relispartition THEN \
-     (SELECT string_agg(concat(r.oid, ':', coalesce(\
-        (SELECT hashtext(string_agg(concat(i.inhrelid, ' ', i.xmin), ' ' ORDER BY b.level))::bigint \
-           & 4294967295 \
-         FROM pg_partition_ancestors(c.oid) WITH ORDINALITY b (relid, level) \
-           JOIN pg_inherits i ON i.inhrelid = b.relid WHERE b.level < a.level), 0)), \
-        ',' ORDER BY r.oid) \
-      FROM pg_partition_ancestors(c.oid) WITH ORDINALITY a (relid, level) \
-        JOIN pg_publication_rel r ON r.prrelid = a.relid AND r.prpubid = pub.oid \
-      WHERE a.relid <> c.oid) END";
+/// of `pg_class`; of the rows `r` of `pg_publication_rel` with which this condition holds, and all rows
+/// of `pg_inherits`. A partition that was detached keeps its OID, and the membership of what it is
+/// attached to again: what tells is the transaction that wrote its row of `pg_inherits`, which nothing
+/// writes but attaching and detaching. A physical copy of the server says the same. See
+/// [`memberships_and_attached_above`].
+pub fn above_sql(of_publication: &str) -> String {
+    format!(
+        "CASE WHEN c.relispartition THEN \
+         (SELECT string_agg(concat(r.oid, ':', coalesce(\
+            (SELECT hashtext(string_agg(concat(i.inhrelid, ' ', i.xmin), ' ' \
+               ORDER BY b.level))::bigint & 4294967295 \
+             FROM pg_partition_ancestors(c.oid) WITH ORDINALITY b (relid, level) \
+               JOIN pg_inherits i ON i.inhrelid = b.relid WHERE b.level < a.level), 0)), \
+            ',' ORDER BY r.oid) \
+          FROM pg_partition_ancestors(c.oid) WITH ORDINALITY a (relid, level) \
+            JOIN pg_publication_rel r ON r.prrelid = a.relid AND {of_publication} \
+          WHERE a.relid <> c.oid) END"
+    )
+}
+
+/// [`PublishedTable::memberships_above`] and [`PublishedTable::attached_above`] as [`above_sql`] says
+/// them.
+pub fn memberships_and_attached_above(said: Option<&str>) -> (Vec<u32>, Vec<u32>) {
+    let pairs = said.into_iter().flat_map(|text| text.split(','));
+    pairs
+        .filter_map(|pair| pair.split_once(':'))
+        .filter_map(|(oid, how)| oid.parse::<u32>().ok().zip(how.parse::<u32>().ok()))
+        .unzip()
+}
 
 /// SQL of [`PublishedTable::file_node`], of a row of `pg_class`. The files are those of now, whatever
 /// snapshot the question is asked in.
@@ -614,7 +630,7 @@ impl PublicationSpec {
              t AS MATERIALIZED (SELECT c.oid, p.schemaname, p.tablename, {filter} AS filter, \
                c.relkind = 'p' AS partitioned, {node} AS node, \
                coalesce(m.oid, 0) AS membership, \
-               {ABOVE} AS above, \
+               {above} AS above, \
                (SELECT g.attname FROM pg_index i JOIN pg_attribute g ON g.attrelid = c.oid \
                   AND g.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
                 WHERE i.indrelid = c.oid AND g.attgenerated <> '' AND \
@@ -634,7 +650,8 @@ impl PublicationSpec {
                  OR a.attgenerated = 's' AND t.with_stored) \
                AND (t.columns IS NULL OR a.attname = ANY (t.columns)) \
              ORDER BY t.schemaname, t.tablename, a.attnum",
-            node = file_node("c")
+            node = file_node("c"),
+            above = above_sql("r.prpubid = pub.oid")
         );
         let rows = sql
             .query(&text, &[Some(&self.publication_name())])
@@ -645,13 +662,8 @@ impl PublicationSpec {
             let parse = |error| self.publisher_error(error);
             let oid: u32 = row.parse(0).map_err(parse)?;
             if tables.last().is_none_or(|table| table.oid != oid) {
-                let (memberships_above, attached_above): (Vec<u32>, Vec<u32>) = row
-                    .get(10)
-                    .into_iter()
-                    .flat_map(|text| text.split(','))
-                    .filter_map(|pair| pair.split_once(':'))
-                    .filter_map(|(oid, how)| oid.parse::<u32>().ok().zip(how.parse::<u32>().ok()))
-                    .unzip();
+                let (memberships_above, attached_above) =
+                    memberships_and_attached_above(row.get(10));
                 let own: u32 = row.parse(9).map_err(parse)?;
                 let above = memberships_above.first().copied().unwrap_or(0);
                 tables.push(PublishedTable {

@@ -2,6 +2,7 @@
 
 use crate::Error;
 use crate::config::{ChannelBinding, Config, Password};
+use crate::error::is_kept_out_by_pooler;
 use crate::transport::Transport;
 use farshore_wire::backend::{Authentication, Message, ServerError};
 use farshore_wire::frontend;
@@ -191,13 +192,14 @@ fn choose(mechanisms: &[String], credentials: &Credentials<'_>) -> Result<Choice
     Ok(Choice { mechanism: sasl::SCRAM_SHA_256, binding })
 }
 
-/// Class 28, invalid authorization, is about who we are; the rest is about the server.
+/// Class 28, invalid authorization, is about who we are, and so is what a pooler keeps us out for;
+/// the rest is about the server.
 pub(crate) fn refused(
     server: &str,
     error: Box<ServerError>,
     credentials: &Credentials<'_>,
 ) -> Error {
-    if !error.code.starts_with("28") {
+    if !error.code.starts_with("28") && !is_kept_out_by_pooler(&error) {
         return Error::Server(error);
     }
     let hint = match error.code.as_str() {

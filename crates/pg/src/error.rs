@@ -120,8 +120,9 @@ impl Error {
                 io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput
             ),
             Error::Server(error) => is_transient_refusal(error),
+            // Of a pooler's refusals only those that stay are told so.
             Error::Auth { refusal, .. } => {
-                refusal.as_ref().is_some_and(|error| is_transient_refusal(error))
+                refusal.as_ref().is_some_and(|error| is_transient_sqlstate(&error.code))
             }
             Error::Config(_)
             | Error::Tls { .. }
@@ -147,6 +148,33 @@ fn is_transient_refusal(error: &ServerError) -> bool {
 /// "query_wait_timeout"); what it does not let us ask for stays so.
 pub fn is_lost_by_pooler(error: &ServerError) -> bool {
     error.code == "08P01" && error.is_fatal() && !error.message.contains("startup parameter")
+}
+
+/// What a pooler that cannot let a client in for the time being names as the cause: PgBouncer tells it
+/// by words only, and in the same way it tells what somebody has to mend ("no such user", "bouncer
+/// config error").
+const POOLER_PASSES: [&str; 16] = [
+    "timeout",
+    "no more connections",
+    "connections exceeded",
+    "too many",
+    "connection slots",
+    "login has been failing",
+    "cannot connect",
+    "connect failed",
+    "conn crashed",
+    "DNS lookup failed",
+    "shutting down",
+    "the database system is",
+    "evicted",
+    "resources exhaustion",
+    "out of memory",
+    "no memory",
+];
+
+/// Whether a pooler that has not let us in does so for a reason that stays until somebody mends it.
+pub(crate) fn is_kept_out_by_pooler(error: &ServerError) -> bool {
+    is_lost_by_pooler(error) && !POOLER_PASSES.iter().any(|cause| error.message.contains(cause))
 }
 
 /// PostgreSQL docs: appendix A, "PostgreSQL Error Codes".
@@ -209,6 +237,36 @@ mod tests {
             assert!(pooler("FATAL", said).is_transient(), "{said}");
         }
         assert!(!pooler("FATAL", "unsupported startup parameter: options").is_transient());
+        let kept_out = |message: &str| match pooler("FATAL", message) {
+            Error::Server(error) => is_kept_out_by_pooler(&error),
+            _ => unreachable!(),
+        };
+        for said in [
+            "bouncer config error",
+            "no such user: app",
+            "login rejected",
+            "certificate authentication failed",
+            "unix socket login rejected",
+            "SSL required",
+            "server login failed: FATAL password authentication failed for user \"app\"",
+        ] {
+            assert!(kept_out(said), "{said}");
+        }
+        for said in [
+            "query_wait_timeout",
+            "client_login_timeout (server down)",
+            "no more connections allowed (max_client_conn)",
+            "client connections exceeded (max_db_client_connections)",
+            "server login has been failing, try again later (server_login_retry)",
+            "server login failed: FATAL the database system is starting up",
+            "server login failed: FATAL sorry, too many clients already",
+            "server conn crashed?",
+            "pgbouncer is shutting down",
+        ] {
+            assert!(!kept_out(said), "{said}");
+        }
+        // That one is told with another next step.
+        assert!(!kept_out("unsupported startup parameter: options"));
         assert!(!pooler("ERROR", "invalid message format").is_transient());
         let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
         assert!(Error::Connect { server: "a".into(), source: refused }.is_transient());

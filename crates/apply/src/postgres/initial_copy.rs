@@ -12,7 +12,7 @@ use crate::postgres::follow_ddl::{
     Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
 };
 use crate::postgres::foreign_keys::CopyUnit;
-use crate::postgres::progress::{TABLE_COPIED, TABLE_COPYING, TableProgress};
+use crate::postgres::progress::{TABLE_COPIED, TableProgress};
 use crate::postgres::resume::{Resume, Touched, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
@@ -403,6 +403,8 @@ impl InitialCopy<'_> {
         }
         let mut source = snapshot.open().await?;
         let published = source.tables().await?;
+        // What an earlier attempt waited for is over, too: who is in the way on the target can be told.
+        self.set_waits(None);
         Ok(Still { snapshot, source, published })
     }
 
@@ -485,27 +487,7 @@ impl InitialCopy<'_> {
                 &[Some(self.subscription), Some(&name.schema), Some(&name.name)],
             )
             .await?;
-        session
-            .execute(
-                "INSERT INTO farshore.table_copy \
-                 (subscription, schema_name, table_name, state, copied_at, file_node, membership) \
-                 VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint, $7::text::bigint) \
-                 ON CONFLICT (subscription, schema_name, table_name) DO UPDATE SET \
-                 state = excluded.state, copied_at = excluded.copied_at, \
-                 file_node = excluded.file_node, membership = excluded.membership",
-                &[
-                    Some(self.subscription),
-                    Some(&name.schema),
-                    Some(&name.name),
-                    Some(TABLE_COPYING),
-                    Some(&point.to_string()),
-                    Some(&table.file_node.to_string()),
-                    Some(&table.membership.to_string()),
-                ],
-            )
-            .await?;
-        let attached = table.attached_by(table.membership);
-        session.note_attached(self.subscription, name, attached).await?;
+        session.note_begun(self.subscription, &table, point).await?;
         note_definition(session, self.subscription, name, &definition_of(&table)).await?;
         session.claim_table(self.subscription, name, &target, begun).await?;
         session.simple("COMMIT").await?;

@@ -16,8 +16,9 @@ use crate::status::SourceTransaction;
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_capture::snapshot::BlockRange;
 use farshore_model::{Lsn, PgTime};
-use farshore_pg::{Question, Row};
+use farshore_pg::{Question, Row, quote_literal, text_array};
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 /// Held while the schema is made, so that two subscriptions do not make it at once.
@@ -43,9 +44,6 @@ CREATE TABLE IF NOT EXISTS farshore.subscription (
 COMMENT ON COLUMN farshore.subscription.publisher IS 'System identifier of the publisher';
 COMMENT ON COLUMN farshore.subscription.applied IS
   'End of the newest applied commit record on the publisher; written with the rows it stands for';
-ALTER TABLE farshore.subscription ADD COLUMN IF NOT EXISTS newest text;
-COMMENT ON COLUMN farshore.subscription.newest IS
-  'Newest applied transaction: end of its commit record on the publisher, and its commit time in microseconds since 2000-01-01';
 CREATE TABLE IF NOT EXISTS farshore.table_copy (
   subscription text NOT NULL REFERENCES farshore.subscription ON DELETE CASCADE,
   schema_name text NOT NULL,
@@ -56,19 +54,6 @@ CREATE TABLE IF NOT EXISTS farshore.table_copy (
   membership bigint NOT NULL,
   PRIMARY KEY (subscription, schema_name, table_name)
 );
-ALTER TABLE farshore.table_copy ADD COLUMN IF NOT EXISTS definition bytea,
-  ADD COLUMN IF NOT EXISTS target_oid oid, ADD COLUMN IF NOT EXISTS noted_in oid,
-  ADD COLUMN IF NOT EXISTS columns_left text[], ADD COLUMN IF NOT EXISTS attached bigint;
-COMMENT ON COLUMN farshore.table_copy.attached IS
-  'Stands for how the publisher''s table is attached below the one that publishes it; NULL where it is published by itself, and until it is noted';
-COMMENT ON COLUMN farshore.table_copy.columns_left IS
-  'Columns that the publisher''s table has lost and the target''s has kept: number and name';
-COMMENT ON COLUMN farshore.table_copy.target_oid IS
-  'OID of the table here that the rows were copied to; NULL until it is noted';
-COMMENT ON COLUMN farshore.table_copy.noted_in IS
-  'OID of farshore.table_copy when target_oid was noted: another after a restore from a dump';
-COMMENT ON COLUMN farshore.table_copy.definition IS
-  'The publisher''s columns that the target''s table follows; see docs/formats/transaction.md';
 COMMENT ON COLUMN farshore.table_copy.copied_at IS
   'Consistent point of the copy: transactions that committed before it are in the copied rows';
 CREATE TABLE IF NOT EXISTS farshore.range_copy (
@@ -126,6 +111,70 @@ COMMENT ON TABLE farshore.after_copy IS
 COMMENT ON COLUMN farshore.after_copy.refusal IS
   'Why the target refused the statement; it is not tried again';
 ";
+
+/// A column that an earlier version did not make.
+struct Added {
+    table: &'static str,
+    column: &'static str,
+    kind: &'static str,
+    comment: &'static str,
+}
+
+/// Each is added only where it is lacking: the command takes the whole table for itself even where
+/// there is nothing to add.
+const ADDED: [Added; 6] = [
+    Added {
+        table: "subscription",
+        column: "newest",
+        kind: "text",
+        comment: "Newest applied transaction: end of its commit record on the publisher, and its \
+                  commit time in microseconds since 2000-01-01",
+    },
+    Added {
+        table: "table_copy",
+        column: "definition",
+        kind: "bytea",
+        comment: "The publisher's columns that the target's table follows; see \
+                  docs/formats/transaction.md",
+    },
+    Added {
+        table: "table_copy",
+        column: "target_oid",
+        kind: "oid",
+        comment: "OID of the table here that the rows were copied to; NULL until it is noted",
+    },
+    Added {
+        table: "table_copy",
+        column: "noted_in",
+        kind: "oid",
+        comment: "OID of farshore.table_copy when target_oid was noted: another after a restore \
+                  from a dump",
+    },
+    Added {
+        table: "table_copy",
+        column: "columns_left",
+        kind: "text[]",
+        comment: "Columns that the publisher's table has lost and the target's has kept: number \
+                  and name",
+    },
+    Added {
+        table: "table_copy",
+        column: "attached",
+        kind: "bigint",
+        comment: "Stands for how the publisher's table is attached below the one that publishes \
+                  it; NULL where it is published by itself, and until it is noted",
+    },
+];
+
+/// Columns that are there, of [`ADDED`] and others.
+const COLUMNS: &str = "SELECT c.relname, a.attname FROM pg_catalog.pg_attribute a \
+    JOIN pg_catalog.pg_class c ON c.oid = a.attrelid \
+    WHERE c.relnamespace = pg_catalog.to_regnamespace('farshore') AND c.relkind = 'r' \
+      AND a.attnum > 0";
+
+/// So long subscriptions wait behind a column that is to be added, while somebody uses the table:
+/// they can do without it.
+const ADD_WITHIN: &str = "SET LOCAL lock_timeout = '2s'";
 
 /// Whether the newest part of the schema is there.
 const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
@@ -333,34 +382,60 @@ impl TableProgress {
 }
 
 impl Session {
-    /// Makes the `farshore` schema where it is missing.
+    /// Makes the `farshore` schema where it is missing, and adds what an earlier version did not make.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
-        if is_true(&self.query(LATEST, &[]).await?) {
+        let [latest, usable] =
+            self.ask([Question::Simple(LATEST), Question::Simple(USABLE)]).await?;
+        if is_true(&latest?) {
             return Ok(());
         }
-        self.simple(&format!("BEGIN; {SCHEMA_LOCK}")).await?;
-        let there = self.query("SELECT to_regnamespace('farshore') IS NOT NULL", &[]).await?;
-        let is_there = is_true(&there);
-        let make = if is_there { "" } else { MAKE_SCHEMA };
-        match self.simple(&format!("{make} {SCHEMA} COMMIT")).await {
-            Err(ApplyError::Target { error, .. })
-                if error.sqlstate() == Some("42501") && is_true(&self.usable().await?) =>
-            {
-                tracing::warn!(
-                    "the farshore schema on {} lacks what was added to it since, and this role may \
-                     not add it: start the subscription whose role owns it",
-                    self.connection.server()
-                );
-                Ok(())
-            }
-            made => made,
+        if !is_true(&usable?) {
+            return self.make_schema().await;
         }
+        let error = match self.extend_schema().await {
+            Ok(()) => return Ok(()),
+            Err(ApplyError::Target { error, server }) => match error.sqlstate() {
+                Some("42501" | "55P03") => error,
+                Some(_) | None => return Err(ApplyError::Target { error, server }),
+            },
+            Err(error) => return Err(error),
+        };
+        self.simple("ROLLBACK").await?;
+        let server = self.connection.server();
+        if error.sqlstate() == Some("42501") {
+            tracing::warn!(
+                "the farshore schema on {server} lacks what was added to it since, and this role may \
+                 not add it: start the subscription whose role owns it"
+            );
+        } else {
+            tracing::warn!(
+                "the farshore schema on {server} lacks what was added to it since, and somebody uses \
+                 its tables there (a dump?): it is added when a subscription starts again"
+            );
+        }
+        Ok(())
     }
 
-    /// Whether the schema has all that is not done without.
-    async fn usable(&mut self) -> Result<Vec<Row>, ApplyError> {
-        self.simple("ROLLBACK").await?;
-        self.query(USABLE, &[]).await
+    async fn make_schema(&mut self) -> Result<(), ApplyError> {
+        self.simple(&format!("BEGIN; {SCHEMA_LOCK}")).await?;
+        let there = self.query("SELECT to_regnamespace('farshore') IS NOT NULL", &[]).await?;
+        let make = if is_true(&there) { "" } else { MAKE_SCHEMA };
+        self.simple(&format!("{make} {SCHEMA}")).await?;
+        self.add_columns().await
+    }
+
+    /// Adds to one that can do without. Whoever uses its tables is not waited for long: behind us
+    /// everybody else's progress would wait as well.
+    async fn extend_schema(&mut self) -> Result<(), ApplyError> {
+        // While another subscription waits to add it, too, that lock is not to be had either.
+        self.simple(&format!("BEGIN; {ADD_WITHIN}; {SCHEMA_LOCK}")).await?;
+        self.add_columns().await
+    }
+
+    /// Under [`SCHEMA_LOCK`]: who held it before may have added them.
+    async fn add_columns(&mut self) -> Result<(), ApplyError> {
+        let there = self.query(COLUMNS, &[]).await?;
+        self.simple(&format!("{} COMMIT", added_sql(&there))).await
     }
 
     /// Takes the subscription's lock ([`Session::lock_subscription`]), makes the `farshore` schema
@@ -495,6 +570,43 @@ impl Session {
         Ok(())
     }
 
+    /// Notes that the copy of a table begins, at `point`.
+    pub(super) async fn note_begun(
+        &mut self,
+        name: &str,
+        published: &PublishedTable,
+        point: Lsn,
+    ) -> Result<(), ApplyError> {
+        let PublishedTable { table, file_node, membership, .. } = published;
+        let (point, file_node) = (point.to_string(), file_node.to_string());
+        let attached = published.attached_by(*membership).map(|attached| attached.to_string());
+        let membership = membership.to_string();
+        let mut parameters = vec![
+            Some(name),
+            Some(table.schema.as_str()),
+            Some(table.name.as_str()),
+            Some(TABLE_COPYING),
+            Some(point.as_str()),
+            Some(file_node.as_str()),
+            Some(membership.as_str()),
+        ];
+        let (column, value, set) = if self.keeps_attached().await? {
+            parameters.push(attached.as_deref());
+            (", attached", ", $8::text::bigint", ", attached = excluded.attached")
+        } else {
+            ("", "", "")
+        };
+        let sql = format!(
+            "INSERT INTO farshore.table_copy \
+             (subscription, schema_name, table_name, state, copied_at, file_node, membership{column}) \
+             VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint, $7::text::bigint{value}) \
+             ON CONFLICT (subscription, schema_name, table_name) DO UPDATE SET \
+             state = excluded.state, copied_at = excluded.copied_at, \
+             file_node = excluded.file_node, membership = excluded.membership{set}"
+        );
+        self.execute(&sql, &parameters).await.map(drop)
+    }
+
     /// Notes that a table which was published by a partitioned table above it is now published by
     /// itself too: from here on it may leave that partitioned table.
     pub async fn note_membership(
@@ -518,7 +630,7 @@ impl Session {
     }
 
     /// Notes how a table is attached on the publisher below the one whose membership is noted of it.
-    pub async fn note_attached(
+    async fn note_attached(
         &mut self,
         name: &str,
         table: &TableName,
@@ -538,8 +650,34 @@ impl Session {
         .map(drop)
     }
 
+    /// Notes at once how tables are attached that an earlier version copied; false where that is not
+    /// kept.
+    pub async fn note_attached_all(
+        &mut self,
+        name: &str,
+        attached: &[(TableName, u32)],
+    ) -> Result<bool, ApplyError> {
+        if !self.keeps_attached().await? {
+            return Ok(false);
+        }
+        let schemas = text_array(attached.iter().map(|(table, _)| table.schema.as_str()));
+        let names = text_array(attached.iter().map(|(table, _)| table.name.as_str()));
+        let numbers: Vec<String> = attached.iter().map(|(_, number)| number.to_string()).collect();
+        let numbers = text_array(numbers.iter().map(String::as_str));
+        self.execute(
+            "UPDATE farshore.table_copy t SET attached = now.attached \
+             FROM unnest($2::text::text[], $3::text::text[], $4::text::bigint[]) \
+               AS now (schema_name, table_name, attached) \
+             WHERE t.subscription = $1 \
+               AND (t.schema_name, t.table_name) = (now.schema_name, now.table_name)",
+            &[Some(name), Some(&schemas), Some(&names), Some(&numbers)],
+        )
+        .await?;
+        Ok(true)
+    }
+
     /// A role that does not own `farshore.table_copy` cannot give it that column.
-    async fn keeps_attached(&mut self) -> Result<bool, ApplyError> {
+    pub(crate) async fn keeps_attached(&mut self) -> Result<bool, ApplyError> {
         if let Some(keeps) = self.keeps_attached {
             return Ok(keeps);
         }
@@ -593,6 +731,23 @@ impl Session {
         }
         Ok(done)
     }
+}
+
+/// Adds what is not among these columns, each with its table before it.
+fn added_sql(there: &[Row]) -> String {
+    let is_there = |added: &&Added| {
+        there.iter().any(|row| (row.get(0), row.get(1)) == (Some(added.table), Some(added.column)))
+    };
+    let mut sql = String::new();
+    for Added { table, column, kind, comment } in ADDED.iter().filter(|added| !is_there(added)) {
+        let _ = write!(
+            sql,
+            "ALTER TABLE farshore.{table} ADD COLUMN {column} {kind}; \
+             COMMENT ON COLUMN farshore.{table}.{column} IS {}; ",
+            quote_literal(comment)
+        );
+    }
+    sql
 }
 
 fn is_true(rows: &[Row]) -> bool {

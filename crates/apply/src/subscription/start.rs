@@ -16,7 +16,7 @@ use farshore_capture::slot;
 use farshore_model::{Applied, Lsn};
 use farshore_pg::quote_literal;
 use farshore_store::{Cursor, StoreError};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 /// How long to wait for the connection of an agent that died to leave the target.
@@ -134,11 +134,21 @@ async fn note_attached(
     published: &[PublishedTable],
     tables: &mut [TableProgress],
 ) -> Result<(), ApplyError> {
+    let now: HashMap<&TableName, &PublishedTable> =
+        published.iter().map(|now| (&now.table, now)).collect();
+    let mut newly = Vec::new();
+    let mut noted = Vec::new();
     for table in tables {
-        let Some(attached) = published.iter().find_map(|now| table.newly_attached(now)) else {
-            continue;
-        };
-        session.note_attached(name, &table.table, Some(attached)).await?;
+        let now = now.get(&table.table);
+        let Some(attached) = now.and_then(|now| table.newly_attached(now)) else { continue };
+        newly.push((table.table.clone(), attached));
+        noted.push((table, attached));
+    }
+    // Nothing streams before it is done.
+    if newly.is_empty() || !session.note_attached_all(name, &newly).await? {
+        return Ok(());
+    }
+    for (table, attached) in noted {
         table.attached = Some(attached);
     }
     Ok(())

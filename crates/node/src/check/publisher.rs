@@ -161,6 +161,9 @@ pub fn remedy_for(error: &Error, key: &str) -> String {
         (Some("08P01"), _) if said.contains("startup parameter") => {
             format!("A connection pooler answers there: name the server itself in `{key}`")
         }
+        (Some("08P01"), Error::Auth { .. }) => format!(
+            "A connection pooler answers there: mend what it is configured with, or correct `{key}`"
+        ),
         (Some("28P01"), _) => "To set another: ALTER ROLE … PASSWORD on that server".to_owned(),
         (Some("28000"), _) => format!(
             "Create the role there, or correct `{key}`; or let it in with a line in pg_hba.conf"

@@ -7,6 +7,9 @@ use super::segment::lock;
 use crate::{EntryKind, Item, LogReader, NOTE_NEWEST_DROPPED, StoreError};
 use farshore_model::{Lsn, PgTime};
 
+/// So often a log is looked through while retention drops what is being read.
+const LOOKS_MAX: u32 = 5;
+
 /// The newest transaction that is durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Newest {
@@ -35,9 +38,17 @@ impl Log {
         }
     }
 
-    /// The newest one, if nothing is known of what is newer than `known`. From the newest segment
-    /// backwards: what came since may be all of the log.
+    /// The newest one, if nothing is known of what is newer than `known`. What is dropped while it is
+    /// looked through is no answer: it is looked through again.
     fn newest_in_files(
+        &self,
+        known: Option<(Lsn, PgTime)>,
+    ) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        again_while_dropped(|| self.look_through_files(known))
+    }
+
+    /// From the newest segment backwards: what came since may be all of the log.
+    fn look_through_files(
         &self,
         known: Option<(Lsn, PgTime)>,
     ) -> Result<Option<(Lsn, PgTime)>, StoreError> {
@@ -45,12 +56,7 @@ impl Log {
             lock(&self.segments.segments).iter().map(|segment| segment.start).collect();
         for start in starts.into_iter().rev() {
             // On to the log's end: what comes after it holds no transaction, or is new.
-            let newest = match self.newest_after(known.map_or(start, |(at, _)| start.max(at))) {
-                Ok(newest) => newest,
-                // It went meanwhile, and all that was before it.
-                Err(StoreError::Dropped { .. }) => return Ok(None),
-                Err(error) => return Err(error),
-            };
+            let newest = self.newest_after(known.map_or(start, |(at, _)| start.max(at)))?;
             if newest.is_some() {
                 return Ok(newest);
             }
@@ -110,11 +116,51 @@ impl Log {
     }
 }
 
+fn again_while_dropped<T>(look: impl Fn() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    for _ in 1..LOOKS_MAX {
+        match look() {
+            Err(StoreError::Dropped { .. }) => {}
+            found => return found,
+        }
+    }
+    look()
+}
+
 fn transaction(item: &Item) -> Option<(Lsn, PgTime)> {
     match item {
         Item::Entry(entry) if entry.kind != EntryKind::Watermark => {
             Some((entry.position, entry.commit_time))
         }
         Item::Entry(_) | Item::Definition(..) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LOOKS_MAX, again_while_dropped};
+    use crate::StoreError;
+    use farshore_model::Lsn;
+    use std::cell::Cell;
+
+    #[test]
+    fn what_is_dropped_meanwhile_is_looked_through_again() {
+        let looks = Cell::new(0);
+        let dropped_until = |found: u32| {
+            looks.set(0);
+            again_while_dropped(|| {
+                looks.set(looks.get() + 1);
+                if looks.get() < found {
+                    return Err(StoreError::Dropped { wanted: Lsn(1), start: Lsn(2) });
+                }
+                Ok(looks.get())
+            })
+        };
+        assert_eq!(dropped_until(1).unwrap(), 1);
+        assert_eq!(dropped_until(3).unwrap(), 3);
+        assert_eq!(dropped_until(LOOKS_MAX).unwrap(), LOOKS_MAX);
+        // Then nothing is known, and nothing is said.
+        let gone = dropped_until(LOOKS_MAX + 1);
+        assert!(matches!(gone, Err(StoreError::Dropped { .. })), "{gone:?}");
+        assert_eq!(looks.get(), LOOKS_MAX);
     }
 }
