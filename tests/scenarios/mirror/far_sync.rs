@@ -294,8 +294,8 @@ fn a_nearby_node_that_was_started_again_is_not_closed_in_vain() -> Result<()> {
     follow(&chain.standby, "host=127.0.0.1 port=1")?;
     await_commits(&client, 20)?;
     let Chain { mid, far, standby, line, .. } = &mut chain;
+    let url = standby.url("postgres");
     let refused = std::thread::scope(|scope| {
-        let url = standby.url("postgres");
         let (far, wanted) = (&*far, ["n", "--wait", "90", "--standby", url.as_str()]);
         let promoting = scope.spawn(move || far.verb("mirror promote", &wanted));
         let holds = |mirror: &Value| {
