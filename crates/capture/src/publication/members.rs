@@ -92,7 +92,8 @@ impl PublicationSpec {
                    (SELECT string_agg(concat(r.oid, ' ', r.prrelid), ',' ORDER BY r.oid) \
                     FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid \
                     WHERE p.pubname = $1), ';', \
-                   (SELECT string_agg(concat(i.inhrelid, ' ', i.inhparent), ',' ORDER BY i.inhrelid) \
+                   (SELECT string_agg(concat(i.inhrelid, ' ', i.inhparent, ' ', i.xmin), ',' \
+                      ORDER BY i.inhrelid) \
                     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
                     WHERE c.relispartition AND c.relkind IN ('r', 'p'))), 'UTF8')), 'hex')",
                 &[Some(&self.publication_name())],
