@@ -255,8 +255,8 @@ pub const SCRATCH_SCHEMAS: &str = "^farshore_commission_[0-9]+$";
 const LISTS_MAX: u32 = 50;
 
 /// What is done about a configured table that cannot be published.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Unfit {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unfit {
     /// Nothing is published.
     Refuse,
     /// The others are.
@@ -331,12 +331,14 @@ impl PublicationSpec {
         Ok(sql)
     }
 
-    /// Tables that the patterns name on the publisher now, in name order.
+    /// Tables that the patterns name on the publisher now, in name order; where others are left
+    /// out, those that can be published.
     pub async fn expand_tables(
         &self,
         sql: &mut Connection,
+        unfit: Unfit,
     ) -> Result<Vec<TableName>, CaptureError> {
-        self.choose(sql, Unfit::Refuse).await.map(|chosen| chosen.tables)
+        self.choose(sql, unfit).await.map(|chosen| chosen.tables)
     }
 
     async fn choose(&self, sql: &mut Connection, unfit: Unfit) -> Result<Chosen, CaptureError> {

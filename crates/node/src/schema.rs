@@ -4,6 +4,7 @@ use crate::config::{Publication, SiteConfig, Subscription};
 use farshore_apply::ApplyError;
 use farshore_apply::postgres::schema::outline_of;
 use farshore_apply::postgres::session::Session;
+use farshore_capture::publication::Unfit;
 use farshore_pg::Mode;
 use serde::Serialize;
 use std::collections::HashSet;
@@ -79,7 +80,7 @@ async fn outline(
         return Ok(schema);
     }
     let mut sql = publication.spec.connect(Mode::Sql).await?;
-    let wanted = publication.spec.would_publish(&mut sql).await?;
+    let wanted = publication.spec.would_publish(&mut sql, Unfit::Refuse).await?;
     let definitions =
         publication.spec.definitions_of(&mut sql, &wanted.oids, &wanted.listed).await?;
     let definitions = definitions.as_sent(&wanted.columns);

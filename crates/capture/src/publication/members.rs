@@ -1,6 +1,6 @@
 //! What belongs to the publication on the publisher: tables by OID, their definitions, sequences.
 
-use super::{PublicationSpec, PublishedTable, TableName};
+use super::{PublicationSpec, PublishedTable, TableName, Unfit};
 use crate::CaptureError;
 use crate::schema::{Definitions, SequencePosition, read_definitions, read_positions};
 use farshore_pg::Connection;
@@ -136,8 +136,12 @@ impl PublicationSpec {
     }
 
     /// What the publication would publish once it is as configured. Changes nothing.
-    pub async fn would_publish(&self, sql: &mut Connection) -> Result<Wanted, CaptureError> {
-        if self.is_as_configured(sql).await? {
+    pub async fn would_publish(
+        &self,
+        sql: &mut Connection,
+        unfit: Unfit,
+    ) -> Result<Wanted, CaptureError> {
+        if self.is_as_configured(sql, unfit).await? {
             let published = self.published_tables(sql).await?;
             return Ok(Wanted {
                 oids: published.iter().map(|table| table.oid).collect(),
@@ -146,7 +150,7 @@ impl PublicationSpec {
                 listed: self.listed_tables(sql).await?,
             });
         }
-        let chosen = self.expand_tables(sql).await?;
+        let chosen = self.expand_tables(sql, unfit).await?;
         let rows = sql
             .query(
                 "SELECT c.oid, n.nspname, c.relname, c.relkind = 'p', rn.nspname, r.relname \

@@ -1,7 +1,8 @@
 //! What can be said of a publication before anything is made.
 
 use super::{
-    PublicationSpec, TableName, TablePattern, TablePatternDisplay, comment, create_statement, less,
+    PublicationSpec, TableName, TablePattern, TablePatternDisplay, Unfit, comment,
+    create_statement, less,
 };
 use crate::CaptureError;
 use farshore_pg::{Connection, ResultSet, Row, quote_literal};
@@ -79,11 +80,15 @@ fn by_table(rows: &[Row]) -> Vec<(TableName, Vec<String>)> {
 impl PublicationSpec {
     /// Whether the publisher's publication needs no change to publish just what is configured; an
     /// adopted one never does.
-    pub async fn is_as_configured(&self, sql: &mut Connection) -> Result<bool, CaptureError> {
+    pub async fn is_as_configured(
+        &self,
+        sql: &mut Connection,
+        unfit: Unfit,
+    ) -> Result<bool, CaptureError> {
         if self.adopt_publication.is_some() {
             return Ok(true);
         }
-        let tables = self.expand_tables(sql).await?;
+        let tables = self.expand_tables(sql, unfit).await?;
         let wanted = comment(&self.members_of(&tables).join(", "), self.via_partition_root);
         Ok(self.existing_comment(sql).await? == Some(Some(wanted))
             && less(&tables, &self.members_now(sql).await?).is_empty())
@@ -107,9 +112,9 @@ impl PublicationSpec {
 
     /// Tries, in a transaction that is rolled back, whether each table with a filter or a column
     /// list can be published, and looks what of a filter would make the publisher refuse changes.
-    pub async fn try_articles(&self, sql: &mut Connection) -> Tried {
+    pub async fn try_articles(&self, sql: &mut Connection, unfit: Unfit) -> Tried {
         let mut done = Tried::default();
-        let tables = match self.expand_tables(sql).await {
+        let tables = match self.expand_tables(sql, unfit).await {
             Ok(tables) => tables,
             Err(error) => {
                 done.refused.push(error);

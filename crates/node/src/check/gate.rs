@@ -1,6 +1,6 @@
 //! The questions of [`check_site`](super::check_site), asked once when a node starts an agent: what
 //! `farshore check` calls an error stops the agent in the same words, before it has changed
-//! anything.
+//! anything. One thing does not: a named table that is gone, of a publication that was carried before.
 
 use super::adopted::Adopted;
 use super::published::Published;

@@ -7,7 +7,9 @@ use super::tables::{self, Column, Leaf, Table};
 use super::{Findings, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
-use farshore_capture::publication::{PublicationSpec, PublishedColumn, PublishedTable, TableName};
+use farshore_capture::publication::{
+    PublicationSpec, PublishedColumn, PublishedTable, TableName, Unfit,
+};
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Connection, Error};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -72,6 +74,7 @@ impl Published {
 pub async fn expand(
     spec: &PublicationSpec,
     sql: &mut Connection,
+    unfit: Unfit,
 ) -> Result<Vec<(TableName, Option<Vec<String>>)>, CaptureError> {
     if spec.adopt_publication.is_some() {
         spec.ensure_publication(sql).await?;
@@ -84,7 +87,7 @@ pub async fn expand(
             })
             .collect());
     }
-    let tables = spec.expand_tables(sql).await?;
+    let tables = spec.expand_tables(sql, unfit).await?;
     Ok(tables
         .into_iter()
         .map(|table| {
@@ -100,11 +103,12 @@ pub async fn expand(
 pub async fn leave_out_what_others_stand_for(
     spec: &PublicationSpec,
     sql: &mut Connection,
+    unfit: Unfit,
     tables: &mut Vec<(TableName, Table)>,
 ) -> Result<(), CaptureError> {
     if tables.iter().any(|(_, table)| table.kind == 'p') {
         let published: HashSet<TableName> =
-            spec.would_publish(sql).await?.tables.into_iter().collect();
+            spec.would_publish(sql, unfit).await?.tables.into_iter().collect();
         tables.retain(|(table, _)| published.contains(table));
     }
     Ok(())
@@ -168,6 +172,7 @@ pub async fn check(
     spec: &PublicationSpec,
     server: &Server,
     sql: &mut Connection,
+    unfit: Unfit,
     wanted: Vec<(TableName, Option<Vec<String>>)>,
     catalogue: &HashMap<TableName, Table>,
     findings: &mut Findings,
@@ -175,7 +180,7 @@ pub async fn check(
     findings.note(format!("{} tables match", wanted.len()));
     not_published(spec, &wanted, sql, findings).await?;
     // A publication that is as configured already needs no rights on its tables but to read them.
-    let as_wanted = match spec.is_as_configured(sql).await {
+    let as_wanted = match spec.is_as_configured(sql, unfit).await {
         Ok(as_wanted) => as_wanted,
         Err(error) => {
             findings.agent_error(&error, error.is_transient());
@@ -201,7 +206,9 @@ pub async fn check(
             all_named = false;
             continue;
         }
-        check_table(&name, table, server, as_wanted, findings);
+        // Where others are left out, what is somebody else's is here because it is published.
+        let is_published = as_wanted || unfit == Unfit::LeaveOut && !table.owned;
+        check_table(&name, table, server, is_published, findings);
         all_named &= findings.all.len() == before;
         let mut table = table.clone();
         check_identity(&name, &table, columns.as_deref(), findings);
@@ -216,7 +223,7 @@ pub async fn check(
     let mut not_sent = Vec::new();
     if !as_wanted && may_change && all_named {
         // Filters and column lists: only the server itself can tell.
-        let tried = spec.try_articles(sql).await;
+        let tried = spec.try_articles(sql, unfit).await;
         for error in tried.refused {
             findings.agent_error(&error, error.is_transient());
         }

@@ -6,7 +6,7 @@ use super::{Finding, Findings, some_of, tables};
 use crate::config::Publication;
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
-use farshore_capture::publication::{PublicationSpec, TableName};
+use farshore_capture::publication::{PublicationSpec, TableName, Unfit};
 use farshore_capture::slot::{self, Begun};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
@@ -24,18 +24,21 @@ pub async fn check(
     findings: &mut Findings,
 ) -> Option<(Published, Connection)> {
     let connected = publication.spec.connect(Mode::Sql).await;
-    check_on(connected, publication, begun, findings).await
+    check_on(connected, publication, begun, Unfit::Refuse, findings).await
 }
 
 /// As [`check`], for an agent that is to start: somebody who has a table for himself does not hold
-/// up the others. Then what is published is not known here, and the agent finds out by itself.
+/// up the others. Then what is published is not known here, and the agent finds out by itself. Nor
+/// does a table that is gone, or somebody else's by now, hold up those that were carried before:
+/// the agent tells of it, as it does when that happens while it runs.
 pub async fn check_soon(
     publication: &Publication,
     begun: Begun,
     findings: &mut Findings,
 ) -> Option<(Published, Connection)> {
     let connected = publication.spec.connect_to_ask().await;
-    let (published, mut sql) = check_on(connected, publication, begun, findings).await?;
+    let unfit = if begun == Begun::Made { Unfit::LeaveOut } else { Unfit::Refuse };
+    let (published, mut sql) = check_on(connected, publication, begun, unfit, findings).await?;
     let waits = sql.simple_query("SET lock_timeout = 0").await;
     // The agent makes another connection.
     waits.ok().map(|_| (published, sql))
@@ -45,6 +48,7 @@ async fn check_on(
     connected: Result<Connection, CaptureError>,
     publication: &Publication,
     begun: Begun,
+    unfit: Unfit,
     findings: &mut Findings,
 ) -> Option<(Published, Connection)> {
     let mut sql = match connected {
@@ -54,7 +58,7 @@ async fn check_on(
             return None;
         }
     };
-    match look(publication, begun, &mut sql, findings).await {
+    match look(publication, begun, unfit, &mut sql, findings).await {
         Ok(published) => published.map(|published| (published, sql)),
         Err(error) if error.sqlstate() == Some(LOCKED) => {
             findings.note(format!("not looked at to the end: {error}"));
@@ -70,6 +74,7 @@ async fn check_on(
 async fn look(
     publication: &Publication,
     begun: Begun,
+    unfit: Unfit,
     sql: &mut Connection,
     findings: &mut Findings,
 ) -> Result<Option<Published>, Error> {
@@ -87,7 +92,7 @@ async fn look(
     if findings.has_errors() && server.in_recovery {
         return Ok(None);
     }
-    let wanted = match published::expand(spec, sql).await {
+    let wanted = match published::expand(spec, sql, unfit).await {
         Ok(wanted) => wanted,
         Err(CaptureError::Publisher { error, .. }) if error.sqlstate() == Some(LOCKED) => {
             return Err(error);
@@ -116,8 +121,9 @@ async fn look(
     }
     let named = tables::Named::new(wanted.iter().map(|(name, _)| name));
     let catalogue = tables::named(sql, &named).await?;
-    let mut tables = published::check(spec, &server, sql, wanted, &catalogue, findings).await?;
-    match published::leave_out_what_others_stand_for(spec, sql, &mut tables).await {
+    let mut tables =
+        published::check(spec, &server, sql, unfit, wanted, &catalogue, findings).await?;
+    match published::leave_out_what_others_stand_for(spec, sql, unfit, &mut tables).await {
         Ok(()) => {}
         Err(CaptureError::Publisher { error, .. }) if error.sqlstate() == Some(LOCKED) => {
             return Err(error);
