@@ -148,6 +148,12 @@ fn two_mirrors_with_one_application_name_are_caught() -> Result<()> {
     mirrored.await_commits(5)?;
     let twin = Twin::start(&mirrored, defect)?;
     report(&twin.far, "the twin to receive", |mirror| mirror["state"] == "receiving")?;
+    // Commits that waited when its spool began are not in it, and it keeps them from returning.
+    wait_until("the twin to tell what it has", LONG, &[&twin.near.log_path()], || {
+        let sql = "SELECT count(*) FROM pg_stat_replication \
+                   WHERE application_name = 'Farshore_M' AND flush_lsn IS NOT NULL";
+        Ok((mirrored.principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })?;
     // The first one is away, and commits should wait for it.
     mirrored.near.kill9()?;
     mirrored.await_commits(10)?;
