@@ -105,7 +105,7 @@ impl Subscription {
                 oldest
             }
         };
-        let applied = if fault::defect("snapshot-row-also-streamed") { pinned.0 } else { applied };
+        let applied = if fault::defect("snapshot-row-also-streamed") { kept } else { applied };
         let word = if applied >= newest || fault::defect("snapshot-row-also-streamed") {
             state::STREAMING
         } else {
