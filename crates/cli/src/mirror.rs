@@ -18,7 +18,8 @@ const SAY_EVERY: Duration = Duration::from_secs(2);
 pub enum MirrorAction {
     /// Make the data directory of a new standby, from the principal's files over the link
     ///
-    /// Run it as the user that the standby will run as. The node here must run: it keeps the log
+    /// Run it as root on a directory that the user owns whom the standby runs as, or as that user if
+    /// it may read the site file and the node's folder. The node here must run: it keeps the log
     /// that the standby needs. Every file is checked against the principal's backup manifest. What
     /// was interrupted is run again, and only what differs is sent again; no server starts on a
     /// directory that is not complete.
@@ -27,7 +28,7 @@ pub enum MirrorAction {
         site: PathBuf,
         /// Which mirror
         mirror: String,
-        /// The data directory to be: new, empty, or of a run that was interrupted
+        /// The data directory to be: empty, or of a run that was interrupted; others with --overwrite
         #[arg(long, value_name = "DIR")]
         pgdata: PathBuf,
         /// The standby's slot in the spool [default: standby_MIRROR]

@@ -221,7 +221,7 @@ impl Authority {
         folder: &Path,
     ) -> Result<SiteFiles, CertificatesError> {
         check_site_name(site).map_err(CertificatesError::Argument)?;
-        let remedy = "Move it away, or choose another folder";
+        let remedy = "Move it away: in another folder there would be another authority";
         let (certificate, key) =
             (folder.join(format!("{site}.crt")), folder.join(format!("{site}.key")));
         for path in [&certificate, &key] {

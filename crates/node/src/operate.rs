@@ -297,7 +297,8 @@ pub async fn without_node(
             Ok(format!("subscription \"{subscription}\" goes on when the node runs"))
         }
         Request::Resume { .. } => {
-            Err("no node runs here; publications are never paused".to_owned())
+            Err("no node runs here: a publication goes on when the node starts (farshore run)"
+                .to_owned())
         }
         Request::Skip { subscription, lsn } => {
             let lsn = parse_lsn(lsn)?;

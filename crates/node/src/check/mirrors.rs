@@ -140,7 +140,8 @@ fn judge(mirror: &NearMirror, row: &Row, findings: &mut Findings) {
         ),
         Some("lost") => findings.error(
             format!("the slot \"{}\" has lost log that the far end needs", mirror.slot),
-            "Drop it, remove the spool at the far site, and seed the standbys anew",
+            "Drop it, stop the far site's node, remove the spool there, start it, and seed the \
+             standbys anew",
         ),
         None | Some(_) => {}
     }

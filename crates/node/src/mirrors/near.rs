@@ -238,8 +238,8 @@ impl NearAgent {
             None => format!(
                 "{promoted}, and commits that wait for \"{application_name}\" do not return. Take \
                  that name out of synchronous_standby_names if the old principal is to go on by \
-                 itself; take [mirror.{name}] out of the site file here; and drop the slot, which \
-                 keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there"
+                 itself; take [mirror.{name}] out of the site file here, and out of `mirrors` \
+                 under [downstream.{site}]; and drop the slot, which keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there"
             ),
             Some(spool) => {
                 let first = spool.name();
@@ -252,8 +252,8 @@ impl NearAgent {
                 };
                 format!(
                     "{promoted}. Mirror \"{first}\", which it goes on from, {what}. Take \
-                     [mirror.{name}] out of the site file here; and drop the slot, which keeps log \
-                     for nobody: farshore mirror drop-slot SITE.toml {first} {slot}, here"
+                     [mirror.{name}] out of the site file here, and out of `mirrors` under \
+                     [downstream.{site}]; and drop the slot, which keeps log for nobody: farshore mirror drop-slot SITE.toml {first} {slot}, here"
                 )
             }
         };

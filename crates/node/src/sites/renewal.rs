@@ -16,8 +16,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(10);
 const TELL_EVERY: Duration = Duration::from_secs(24 * 3_600);
 
 /// What to do in time.
-pub(crate) const RENEW: &str = "Make another (farshore site-cert issue) and put it, with its key, \
-     where that one is: it is used within half a minute, without a restart";
+pub(crate) const RENEW: &str = "Make another by the same authority (farshore site-cert issue --dir \
+     DIR, after the old one was moved out of DIR) and put it, with its key, where that one is: it is \
+     used within half a minute, without a restart";
 
 /// How long the certificate that is used lasts.
 #[derive(Clone, Copy, Debug)]

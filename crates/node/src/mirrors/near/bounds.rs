@@ -203,7 +203,8 @@ impl NearAgent {
              \"{slot}\", more than drop_behind ({most}). Commits that wait for it wait until \
              synchronous_standby_names does not name it. To let it go on: farshore mirror resume \
              SITE.toml {name}, at the near end. If the principal has dropped log that the far end \
-             lacks, both ends say so then: remove the spool there and seed the standbys anew"
+             lacks, both ends say so then: stop the far site's node, remove the spool there, start it, and \
+             seed the standbys anew"
         );
         self.set_leeway(Leeway::None).await;
         let (note, text) = (self.dropped.clone(), why.clone());
@@ -310,12 +311,24 @@ impl NearAgent {
 /// Why not, for a person.
 pub(crate) fn resume_without_node(site: &SiteConfig, name: &str) -> Result<String, String> {
     if !site.mirrors.near.iter().any(|mirror| mirror.name == name) {
-        return Err(format!("the site file has no near end of a mirror \"{name}\""));
+        let is_far = site.mirrors.far.iter().any(|mirror| mirror.name == name);
+        return Err(if is_far {
+            format!(
+                "no node runs here: the far end of mirror \"{name}\" asks its principal again when \
+                 it starts (farshore run). Where the mirror was dropped, farshore mirror resume at \
+                 its near end"
+            )
+        } else {
+            format!("the site file has no mirror \"{name}\"")
+        });
     }
     let (dropped, resumed) =
         (Note::dropped(&site.data_dir, name), Note::resumed(&site.data_dir, name));
     if !let_go_on(&dropped, &resumed)? {
-        return Ok(format!("mirror \"{name}\" was not dropped: nothing was changed"));
+        return Ok(format!(
+            "mirror \"{name}\" was not dropped: nothing was changed. Commits that are held are let go \
+             while the node runs"
+        ));
     }
     Ok(resumed_text(name))
 }
@@ -339,8 +352,8 @@ fn let_go_on(dropped: &Note, resumed: &Note) -> Result<bool, String> {
 fn resumed_text(name: &str) -> String {
     format!(
         "mirror \"{name}\" goes on when its far end asks for it next. If the principal has dropped \
-         log that the far end lacks, both ends say so: remove the spool there and seed the standbys \
-         anew"
+         log that the far end lacks, both ends say so: stop the far site's node, remove the spool \
+         there, start it, and seed the standbys anew"
     )
 }
 

@@ -39,10 +39,10 @@ struct Names {
     spills: BTreeSet<SpillId>,
 }
 
-/// A segment whose header is good.
-struct Opened {
+/// A segment whose header is good. Without its file: there may be more segments than a process may
+/// have files open.
+struct Headed {
     path: PathBuf,
-    file: File,
     len: u64,
     header: FileHeader,
 }
@@ -72,9 +72,9 @@ pub(super) fn survey(dir: &Path, options: &Options) -> Result<Surveyed, StoreErr
     let names = survey.list()?;
     let cursors = survey.cursors()?;
     let notes = survey.notes()?;
-    let (opened, unfinished) = survey.open_segments(&names)?;
-    let store_id = survey.store_id(&opened, cursors.as_ref())?;
-    let newest = survey.examine_segments(opened, unfinished)?;
+    let (headed, unfinished) = survey.read_headers(&names)?;
+    let store_id = survey.store_id(&headed, cursors.as_ref())?;
+    let newest = survey.examine_segments(headed, unfinished)?;
     survey.indexes_without_segment(&names)?;
     let spills = survey.spills(&names, store_id)?;
     let start = survey.segments.first().map_or(Lsn::ZERO, |segment| segment.start);
@@ -155,10 +155,10 @@ impl Survey<'_> {
         Ok(self.small("notes", Case::NotesDamaged, Notes::parse)?.unwrap_or_default())
     }
 
-    /// Opens all segments, oldest first, and the start of a newest one that was never finished
-    /// being created.
-    fn open_segments(&mut self, names: &Names) -> Result<(Vec<Opened>, Option<Lsn>), StoreError> {
-        let mut opened = Vec::new();
+    /// Reads the headers of all segments, oldest first, and the start of a newest one that was never
+    /// finished being created.
+    fn read_headers(&mut self, names: &Names) -> Result<(Vec<Headed>, Option<Lsn>), StoreError> {
+        let mut headed = Vec::new();
         let mut unfinished = None;
         for start in &names.segments {
             let path = segment_path(self.dir, *start);
@@ -197,21 +197,21 @@ impl Survey<'_> {
             }
             self.next_dictionary_id = self.next_dictionary_id.max(header.next_dictionary_id);
             self.next_spill = self.next_spill.max(header.next_spill_id);
-            opened.push(Opened { path, file, len, header });
+            headed.push(Headed { path, len, header });
         }
-        Ok((opened, unfinished))
+        Ok((headed, unfinished))
     }
 
     /// The one store that all files belong to; a new random id if there are none.
     fn store_id(
         &mut self,
-        opened: &[Opened],
+        headed: &[Headed],
         cursors: Option<&SavedCursors>,
     ) -> Result<u64, StoreError> {
         let known = cursors.map(|cursors| cursors.store_id);
-        let first = opened.first().map(|segment| segment.header.container.store_id);
+        let first = headed.first().map(|segment| segment.header.container.store_id);
         let Some(store_id) = known.or(first) else { return Ok(super::super::random_id()) };
-        for Opened { path, header, .. } in opened {
+        for Headed { path, header, .. } in headed {
             let found = header.container.store_id;
             if found != store_id {
                 let detail = format!("it belongs to store {found:016x}, not {store_id:016x}");
@@ -223,19 +223,19 @@ impl Survey<'_> {
 
     fn examine_segments(
         &mut self,
-        opened: Vec<Opened>,
+        headed: Vec<Headed>,
         unfinished: Option<Lsn>,
     ) -> Result<Option<Newest>, StoreError> {
-        if let Some(start) = unfinished.filter(|start| opened.is_empty() && *start > Lsn::ZERO) {
+        if let Some(start) = unfinished.filter(|start| headed.is_empty() && *start > Lsn::ZERO) {
             // A roll finishes the new segment's header before anything older can be dropped.
             let path = segment_path(self.dir, start);
             let detail = "its header is lost and no older segment is there".to_owned();
             self.findings.add(&path, Case::NewestHeaderDamaged, detail)?;
         }
-        let mut opened = opened.into_iter().peekable();
+        let mut headed = headed.into_iter().peekable();
         let mut newest = None;
-        while let Some(segment) = opened.next() {
-            match opened.peek() {
+        while let Some(segment) = headed.next() {
+            match headed.peek() {
                 Some(next) => {
                     let follows = (next.header.start, next.header.container.number);
                     self.examine_older(segment, follows)?;
@@ -247,8 +247,9 @@ impl Survey<'_> {
     }
 
     /// `next`: start and sequence number of the segment after this one.
-    fn examine_older(&mut self, segment: Opened, next: (Lsn, u64)) -> Result<(), StoreError> {
-        let Opened { path, file, len, header } = segment;
+    fn examine_older(&mut self, segment: Headed, next: (Lsn, u64)) -> Result<(), StoreError> {
+        let Headed { path, len, header } = segment;
+        let file = File::open(&path).map_err(io_error("open", &path))?;
         let (next_start, next_sequence) = next;
         let container = header.container;
         if next_sequence <= container.number {
@@ -345,10 +346,11 @@ impl Survey<'_> {
     /// begun only after everything in this one was durable.
     fn examine_newest(
         &mut self,
-        segment: Opened,
+        segment: Headed,
         unfinished: Option<Lsn>,
     ) -> Result<Newest, StoreError> {
-        let Opened { path, file, header, .. } = segment;
+        let Headed { path, header, .. } = segment;
+        let file = File::open(&path).map_err(io_error("open", &path))?;
         let scan = scan(&file, &path, &header)?;
         if let Some(next_start) = unfinished.filter(|start| *start != scan.last) {
             let detail = format!(
