@@ -133,8 +133,7 @@ impl Monitor {
         snapshots: watch::Receiver<Arc<Snapshot>>,
     ) -> Result<Monitor, MonitorError> {
         settings.check().map_err(MonitorError::Unprotected)?;
-        let token = settings.token.as_deref().map(read_token).transpose()?;
-        let tls = settings.tls.as_ref().map(Tls::load).transpose()?;
+        let (token, tls) = settings.read_files()?;
         let address = settings.address;
         let listen = |error| MonitorError::Listen { address, error };
         let listener = TcpListener::bind(address).await.map_err(listen)?;
@@ -188,6 +187,21 @@ async fn serve_one(stream: impl AsyncRead + AsyncWrite + Unpin, routes: Router) 
         .await;
     if let Err(error) = served {
         tracing::debug!(%error, "a monitor's client went away");
+    }
+}
+
+impl Settings {
+    /// Reads the files that the settings name, as the monitor does when it starts.
+    ///
+    /// # Errors
+    /// The first that cannot be used.
+    pub fn check_files(&self) -> Result<(), MonitorError> {
+        self.read_files().map(drop)
+    }
+
+    fn read_files(&self) -> Result<(Option<String>, Option<Tls>), MonitorError> {
+        let token = self.token.as_deref().map(read_token).transpose()?;
+        Ok((token, self.tls.as_ref().map(Tls::load).transpose()?))
     }
 }
 

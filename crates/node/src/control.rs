@@ -9,7 +9,7 @@ use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWriteExt, BufReader, BufWriter};
 use tokio::net::unix::OwnedWriteHalf;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::Semaphore;
@@ -242,10 +242,25 @@ where
     tokio::time::timeout(PEER_MAX, input.read_line(&mut line)).await??;
     let out = Answer { out: BufWriter::new(output), is_cut: false };
     let (out, outcome) = match serde_json::from_str(&line) {
-        Ok(request) => answer(request, out).await,
+        Ok(request) => {
+            // They may read or wait for long without a line that would fail.
+            let only_tells = matches!(request, Request::Browse(_) | Request::Tracer { .. });
+            tokio::select! {
+                answered = answer(request, out) => answered,
+                () = end_of(&mut input), if only_tells => {
+                    return Err(std::io::ErrorKind::BrokenPipe.into());
+                }
+            }
+        }
         Err(error) => (out, Err(format!("the node does not understand this request: {error}"))),
     };
     out.end(outcome).await
+}
+
+/// Until the client has gone: it sends nothing behind its request.
+async fn end_of(input: &mut (impl AsyncRead + Unpin)) {
+    let mut more = [0; 64];
+    while input.read(&mut more).await.is_ok_and(|read| read > 0) {}
 }
 
 /// Asks the node that runs in `data_dir` for the site's state; `None` when none does.

@@ -477,6 +477,8 @@ impl Site {
     async fn enforce_retention(self: Arc<Site>) {
         let mut every = tokio::time::interval(DROP_EVERY);
         let mut all_enforced_at: Option<Instant> = None;
+        // What was told of each log last: a full disk may be that of the node's own messages.
+        let mut told: BTreeMap<String, String> = BTreeMap::new();
         loop {
             every.tick().await;
             let all = all_enforced_at.is_none_or(|at| at.elapsed() >= RETENTION_EVERY);
@@ -484,6 +486,7 @@ impl Site {
                 all_enforced_at = Some(Instant::now());
             }
             let site = self.clone();
+            let mut before = std::mem::take(&mut told);
             let enforced = tokio::task::spawn_blocking(move || {
                 for (name, store, retention) in site.logs() {
                     if !all && !store.has_several_segments() {
@@ -505,13 +508,23 @@ impl Site {
                             tracing::debug!(publication = %name, "retention: {error}")
                         }
                         Err(error) => {
-                            tracing::warn!(publication = %name, "retention: {error}")
+                            let error = error.to_string();
+                            if before.get(name) != Some(&error) {
+                                tracing::warn!(publication = %name, "retention: {error}");
+                            }
+                            before.insert(name.to_owned(), error);
+                            continue;
                         }
                     }
+                    if all {
+                        before.remove(name);
+                    }
                 }
+                before
             });
-            if enforced.await.is_err() {
-                tracing::error!("the retention task died");
+            match enforced.await {
+                Ok(still) => told = still,
+                Err(_) => tracing::error!("the retention task died"),
             }
         }
     }

@@ -5,10 +5,11 @@ use crate::operate::unknown;
 use crate::site::SiteError;
 use crate::sites::serve::cursor_of;
 use farshore_apply::cursor_owner;
-use farshore_store::LogStore;
 use farshore_store::segmented::{Options, SegmentedStore};
+use farshore_store::{LogStore, StoreError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// Opens the store of a publication, of this site or received, where no node runs, if there is one.
 pub(crate) fn open_existing(
@@ -49,6 +50,9 @@ pub(crate) fn received_folder(config: &SiteConfig, name: &str) -> PathBuf {
     config.data_dir.join("received").join(name.replace('/', "+"))
 }
 
+/// A verb without a node has a store open for a moment: so long it is waited for.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+
 /// Opens the store of a publication in this folder, creating it if it is not there.
 pub(crate) fn open_at(
     folder: &Path,
@@ -61,9 +65,16 @@ pub(crate) fn open_at(
         error,
     })?;
     let options = Options { segment_bytes: log.segment_bytes, ..Options::default() };
-    let (store, _recovery) = SegmentedStore::open(folder, options)
-        .map_err(|error| SiteError::Store { publication: name.to_owned(), error })?;
-    Ok(store)
+    let until = Instant::now() + OPEN_WITHIN;
+    loop {
+        match SegmentedStore::open(folder, options.clone()) {
+            Ok((store, _recovery)) => return Ok(store),
+            Err(StoreError::Locked { .. }) if Instant::now() < until => {
+                std::thread::sleep(Duration::from_millis(100));
+            }
+            Err(error) => return Err(SiteError::Store { publication: name.to_owned(), error }),
+        }
+    }
 }
 
 /// Whose cursor it is, for people.

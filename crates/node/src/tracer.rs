@@ -30,9 +30,10 @@ impl Site {
         wait: Duration,
     ) -> Result<TracerReport, String> {
         let agent = self.publication(publication)?;
-        // One at a time: each would wait for the one before it, and be told the later for it.
+        // One at a time until it is in the store: each would wait for the one before it there, and be
+        // told the later for it. A target that is held up is no reason to refuse the next one.
         let turn = tokio::time::timeout(wait.min(TURN_MAX), agent.tracing.lock()).await;
-        let _turn = turn.map_err(|_| {
+        let turn = turn.map_err(|_| {
             format!(
                 "a token of publication \"{publication}\" is on its way already; post another later"
             )
@@ -54,6 +55,7 @@ impl Site {
         // The token may come out of the log before the answer to COMMIT is here.
         let mut posting = std::pin::pin!(post.commit());
         let (until, mut posted) = (way.begun + wait.min(WAIT_MAX), None);
+        let mut turn = Some(turn);
         while Instant::now() < until && !(posted.is_some() && report.is_complete()) {
             let pause = if way.begun.elapsed() < SOON { LOOK_EVERY } else { LOOK_LATER_EVERY };
             tokio::select! {
@@ -63,7 +65,11 @@ impl Site {
                 () = tokio::time::sleep(pause) => {}
             }
             self.look(&mut way, &mut report);
+            if posted.is_some() && report.durable_ms.is_some() {
+                turn = None;
+            }
         }
+        drop(turn);
         let Some(posted) = posted else {
             let server = agent.capture.spec.source.redacted();
             return Err(format!("{server} did not answer the token's COMMIT within {wait:?}"));

@@ -172,7 +172,7 @@ pub enum StoreError {
     },
     /// Another process has the store open.
     #[error(
-        "store {path} is in use by another process (pid {pid}). Stop it, or give this site another data_dir."
+        "store {path} is in use by another process (pid {pid}): a verb that somebody runs while no node does, such as farshore browse, or another node. Let it end, or stop it."
     )]
     Locked {
         /// The store's folder.

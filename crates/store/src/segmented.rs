@@ -36,7 +36,7 @@ mod spill;
 mod tests;
 mod writer;
 
-pub use folder::read_notes;
+pub use folder::{give_to_owner, read_notes};
 pub use recovery::{Action, Case, Finding, RecoveryReport, decide};
 
 use crate::{

@@ -110,7 +110,8 @@ pub(super) async fn serve(
         let found = parameters.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value.as_str())
     };
-    let application_name = named("application_name").unwrap_or("standby").to_owned();
+    // It is shown on terminals.
+    let application_name = for_log(named("application_name").unwrap_or("standby"));
     let wants_replication = named("replication")
         .is_some_and(|value| matches!(value, "true" | "on" | "yes" | "1" | "t"));
     if !wants_replication {

@@ -4,6 +4,7 @@ use super::Findings;
 use crate::config::SiteConfig;
 use crate::{control, mirrors};
 use farshore_capture::slot::{self, Begun};
+use farshore_monitor::Settings;
 use farshore_store::segmented::read_notes;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -82,6 +83,12 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
     }
     check_left_behind(config, findings);
     check_ports(config, findings);
+    if let Some(Err(error)) = config.monitor.as_ref().map(Settings::check_files) {
+        findings.warning(
+            format!("there will be no monitor: {error}"),
+            "Correct [site] monitor_token, monitor_certificate or monitor_key, or the file",
+        );
+    }
     for left in mirrors::left_behind(config) {
         findings.warning(left.what, left.remedy);
     }

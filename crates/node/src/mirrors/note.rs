@@ -3,6 +3,7 @@
 //! for; that it was resumed and is still as far behind as it was; and where it has a slot, which
 //! outlives its section of the site file.
 
+use farshore_store::segmented::give_to_owner;
 use std::fs::File;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
@@ -72,6 +73,7 @@ impl Note {
         let write = || {
             std::fs::create_dir_all(folder)?;
             let mut file = File::create(&new)?;
+            give_to_owner(&file, folder);
             file.write_all(why.as_bytes())?;
             file.sync_all()?;
             std::fs::rename(&new, &self.0)?;

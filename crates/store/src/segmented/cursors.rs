@@ -136,6 +136,7 @@ impl Cursors {
     /// Saves forward moves, at most once per `interval`, until [`Cursors::stop`].
     pub fn keep_saved(&self, interval: Duration, log_end: impl Fn() -> Lsn) {
         let mut state = lock(&self.state);
+        let mut failure = None;
         loop {
             while !state.stopping && state.version == state.saved {
                 state = self.changed.wait(state).unwrap_or_else(|e| e.into_inner());
@@ -151,10 +152,16 @@ impl Cursors {
             }
             let stopping = state.stopping;
             drop(state);
-            if let Err(error) = self.save(log_end()) {
-                // Harmless: the file lags, so more log is kept. The next round tries again.
-                tracing::warn!(%error, "cursors could not be saved; will try again");
+            // Harmless: the file lags, so more log is kept. The next round tries again.
+            let failed = self.save(log_end()).err().map(|error| error.to_string());
+            match &failed {
+                // Once: a full disk may be the log's own.
+                Some(error) if failed != failure => {
+                    tracing::warn!(%error, "cursors could not be saved; will try again");
+                }
+                Some(_) | None => {}
             }
+            failure = failed;
             if stopping {
                 return;
             }

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, fchown};
 use std::path::{Path, PathBuf};
 
 /// Holds the folder for this process until it is dropped. The kernel lets go of it when the
@@ -27,6 +28,7 @@ impl FolderLock {
             .truncate(false)
             .open(&path)
             .map_err(io_error("open", &path))?;
+        give_to_owner(&file, dir);
         // SAFETY: the descriptor is open as long as `file` lives; no memory is passed.
         if unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) } != 0 {
             let error = std::io::Error::last_os_error();
@@ -47,6 +49,17 @@ impl FolderLock {
             tracing::debug!(path = %path.display(), %error, "noting who has the log");
         }
         Ok(FolderLock { _file: file })
+    }
+}
+
+/// Gives a file that was made in a folder to whom the folder belongs: a verb that root runs while no
+/// node does must not leave files that the node's user cannot read. Anybody but root can give
+/// nothing away, and need not.
+pub fn give_to_owner(file: &File, folder: &Path) {
+    let (Ok(made), Ok(folder)) = (file.metadata(), std::fs::metadata(folder)) else { return };
+    if made.uid() != folder.uid() {
+        // Refused to others.
+        let _ = fchown(file, Some(folder.uid()), Some(folder.gid()));
     }
 }
 
@@ -139,14 +152,16 @@ pub(crate) fn write_small(path: &Path, kind: &str, body: &str) -> Result<(), Sto
     let tmp = path.with_extension("tmp");
     let crc = crc32c::crc32c(body.as_bytes());
     let text = format!("farshore-{kind} {SMALL_FILE_VERSION} {crc:08x}\n{body}");
+    let folder = path.parent().unwrap_or(Path::new("."));
     File::create(&tmp)
         .and_then(|mut file| {
+            give_to_owner(&file, folder);
             file.write_all(text.as_bytes())?;
             file.sync_all()
         })
         .map_err(io_error("write", &tmp))?;
     std::fs::rename(&tmp, path).map_err(io_error("replace", path))?;
-    sync_dir(path.parent().unwrap_or(Path::new(".")))
+    sync_dir(folder)
 }
 
 pub(crate) fn read_small(path: &Path, kind: &str) -> Result<SmallFile, StoreError> {

@@ -20,9 +20,11 @@
 //!       …     4  number of sparse entries, then each 8 bytes offset, 8 bytes log end before it
 //! ```
 
+use super::folder::give_to_owner;
 use super::segment::Fields;
 use crate::SpillId;
 use farshore_model::{Lsn, PgTime};
+use std::io::Write as _;
 use std::path::Path;
 
 const MAGIC: [u8; 8] = *b"FARSHIDX";
@@ -142,7 +144,9 @@ impl IndexFile {
     /// Writes the file beside its segment; not synced, because it can be rebuilt.
     pub fn write(&self, path: &Path) -> Result<(), std::io::Error> {
         let tmp = path.with_extension("idx.tmp");
-        std::fs::write(&tmp, self.encode())?;
+        let mut file = std::fs::File::create(&tmp)?;
+        give_to_owner(&file, path.parent().unwrap_or(Path::new(".")));
+        file.write_all(&self.encode())?;
         std::fs::rename(&tmp, path)
     }
 

@@ -113,6 +113,14 @@ impl Log {
             .and_then(|()| self.cursors.save(Lsn(self.synced_end.load(Ordering::Acquire))));
         if let Err(error) = saved {
             self.put_back(dropped);
+            // What they need is there still: whoever is told later must be told then.
+            let mut state = lock(&self.cursors.state);
+            for cursor in &expired {
+                if let Some(kept) = state.by_name.get_mut(&cursor.name) {
+                    kept.expired = kept.expired.filter(|at| Some(*at) != cursor.expired);
+                }
+            }
+            drop(state);
             if error.is_out_of_room() {
                 self.old_files.give_up();
             }
@@ -128,7 +136,12 @@ impl Log {
                 // Those behind it must not outlive what is dropped later: that would be a hole.
                 let first = segment.path.exists().then_some(segment);
                 self.put_back(first.into_iter().chain(dropped).collect());
-                return Err(error);
+                if expired.is_empty() {
+                    return Err(error);
+                }
+                // That they expired is on the disk, and is told once.
+                tracing::warn!("retention: {error}");
+                return Ok(expired);
             }
         }
         Ok(expired)
