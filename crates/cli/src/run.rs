@@ -31,6 +31,21 @@ fn keep_memory_small() {
     }
 }
 
+/// As many connections and files as the system lets this process have. What it has at first, 1,024
+/// mostly, is for programs that use select(2), which takes no more; a hundred subscriptions with
+/// several connections each need more.
+fn raise_open_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write the one structure that is passed, which outlives them. Where
+    // they fail, the limit is as it was.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
 /// What a node writes holds what the databases hold, so no other user of the machine may read it;
 /// the group may where the data folder lets it in, as with PostgreSQL's own.
 fn keep_from_others(data_dir: &Path) {
@@ -66,6 +81,7 @@ fn end_on_panic() {
 /// Runs a site until SIGTERM or SIGINT. SIGHUP does nothing, and says so.
 pub fn run(site: &Path) -> ExitCode {
     keep_memory_small();
+    raise_open_files();
     tracing_subscriber::fmt()
         .with_env_filter(
             tracing_subscriber::EnvFilter::try_from_env("FARSHORE_LOG")

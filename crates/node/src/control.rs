@@ -336,9 +336,12 @@ pub async fn ask(
 
 #[cfg(test)]
 mod tests {
-    use super::{WHO_MAY_ASK, cannot_ask};
+    use super::{PEERS_MAX, Request, WHO_MAY_ASK, ask, cannot_ask, listen, serve, socket_path};
     use std::io::{Error, ErrorKind};
     use std::path::Path;
+    use std::time::Duration;
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::UnixStream;
 
     #[test]
     fn who_may_not_ask_is_told_who_may() {
@@ -347,5 +350,29 @@ mod tests {
         assert!(denied.starts_with("cannot ask the node in /d: "), "{denied}");
         assert!(denied.ends_with(". Run this as the user that the node runs as, or as root"));
         assert!(!said(ErrorKind::TimedOut).contains("Run this"));
+    }
+
+    /// Who waits for a token or reads a listing and goes away keeps nobody out.
+    #[tokio::test]
+    async fn a_client_that_has_gone_makes_room() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = listen(folder.path()).unwrap();
+        let node = tokio::spawn(serve(listener, |request, answer| async move {
+            if matches!(request, Request::Tracer { .. }) {
+                std::future::pending::<()>().await;
+            }
+            (answer, Ok("done".to_owned()))
+        }));
+        let waits = Request::Tracer { publication: "p".to_owned(), seconds: 600 };
+        let mut text = serde_json::to_string(&waits).unwrap();
+        text.push('\n');
+        for _ in 0..PEERS_MAX {
+            let mut client = UnixStream::connect(socket_path(folder.path())).await.unwrap();
+            client.write_all(text.as_bytes()).await.unwrap();
+        }
+        let asked = ask(folder.path(), &Request::Status, |_| Ok(()));
+        let asked = tokio::time::timeout(Duration::from_secs(20), asked).await;
+        assert!(asked.expect("an answer").is_ok());
+        node.abort();
     }
 }
