@@ -168,7 +168,10 @@ pub fn commission(action: CommissionAction) -> ExitCode {
         CommissionAction::Disk(arguments) => measure_disk(arguments),
         CommissionAction::Log(arguments) => measure_log(arguments),
         CommissionAction::Commit(arguments) => measure_commit(arguments),
-        CommissionAction::Link(arguments) => link::measure_link(arguments),
+        CommissionAction::Link(arguments) => match crate::load(&arguments.site) {
+            Ok(config) => link::measure_link(&config, arguments),
+            Err(code) => return code,
+        },
         CommissionAction::Compare { a, b, json } => compare_files(&a, &b, json),
     };
     match done {

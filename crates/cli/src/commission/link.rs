@@ -10,6 +10,7 @@ use farshore_commission::link::{
 };
 use farshore_commission::log::LogOptions;
 use farshore_commission::units::parse_bytes;
+use farshore_node::config::SiteConfig;
 use farshore_node::measure::{self as node, Compression, Upstream};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -27,7 +28,7 @@ const WAYS: [(Compression, &str); 5] = [
 #[derive(Args)]
 pub struct LinkArguments {
     /// Site file of this site
-    site: PathBuf,
+    pub site: PathBuf,
     /// The other site: NAME as in [upstream.NAME]
     upstream: String,
     /// Connections of a session; by default 1 and as many as the site file has
@@ -75,10 +76,8 @@ fn step_seconds(text: &str) -> Result<f64, String> {
 }
 
 /// Measures the line to an upstream site.
-pub fn measure_link(arguments: LinkArguments) -> Result<(), Error> {
-    let config = farshore_node::config::load(&arguments.site)
-        .map_err(|error| Error::Refused(error.to_string()))?;
-    let upstream = Upstream::of(&config, &arguments.upstream).map_err(refused)?;
+pub fn measure_link(config: &SiteConfig, arguments: LinkArguments) -> Result<(), Error> {
+    let upstream = Upstream::of(config, &arguments.upstream).map_err(refused)?;
     ensure_writable(arguments.output.html.as_deref())?;
     let mut connections = arguments.connections;
     if connections.is_empty() {
