@@ -38,6 +38,11 @@ const STEP_MAX: Duration = Duration::from_secs(300);
 /// SIGTERM is obeyed well within this.
 const STOP_MAX: Duration = Duration::from_secs(30);
 
+/// What pgbench's tables take per unit of its scale, on both servers, with their log, in bytes.
+const BYTES_PER_SCALE: u64 = 80 << 20;
+/// Up to here nobody asks whether there is room.
+const SMALL_SCALE: u32 = 10;
+
 /// Arguments of `farshore demo`.
 #[derive(Args)]
 pub struct DemoArguments {
@@ -93,6 +98,11 @@ fn play(arguments: &DemoArguments, screen: &mut Screen) -> Result<Summary> {
     let interrupt = Interrupt::install()?;
     screen.title("Farshore demo: a live database, copied and followed, through a kill");
     let folder = Folder::new(arguments.keep)?;
+    if arguments.scale > SMALL_SCALE {
+        let wanted = u64::from(arguments.scale) * BYTES_PER_SCALE;
+        let instead = "name a folder on a larger disk in TMPDIR, or give a smaller --scale";
+        farshore_commission::room::ensure(folder.path(), wanted, "the demo", instead)?;
+    }
     let (servers, tables) = stage::set_up(screen, &folder, arguments.scale, &interrupt)?;
     let scene = Scene {
         screen,

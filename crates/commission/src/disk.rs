@@ -13,7 +13,7 @@ mod verdict;
 
 use crate::machine::{self, Mount};
 use crate::report::{At, Better, DimensionKind, Fact, Report, Section};
-use crate::room::Room;
+use crate::room;
 use crate::units::{bytes, count};
 use crate::{Error, Progress, Stop};
 pub use method::SyncMethod;
@@ -350,18 +350,7 @@ fn ensure_room(folder: &std::path::Path, wanted: u64) -> Result<(), Error> {
             folder.display()
         )));
     }
-    let room = Room::of(folder)?;
-    if room.may_take(wanted) {
-        return Ok(());
-    }
-    Err(Error::Refused(format!(
-        "there is too little room in {}: {} are free, a file of {} is wanted and {} must stay free; \
-         free some, or ask for a smaller file with --size",
-        folder.display(),
-        bytes(room.free),
-        bytes(wanted),
-        bytes(room.must_stay_free())
-    )))
+    room::ensure(folder, wanted, "the file", "free some, or ask for a smaller file with --size")
 }
 
 #[cfg(test)]

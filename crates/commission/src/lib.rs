@@ -21,7 +21,7 @@ pub mod log;
 mod machine;
 pub mod render;
 pub mod report;
-mod room;
+pub mod room;
 mod statistics;
 mod stop;
 pub mod units;

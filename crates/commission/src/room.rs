@@ -1,6 +1,7 @@
 //! Free space, and what is left of it to others.
 
 use crate::Error;
+use crate::units::bytes;
 use std::path::Path;
 
 /// What is left free on a file system at the least, beside a twentieth of it.
@@ -35,6 +36,25 @@ impl Room {
     pub(crate) fn may_take(self, wanted: u64) -> bool {
         self.free >= wanted.saturating_add(self.must_stay_free())
     }
+}
+
+/// Refuses to take the last room of the file system that `folder` is on: `what` is to take `wanted`
+/// bytes of it, and `instead` is what to do where there is too little.
+///
+/// # Errors
+/// [`Error::Refused`] where there is too little, and the system's where it cannot be asked.
+pub fn ensure(folder: &Path, wanted: u64, what: &str, instead: &str) -> Result<(), Error> {
+    let room = Room::of(folder)?;
+    if room.may_take(wanted) {
+        return Ok(());
+    }
+    Err(Error::Refused(format!(
+        "there is too little room in {}: {} are free, {what} takes {} and {} must stay free; {instead}",
+        folder.display(),
+        bytes(room.free),
+        bytes(wanted),
+        bytes(room.must_stay_free())
+    )))
 }
 
 #[cfg(test)]

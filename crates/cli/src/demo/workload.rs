@@ -25,8 +25,9 @@ const PGBENCH_RATE: &str = "400";
 const WORKERS: i64 = 2;
 /// Pause between two transactions of a worker.
 const WORKER_PAUSE: Duration = Duration::from_millis(5);
-/// Initialising pgbench's tables takes seconds.
+/// Initialising pgbench's tables takes seconds, and some more for each unit of the scale.
 const PGBENCH_INIT_MAX: Duration = Duration::from_secs(120);
+const PGBENCH_INIT_MAX_PER_SCALE: Duration = Duration::from_secs(5);
 
 /// What the threads share.
 #[derive(Default)]
@@ -58,7 +59,8 @@ pub fn init_pgbench(
     let steps = if with_rows { "dtgvp" } else { "dtp" };
     command.args(["--initialize", "--init-steps", steps, "--scale", &scale.to_string()]);
     let mut child = Supervised::spawn(command, libc::SIGKILL)?;
-    farshore_testkit::wait::wait_until("pgbench's tables", PGBENCH_INIT_MAX, &[log], || {
+    let within = PGBENCH_INIT_MAX + PGBENCH_INIT_MAX_PER_SCALE * scale;
+    farshore_testkit::wait::wait_until("pgbench's tables", within, &[log], || {
         interrupt.check()?;
         match child.try_wait()? {
             Some(ended) if ended.status.success() => Ok(Some(())),
