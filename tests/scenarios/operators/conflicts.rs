@@ -412,6 +412,38 @@ fn rows_of_a_full_identity_are_overwritten_by_their_key() -> Result<()> {
     Ok(())
 }
 
+/// A constraint of another table, which a trigger on the target writes to, says nothing of the rows of
+/// the table itself.
+#[test]
+fn a_row_that_a_trigger_cannot_write_overwrites_nothing() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both("CREATE TABLE orders (id integer PRIMARY KEY, customer integer)")?;
+    pair.subscriber.execute_script(
+        "CREATE TABLE stats (customer integer PRIMARY KEY); \
+         CREATE FUNCTION counts() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           IF TG_OP = 'DELETE' THEN DELETE FROM public.stats WHERE customer = OLD.customer; \
+           ELSE INSERT INTO public.stats VALUES (NEW.customer); END IF; \
+           RETURN NULL; END $$; \
+         CREATE TRIGGER counts AFTER INSERT OR DELETE ON orders FOR EACH ROW \
+           EXECUTE FUNCTION counts(); \
+         ALTER TABLE orders ENABLE ALWAYS TRIGGER counts",
+    )?;
+    pair.add_publication("p", &["public.orders"], "")?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.replace("batches = ", "on_conflict = \"overwrite\"\nbatches = ")?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.publish("INSERT INTO orders VALUES (1, 5)")?;
+    pair.await_arrival()?;
+    pair.publish("INSERT INTO orders VALUES (2, 5)")?;
+    let (state, error) = pair.site.await_trouble("s", "stats_pkey")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    let there = pair.subscriber_says("SELECT string_agg(id::text, ',' ORDER BY id) FROM orders")?;
+    ensure!(there == "1", "{there}");
+    Ok(())
+}
+
 /// Columns that no UPDATE may set, a key of another type on the target, and a partition whose unique
 /// index the others have not got.
 #[test]

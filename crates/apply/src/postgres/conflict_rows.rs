@@ -19,7 +19,7 @@ use crate::postgres::writer::{Writer, parameter, setting_all, shape_of};
 use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
 use farshore_model::transaction::Header;
-use farshore_pg::quote_literal;
+use farshore_pg::{partition_tree, quote_literal};
 use farshore_wire::backend::ServerError;
 use farshore_wire::frontend::Format;
 use farshore_wire::pgoutput::stored::decode_stored;
@@ -527,10 +527,13 @@ impl<'a> ConflictRow<'a> {
         if !matches!(error.code.as_str(), "23505" | "23P01") {
             return Ok(None);
         }
+        // Of another table, which a trigger writes to, it says nothing of these rows.
+        let table = quote_literal(&self.target.table.to_string());
         let rows = self
             .session
             .query(
-                "SELECT a.attname, i.indisprimary, pg_catalog.pg_get_expr(i.indpred, i.indrelid), \
+                &format!(
+                    "SELECT a.attname, i.indisprimary, pg_catalog.pg_get_expr(i.indpred, i.indrelid), \
                    CASE WHEN o.oid IS NOT NULL THEN pg_catalog.format('OPERATOR(%I.%s)', \
                      s.nspname, o.oprname) END \
                  FROM pg_catalog.pg_class c \
@@ -542,7 +545,11 @@ impl<'a> ConflictRow<'a> {
                  LEFT JOIN pg_catalog.pg_constraint x ON x.conindid = c.oid AND x.contype = 'x' \
                  LEFT JOIN pg_catalog.pg_operator o ON o.oid = x.conexclop[k + 1] \
                  LEFT JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace \
-                 WHERE n.nspname = $1 AND c.relname = $2 ORDER BY k",
+                 WHERE n.nspname = $1 AND c.relname = $2 \
+                   AND (i.indrelid = {table}::pg_catalog.regclass OR i.indrelid IN \
+                     (SELECT part.relid FROM {} AS part)) ORDER BY k",
+                    partition_tree(&format!("{table}::pg_catalog.regclass"))
+                ),
                 &[Some(schema), Some(name)],
             )
             .await?;

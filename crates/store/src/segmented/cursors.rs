@@ -67,6 +67,8 @@ pub(crate) struct CursorState {
     pub by_name: BTreeMap<String, Cursor>,
     /// Counts changes.
     pub version: u64,
+    /// A change that counts from when it is on the disk is not there yet: saving it may have failed.
+    pub owed: bool,
     /// The version the file holds.
     saved: u64,
     stopping: bool,
@@ -129,7 +131,9 @@ impl Cursors {
         fault::point("cursor.before-write");
         write_small(&self.path, "cursors", &body)?;
         fault::point("cursor.after-write");
-        lock(&self.state).saved = version;
+        let mut state = lock(&self.state);
+        state.saved = version;
+        state.owed &= state.version != version;
         Ok(())
     }
 

@@ -111,7 +111,7 @@ pub(in crate::postgres) fn facts_question() -> String {
                      WHERE a.attrelid = i.indrelid \
                      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) AS columns \
                    FROM pg_catalog.pg_index i WHERE i.indrelid = w.oid AND i.indisunique \
-                   AND NOT i.indisprimary AND i.indisvalid AND i.indpred IS NULL \
+                   AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL \
                    AND i.indexprs IS NULL) AS u) AS unique_columns \
                FROM (SELECT number, pg_catalog.to_regclass(name)::pg_catalog.oid AS oid \
                  FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
@@ -162,12 +162,11 @@ pub(in crate::postgres) fn facts_answer(
 }
 
 impl TableFacts {
-    /// Whether no two rows of the target have the same values in these columns.
+    /// Whether no two rows of the target have the same values in these columns. What is deferrable
+    /// is not enforced for a session that is a replica.
     fn is_unique(&self, key: &[usize], target: &TargetRelation) -> bool {
         let is_of_key = |name: &String| key.iter().any(|at| target.columns[*at].name == *name);
-        let by_primary_key = !target.primary_key.is_empty()
-            && target.primary_key.iter().all(|column| key.contains(column));
-        by_primary_key || self.unique.iter().any(|columns| columns.iter().all(is_of_key))
+        self.unique.iter().any(|columns| columns.iter().all(is_of_key))
     }
 }
 

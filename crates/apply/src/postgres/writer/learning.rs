@@ -34,7 +34,10 @@ impl Writer {
         }
         if !self.relations.contains_key(&id) {
             self.learn_version(id, header, definitions, false).await?;
-            self.forget_superseded();
+            // A version that is not learned, of a table that was copied later, takes nobody's place.
+            if self.relations.contains_key(&id) {
+                self.forget_superseded();
+            }
         }
         // One that is superseded at once is learned again.
         if let Some(TargetRelation { as_seen: (oid, stamp), table, .. }) = self.relations.get(&id) {
