@@ -472,6 +472,8 @@ mod tests {
             binary_copy: true,
             partitioned: false,
             unsent_key: None,
+            updates_untold: false,
+            old_keys_untold: false,
         };
         let (above, how) = memberships_and_attached_above(Some("10:700,11:4294967295"));
         assert_eq!((above.as_slice(), how.as_slice()), (&[10, 11][..], &[700, u32::MAX][..]));

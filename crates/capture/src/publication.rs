@@ -182,6 +182,14 @@ pub struct PublishedTable {
     /// A generated column that tells rows apart, and is not sent: the others may not do it alone.
     #[serde(default)]
     pub unsent_key: Option<String>,
+    /// Not every update of it comes, so a row may be elsewhere in the table without a word in the
+    /// log: updates are not published, or neither are inserts and deletes.
+    #[serde(default)]
+    pub updates_untold: bool,
+    /// The table is partitioned, and a partition whose rows come through it is identified by other
+    /// columns: an update may change the key without a word of the old one.
+    #[serde(default)]
+    pub old_keys_untold: bool,
 }
 
 /// A published column as the publisher describes it now.
@@ -244,6 +252,18 @@ pub(crate) fn file_node(class: &str) -> String {
              ORDER BY part.relid))::bigint & 4294967295 FROM {} part) \
            ELSE coalesce(pg_catalog.pg_relation_filenode({class}.oid), 0)::bigint END",
         partition_tree(&format!("{class}.oid"))
+    )
+}
+
+/// SQL of the names of the columns by which rows of a row of `pg_class` are identified in the log;
+/// none where they are identified as a whole, or not at all.
+fn identity_key(class: &str) -> String {
+    format!(
+        "ARRAY(SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid \
+           AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]) \
+         WHERE i.indrelid = {class}.oid AND i.indisvalid AND i.indimmediate AND \
+           CASE {class}.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident \
+           ELSE false END)"
     )
 }
 
@@ -638,6 +658,10 @@ impl PublicationSpec {
                 WHERE i.indrelid = c.oid AND g.attgenerated <> '' AND \
                   CASE c.relreplident WHEN 'd' THEN i.indisprimary \
                   WHEN 'i' THEN i.indisreplident ELSE false END LIMIT 1) AS unsent_key, \
+               NOT (pub.pubupdate AND (pub.pubinsert OR pub.pubdelete)) AS updates_untold, \
+               c.relkind = 'p' AND EXISTS (SELECT FROM {below} part \
+                 JOIN pg_class leaf ON leaf.oid = part.relid AND leaf.relkind = 'r' \
+                 WHERE leaf.relreplident <> 'f' AND NOT {root_key} <@ {leaf_key}) AS old_keys_untold, \
                {columns} AS columns, {listed} AS listed, {with_stored} AS with_stored \
              FROM p \
              JOIN pg_namespace n ON n.nspname = p.schemaname \
@@ -645,7 +669,8 @@ impl PublicationSpec {
              JOIN pg_publication pub ON pub.pubname = $1 \
              LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid AND m.prpubid = pub.oid) \
              SELECT t.oid, t.schemaname, t.tablename, t.filter, t.partitioned, a.attname, \
-               a.atttypid, a.atttypmod, t.node, t.membership, t.above, t.unsent_key \
+               a.atttypid, a.atttypmod, t.node, t.membership, t.above, t.unsent_key, \
+               t.updates_untold, t.old_keys_untold \
              FROM t LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
                AND (a.attgenerated = '' OR a.attnum = ANY (t.listed) \
@@ -653,6 +678,9 @@ impl PublicationSpec {
                AND (t.columns IS NULL OR a.attname = ANY (t.columns)) \
              ORDER BY t.schemaname, t.tablename, a.attnum",
             node = file_node("c"),
+            below = partition_tree("c.oid"),
+            root_key = identity_key("c"),
+            leaf_key = identity_key("leaf"),
             above = above_sql("r.prpubid = pub.oid")
         );
         let rows = sql
@@ -687,6 +715,8 @@ impl PublicationSpec {
                     binary_safe: true,
                     binary_copy: true,
                     unsent_key: row.get(11).map(str::to_owned),
+                    updates_untold: row.get(12) == Some("t"),
+                    old_keys_untold: row.get(13) == Some("t"),
                 });
             }
             let Some(table) = tables.last_mut() else { continue };

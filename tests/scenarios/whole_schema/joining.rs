@@ -245,7 +245,11 @@ fn a_new_table_is_dropped_while_it_is_copied() -> Result<()> {
 }
 
 /// A partitioned table whose copy through its root is under way, and who holds it up on the target.
-fn copying_through_its_root(direction: Direction) -> Result<(Pair, postgres::Client)> {
+/// `prepare` is run on the publisher before.
+fn copying_through_its_root(
+    direction: Direction,
+    prepare: &str,
+) -> Result<(Pair, postgres::Client)> {
     let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
     let mut pair = pair(direction, schema, "publish_via_partition_root = true")?;
     let parted = "CREATE TABLE p (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
@@ -254,7 +258,9 @@ fn copying_through_its_root(direction: Direction) -> Result<(Pair, postgres::Cli
     pair.subscriber.execute_script(parted)?;
     let mut other = pair.subscriber.connect()?;
     other.batch_execute("BEGIN; LOCK TABLE p IN SHARE MODE")?;
-    pair.publish(&format!("{parted} INSERT INTO p SELECT i, 'v' FROM generate_series(1, 999) i"))?;
+    pair.publish(&format!(
+        "{parted} {prepare} INSERT INTO p SELECT i, 'v' || i FROM generate_series(1, 999) i"
+    ))?;
     await_copy_waits(&mut pair, &mut other)?;
     Ok((pair, other))
 }
@@ -263,7 +269,7 @@ fn copying_through_its_root(direction: Direction) -> Result<(Pair, postgres::Cli
 #[test]
 fn a_partitioned_table_changes_while_it_is_copied_through_its_root() -> Result<()> {
     both_ways(|direction| {
-        let (mut pair, mut other) = copying_through_its_root(direction)?;
+        let (mut pair, mut other) = copying_through_its_root(direction, "")?;
         pair.publish(
             "UPDATE p SET v = 'w' WHERE id % 3 = 0; DELETE FROM p WHERE id % 10 = 0; \
              UPDATE p SET id = id + 1000 WHERE id % 7 = 0 AND id < 900; \
@@ -281,11 +287,27 @@ fn a_partitioned_table_changes_while_it_is_copied_through_its_root() -> Result<(
     })
 }
 
+/// A partition is identified by other columns than its root: of a key that changes, the log has the
+/// new one alone.
+#[test]
+fn a_key_changes_in_a_partition_with_an_identity_of_its_own_while_it_is_copied() -> Result<()> {
+    both_ways(|direction| {
+        let by_v = "ALTER TABLE p1 ALTER COLUMN v SET NOT NULL; CREATE UNIQUE INDEX by_v ON p1 (v); \
+                    ALTER TABLE p1 REPLICA IDENTITY USING INDEX by_v;";
+        let (mut pair, mut other) = copying_through_its_root(direction, by_v)?;
+        pair.publish("UPDATE p SET id = 0 WHERE id = 7; INSERT INTO t VALUES (1, 'x')")?;
+        other.batch_execute("COMMIT")?;
+        pair.await_copy("p")?;
+        pair.publish("ALTER TABLE p1 REPLICA IDENTITY DEFAULT; UPDATE p SET v = v || 'last'")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 /// Who needs one of its partitions for himself is given way to, and what he did is seen.
 #[test]
 fn a_partition_is_emptied_while_its_table_is_copied_through_its_root() -> Result<()> {
     both_ways(|direction| {
-        let (mut pair, mut other) = copying_through_its_root(direction)?;
+        let (mut pair, mut other) = copying_through_its_root(direction, "")?;
         let mut source = pair.publisher.connect()?;
         source.batch_execute("SET statement_timeout = '60s'")?;
         source.batch_execute("TRUNCATE p1")?;
@@ -296,11 +318,33 @@ fn a_partition_is_emptied_while_its_table_is_copied_through_its_root() -> Result
     })
 }
 
+const MANY_ROWS: &str = "SELECT i, repeat('v', 500) FROM generate_series(1, 2000) AS i";
+
+/// A copy of `wide` that was interrupted. A publication to be adopted is made by `by_hand`.
+fn interrupted(direction: Direction, by_hand: &str) -> Result<Pair> {
+    let mut pair = Pair::bare(direction)?;
+    pair.publish(&format!("{WIDE}; INSERT INTO wide {MANY_ROWS}"))?;
+    if by_hand.is_empty() {
+        pair.add_publication("p", &["*.*"], "")?;
+    } else {
+        pair.publish(by_hand)?;
+        pair.add_publication("p", &["*.*"], "adopt_publication = \"by_hand\"")?;
+    }
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.add("copy_range = \"64KB\"\ncopy_workers = 1")?;
+    let crash = "snapshot.after-range-commit:6";
+    pair.site.env("FARSHORE_CRASH", crash);
+    pair.site.start()?;
+    pair.site.await_kill(crash, SOON)?;
+    pair.site.env("FARSHORE_CRASH", "");
+    Ok(pair)
+}
+
 /// An interrupted copy does not go on with ranges of a table that was another one, or had other
 /// columns.
 #[test]
 fn a_table_becomes_another_one_while_its_copy_is_interrupted() -> Result<()> {
-    let fill = "SELECT i, repeat('v', 500) FROM generate_series(1, 2000) AS i";
     for (number, change) in [
         // Another table of that name; with what was copied of it removed, as it is asked for.
         (0, "DROP TABLE wide; CREATE TABLE wide (id integer PRIMARY KEY, v text)"),
@@ -308,20 +352,10 @@ fn a_table_becomes_another_one_while_its_copy_is_interrupted() -> Result<()> {
         (1, "ALTER TABLE wide ADD COLUMN c integer DEFAULT 5"),
     ] {
         both_ways(|direction| {
-            let mut pair = Pair::bare(direction)?;
-            pair.publish(&format!("{WIDE}; INSERT INTO wide {fill}"))?;
-            pair.add_publication("p", &["*.*"], "")?;
-            let target = pair.subscriber.url(DATABASE);
-            pair.add_subscription("s", "p", &target)?;
-            pair.site.add("copy_range = \"64KB\"\ncopy_workers = 1")?;
-            let crash = "snapshot.after-range-commit:6";
-            pair.site.env("FARSHORE_CRASH", crash);
-            pair.site.start()?;
-            pair.site.await_kill(crash, SOON)?;
-            pair.site.env("FARSHORE_CRASH", "");
+            let mut pair = interrupted(direction, "")?;
             pair.publish(change)?;
             if number == 0 {
-                pair.publish(&format!("INSERT INTO wide {fill}"))?;
+                pair.publish(&format!("INSERT INTO wide {MANY_ROWS}"))?;
                 pair.subscriber.execute_script("TRUNCATE wide")?;
             } else {
                 pair.subscriber.execute_script("ALTER TABLE wide ADD COLUMN c integer")?;
@@ -332,6 +366,66 @@ fn a_table_becomes_another_one_while_its_copy_is_interrupted() -> Result<()> {
         })?;
     }
     Ok(())
+}
+
+/// An interrupted copy that goes on in another table finds rows there that are not its own.
+#[test]
+fn a_copy_that_goes_on_elsewhere_empties_nobodys_table() -> Result<()> {
+    let fill = "INSERT INTO {} SELECT -i, 'theirs' FROM generate_series(1, 9) i";
+    for is_mapped in [true, false] {
+        let mut pair = interrupted(Direction::UP, "")?;
+        let into = if is_mapped { "archive.wide" } else { "public.wide" };
+        let fill = fill.replace("{}", into);
+        if is_mapped {
+            pair.subscriber.execute_script(&format!(
+                "CREATE SCHEMA archive; CREATE TABLE archive.wide (LIKE wide INCLUDING ALL); {fill}"
+            ))?;
+            pair.site.add("[subscription.s.tables]\n\"public.wide\" = \"archive.wide\"")?;
+        } else {
+            pair.subscriber.execute_script(&format!("DROP TABLE wide; {WIDE}; {fill}"))?;
+        }
+        pair.site.start()?;
+        let (state, error) = pair.site.await_trouble("s", "has rows already")?;
+        ensure!(state == "stopped" && error.contains(&format!("TRUNCATE {into}")), "{error}");
+        let theirs = format!("SELECT count(*) FROM {into} WHERE v = 'theirs'");
+        ensure!(pair.subscriber_says(&theirs)? == "9");
+        pair.subscriber.execute_script(&format!("TRUNCATE {into}"))?;
+        pair.site.verb("resume", &["--subscription", "s"])?;
+        pair.await_copy("wide")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says(&format!("SELECT count(*) FROM {into}"))? == "2000");
+        // Who asks for it has what is there removed.
+        pair.site.stop()?;
+        pair.subscriber.execute_script(&format!(
+            "CREATE TABLE another (LIKE {into} INCLUDING ALL); DROP TABLE {into}; \
+             CREATE TABLE {into} (LIKE another INCLUDING ALL); DROP TABLE another; {fill}"
+        ))?;
+        let resync = ["--subscription", "s", "--table", "public.wide"];
+        let said = pair.site.verb("resync", &resync)?;
+        ensure!(said.code == Some(0), "{said:?}");
+        pair.site.start()?;
+        pair.await_copy("wide")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says(&format!("SELECT count(*) FROM {into}"))? == "2000");
+        ensure!(pair.subscriber_says(&theirs)? == "0");
+    }
+    Ok(())
+}
+
+/// Where updates are not published nothing tells that they moved rows from ranges that are copied to
+/// others.
+#[test]
+fn an_interrupted_copy_without_updates_starts_over() -> Result<()> {
+    both_ways(|direction| {
+        let by_hand = "CREATE PUBLICATION by_hand FOR TABLE wide, farshore_marks.mark \
+                       WITH (publish = 'insert, delete')";
+        let mut pair = interrupted(direction, by_hand)?;
+        pair.publish("UPDATE wide SET v = v || 'moved' WHERE id <= 100")?;
+        pair.site.start()?;
+        pair.await_copy("wide")?;
+        pair.publish("INSERT INTO wide VALUES (-1, ''); DELETE FROM wide WHERE id = 7")?;
+        pair.assert_equal(&["public"])
+    })
 }
 
 /// Dropped and made again in one transaction, it is another table, and a member again.

@@ -103,6 +103,25 @@ struct Still {
     published: Vec<PublishedTable>,
 }
 
+/// What there is of an earlier copy of a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Earlier {
+    Nothing,
+    Begun,
+    /// It is to be copied anew, whatever is there.
+    AskedFor,
+}
+
+impl Earlier {
+    fn of(progress: Option<&TableProgress>) -> Earlier {
+        match progress {
+            Some(progress) if progress.asked_for => Earlier::AskedFor,
+            Some(_) => Earlier::Begun,
+            None => Earlier::Nothing,
+        }
+    }
+}
+
 /// A table that is to be copied.
 struct Work {
     table: PublishedTable,
@@ -151,6 +170,12 @@ impl InitialCopy<'_> {
             apart = self.set_apart(session, &all, &to_copy, known, point) => apart?,
             error = self.give_way(source.as_mut(), &held) => return Err(error),
         }
+        for table in over.iter().filter_map(|i| published.get(*i)) {
+            let earlier = Earlier::of(known.iter().find(|known| known.is_still(table)));
+            if !self.may_empty(session, &table.table, earlier).await? {
+                self.check_empty(session, &table.table).await?;
+            }
+        }
         order.empty(session, self.subscription, &standings, &over).await?;
         let over: Vec<TableName> = over.iter().map(|i| standings[*i].table.clone()).collect();
         published.retain(|table| over.contains(&table.table) || !copied.contains(&table.table));
@@ -187,13 +212,16 @@ impl InitialCopy<'_> {
         let mut work = Vec::new();
         for table in published {
             let name = table.table.clone();
-            let was_begun = known.iter().any(|progress| progress.table == name);
+            let progress = known.iter().find(|progress| progress.table == name);
             let earlier = begun.remove(&name).zip(touched.remove(&name));
             let item = match earlier {
                 Some(((_, done), touched)) => {
                     self.go_on(session, source.as_mut(), table, &done, &touched, point).await?
                 }
-                None => self.start(session, table, was_begun, point).await?,
+                None => {
+                    let earlier = Earlier::of(progress.copied());
+                    self.start(session, table, earlier, point).await?
+                }
             };
             work.push(item);
         }
@@ -445,11 +473,13 @@ impl InitialCopy<'_> {
         &self,
         session: &mut Session,
         table: PublishedTable,
-        begun: bool,
+        earlier: Earlier,
         point: Lsn,
     ) -> Result<Work, ApplyError> {
         let target = self.schema.names.table(&table.table);
-        if begun && let Some(there) = target_table(session, &target).await? {
+        let is_ours =
+            earlier != Earlier::Nothing && self.may_empty(session, &table.table, earlier).await?;
+        if is_ours && let Some(there) = target_table(session, &target).await? {
             // Its rows are ours: the copy's first act was to find the table empty.
             self.empty_table(session, &table.table, &rows_of_its_own(&target, there.partitioned))
                 .await?;
@@ -457,25 +487,8 @@ impl InitialCopy<'_> {
         }
         let (there, plan) = self.check_target(session, &table).await?;
         let name = &table.table;
-        if !begun {
-            let filled = session
-                .query(
-                    &format!(
-                        "SELECT 1 FROM {} LIMIT 1",
-                        rows_of_its_own(&target, there.partitioned)
-                    ),
-                    &[],
-                )
-                .await?;
-            if !filled.is_empty() {
-                return Err(ApplyError::Setup(format!(
-                    "subscription \"{}\": table {target} on the target has rows already, and it is to be \
-                     copied (it is new here, or it left the publication or changed its filter or \
-                     columns). Empty it (TRUNCATE {target}) or take it out of the publication, and \
-                     go on (farshore resume)",
-                    self.subscription
-                )));
-            }
+        if !is_ours {
+            self.check_empty(session, name).await?;
         }
         fault::point("snapshot.before-state");
         session.simple("BEGIN").await?;
@@ -489,7 +502,7 @@ impl InitialCopy<'_> {
             .await?;
         session.note_begun(self.subscription, &table, point).await?;
         note_definition(session, self.subscription, name, &definition_of(&table)).await?;
-        session.claim_table(self.subscription, name, &target, begun).await?;
+        session.claim_table(self.subscription, name, &target, is_ours).await?;
         session.simple("COMMIT").await?;
         fault::point("snapshot.after-state");
         // A partitioned table has no blocks of its own.
@@ -497,6 +510,46 @@ impl InitialCopy<'_> {
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
         let seen = (there.oid, (there.stamp, target.clone()));
         Ok(Work { table, target, seen, plan, ranges, finished: false })
+    }
+
+    /// Whether the rows on the target of a table whose copy was begun are there by that copy. They
+    /// are another's where the table is not the one that it was begun into: it was made again, or the
+    /// site file gives it another name.
+    async fn may_empty(
+        &self,
+        session: &mut Session,
+        table: &TableName,
+        earlier: Earlier,
+    ) -> Result<bool, ApplyError> {
+        let target = self.schema.names.table(table);
+        if !session.is_remade(self.subscription, table, &target).await? {
+            return Ok(true);
+        }
+        if earlier == Earlier::AskedFor {
+            session.check_unclaimed(self.subscription, &target).await?;
+        }
+        Ok(earlier == Earlier::AskedFor)
+    }
+
+    /// Refuses to copy a table to where rows are.
+    async fn check_empty(
+        &self,
+        session: &mut Session,
+        table: &TableName,
+    ) -> Result<(), ApplyError> {
+        let target = self.schema.names.table(table);
+        let Some(there) = target_table(session, &target).await? else { return Ok(()) };
+        let rows = rows_of_its_own(&target, there.partitioned);
+        if session.query(&format!("SELECT 1 FROM {rows} LIMIT 1"), &[]).await?.is_empty() {
+            return Ok(());
+        }
+        Err(ApplyError::Setup(format!(
+            "subscription \"{}\": table {target} on the target has rows already, and it is to be \
+             copied (it is new here, or it left the publication or changed its filter or \
+             columns). Empty it (TRUNCATE {target}) or take it out of the publication, and \
+             go on (farshore resume)",
+            self.subscription
+        )))
     }
 
     /// A table whose copy was begun at an earlier point: what is on the target stays.
@@ -512,6 +565,11 @@ impl InitialCopy<'_> {
         let starts_over = match touched {
             Touched::Truncated => Some("it was truncated"),
             Touched::Unknown(why) => Some(*why),
+            // A row that moved from one range to another has left no trace.
+            _ if table.updates_untold => Some("its updates are not published, nor what they moved"),
+            Touched::Keys { .. } if table.old_keys_untold => {
+                Some("a partition has another replica identity, and rows were changed")
+            }
             Touched::Nothing | Touched::Keys { .. } => None,
         };
         if let Some(why) = starts_over {
@@ -520,7 +578,7 @@ impl InitialCopy<'_> {
                 table = %table.table,
                 "the copy of this table starts over: {why} since it was begun"
             );
-            return self.start(session, table, true, point).await;
+            return self.start(session, table, Earlier::Begun, point).await;
         }
         let into = self.schema.names.table(&table.table);
         if session.is_remade(self.subscription, &table.table, &into).await? {
@@ -528,7 +586,7 @@ impl InitialCopy<'_> {
                 subscription = %self.subscription, table = %table.table,
                 "the table on the target was dropped and made again: its copy starts over"
             );
-            return self.start(session, table, true, point).await;
+            return self.start(session, table, Earlier::Begun, point).await;
         }
         let (there, plan) = self.check_target(session, &table).await?;
         let seen = (there.oid, (there.stamp.clone(), into.clone()));

@@ -576,6 +576,8 @@ mod tests {
             binary_copy: true,
             partitioned: false,
             unsent_key: None,
+            updates_untold: false,
+            old_keys_untold: false,
         }
     }
 

@@ -105,7 +105,19 @@ impl Session {
         self.simple(SCHEMA_LOCK).await?;
         let asked = Asked::of(&[(table.clone(), target.clone())]);
         self.execute(NOTE, &asked.parameters(subscription)).await?;
-        if is_ours {
+        if is_ours { Ok(()) } else { self.check_unclaimed(subscription, target).await }
+    }
+
+    /// Checks that no other subscription fills a table.
+    ///
+    /// # Errors
+    /// One does; the target's.
+    pub async fn check_unclaimed(
+        &mut self,
+        subscription: &str,
+        target: &TableName,
+    ) -> Result<(), ApplyError> {
+        if !self.keeps_oids().await? {
             return Ok(());
         }
         let target_name = target.to_string();

@@ -140,6 +140,8 @@ mod tests {
             binary_copy: false,
             partitioned: true,
             unsent_key: None,
+            updates_untold: false,
+            old_keys_untold: false,
         };
         let json = serde_json::to_string(&table).unwrap();
         assert_eq!(serde_json::from_str::<PublishedTable>(&json).unwrap(), table);

@@ -400,6 +400,8 @@ mod tests {
             binary_copy: true,
             partitioned: false,
             unsent_key: None,
+            updates_untold: false,
+            old_keys_untold: false,
         };
         let mut plan = CopyPlan { format: CopyFormat::Binary, casts: vec![None, None] };
         let range = BlockRange { start: 10, end: Some(20) };
