@@ -31,10 +31,9 @@ use crate::log_feed::{Definitions, SpillFollowFeed};
 use crate::postgres::lanes::{CancelTokens, LaneSettings, join, withdraw};
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::ProgressStep;
-use crate::postgres::writer::{Following, InTransaction, Writer};
+use crate::postgres::writer::{CopiedTables, Following, InTransaction, Writer};
 use crate::row_by_row::RowByRow;
 use crate::status::SourceTransaction;
-use farshore_capture::publication::TableName;
 use farshore_capture::schema::NameMap;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, SUBTRANSACTION_MARK, commands};
@@ -42,7 +41,7 @@ use farshore_model::{Lsn, PgTime, Xid};
 use farshore_pg::CancelToken;
 use farshore_store::{Growth, LogStore, SpillFollower, SpillId};
 use lookout::Lookout;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,7 +73,7 @@ pub(crate) struct EarlySettings {
     pub store: Arc<dyn LogStore>,
     pub lanes: LaneSettings,
     pub on_conflict: ConflictPolicy,
-    pub copied: HashMap<TableName, Lsn>,
+    pub copied: CopiedTables,
     pub row_by_row: RowByRow,
     pub target_names: NameMap,
     pub following: Following,

@@ -62,6 +62,23 @@ pub enum ApplyError {
         /// That of the one which changes are for.
         found: u32,
     },
+    /// Changes of the publisher's table came while it had another name.
+    #[error(
+        "subscription \"{subscription}\": the publisher's table {table} was called {other} for a \
+         while, and what was changed in it then is not in the copy. To have it copied anew, rows and \
+         all: {}",
+        remedy::resync(.subscription, Some(.table))
+    )]
+    Renamed {
+        /// Subscription.
+        subscription: String,
+        /// Its name on the publisher.
+        table: Box<TableName>,
+        /// The other one.
+        other: Box<TableName>,
+        /// The publisher's OID of the table.
+        oid: u32,
+    },
     /// The publisher's table has its columns in other places than before.
     #[error(
         "subscription \"{subscription}\": the publisher's table {table} was altered: its column \
@@ -278,6 +295,7 @@ impl ApplyError {
             | ApplyError::Setup(_)
             | ApplyError::AnotherTable { .. }
             | ApplyError::ColumnsMoved { .. }
+            | ApplyError::Renamed { .. }
             | ApplyError::ValueNotSent { .. }
             | ApplyError::OldRowNotSent { .. }
             | ApplyError::Gap(_)

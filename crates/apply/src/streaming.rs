@@ -127,6 +127,7 @@ impl<'a> Streaming<'a> {
         let early = EarlyStart::new(agent.store.as_ref(), may_be_early.then_some(early));
         let again_at = start.again_after.map(|pause| Instant::now() + pause);
         let limits = if writer.is_far() { usual.for_far_target() } else { usual };
+        let is_renamed = start.tables.iter().any(|table| table.renamed.is_some());
         Streaming {
             agent,
             feed,
@@ -144,7 +145,7 @@ impl<'a> Streaming<'a> {
             asked: start.asked,
             tables: start.tables,
             foreign_keys_wait: start.foreign_keys_wait,
-            ask_again: start.ask_again,
+            ask_again: start.ask_again || is_renamed,
             // It would say the same, and nothing could be copied yet.
             ask_at: again_at.filter(|_| start.copies_wait).unwrap_or_else(Instant::now),
             again_at,
@@ -239,13 +240,24 @@ impl<'a> Streaming<'a> {
             answer => answer,
         };
         let Some(answer) = answer else {
-            self.ask_at = Instant::now() + self.ask_pause;
-            self.ask_pause = (2 * self.ask_pause).min(ASK_AGAIN_MAX);
+            self.ask_later();
             self.ask_again = true;
             return false;
         };
-        (self.asked, self.ask_again, self.ask_pause) = (sessions, false, ASK_AGAIN_MIN);
+        // What was renamed may get its name back without any change that tells.
+        let renamed = self.tables.iter().any(|table| table.renamed.is_some());
+        (self.asked, self.ask_again) = (sessions, renamed);
+        if renamed {
+            self.ask_later();
+        } else {
+            self.ask_pause = ASK_AGAIN_MIN;
+        }
         answer
+    }
+
+    fn ask_later(&mut self) {
+        self.ask_at = Instant::now() + self.ask_pause;
+        self.ask_pause = (2 * self.ask_pause).min(ASK_AGAIN_MAX);
     }
 
     async fn transaction(&mut self, header: Header, body: Body) -> Result<(), ApplyError> {
@@ -302,6 +314,17 @@ impl<'a> Streaming<'a> {
                 subscription = %self.agent.spec.name, %table,
                 "changes of a table that is not copied are passed over"
             );
+            self.ask_again = true;
+        }
+        for (table, other) in self.writer.take_renamed() {
+            tracing::warn!(
+                subscription = %self.agent.spec.name, %table,
+                "the publisher's table is called {other} now, and its changes are not carried under \
+                 its name: if it gets that back, it is to be copied anew"
+            );
+            for noted in self.tables.iter_mut().filter(|noted| noted.table == table) {
+                noted.renamed = Some(other.clone());
+            }
             self.ask_again = true;
         }
         self.seen = self.seen.max(header.end_lsn);

@@ -17,7 +17,7 @@ use crate::postgres::progress::TableProgress;
 use crate::postgres::schema::SchemaSettings;
 use crate::postgres::sequences::Sequences;
 use crate::postgres::session::{Session, application_name};
-use crate::postgres::writer::{Following, Writer};
+use crate::postgres::writer::{CopiedTables, Following, Writer};
 use crate::row_by_row::RowByRow;
 use crate::scheduler::GroupLimits;
 use crate::small_groups::SmallGroups;
@@ -31,7 +31,7 @@ use farshore_model::{Applied, Lsn};
 use farshore_pg::Config;
 use farshore_store::{LogStore, StoreError};
 pub(crate) use start::{LOCK_WAIT, Start};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
@@ -348,8 +348,7 @@ impl Subscription {
             Err(error) => return Err(ApplyError::from(error).into()),
         };
         feed.tells(self.given.clone());
-        let copied: HashMap<_, _> =
-            start.tables.iter().map(|table| (table.table.clone(), table.copied_at)).collect();
+        let copied = CopiedTables::of(&start.tables);
         let policy = self.spec.on_conflict.clone();
         let names = self.spec.schema.names.clone();
         let Attempt { careful, small, row_by_row, alone_until, cancel } = attempt;

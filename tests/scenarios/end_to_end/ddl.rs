@@ -418,6 +418,57 @@ fn another_table_under_a_name_is_noticed() -> Result<()> {
     Ok(())
 }
 
+/// What is changed under another name is passed over, and lacking once the table has its name back:
+/// whether anything is changed under that one or not, and in one transaction too. A name that does
+/// not come back holds nothing up.
+#[test]
+fn a_table_that_had_another_name_for_a_while_is_noticed() -> Result<()> {
+    let away = "ALTER TABLE t RENAME TO base; ALTER INDEX t_pkey RENAME TO base_pkey; \
+                CREATE VIEW t AS SELECT * FROM base;";
+    let change = "DELETE FROM t WHERE id = 3; INSERT INTO t VALUES (60, 'away');";
+    let back = "DROP VIEW t; ALTER TABLE base RENAME TO t;";
+    let here = "INSERT INTO t VALUES (70, 'here'); INSERT INTO u VALUES (70, 'here');";
+    let at_once = format!("BEGIN; {here} {away} {change} {back} UPDATE t SET a = 'back'; COMMIT");
+    let asleep = format!("{here} {away} {change} {back} UPDATE t SET a = 'back' WHERE id = 4");
+    for (patterns, case) in [
+        ("public.t, public.u", ""),
+        ("public.*", ""),
+        ("public.t, public.u", &*at_once),
+        ("public.t, public.u", &*asleep),
+        ("public.*", &*asleep),
+    ] {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text); \
+             CREATE TABLE u (id integer PRIMARY KEY, a text)";
+        let patterns: Vec<&str> = patterns.split(", ").collect();
+        let mut pair = Pair::new(Direction::UP, &patterns, schema)?;
+        pair.publish("INSERT INTO t SELECT i, 't' FROM generate_series(1, 5) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("INSERT INTO t VALUES (50, 'x'); INSERT INTO u VALUES (50, 'x')")?;
+        pair.await_arrival()?;
+        if case == asleep {
+            pair.site.stop()?;
+            pair.publish(case)?;
+            pair.site.start()?;
+        } else if case == at_once {
+            pair.publish(case)?;
+        } else {
+            pair.publish(&format!("{away} {change} INSERT INTO u VALUES (80, 'y')"))?;
+            pair.await_arrival()?;
+            pair.site.restart()?;
+            pair.publish("INSERT INTO u VALUES (81, 'y'); UPDATE t SET a = 'late' WHERE id = 1")?;
+            pair.await_arrival()?;
+            ensure!(pair.subscriber_says("SELECT count(*) FROM u")? == "3");
+            pair.publish(back)?;
+        }
+        pair.site.await_log(" stopped: ", SOON)?;
+        mended_as_told(&mut pair, "t was called public.base for a while")?;
+        pair.publish("UPDATE t SET a = 'last'; DELETE FROM u WHERE id = 50")?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
 /// Names alone do not tell that columns were renamed crosswise, or that one came back.
 #[test]
 fn columns_that_change_places_are_noticed() -> Result<()> {

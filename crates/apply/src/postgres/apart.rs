@@ -11,7 +11,7 @@
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::progress::TableProgress;
-use crate::postgres::resume::{Touched, touched_between};
+use crate::postgres::resume::{Since, Touched, touched_between};
 use crate::postgres::schema::SchemaSettings;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;
@@ -292,7 +292,9 @@ pub(crate) async fn left_for(
     if until.bytes_since(applied) > LOOKED_THROUGH_MAX {
         return Ok(None);
     }
-    let since = HashMap::from([(table.table.clone(), applied.max(table.copied_at))]);
+    // What it missed under another name is seen when its own changes come.
+    let since = Since { point: applied.max(table.copied_at), oid: None };
+    let since = HashMap::from([(table.table.clone(), since)]);
     Ok(touched_between(store, &since, until).await?.remove(&table.table))
 }
 

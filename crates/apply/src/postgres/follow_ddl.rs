@@ -11,6 +11,9 @@
 //! | some more and some gone | renamed, or dropped and others added: nobody can tell, it stops |
 //! | one of another type | it stops, unless the target's column has that type already |
 //!
+//! One of another table, by the publisher's OID, stops it; so does one that was noted under another
+//! name, which changes came by that are not in the copy.
+//!
 //! All of it happens in the target transaction of the change, so it is there exactly once.
 //!
 //! Rows that were there when a column was added have a value that is not in the log:
@@ -84,12 +87,20 @@ impl Follow<'_> {
         let before = load_definition(session, self.subscription, &published).await?;
         let before = before.map_err(|damaged| self.stops(damaged))?;
         if let (Some(before), false) = (&before, self.is_copied_anew) {
-            if !is_same_table(before, self.relation) {
+            if !has_same_oid(before, self.relation) {
                 return Err(ApplyError::AnotherTable {
                     subscription: self.subscription.to_owned(),
                     table: Box::new(published),
                     copied: before.oid,
                     found: self.relation.oid,
+                });
+            }
+            if !is_same_table(before, self.relation) {
+                return Err(ApplyError::Renamed {
+                    subscription: self.subscription.to_owned(),
+                    table: Box::new(published),
+                    other: Box::new(published_name(before)),
+                    oid: self.relation.oid,
                 });
             }
             self.check_places(before)?;
@@ -528,7 +539,21 @@ pub(super) fn quoted(column: &Column) -> String {
 }
 
 pub(super) fn published_name(relation: &Relation) -> TableName {
-    TableName { schema: relation.schema.clone(), name: relation.name.clone() }
+    named(&relation.schema, &relation.name)
+}
+
+/// pgoutput calls one of PostgreSQL's own schemas by no name.
+fn named(schema: &str, name: &str) -> TableName {
+    let schema = if schema.is_empty() { "pg_catalog" } else { schema };
+    TableName { schema: schema.to_owned(), name: name.to_owned() }
+}
+
+/// The name in the beginning of a definition, from behind its OID on; the server's spelling of bytes.
+pub(super) fn name_in(text: &str) -> Option<TableName> {
+    let bytes = from_hex(text)?;
+    let mut names = bytes.split(|byte| *byte == 0);
+    let mut name = || std::str::from_utf8(names.next()?).ok();
+    Some(named(name()?, name()?))
 }
 
 fn same_type(a: &Column, b: &Column) -> bool {
@@ -560,8 +585,13 @@ fn keeps_values(old: &Column, new: &Column) -> bool {
     }
 }
 
-/// Whether two definitions are of one table, and not of two which had its name in turn.
+/// Whether two definitions are of one table, and not of two which had its name in turn, nor from
+/// when it had another name.
 pub fn is_same_table(a: &Relation, b: &Relation) -> bool {
+    has_same_oid(a, b) && published_name(a) == published_name(b)
+}
+
+fn has_same_oid(a: &Relation, b: &Relation) -> bool {
     a.oid == b.oid || a.oid == 0 || b.oid == 0
 }
 
@@ -715,6 +745,19 @@ mod tests {
             ((23, -1), (1700, -1)),
         ] {
             assert!(!keeps(old, new), "{old:?} {new:?}");
+        }
+    }
+
+    #[test]
+    fn a_definition_begins_with_a_name() {
+        let of = |schema: &str, name: &str| TableName {
+            schema: schema.to_owned(),
+            name: name.to_owned(),
+        };
+        assert_eq!(name_in("\\x73007400640003ff"), Some(of("s", "t")));
+        assert_eq!(name_in("\\x00c3bc00"), Some(of("pg_catalog", "ü")));
+        for damaged in ["\\x7374", "\\x7300ff00", "73007400"] {
+            assert_eq!(name_in(damaged), None, "{damaged}");
         }
     }
 

@@ -13,7 +13,7 @@ use crate::postgres::follow_ddl::{
 };
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TableProgress};
-use crate::postgres::resume::{Resume, Touched, touched_between};
+use crate::postgres::resume::{Resume, Since, Touched, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
 use crate::postgres::target_table::{
@@ -200,7 +200,8 @@ impl InitialCopy<'_> {
                     && progress.copied_at >= log_begins
                     && !done.ranges.is_empty()
                 {
-                    begun.insert(table.table.clone(), (progress.copied_at, done.ranges));
+                    let since = Since { point: progress.copied_at, oid: Some(table.oid) };
+                    begun.insert(table.table.clone(), (since, done.ranges));
                 }
             }
         }
@@ -439,11 +440,11 @@ impl InitialCopy<'_> {
     /// What happened to the tables of an earlier, unfinished copy since it took their rows.
     async fn touched_since(
         &self,
-        begun: &HashMap<TableName, (Lsn, Vec<BlockRange>)>,
+        begun: &HashMap<TableName, (Since, Vec<BlockRange>)>,
         point: Lsn,
     ) -> Result<HashMap<TableName, Touched>, ApplyError> {
-        let since: HashMap<TableName, Lsn> =
-            begun.iter().map(|(table, (copied_at, _))| (table.clone(), *copied_at)).collect();
+        let since: HashMap<TableName, Since> =
+            begun.iter().map(|(table, (since, _))| (table.clone(), *since)).collect();
         if since.is_empty() {
             return Ok(HashMap::new());
         }
@@ -542,6 +543,16 @@ impl InitialCopy<'_> {
         let rows = rows_of_its_own(&target, there.partitioned);
         if session.query(&format!("SELECT 1 FROM {rows} LIMIT 1"), &[]).await?.is_empty() {
             return Ok(());
+        }
+        let known = session.load_tables(self.subscription).await?;
+        let noted = known.into_iter().find(|known| known.table == *table);
+        if let Some((other, oid)) = noted.and_then(|noted| noted.renamed.zip(noted.oid)) {
+            return Err(ApplyError::Renamed {
+                subscription: self.subscription.to_owned(),
+                table: Box::new(table.clone()),
+                other: Box::new(other),
+                oid,
+            });
         }
         Err(ApplyError::Setup(format!(
             "subscription \"{}\": table {target} on the target has rows already, and it is to be \

@@ -12,6 +12,7 @@
 mod tables;
 
 use crate::ApplyError;
+use crate::postgres::follow_ddl::name_in;
 use crate::postgres::schema::foreign_keys_waiting_sql;
 use crate::postgres::session::{Session, lock_sql};
 use crate::status::SourceTransaction;
@@ -30,7 +31,8 @@ const LOAD_PROGRESS: &str = "SELECT state, applied, publisher, publication, \
     pg_catalog.to_jsonb(s) ->> 'newest', pg_catalog.to_jsonb(s) ? 'newest' \
     FROM farshore.subscription s WHERE name = $1";
 
-/// A definition begins with its tag and the table's OID. Where `table_copy` belongs to a role that has
+/// A definition begins with its tag, the table's OID and its name, which is given where it is another
+/// than that of the copy. Where `table_copy` belongs to a role that has
 /// not added the column `attached` yet, that name finds the one beside it.
 const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached) AS lacking, LATERAL \
     (SELECT schema_name, table_name, state, copied_at, membership, \
@@ -38,8 +40,13 @@ const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached)
         ('x' || pg_catalog.encode(pg_catalog.substr(definition, 2, 4), 'hex'))::bit(32)::bigint END, \
       state <> 'copied' AND file_node = 0 AND NOT EXISTS (SELECT FROM farshore.range_copy r \
         WHERE (r.subscription, r.schema_name, r.table_name) \
-          = (c.subscription, c.schema_name, c.table_name)), attached \
-    FROM farshore.table_copy c WHERE subscription = $1) AS noted ORDER BY 1, 2";
+          = (c.subscription, c.schema_name, c.table_name)), attached, \
+      CASE WHEN pg_catalog.length(definition) > 5 AND pg_catalog.substr(definition, 6, \
+        pg_catalog.length(named)) <> named THEN pg_catalog.substr(definition, 6, 1000) END \
+    FROM farshore.table_copy c, LATERAL (SELECT pg_catalog.convert_to(schema_name, 'UTF8') || zero \
+      || pg_catalog.convert_to(table_name, 'UTF8') || zero AS named \
+      FROM pg_catalog.decode('00', 'hex') AS zero) AS known \
+    WHERE subscription = $1) AS noted ORDER BY 1, 2";
 
 /// Whether `farshore.table_copy` keeps how tables are attached.
 const KEEPS_ATTACHED: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
@@ -176,6 +183,8 @@ pub struct TableProgress {
     pub attached: Option<u32>,
     /// The publisher's OID of it, where it is known.
     pub oid: Option<u32>,
+    /// The name that it had on the publisher when it was changed and the copy was not.
+    pub renamed: Option<TableName>,
     /// It is to be copied whatever it is now: somebody asked for that.
     pub asked_for: bool,
 }
@@ -190,15 +199,18 @@ impl TableProgress {
             membership: published.membership,
             attached: published.attached_by(published.membership),
             oid: Some(published.oid),
+            renamed: None,
             asked_for: false,
         }
     }
 
     /// Whether `published` is the table that was copied, and has been published ever since: by
     /// the same membership, or by that of a partitioned table above it which it never left. Where how
-    /// it was attached is not known, it counts as attached ever since.
+    /// it was attached is not known, it counts as attached ever since. What lacks changes that were
+    /// made under another name is not that table any more.
     pub fn is_still(&self, published: &PublishedTable) -> bool {
-        let is_same_table = self.oid.is_none_or(|oid| oid == published.oid);
+        let is_same_table =
+            self.renamed.is_none() && self.oid.is_none_or(|oid| oid == published.oid);
         let is_published_still = self.membership == published.membership
             || published.memberships_above.contains(&self.membership);
         let is_attached_still = match (self.attached, published.attached_by(self.membership)) {
@@ -289,11 +301,13 @@ impl Session {
     fn tables_of(&self, rows: &[Row]) -> Result<Vec<TableProgress>, ApplyError> {
         rows.iter()
             .map(|row| {
+                let table = TableName {
+                    schema: row.get(0).unwrap_or_default().to_owned(),
+                    name: row.get(1).unwrap_or_default().to_owned(),
+                };
                 Ok(TableProgress {
-                    table: TableName {
-                        schema: row.get(0).unwrap_or_default().to_owned(),
-                        name: row.get(1).unwrap_or_default().to_owned(),
-                    },
+                    renamed: row.get(8).and_then(name_in).filter(|noted| *noted != table),
+                    table,
                     copied: row.get(2) == Some(TABLE_COPIED),
                     copied_at: row.parse(3).map_err(|error| self.error(error))?,
                     membership: row.parse(4).map_err(|error| self.error(error))?,
@@ -537,6 +551,7 @@ mod tests {
             membership: 1,
             oid: Some(16_384),
             asked_for,
+            renamed: None,
             attached: None,
         }
     }
@@ -610,5 +625,15 @@ mod tests {
         let untold = PublishedTable { attached_above: Vec::new(), ..now.clone() };
         assert_eq!(earlier.newly_attached(&untold), None);
         assert!(TableProgress::not_begun(&now).is_still(&untold));
+    }
+
+    #[test]
+    fn what_was_changed_under_another_name_is_not_what_was_copied() {
+        let now = leaf(10, &[]);
+        let copied = TableProgress::not_begun(&now);
+        assert!(copied.is_still(&now));
+        let renamed = TableProgress { renamed: Some(now.table.clone()), ..copied };
+        assert!(!renamed.is_still(&now));
+        assert!(TableProgress { asked_for: true, ..renamed }.is_still(&now));
     }
 }

@@ -55,20 +55,33 @@ pub enum Touched {
     Unknown(&'static str),
 }
 
+/// Since when it is asked what happened to a table.
+#[derive(Clone, Copy, Debug)]
+pub struct Since {
+    /// Its old point.
+    pub point: Lsn,
+    /// The publisher's OID of it, where it is known.
+    pub oid: Option<u32>,
+}
+
 /// Reads what happened to each table between its old point and `until`. The store must hold the
 /// log up to `until` durably.
 pub async fn touched_between(
     store: &Arc<dyn LogStore>,
-    tables: &HashMap<TableName, Lsn>,
+    tables: &HashMap<TableName, Since>,
     until: Lsn,
 ) -> Result<HashMap<TableName, Touched>, ApplyError> {
+    let by_oid = tables.iter().filter_map(|(table, since)| Some((since.oid?, table)));
     let mut reading = Reading {
         tables,
+        by_oid: by_oid.collect(),
         touched: tables.keys().map(|table| (table.clone(), Touched::Nothing)).collect(),
         key_bytes: 0,
     };
-    let Some(oldest) = tables.values().min() else { return Ok(reading.touched) };
-    let mut feed = match LogFeed::open(store.clone(), *oldest) {
+    let Some(oldest) = tables.values().map(|since| since.point).min() else {
+        return Ok(reading.touched);
+    };
+    let mut feed = match LogFeed::open(store.clone(), oldest) {
         Ok(feed) => feed,
         Err(StoreError::Dropped { .. }) => {
             let forgotten = || Touched::Unknown("retention limits dropped the log");
@@ -101,7 +114,8 @@ pub async fn touched_between(
 }
 
 struct Reading<'a> {
-    tables: &'a HashMap<TableName, Lsn>,
+    tables: &'a HashMap<TableName, Since>,
+    by_oid: HashMap<u32, &'a TableName>,
     touched: HashMap<TableName, Touched>,
     key_bytes: usize,
 }
@@ -147,8 +161,14 @@ impl Reading<'_> {
                 let Some(relation) = feed.definitions().get(&id) else { continue };
                 let table =
                     TableName { schema: relation.schema.clone(), name: relation.name.clone() };
-                let Some(point) = self.tables.get(&table) else { continue };
-                if header.commit_lsn >= *point {
+                if let Some(renamed) = self.by_oid.get(&relation.oid).filter(|t| ***t != table)
+                    && header.commit_lsn >= self.tables[*renamed].point
+                {
+                    let renamed = (*renamed).clone();
+                    self.touched.insert(renamed, Touched::Unknown("it had another name"));
+                }
+                let Some(since) = self.tables.get(&table) else { continue };
+                if header.commit_lsn >= since.point {
                     let truncated = matches!(change, Stored::Truncate { .. });
                     self.touch(table, relation, truncated, tuples);
                 }

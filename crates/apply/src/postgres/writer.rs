@@ -4,11 +4,13 @@
 //! ahead     tables looked at before their first change comes
 //! batching  changes held until they are written in bulk
 //! learning  what a relation version is on the target, when it is first met
+//! renamed   copied tables whose changes come under another name
 //! ```
 
 mod ahead;
 mod batching;
 mod learning;
+mod renamed;
 
 use crate::ApplyError;
 use crate::conflict::{self, ConflictPolicy};
@@ -37,6 +39,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+pub use renamed::CopiedTables;
+
 /// Most update shapes prepared per relation; beyond, one unnamed statement is parsed each time.
 const SHAPES_MAX: usize = 64;
 
@@ -53,13 +57,14 @@ pub struct Writer {
     facts: HashMap<DictionaryId, TableFacts>,
     /// Versions that others have taken the place of.
     superseded: Vec<DictionaryId>,
-    /// Copied tables and the consistent points of their copies.
-    copied: HashMap<TableName, Lsn>,
+    copied: CopiedTables,
     /// What tables are called on the target.
     following: Following,
     target_names: NameMap,
     /// Tables met in the log that are not copied.
     uncopied: BTreeSet<TableName>,
+    /// Copied tables that lack changes which came under another name, with that name.
+    renamed: Vec<(TableName, TableName)>,
     pub(super) on_conflict: ConflictPolicy,
     names: StatementNames,
     changes: u64,
@@ -138,7 +143,7 @@ impl Writer {
         mut pipeline: Pipeline,
         lanes: LaneSettings,
         on_conflict: ConflictPolicy,
-        copied: HashMap<TableName, Lsn>,
+        copied: CopiedTables,
         row_by_row: RowByRow,
         target_names: NameMap,
         following: Following,
@@ -170,6 +175,7 @@ impl Writer {
             target_names,
             following,
             uncopied: BTreeSet::new(),
+            renamed: Vec::new(),
             on_conflict,
             names: StatementNames::default(),
             changes: 0,
@@ -443,7 +449,8 @@ impl Writer {
             return Ok(());
         }
         let (subscription, names) = (self.subscription.clone(), self.target_names.clone());
-        let own: Vec<TableName> = self.copied.keys().map(|table| names.table(table)).collect();
+        let own: Vec<TableName> =
+            self.copied.points.keys().map(|table| names.table(table)).collect();
         let mut below = self.session().await?.filled_below(&subscription, trees, &own).await?;
         below.retain(|below| !emptied.contains(&below.table));
         if below.iter().any(|below| below.filled_by.is_none()) {
@@ -469,6 +476,11 @@ impl Writer {
     /// Tables whose changes were passed over since the last call, because they are not copied.
     pub fn take_uncopied(&mut self) -> BTreeSet<TableName> {
         std::mem::take(&mut self.uncopied)
+    }
+
+    /// Copied tables that have lost changes since the last call, each with the name that these have.
+    pub fn take_renamed(&mut self) -> Vec<(TableName, TableName)> {
+        std::mem::take(&mut self.renamed)
     }
 
     /// Writes progress into the open target transaction, waits for the answers that have to be looked

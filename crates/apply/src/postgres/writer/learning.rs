@@ -5,7 +5,7 @@ use super::ahead::{FAR_TABLES_MAX, TABLES_MAX};
 use crate::ApplyError;
 use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{
-    Follow, is_same_table, load_definitions, note_definition, same_columns,
+    Follow, is_same_table, load_definitions, note_definition, published_name, same_columns,
 };
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{
@@ -85,17 +85,25 @@ impl Writer {
             position: header.end_lsn,
             what: format!("refers to definition {}, which was not read before it", id.0),
         })?;
-        let schema = if relation.schema.is_empty() {
-            "pg_catalog".to_owned()
-        } else {
-            relation.schema.clone()
-        };
-        let table = TableName { schema, name: relation.name.clone() };
-        let known = self.copied.get(&table).copied();
+        let table = published_name(&relation);
+        let known = self.copied.points.get(&table).copied();
+        let other_names = self.copied.other_names(&table, relation.oid);
         if self.early {
+            let known = known.filter(|_| other_names.is_empty());
             return self.learn_early(id, relation, table, known).await;
         }
+        let is_copied_later =
+            other_names.iter().any(|(_, copied_at)| header.commit_lsn < *copied_at);
+        for (other, copied_at) in other_names {
+            if header.commit_lsn >= copied_at {
+                self.note_renamed(&other, &relation).await?;
+            }
+        }
         let Some(mut copied_at) = known else {
+            if is_copied_later {
+                // Looked at again, until it comes to what that copy lacks.
+                return Ok(());
+            }
             // Whatever copy is made of it later stands at a point after everything in the log now,
             // so its changes can be passed over until then.
             self.uncopied.insert(table.clone());
@@ -111,6 +119,7 @@ impl Writer {
             // The copy may be of a later version, and the target's table with it.
             return Ok(());
         }
+        self.copied.know(&table, relation.oid);
         let published = table;
         let table = self.target_names.table(&published);
         let is_first = !self.versions.contains_key(&published);
@@ -314,7 +323,7 @@ impl Writer {
     ) -> Result<(), ApplyError> {
         let mut tables = BTreeSet::from([published.clone()]);
         let is_unseen = |table: &TableName| {
-            self.copied.contains_key(table)
+            self.copied.points.contains_key(table)
                 && !self.versions.contains_key(table)
                 && !self.ahead.has(table)
         };
@@ -332,8 +341,11 @@ impl Writer {
         let mut others = Vec::new();
         if self.lanes.is_far() && !self.ahead.has_looked {
             let room = FAR_TABLES_MAX.saturating_sub(tables.len());
-            let unread =
-                self.copied.keys().filter(|table| is_unseen(table) && !tables.contains(table));
+            let unread = self
+                .copied
+                .points
+                .keys()
+                .filter(|table| is_unseen(table) && !tables.contains(table));
             others.extend(unread.take(room).cloned());
         }
         self.ahead.has_looked = true;
