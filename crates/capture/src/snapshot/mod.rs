@@ -24,6 +24,8 @@ use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
 use farshore_pg::{Connection, CopyOut, Mode, quote_literal};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
+use std::sync::Arc;
 
 /// A snapshot of the publisher that any number of connections can read, for as long as this lives.
 pub struct ExportedSnapshot {
@@ -75,16 +77,18 @@ impl ExportedSnapshot {
 
     /// Opens a connection that reads this snapshot.
     pub async fn open(&self, spec: &PublicationSpec) -> Result<SnapshotConnection, CaptureError> {
-        Self::open_named(spec, &self.name).await
+        Self::open_named(spec, &self.name, None).await
     }
 
-    /// Opens a connection that reads the snapshot of this [name](ExportedSnapshot::name).
+    /// Opens a connection that reads the snapshot of this [name](ExportedSnapshot::name), and knows
+    /// no other tables than `seen`, where that is given.
     ///
     /// # Errors
     /// One that is transient, where the snapshot has gone: a new one can be had.
     pub async fn open_named(
         spec: &PublicationSpec,
         name: &str,
+        seen: Option<SeenTables>,
     ) -> Result<SnapshotConnection, CaptureError> {
         let mut connection = spec.connect(Mode::Sql).await?;
         // As on a replication connection: names within values and filters come out qualified, and
@@ -100,7 +104,7 @@ impl ExportedSnapshot {
             quote_literal(name)
         );
         match connection.simple_query(&begin).await {
-            Ok(_) => Ok(SnapshotConnection { connection }),
+            Ok(_) => Ok(SnapshotConnection { connection, seen }),
             // Invalid parameter value, or since 17 undefined object.
             Err(error) if matches!(error.sqlstate(), Some("22023" | "42704")) => {
                 Err(CaptureError::Interrupted(format!(
@@ -159,9 +163,15 @@ impl CopyPlan {
     }
 }
 
+/// OIDs of the tables that were published when a snapshot was taken.
+pub type SeenTables = Arc<HashSet<u32>>;
+
 /// A connection inside an exported snapshot.
 pub struct SnapshotConnection {
     connection: Connection,
+    /// Which tables are published a server says as of now, in whatever snapshot: one that joined
+    /// since would be copied as it was before.
+    seen: Option<SeenTables>,
 }
 
 impl SnapshotConnection {
@@ -172,6 +182,9 @@ impl SnapshotConnection {
         spec: &PublicationSpec,
     ) -> Result<Vec<PublishedTable>, CaptureError> {
         let mut tables = spec.published_tables(&mut self.connection).await?;
+        if let Some(seen) = &self.seen {
+            tables.retain(|table| seen.contains(&table.oid));
+        }
         let oids: Vec<String> = tables.iter().map(|table| table.oid.to_string()).collect();
         let sizes = "SELECT pg_relation_size(oid) / current_setting('block_size')::int, \
                pg_table_size(oid) \

@@ -1,11 +1,12 @@
 //! A snapshot in which every table has all its rows, and whose tables stay as they are.
 
-use super::{ExportedSnapshot, SnapshotConnection};
+use super::{ExportedSnapshot, SeenTables, SnapshotConnection};
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::source::Tell;
 use farshore_model::Lsn;
 use farshore_pg::Mode;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How often a snapshot is taken again because a table was emptied or rewritten meanwhile.
@@ -19,6 +20,7 @@ pub struct StillSnapshot {
     exported: ExportedSnapshot,
     /// Holds the locks.
     holder: SnapshotConnection,
+    seen: SeenTables,
 }
 
 impl StillSnapshot {
@@ -54,7 +56,8 @@ impl StillSnapshot {
             }
             if files(&before) == files(&holder.tables(spec).await?) {
                 sql.close().await;
-                return Ok(StillSnapshot { exported, holder });
+                let seen = Arc::new(seen.iter().map(|table| table.oid).collect());
+                return Ok(StillSnapshot { exported, holder, seen });
             }
             tracing::debug!(
                 publication = %spec.name, reader,
@@ -78,12 +81,17 @@ impl StillSnapshot {
         self.exported.name()
     }
 
+    /// The tables that it is a snapshot of: those that are published later are no part of it.
+    pub fn seen(&self) -> &SeenTables {
+        &self.seen
+    }
+
     /// Opens a connection that reads this snapshot.
     ///
     /// # Errors
     /// The publisher's.
     pub async fn open(&self, spec: &PublicationSpec) -> Result<SnapshotConnection, CaptureError> {
-        self.exported.open(spec).await
+        ExportedSnapshot::open_named(spec, self.name(), Some(self.seen.clone())).await
     }
 
     /// Ends the snapshot and its locks: what still reads it goes on, nothing new can.

@@ -314,6 +314,37 @@ fn who_waits_for_a_lock_is_seen_and_who_has_it_is_not_waited_for() {
     });
 }
 
+/// What a publication has, a server says as of now, also in a snapshot: rows that came before the
+/// table was published would be copied, and changes since then would be in no log.
+#[test]
+fn a_table_that_is_published_behind_a_snapshot_is_no_part_of_it() {
+    for major in [15, 18] {
+        let cluster = cluster(major);
+        let spec = spec(&cluster, "some", &["public.orders"]);
+        Runtime::new().unwrap().block_on(async {
+            let elsewhere = publish(&spec).await;
+            let (direct, remote) = (Direct::new(spec.clone()), elsewhere.remote());
+            for (source, table) in [(&direct as &dyn Source, "people"), (&remote, "days_1")] {
+                let names = |tables: Vec<PublishedTable>| -> Vec<String> {
+                    tables.into_iter().map(|table| table.table.name).collect()
+                };
+                let before = names(source.published_tables().await.unwrap());
+                let snapshot = source.export("joins").await.unwrap();
+                let publication = spec.publication_name();
+                value(&spec, &format!("ALTER PUBLICATION \"{publication}\" ADD TABLE {table}"))
+                    .await;
+                let mut session = snapshot.open().await.unwrap();
+                assert_eq!(names(session.tables().await.unwrap()), before);
+                session.close().await;
+                snapshot.close().await;
+                let snapshot = source.export("joined").await.unwrap();
+                let mut session = snapshot.open().await.unwrap();
+                assert_eq!(session.tables().await.unwrap().len(), before.len() + 1);
+            }
+        });
+    }
+}
+
 #[test]
 fn partitions_of_a_table_that_is_published_through_its_root_are_looked_at() {
     for major in [15, 18] {

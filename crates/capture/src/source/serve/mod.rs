@@ -203,7 +203,8 @@ impl<'a> Server<'a> {
             Role::Questions => match request {
                 Request::Export { reader } => {
                     let snapshot = StillSnapshot::take(self.spec, &reader, &|_| ()).await?;
-                    let added = self.snapshots.add(&self.spec.name, snapshot.name());
+                    let (name, seen) = (snapshot.name(), snapshot.seen());
+                    let added = self.snapshots.add(&self.spec.name, name, seen);
                     let registered = added.ok_or_else(|| Failure::Refused {
                         what: "a snapshot, because this system gives no random bytes".to_owned(),
                         transient: true,
@@ -218,13 +219,14 @@ impl<'a> Server<'a> {
                 Request::Open { snapshot } => {
                     let found = self.snapshots.find(&self.spec.name, &snapshot);
                     // The channel that kept it may have ended: then it is to be made anew.
-                    let name = found.ok_or_else(|| Failure::Refused {
+                    let (name, seen) = found.ok_or_else(|| Failure::Refused {
                         what: "a session in a snapshot that this publication does not have (any \
                                more)"
                             .to_owned(),
                         transient: true,
                     })?;
-                    let session = Session::open(self.spec, self.snapshots, snapshot, &name).await?;
+                    let session = Session::open(self.spec, self.snapshots, snapshot, &name, seen);
+                    let session = session.await?;
                     *role = Role::Session(Box::new(session));
                     Ok(Answer::Done)
                 }

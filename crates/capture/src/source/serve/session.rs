@@ -4,7 +4,7 @@ use super::{Ended, Failure, Registry, check_members, frame, refused, while_open}
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::snapshot::{
-    BlockRange, CopyPlan, ExportedSnapshot, LookUpStatement, SnapshotConnection,
+    BlockRange, CopyPlan, ExportedSnapshot, LookUpStatement, SeenTables, SnapshotConnection,
 };
 use crate::source::channel::Channel;
 use crate::source::direct::{DirectCopy, ROWS_IN_FLIGHT};
@@ -39,14 +39,16 @@ pub(super) struct Wanted {
 }
 
 impl<'a> Session<'a> {
-    /// Opens a session in the snapshot of this id, which the publisher calls `name`.
+    /// Opens a session in the snapshot of this id, which the publisher calls `name`, of these
+    /// tables.
     pub async fn open(
         spec: &'a PublicationSpec,
         snapshots: &'a Registry,
         snapshot: String,
         name: &str,
     ) -> Result<Session<'a>, CaptureError> {
-        let connection = ExportedSnapshot::open_named(spec, name).await?;
+        seen: SeenTables,
+        let connection = ExportedSnapshot::open_named(spec, name, Some(seen)).await?;
         Ok(Session { spec, snapshots, snapshot, connection, known: None })
     }
 
