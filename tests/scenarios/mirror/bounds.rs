@@ -71,7 +71,19 @@ fn a_mirror_that_is_too_far_behind_is_dropped_loudly() -> Result<()> {
     mirrored.await_commits(5)?;
     let again = mirrored.near.verb("mirror resume", &["m"])?;
     ensure!(again.stdout.contains("was not dropped"), "{again:?}");
-    mirrored.near.restart()?;
+    // Without nodes.
+    mirrored.far.stop()?;
+    let refused = mirrored.far.verb("mirror resume", &["m"])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("mirror resume at its near end"), "{refused:?}");
+    let unknown = mirrored.far.verb("mirror resume", &["x"])?;
+    ensure!(unknown.stderr.contains("has no mirror \"x\""), "{unknown:?}");
+    mirrored.far.start()?;
+    mirrored.near.stop()?;
+    let again = mirrored.near.verb("mirror resume", &["m"])?;
+    ensure!(again.code == Some(0), "{again:?}");
+    ensure!(again.stdout.contains("Commits that are held are let go while the node"), "{again:?}");
+    mirrored.near.start()?;
     mirrored.await_commits(5)?;
     let returned = mirrored.returned();
     mirrored.check_standby(&returned)?;

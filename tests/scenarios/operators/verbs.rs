@@ -229,6 +229,10 @@ fn a_stopped_subscription_goes_on_without_a_restart() -> Result<()> {
         let said = pair.site.verb(verb, arguments)?;
         ensure!(said.code == Some(1) && said.stderr.contains(why), "{said:?}");
     }
+    pair.site.stop()?;
+    let said = pair.site.verb("resume", &["--publication", "p"])?;
+    let why = "no node runs here: a publication goes on when the node starts";
+    ensure!(said.code == Some(1) && said.stderr.contains(why), "{said:?}");
     Ok(())
 }
 
