@@ -143,6 +143,22 @@ impl InitialCopy<'_> {
         session: &mut Session,
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
+        let copied = self.copy(session, known).await;
+        if let Err(ApplyError::GaveWay(_)) = copied {
+            // A statement that was left waits for its lock until the target notices, and others
+            // wait behind it.
+            if let Err(error) = session.connection.cancel_token().cancel().await {
+                tracing::debug!(subscription = %self.subscription, %error, "not cancelled");
+            }
+        }
+        copied
+    }
+
+    async fn copy(
+        &self,
+        session: &mut Session,
+        known: &[TableProgress],
+    ) -> Result<Lsn, ApplyError> {
         let Still { snapshot, mut source, mut published } = self.open_source().await?;
         let point = snapshot.consistent_point();
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
@@ -153,10 +169,11 @@ impl InitialCopy<'_> {
             .collect();
         session.forget_begun(self.subscription, &published, known).await?;
         let all = published.clone();
+        let held = oids(&all);
         if self.only_begun {
             published.retain(|table| known.iter().any(|known| known.is_still(table)));
         }
-        self.create_tables(session, source.as_mut(), &published, &copied).await?;
+        self.create_tables(session, source.as_mut(), &published, &copied, &held).await?;
         let order = CopyOrder::load(session).await?;
         let standings: Vec<Standing> =
             published.iter().map(|table| self.standing(table, known)).collect();
@@ -165,18 +182,17 @@ impl InitialCopy<'_> {
             .filter(|i| over.contains(i) || !standings[*i].copied)
             .map(|i| standings[i].clone())
             .collect();
-        let held = oids(&all);
-        tokio::select! {
-            apart = self.set_apart(session, &all, &to_copy, known, point) => apart?,
-            error = self.give_way(source.as_mut(), &held) => return Err(error),
-        }
-        for table in over.iter().filter_map(|i| published.get(*i)) {
-            let earlier = Earlier::of(known.iter().find(|known| known.is_still(table)));
-            if !self.may_empty(session, &table.table, earlier).await? {
-                self.check_empty(session, &table.table).await?;
+        let emptied = async {
+            self.set_apart(session, &all, &to_copy, known, point).await?;
+            for table in over.iter().filter_map(|i| published.get(*i)) {
+                let earlier = Earlier::of(known.iter().find(|known| known.is_still(table)));
+                if !self.may_empty(session, &table.table, earlier).await? {
+                    self.check_empty(session, &table.table).await?;
+                }
             }
-        }
-        order.empty(session, self.subscription, &standings, &over).await?;
+            order.empty(session, self.subscription, &standings, &over).await
+        };
+        self.unless_in_the_way(source.as_mut(), &held, emptied).await?;
         let over: Vec<TableName> = over.iter().map(|i| standings[*i].table.clone()).collect();
         published.retain(|table| over.contains(&table.table) || !copied.contains(&table.table));
         let names: Vec<TableName> =
@@ -206,26 +222,35 @@ impl InitialCopy<'_> {
             }
         }
         let held = oids(&published);
-        let mut touched = tokio::select! {
-            touched = self.touched_since(&begun, point) => touched?,
-            error = self.give_way(source.as_mut(), &held) => return Err(error),
-        };
-        let mut work = Vec::new();
-        for table in published {
-            let name = table.table.clone();
-            let progress = known.iter().find(|progress| progress.table == name);
-            let earlier = begun.remove(&name).zip(touched.remove(&name));
-            let item = match earlier {
-                Some(((_, done), touched)) => {
-                    self.go_on(session, source.as_mut(), table, &done, &touched, point).await?
-                }
-                None => {
-                    let earlier = Earlier::of(progress.copied());
-                    self.start(session, table, earlier, point).await?
-                }
+        let beginning = async {
+            let mut touched = self.touched_since(&begun, point).await?;
+            // Its own session: the other one looks out for who waits meanwhile.
+            let mut reader = match begun.is_empty() {
+                true => None,
+                false => Some(snapshot.open().await?),
             };
-            work.push(item);
-        }
+            let mut work = Vec::new();
+            for table in published {
+                let name = table.table.clone();
+                let progress = known.iter().find(|progress| progress.table == name);
+                let earlier = begun.remove(&name).zip(touched.remove(&name));
+                let item = match (earlier, &mut reader) {
+                    (Some(((_, done), touched)), Some(reader)) => {
+                        self.go_on(session, reader.as_mut(), table, &done, &touched, point).await?
+                    }
+                    _ => {
+                        let earlier = Earlier::of(progress.copied());
+                        self.start(session, table, earlier, point).await?
+                    }
+                };
+                work.push(item);
+            }
+            if let Some(reader) = reader {
+                reader.close().await;
+            }
+            Ok::<_, ApplyError>(work)
+        };
+        let mut work = self.unless_in_the_way(source.as_mut(), &held, beginning).await?;
         self.set_copies(&work);
         for work in work.iter().filter(|work| work.finished && self.ends) {
             self.finish_table(session, work).await?;
@@ -247,11 +272,7 @@ impl InitialCopy<'_> {
             }
             Ok::<(), ApplyError>(())
         };
-        let held: Vec<u32> = work.iter().map(|work| work.table.oid).collect();
-        tokio::select! {
-            copied = copying => copied?,
-            error = self.give_way(source.as_mut(), &held) => return Err(error),
-        }
+        self.unless_in_the_way(source.as_mut(), &held, copying).await?;
         self.set_waits(None);
         source.close().await;
         snapshot.close().await;
@@ -359,6 +380,7 @@ impl InitialCopy<'_> {
         source: &mut dyn SnapshotSession,
         published: &[PublishedTable],
         copied: &HashSet<TableName>,
+        held: &[u32],
     ) -> Result<(), ApplyError> {
         let names = published.iter().map(|table| &table.table);
         if let Some((one, other, target)) = self.schema.names.collision(names) {
@@ -377,8 +399,23 @@ impl InitialCopy<'_> {
         }
         let oids: Vec<u32> = uncopied.iter().map(|table| table.oid).collect();
         let definitions = source.definitions(&oids).await?.as_sent(&columns_sent(published));
-        create_missing(session, self.subscription, self.schema, &definitions, &missing, copied)
-            .await
+        let (name, schema) = (self.subscription, self.schema);
+        let created = create_missing(session, name, schema, &definitions, &missing, copied);
+        self.unless_in_the_way(source, held, created).await
+    }
+
+    /// Does something that may have to wait on the target, behind a reader of one of its tables for
+    /// instance, and ends it when it is in somebody's way on the publisher.
+    async fn unless_in_the_way<T>(
+        &self,
+        source: &mut dyn SnapshotSession,
+        tables: &[u32],
+        work: impl Future<Output = Result<T, ApplyError>> + Send,
+    ) -> Result<T, ApplyError> {
+        tokio::select! {
+            done = work => done,
+            error = self.give_way(source, tables) => Err(error),
+        }
     }
 
     /// Ends the copy when somebody on the publisher has waited for an exclusive lock (TRUNCATE, DDL)
@@ -610,6 +647,10 @@ impl InitialCopy<'_> {
             done,
             point,
         };
+        // Never wait behind somebody who waits for us.
+        if !source.hold_still(std::slice::from_ref(&table)).await? {
+            return Err(self.gives_way());
+        }
         let rows = resume.bring_forward(source, session, touched).await?;
         let ranges = ranges_left(done, table.blocks, self.settings.range_blocks);
         tracing::info!(
