@@ -8,10 +8,18 @@ use farshore_pg::{ServerError, is_lost_by_pooler, quote_literal};
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+/// Tables of the schema `farshore` in which progress is kept.
+const OF_PROGRESS: [&str; 3] = ["subscription", "table_copy", "range_copy"];
+
 /// The next step where progress is not kept any more.
 const PROGRESS_GONE: &str = "Farshore keeps its progress there, of all subscriptions into that \
      database: restore it; or empty the tables of all of them, DROP SCHEMA IF EXISTS farshore CASCADE \
      there, and go on (farshore resume) to copy anew";
+
+/// The next step where another table of ours has gone.
+const NOTES_GONE: &str = "Farshore keeps notes there, and no progress (recorded conflicts; requests \
+     to skip; indexes and constraints that are still to be made): go on (farshore resume), which \
+     makes the table again, empty";
 
 /// The next step where PgBouncer answers.
 const POOLER: &str = "A connection pooler answers there: name the server itself in the site file \
@@ -74,8 +82,15 @@ pub fn sentence(error: &farshore_pg::Error) -> String {
         return format!(". {}", next_step(code));
     }
     // PostgreSQL names what is not there as it was asked for.
-    let ours = matches!(code, "42P01" | "3F000") && error.to_string().contains("\"farshore.");
-    format!(". {}", if ours { PROGRESS_GONE } else { next_step_of(said) })
+    let gone = matches!(code, "42P01" | "3F000")
+        .then(|| error.to_string())
+        .and_then(|told| Some(told.split_once("\"farshore.")?.1.split_once('"')?.0.to_owned()));
+    let next = match gone.as_deref() {
+        Some(table) if OF_PROGRESS.contains(&table) => PROGRESS_GONE,
+        Some(_) => NOTES_GONE,
+        None => next_step_of(said),
+    };
+    format!(". {next}")
 }
 
 /// The next step where progress of this name follows the publication `noted`, and `wanted` is to be

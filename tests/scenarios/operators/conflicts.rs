@@ -357,6 +357,20 @@ fn rows_fail_in_the_middle_of_a_large_streamed_transaction() -> Result<()> {
     })
 }
 
+/// Where somebody has removed Farshore's notes, which hold no progress, it goes on with new ones.
+#[test]
+fn what_keeps_notes_is_made_again() -> Result<()> {
+    let mut pair = pair(Direction::UP, "on_conflict = \"skip\"")?;
+    pair.subscriber.execute_script("DROP TABLE farshore.conflicts, farshore.skip_request")?;
+    pair.publish(CASES[2].publish)?;
+    pair.await_arrival()?;
+    let said = records(&pair)?;
+    ensure!(said == [format!("{} skipped", CASES[2].record)], "{said:#?}");
+    let left = pair.subscriber_says("SELECT count(*) FROM farshore.skip_request")?;
+    ensure!(left == "0", "{left}");
+    Ok(())
+}
+
 #[test]
 fn a_conflict_is_recorded_once_whatever_kills_the_node() -> Result<()> {
     let mut pair = pair(Direction::UP, "on_conflict = \"skip\"")?;

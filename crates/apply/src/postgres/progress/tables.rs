@@ -160,8 +160,10 @@ const COLUMNS: &str = "SELECT c.relname, a.attname FROM pg_catalog.pg_attribute 
 /// they can do without it.
 const ADD_WITHIN: &str = "SET LOCAL lock_timeout = '2s'";
 
-/// Whether the newest part of the schema is there.
+/// Whether the newest part of the schema is there, and what is asked for only now and then.
 pub(super) const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
+    to_regclass('farshore.skip_request') IS NOT NULL AND \
+    to_regclass('farshore.conflicts') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
     AND attrelid = to_regclass('farshore.subscription')) AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
@@ -169,6 +171,8 @@ pub(super) const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NO
 
 /// Whether the parts are there that subscriptions do not do without.
 const USABLE: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND \
+    to_regclass('farshore.skip_request') IS NOT NULL AND \
+    to_regclass('farshore.conflicts') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'definition' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
