@@ -5,8 +5,10 @@ use farshore_apply::postgres::initial_copy::{CopySettings, InitialCopy};
 use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::{Detaching, SubscriptionStatus};
-use farshore_capture::publication::{PublicationSpec, TablePattern};
-use farshore_capture::source::{Channel, ChannelError, Opener, Registry, Remote, serve};
+use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
+use farshore_capture::source::{
+    Channel, ChannelError, Direct, Opener, Registry, Remote, Source, serve,
+};
 use farshore_pg::{Config, Connection, Mode};
 use farshore_store::segmented::{Options, SegmentedStore};
 use farshore_store::{BoxFuture, LogStore};
@@ -242,5 +244,71 @@ fn a_range_is_not_committed_into_a_table_that_was_altered() {
         }
         let sum = "SELECT count(*) || ' ' || sum(amount) FROM orders";
         assert_eq!(value(&target, sum).await, value(&spec.source, sum).await);
+    });
+}
+
+/// A trigger that fires for what is copied would leave rows out silently.
+#[test]
+fn rows_that_the_target_leaves_out_are_missed() {
+    let (_cluster, spec, target) = cluster(
+        "CREATE TABLE orders (id bigint, part integer) PARTITION BY LIST (part);\n\
+         CREATE TABLE even PARTITION OF orders FOR VALUES IN (0);\n\
+         CREATE TABLE odd PARTITION OF orders FOR VALUES IN (1);\n\
+         INSERT INTO orders SELECT i, i % 2 FROM generate_series(1, 2000) i;\n\
+         CREATE DATABASE target;\n",
+    );
+    let mut articles = BTreeMap::new();
+    let filter = Article { row_filter: Some("id <= 1500".into()), ..Article::default() };
+    articles.insert(TableName { schema: "public".into(), name: "orders".into() }, filter);
+    let tables = vec![TablePattern::parse("public.orders").unwrap()];
+    let spec = PublicationSpec { via_partition_root: true, tables, articles, ..spec };
+    let folder = tempfile::tempdir().unwrap();
+    let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+    let store: Arc<dyn LogStore> = store;
+    Runtime::new().unwrap().block_on(async {
+        let mut session = subscribed(&spec, &target).await;
+        let schema = "SET search_path = public; \
+            CREATE TABLE orders (id bigint, part integer) PARTITION BY LIST (part); \
+            CREATE TABLE even PARTITION OF orders FOR VALUES IN (0); \
+            CREATE TABLE odd PARTITION OF orders FOR VALUES IN (1); \
+            CREATE FUNCTION leaves_out() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+              IF NEW.id < 100 THEN RETURN NULL; END IF; RETURN NEW; END $$; \
+            CREATE TRIGGER leaves_out BEFORE INSERT ON odd FOR EACH ROW EXECUTE FUNCTION leaves_out(); \
+            ALTER TABLE odd ENABLE ALWAYS TRIGGER leaves_out; SET search_path = ''";
+        session.simple(schema).await.unwrap();
+        let (schema, status) = (SchemaSettings::default(), Arc::new(Mutex::default()));
+        let status: Arc<Mutex<SubscriptionStatus>> = status;
+        let (far, near) = (way(&spec, 100), Direct::new(spec.clone()));
+        for (source, loses) in [(&far as &dyn Source, true), (&near, true), (&far, false)] {
+            if !loses {
+                session.simple("DROP FUNCTION public.leaves_out CASCADE").await.unwrap();
+            }
+            let copy = InitialCopy {
+                subscription: NAME,
+                source,
+                target: &target,
+                store: &store,
+                settings: CopySettings::default(),
+                streaming: false,
+                schema: &schema,
+                follow_ddl: farshore_apply::postgres::follow_ddl::FollowDdl::Add,
+                ends: true,
+                only_begun: false,
+                status: &status,
+                detaching: &Detaching::default(),
+            };
+            let known = session.load_tables(NAME).await.unwrap();
+            match copy.run(&mut session, &known).await {
+                Ok(_) => assert!(!loses),
+                Err(error) => {
+                    assert!(loses && !error.is_transient(), "{error}");
+                    let error = error.to_string();
+                    assert!(error.contains("table public.orders on the target took 1450 rows of "));
+                    assert!(error.contains(" and 1500 were sent. "), "{error}");
+                    assert_eq!(value(&target, "SELECT count(*) FROM orders").await, "0");
+                }
+            }
+        }
+        assert_eq!(value(&target, "SELECT count(*) FROM orders").await, "1500");
     });
 }

@@ -149,13 +149,18 @@ impl CopyOut<'_> {
         }
     }
 
+    /// The number of rows copied, as the server counts them; at the end.
+    pub fn rows(&self) -> Option<u64> {
+        self.tag.as_ref().and_then(CommandTag::rows)
+    }
+
     /// Takes in what is left and gives the number of rows copied, as the server counts them.
     ///
     /// # Errors
     /// As [`CopyOut::next`].
     pub async fn finish(mut self) -> Result<u64, Error> {
         while self.next().await?.is_some() {}
-        Ok(self.tag.as_ref().and_then(CommandTag::rows).unwrap_or(0))
+        Ok(self.rows().unwrap_or(0))
     }
 }
 

@@ -58,7 +58,26 @@ pub(super) async fn answers(
 
 /// As [`answers`], with the number that the last statement's command tag says.
 async fn counted(connection: &mut Connection) -> Result<(Vec<AnswerRow>, u64), farshore_pg::Error> {
-    let (mut rows, mut count) = (Vec::new(), 0);
+    let (rows, counts) = all_counted(connection).await?;
+    Ok((rows, counts.last))
+}
+
+/// The rows that several statements have touched together.
+pub(super) async fn count_all(connection: &mut Connection) -> Result<u64, farshore_pg::Error> {
+    Ok(all_counted(connection).await?.1.all)
+}
+
+/// What command tags say.
+#[derive(Default)]
+struct Counts {
+    last: u64,
+    all: u64,
+}
+
+async fn all_counted(
+    connection: &mut Connection,
+) -> Result<(Vec<AnswerRow>, Counts), farshore_pg::Error> {
+    let (mut rows, mut counts) = (Vec::new(), Counts::default());
     let mut failed = None;
     loop {
         match connection.receive().await? {
@@ -70,7 +89,10 @@ async fn counted(connection: &mut Connection) -> Result<(Vec<AnswerRow>, u64), f
                 failed.get_or_insert(farshore_pg::Error::Server(error));
             }
             Message::ReadyForQuery(_) => break,
-            Message::CommandComplete(tag) => count = tag.rows().unwrap_or(0),
+            Message::CommandComplete(tag) => {
+                counts.last = tag.rows().unwrap_or(0);
+                counts.all += counts.last;
+            }
             Message::ParseComplete | Message::BindComplete => {}
             other => {
                 return Err(farshore_pg::Error::Protocol(format!("unexpected {other:?}")));
@@ -78,7 +100,7 @@ async fn counted(connection: &mut Connection) -> Result<(Vec<AnswerRow>, u64), f
         }
     }
     match failed {
-        None => Ok((rows, count)),
+        None => Ok((rows, counts)),
         Some(error) => Err(error),
     }
 }

@@ -13,7 +13,7 @@ use crate::postgres::follow_ddl::{
 };
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::progress::{TABLE_COPIED, TableProgress};
-use crate::postgres::resume::{Resume, Since, Touched, touched_between};
+use crate::postgres::resume::{Resume, Since, Touched, rows_lost, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
 use crate::postgres::session::Session;
 use crate::postgres::target_table::{
@@ -859,6 +859,9 @@ impl InitialCopy<'_> {
             }
         }
         let rows = rows_in.finish().await.map_err(target_error)?;
+        if let Some(sent) = rows_out.rows().filter(|sent| *sent != rows) {
+            return Err(rows_lost(self.subscription, &work.target, rows, sent));
+        }
         let end = range.end.map(|end| end.to_string());
         target
             .execute(

@@ -16,7 +16,7 @@
 
 use crate::ApplyError;
 use crate::log_feed::{Body, LogFeed, LogItem};
-use crate::postgres::answers::answers;
+use crate::postgres::answers::count_all;
 use crate::postgres::session::Session;
 use crate::postgres::statements::{Shape, TargetRelation};
 use crate::postgres::target_table::TargetTable;
@@ -284,7 +284,11 @@ impl Resume<'_> {
                 let some = self.of_finished_ranges(some, &mut seen);
                 rows += some.len() as u64;
                 let inserted = self.insert(&mut target.connection, &some).await;
-                inserted.map_err(|error| target.error(error))?;
+                let taken = inserted.map_err(|error| target.error(error))?;
+                if taken != some.len() as u64 {
+                    let (name, sent) = (self.subscription, some.len() as u64);
+                    return Err(rows_lost(name, self.target, taken, sent));
+                }
             }
         }
         target
@@ -337,13 +341,14 @@ impl Resume<'_> {
         found
     }
 
+    /// Returns how many rows the target says it has inserted.
     async fn insert(
         &self,
         target: &mut Connection,
         rows: &[FoundRow],
-    ) -> Result<(), farshore_pg::Error> {
+    ) -> Result<u64, farshore_pg::Error> {
         if rows.is_empty() {
-            return Ok(());
+            return Ok(0);
         }
         let names: Vec<String> =
             self.table.columns.iter().map(|column| quote_identifier(&column.name)).collect();
@@ -369,6 +374,21 @@ impl Resume<'_> {
             target.flush().await?;
         }
         frontend::sync(target.out());
-        answers(target).await.map(drop)
+        count_all(target).await
     }
+}
+
+/// The target has taken other rows than were sent to it: more or less of them.
+pub(super) fn rows_lost(
+    subscription: &str,
+    table: &TableName,
+    taken: u64,
+    sent: u64,
+) -> ApplyError {
+    ApplyError::Setup(format!(
+        "subscription \"{subscription}\": table {table} on the target took {taken} rows of a part of \
+         the copy, and {sent} were sent. A trigger there (BEFORE INSERT, one that returns NULL) or a \
+         rule (DO INSTEAD) keeps rows out, and none of that part was committed. Drop or disable it, \
+         and go on (farshore resume)"
+    ))
 }

@@ -250,6 +250,10 @@ impl CopyData for DirectCopy<'_> {
             Ok(Some(pieces))
         })
     }
+
+    fn rows(&self) -> Option<u64> {
+        self.rows.rows()
+    }
 }
 
 struct DirectRows<'a> {

@@ -62,6 +62,9 @@ pub(super) enum Request {
         table: u32,
         range: BlockRange,
         plan: CopyPlan,
+        /// Whether [`Answer::Copied`] is understood; sites of earlier versions say nothing of it.
+        #[serde(default)]
+        counted: bool,
     },
     /// With the keys behind it.
     LookUp {
@@ -95,6 +98,10 @@ pub(super) enum Answer {
     /// Data follow.
     Begins,
     Done,
+    /// In place of [`Answer::Done`] behind the data of a range, where that was asked for.
+    Copied {
+        rows: u64,
+    },
     Failed {
         message: String,
         transient: bool,

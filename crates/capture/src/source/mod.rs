@@ -167,6 +167,10 @@ pub trait CopyData: Send {
     /// The next pieces of the data, which may be cut anywhere: some hundred kilobytes at most,
     /// apart from one row that is larger. `None` is the end, and the data are complete.
     fn next(&mut self) -> Asked<'_, Option<Vec<Bytes>>>;
+
+    /// How many rows the publisher has sent, at the end; `None` where that is not told (by a site
+    /// of an earlier version).
+    fn rows(&self) -> Option<u64>;
 }
 
 /// Rows that were looked up, as they come.

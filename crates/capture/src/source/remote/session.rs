@@ -59,10 +59,7 @@ impl RemoteSession {
 
     /// The next data of what was begun on `flow`'s channel; at the end, the channel is the
     /// session's again.
-    async fn data(
-        &mut self,
-        flow: &mut Option<Box<dyn Channel>>,
-    ) -> Result<Option<Bytes>, CaptureError> {
+    async fn data(&mut self, flow: &mut Option<Box<dyn Channel>>) -> Result<Flow, CaptureError> {
         // Dropped here, it is gone: nobody knows how much of a message was taken.
         let Some(mut channel) = flow.take() else {
             return Err(self.site.error(ChannelError::away("the session is over")));
@@ -71,14 +68,18 @@ impl RemoteSession {
         match received.map_err(|error| self.site.error(error.into()))? {
             Received::Data(data) => {
                 *flow = Some(channel);
-                Ok(Some(data))
+                Ok(Flow::Data(data))
             }
             Received::Message(answer) => {
                 let answer = decode_answer(&answer).map_err(ChannelError::permanent);
                 match answer.map_err(|error| self.site.error(error))? {
                     Answer::Done => {
                         self.channel = Some(channel);
-                        Ok(None)
+                        Ok(Flow::End { rows: None })
+                    }
+                    Answer::Copied { rows } => {
+                        self.channel = Some(channel);
+                        Ok(Flow::End { rows: Some(rows) })
                     }
                     other => {
                         self.channel = Some(channel);
@@ -89,6 +90,15 @@ impl RemoteSession {
             Received::End => Err(self.site.error(ended())),
         }
     }
+}
+
+/// What comes of what was begun.
+enum Flow {
+    Data(Bytes),
+    /// With the number of rows, where that is told.
+    End {
+        rows: Option<u64>,
+    },
 }
 
 impl SnapshotSession for RemoteSession {
@@ -130,9 +140,10 @@ impl SnapshotSession for RemoteSession {
         plan: &'a CopyPlan,
     ) -> Asked<'a, Box<dyn CopyData + 'a>> {
         Box::pin(async move {
-            let request = Request::CopyRange { table: table.oid, range, plan: plan.clone() };
+            let (table, plan) = (table.oid, plan.clone());
+            let request = Request::CopyRange { table, range, plan, counted: true };
             let flow = Some(self.begin(&request, &[]).await?);
-            let copy = RemoteCopy { session: self, flow, ended: false };
+            let copy = RemoteCopy { session: self, flow, ended: None };
             Ok(Box::new(copy) as Box<dyn CopyData + 'a>)
         })
     }
@@ -162,19 +173,28 @@ struct RemoteCopy<'a> {
     session: &'a mut RemoteSession,
     /// Where data come; the session has it back at the end.
     flow: Option<Box<dyn Channel>>,
-    ended: bool,
+    /// It has, with so many rows.
+    ended: Option<Option<u64>>,
 }
 
 impl CopyData for RemoteCopy<'_> {
     fn next(&mut self) -> Asked<'_, Option<Vec<Bytes>>> {
         Box::pin(async move {
-            if self.ended {
+            if self.ended.is_some() {
                 return Ok(None);
             }
-            let data = self.session.data(&mut self.flow).await?;
-            self.ended = data.is_none();
-            Ok(data.map(|data| vec![data]))
+            Ok(match self.session.data(&mut self.flow).await? {
+                Flow::Data(data) => Some(vec![data]),
+                Flow::End { rows } => {
+                    self.ended = Some(rows);
+                    None
+                }
+            })
         })
+    }
+
+    fn rows(&self) -> Option<u64> {
+        self.ended.flatten()
     }
 }
 
@@ -204,9 +224,9 @@ impl FoundRows for RemoteRows<'_> {
             };
             let mut rows = Vec::new();
             match self.session.data(&mut self.flow).await? {
-                Some(data) => self.decoder.push(&data),
-                None if self.decoder.is_empty() => {}
-                None => return malformed(self.session, "its last row is cut off"),
+                Flow::Data(data) => self.decoder.push(&data),
+                Flow::End { .. } if self.decoder.is_empty() => {}
+                Flow::End { .. } => return malformed(self.session, "its last row is cut off"),
             }
             loop {
                 match self.decoder.next() {

@@ -122,8 +122,8 @@ impl<'a> Server<'a> {
         loop {
             let (request, keys) = self.request(channel).await?;
             match (request, &mut role) {
-                (Request::CopyRange { table, range, plan }, Role::Session(session)) => {
-                    let copied = session.copy_range(channel, table, range, plan).await?;
+                (Request::CopyRange { table, range, plan, counted }, Role::Session(session)) => {
+                    let copied = session.copy_range(channel, table, range, plan, counted).await?;
                     self.end_data(channel, copied).await?;
                 }
                 (Request::LookUp { table, plan, key_columns }, Role::Session(session)) => {

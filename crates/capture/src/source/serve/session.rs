@@ -46,8 +46,8 @@ impl<'a> Session<'a> {
         snapshots: &'a Registry,
         snapshot: String,
         name: &str,
-    ) -> Result<Session<'a>, CaptureError> {
         seen: SeenTables,
+    ) -> Result<Session<'a>, CaptureError> {
         let connection = ExportedSnapshot::open_named(spec, name, Some(seen)).await?;
         Ok(Session { spec, snapshots, snapshot, connection, known: None })
     }
@@ -106,13 +106,15 @@ impl<'a> Session<'a> {
         Ok(tables)
     }
 
-    /// Sends the published rows of a range. Everything but the last answer is sent here.
+    /// Sends the published rows of a range. Everything but the last answer is sent here. How many
+    /// they are is told who asks for that (`counted`).
     pub async fn copy_range(
         &mut self,
         channel: &mut dyn Channel,
         table: u32,
         range: BlockRange,
         plan: CopyPlan,
+        counted: bool,
     ) -> Result<Result<Answer, Failure>, Ended> {
         let begun = while_open(channel, async {
             let known = self.tables().await?;
@@ -140,7 +142,8 @@ impl<'a> Session<'a> {
             }
         }
         flush(channel, &mut data).await?;
-        Ok(Ok(Answer::Done))
+        let rows = copy.rows().filter(|_| counted);
+        Ok(Ok(rows.map_or(Answer::Done, |rows| Answer::Copied { rows })))
     }
 
     /// Sends the published rows that have one of the keys, as [`Session::copy_range`] does.
