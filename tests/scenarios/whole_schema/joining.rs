@@ -108,6 +108,52 @@ fn partitions_come_and_go_through_the_root() -> Result<()> {
     })
 }
 
+/// A copy that starts over needs partitions that came meanwhile, and a root that was made by hand
+/// needs all of them.
+#[test]
+fn partitions_that_are_missing_under_a_root_are_made_before_its_copy() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publish(PARTITIONED)?;
+        pair.subscriber.execute_script(
+            "CREATE TABLE p (id integer, r integer, v text, PRIMARY KEY (r, id)) \
+             PARTITION BY RANGE (r)",
+        )?;
+        pair.add_publication("p", &["public.p"], "publish_via_partition_root = true")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        let alike = |pair: &mut Pair| -> Result<()> {
+            pair.await_arrival()?;
+            let rows = "SELECT md5(string_agg(p::text, ';' ORDER BY id, r)) FROM p";
+            ensure!(pair.publisher_says(rows)? == pair.subscriber_says(rows)?);
+            let leaves = "SELECT string_agg(inhrelid::regclass::text, ' ' ORDER BY inhrelid::regclass::text) \
+                          FROM pg_inherits WHERE inhparent = 'p'::regclass";
+            ensure!(pair.publisher_says(leaves)? == pair.subscriber_says(leaves)?);
+            Ok(())
+        };
+        let crash = "snapshot.before-range-commit:1";
+        pair.site.env("FARSHORE_CRASH", crash);
+        pair.site.start()?;
+        pair.site.await_kill(crash, SOON)?;
+        pair.site.env("FARSHORE_CRASH", "");
+        pair.publish(NEW_PARTITION)?;
+        pair.site.start()?;
+        alike(&mut pair)?;
+        // All is copied anew, behind another one.
+        pair.site.stop()?;
+        pair.publish(
+            "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (40) TO (50); \
+             INSERT INTO p SELECT i, 45, 'v' FROM generate_series(401, 450) i",
+        )?;
+        let resync = pair.site.verb("resync", &["--subscription", "s"])?;
+        ensure!(resync.code == Some(0), "{resync:?}");
+        pair.site.start()?;
+        alike(&mut pair)?;
+        pair.publish("UPDATE p SET v = 'last' WHERE id % 2 = 0")?;
+        alike(&mut pair)
+    })
+}
+
 /// Through the root, the target may be one table.
 #[test]
 fn a_partitioned_table_becomes_a_plain_one() -> Result<()> {

@@ -373,7 +373,7 @@ impl InitialCopy<'_> {
         }
     }
 
-    /// Makes the tables that the target lacks.
+    /// Makes the tables that the target lacks, and partitions of what is to be copied.
     async fn create_tables(
         &self,
         session: &mut Session,
@@ -394,7 +394,11 @@ impl InitialCopy<'_> {
             published.iter().filter(|table| !copied.contains(&table.table)).collect();
         let missing: HashSet<TableName> =
             uncopied.iter().map(|table| table.table.clone()).collect();
-        if !self.schema.create_tables || !lacks_tables(session, self.schema, &missing).await? {
+        // A partitioned table that is there may lack partitions: of those, rows come with its own.
+        let has_partitions = uncopied.iter().any(|table| table.partitioned);
+        if !self.schema.create_tables
+            || !has_partitions && !lacks_tables(session, self.schema, &missing).await?
+        {
             return Ok(());
         }
         let oids: Vec<u32> = uncopied.iter().map(|table| table.oid).collect();
