@@ -5,7 +5,9 @@ use farshore_tests::{DATABASE, Pair, both_ways};
 
 const SCHEMA: &str = "
     CREATE SCHEMA audit;
-    CREATE TABLE orders (id bigserial PRIMARY KEY, v text DEFAULT 'x');
+    CREATE SEQUENCE numbers;
+    CREATE TABLE orders (id bigserial PRIMARY KEY, v text DEFAULT 'x',
+      number bigint DEFAULT nextval('numbers'));
     CREATE TABLE lines (id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
       order_id bigint NOT NULL REFERENCES orders, v text);
     CREATE INDEX lines_order ON lines (order_id);
@@ -92,6 +94,16 @@ fn mapped_tables_are_created_copied_and_followed() -> Result<()> {
         pair.publish("CREATE TABLE later (id integer PRIMARY KEY); INSERT INTO later VALUES (1)")?;
         pair.await_copy("later")?;
         ensure!(pair.subscriber_says("SELECT count(*) FROM mirror.later")? == "1");
+        // Sequences stand where they should, also one that its table does not own.
+        pair.site.stop()?;
+        for (there, here) in
+            [("numbers", "mirror.numbers"), ("orders_id_seq", "archive.orders_id_seq")]
+        {
+            let last = |sequence: &str| format!("SELECT last_value FROM {sequence}");
+            let (left, right) =
+                (pair.publisher_says(&last(there))?, pair.subscriber_says(&last(here))?);
+            ensure!(left == right, "{there} stands at {left}, {here} at {right}");
+        }
         Ok(())
     })
 }

@@ -12,6 +12,10 @@ const SCHEMA: &str = "
     CREATE SCHEMA \"Odd\";
     CREATE SEQUENCE \"Odd\".\"Alone.x\" START 5 INCREMENT 3;
     CREATE SEQUENCE unused START 77;
+    CREATE SCHEMA seqs;
+    CREATE SEQUENCE seqs.orders;
+    CREATE TABLE orders (id bigint DEFAULT nextval('seqs.orders') PRIMARY KEY, v text);
+    INSERT INTO orders (v) SELECT 'v' FROM generate_series(1, 30);
     INSERT INTO t (v) SELECT 'v' FROM generate_series(1, 100);
     SELECT nextval('\"Odd\".\"Alone.x\"') FROM generate_series(1, 10);";
 
@@ -49,7 +53,8 @@ fn positions_follow_and_are_exact_after_a_stop() -> Result<()> {
         await_same(&mut pair)?;
         pair.publish(
             "INSERT INTO t (v) SELECT 'v' FROM generate_series(1, 50); \
-                      SELECT nextval('unused')",
+             INSERT INTO orders (v) SELECT 'v' FROM generate_series(1, 50); \
+             SELECT nextval('unused')",
         )?;
         await_same(&mut pair)?;
         // Somebody used values on the target: they are not given again.

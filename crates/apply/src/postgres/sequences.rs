@@ -174,8 +174,8 @@ impl<'a> Sequences<'a> {
         session: &mut Session,
         position: &SequencePosition,
     ) -> Result<(), ApplyError> {
-        let table = position.column.as_ref().map(|(table, _)| table);
-        let name = self.schema.names.sequence(&position.name, table);
+        // Who merely uses it may be in another schema.
+        let name = self.schema.names.sequence(&position.name, position.owner.as_ref());
         let Some(found) = self.find(session, &name, position).await? else {
             if position.column.is_none() && self.schema.create_tables {
                 self.create(session, &name, position).await?;

@@ -12,6 +12,9 @@ pub struct SequencePosition {
     pub name: TableName,
     /// A published column that takes its values, if any: table and column name.
     pub column: Option<(TableName, String)>,
+    /// The table that owns it, if any; none where another site runs a version that does not tell.
+    #[serde(default)]
+    pub owner: Option<TableName>,
     /// `AS type START … INCREMENT …` as SQL.
     pub options: String,
     /// Whether the role may read it.
@@ -57,7 +60,7 @@ pub(crate) async fn read_positions(
              CACHE %s%s', s.seqtypid::regtype, s.seqstart, s.seqincrement, s.seqmin, s.seqmax, \
              s.seqcache, CASE WHEN s.seqcycle THEN ' CYCLE' ELSE '' END), r.readable, \
            CASE WHEN r.readable THEN pg_catalog.pg_sequence_last_value(c.oid) END, \
-           pg_catalog.quote_ident(current_user) \
+           pg_catalog.quote_ident(current_user), o.schema_name, o.table_name \
          FROM pg_catalog.pg_sequence s JOIN pg_catalog.pg_class c ON c.oid = s.seqrelid \
          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
          CROSS JOIN LATERAL (SELECT pg_catalog.has_sequence_privilege(c.oid, 'USAGE, SELECT') \
@@ -66,6 +69,12 @@ pub(crate) async fn read_positions(
          LEFT JOIN pg_catalog.pg_class t ON t.oid = l.tbl \
          LEFT JOIN pg_catalog.pg_namespace tn ON tn.oid = t.relnamespace \
          LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = l.tbl AND a.attnum = l.col \
+         LEFT JOIN LATERAL (SELECT dn.nspname AS schema_name, dc.relname AS table_name \
+           FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_class dc ON dc.oid = d.refobjid \
+           JOIN pg_catalog.pg_namespace dn ON dn.oid = dc.relnamespace \
+           WHERE d.objid = c.oid AND d.classid = 'pg_catalog.pg_class'::regclass \
+             AND d.refclassid = 'pg_catalog.pg_class'::regclass AND d.deptype IN ('a', 'i') \
+             AND d.refobjsubid > 0 LIMIT 1) o ON true \
          WHERE c.relpersistence = 'p' AND (l.tbl IS NOT NULL OR (n.oid IN (SELECT * FROM whole) \
            AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_depend d WHERE d.objid = c.oid \
              AND d.classid = 'pg_catalog.pg_class'::regclass AND d.deptype IN ('e', 'i', 'a')))) \
@@ -93,6 +102,7 @@ pub(crate) async fn read_positions(
             Ok(SequencePosition {
                 name: table_name(row, 0),
                 column: row.get(4).map(|column| (table_name(row, 2), column.to_owned())),
+                owner: row.get(10).map(|_| table_name(row, 9)),
                 options: text(row, 5),
                 readable: is(row, 6),
                 role: text(row, 8),
