@@ -2,7 +2,7 @@
 
 use crate::config::{Publication, SiteConfig, Subscription};
 use farshore_apply::ApplyError;
-use farshore_apply::postgres::schema::outline_of;
+use farshore_apply::postgres::schema::{AFTER_ORDER, outline_of};
 use farshore_apply::postgres::session::Session;
 use farshore_capture::publication::Unfit;
 use farshore_pg::Mode;
@@ -87,18 +87,18 @@ async fn outline(
     let published: HashSet<_> =
         wanted.tables.into_iter().filter(|table| !copied.contains(table)).collect();
     let outline = outline_of(&mut session, &spec.schema, &definitions, &published, &copied).await?;
-    let mut after = Vec::new();
-    for step in outline.steps {
+    for step in &outline.steps {
         schema.before.extend(
             step.sql.iter().map(|sql| Statement { object: step.object.clone(), sql: sql.clone() }),
         );
         schema.left_out.extend(step.left_out.iter().map(|what| format!("{}: {what}", step.object)));
-        after.extend(step.after);
     }
-    after.sort_by_key(|statement| statement.stage);
-    schema
-        .after
-        .extend(after.into_iter().map(|after| Statement { object: after.object, sql: after.sql }));
+    schema.after.extend(
+        outline
+            .after_copy()
+            .into_iter()
+            .map(|after| Statement { object: after.object.clone(), sql: after.sql.clone() }),
+    );
     schema.left_out.extend(outline.unavailable.iter().map(|name| format!("extension {name}")));
     Ok(schema)
 }
@@ -116,8 +116,10 @@ async fn copied_tables(
     }
     let waiting = session
         .query(
-            "SELECT object, statement FROM farshore.after_copy \
-             WHERE subscription = $1 AND refusal IS NULL ORDER BY stage, ordinal",
+            &format!(
+                "SELECT object, statement FROM farshore.after_copy \
+                 WHERE subscription = $1 AND refusal IS NULL ORDER BY {AFTER_ORDER}"
+            ),
             &[Some(subscription)],
         )
         .await?;

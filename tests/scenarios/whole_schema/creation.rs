@@ -142,6 +142,50 @@ fn a_refused_index_or_key_is_recorded_and_holds_nothing_up() -> Result<()> {
     })
 }
 
+/// Whatever levels of partitions there are, each index is there once, under its own name.
+#[test]
+fn indexes_of_partitions_of_partitions_are_made_once() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publish(
+            "CREATE TABLE m (id integer PRIMARY KEY, k integer, v text) PARTITION BY RANGE (id); \
+             CREATE TABLE m1 PARTITION OF m FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id); \
+             CREATE TABLE m11 PARTITION OF m1 FOR VALUES FROM (0) TO (50); \
+             CREATE TABLE m12 PARTITION OF m1 FOR VALUES FROM (50) TO (100) PARTITION BY RANGE (id); \
+             CREATE TABLE m121 PARTITION OF m12 DEFAULT; \
+             CREATE INDEX otherwise ON m121 (k); CREATE INDEX on_m1 ON m1 (k, v); \
+             CREATE INDEX ON m (k); CREATE INDEX ON m (v); ALTER TABLE m ADD UNIQUE (id, k); \
+             INSERT INTO m SELECT i, i, 'v' FROM generate_series(1, 99) i",
+        )?;
+        pair.add_publication("p", &["public.*"], "")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        let dry = pair.site.verb("schema", &[])?;
+        pair.subscriber.connect()?.batch_execute("CREATE DATABASE by_hand")?;
+        pair.subscriber.connect_to("by_hand")?.batch_execute(&dry.stdout)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        await_all_created(&mut pair)?;
+        assert_same(&pair.publisher, &pair.subscriber, &[])?;
+        // What joins a table that has its indexes gets them from that.
+        pair.publish(
+            "CREATE TABLE m2 PARTITION OF m FOR VALUES FROM (100) TO (200) PARTITION BY RANGE (id); \
+             CREATE TABLE m21 PARTITION OF m2 DEFAULT; INSERT INTO m VALUES (100, 1, 'v')",
+        )?;
+        pair.await_copy("m21")?;
+        pair.assert_equal(&["public"])?;
+        await_all_created(&mut pair)?;
+        let indexes = "SELECT string_agg(n::text, ' ' ORDER BY t) FROM (SELECT relname AS t, \
+                         (SELECT count(*) FROM pg_index WHERE indrelid = c.oid) AS n \
+                       FROM pg_class c WHERE relkind IN ('r', 'p') AND relname ~ '^m[0-9]*$') AS x";
+        let (there, here) = (pair.publisher_says(indexes)?, pair.subscriber_says(indexes)?);
+        ensure!(there == here, "{there} and {here}");
+        let refused = pair.subscriber_says("SELECT count(*) FROM farshore.after_copy")?;
+        ensure!(refused == "0", "{refused} statements were refused");
+        Ok(())
+    })
+}
+
 /// What came with 18, on 15.
 #[test]
 fn an_older_target_gets_what_it_knows() -> Result<()> {

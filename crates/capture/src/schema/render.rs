@@ -90,7 +90,7 @@ pub struct TablePlan {
 /// When a statement is run after the copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Stage {
-    /// Indexes, unique and exclusion constraints of partitions, before those of their parents.
+    /// Indexes, unique and exclusion constraints of partitions, each before those of its parent.
     PartitionIndexes,
     /// Indexes, unique and exclusion constraints.
     Indexes,

@@ -95,12 +95,16 @@ impl Session {
     }
 }
 
+/// The order in which rows of `farshore.after_copy` are worked off: that of
+/// [`Outline::after_copy`](super::Outline::after_copy).
+pub const AFTER_ORDER: &str = "stage, CASE stage WHEN 1 THEN -ordinal ELSE ordinal END";
+
 /// What a subscription ($1) is still to create.
 fn waiting_sql(compare: &str, stage: Stage) -> String {
     format!(
         "SELECT ordinal, object, statement FROM farshore.after_copy \
          WHERE subscription = $1 AND refusal IS NULL AND stage {compare} {} \
-         ORDER BY stage, ordinal",
+         ORDER BY {AFTER_ORDER}",
         stage_number(stage)
     )
 }

@@ -12,6 +12,7 @@
 //! that the table is there.
 
 mod after;
+pub use after::AFTER_ORDER;
 pub(crate) use after::foreign_keys_waiting_sql;
 mod create;
 mod outline;

@@ -1,6 +1,6 @@
 use super::present::Present;
 use farshore_capture::publication::TableName;
-use farshore_capture::schema::{AfterStatement, Plan, TablePlan};
+use farshore_capture::schema::{AfterStatement, Plan, Stage, TablePlan};
 use std::collections::{HashMap, HashSet};
 
 /// What is to be done on a target: a plan, less what is there.
@@ -44,6 +44,8 @@ impl Outline {
         let chosen = chosen(&plan.tables, present, published, copied);
         let mut steps = Vec::new();
         let mut made: HashSet<TableName> = HashSet::new();
+        // Of these, all that they are a part of is made too.
+        let mut made_whole: HashSet<TableName> = HashSet::new();
         for table in &plan.tables {
             let parent = table.partition_of.as_ref();
             let parent_made = parent.is_some_and(|parent| made.contains(parent));
@@ -51,7 +53,11 @@ impl Outline {
                 || parent.and_then(|p| present.table(p)).is_some_and(|p| p.is_partitioned());
             if chosen.contains(&table.target) {
                 made.insert(table.target.clone());
-                let mut step = create(table, parent_partitioned, parent_made);
+                let parent_whole = parent.is_some_and(|parent| made_whole.contains(parent));
+                if parent_whole || !parent_partitioned {
+                    made_whole.insert(table.target.clone());
+                }
+                let mut step = create(table, parent_partitioned, parent_whole);
                 step.gives_way =
                     parent_partitioned && !parent_made && !published.contains(&table.source);
                 steps.push(step);
@@ -84,6 +90,19 @@ impl Outline {
             steps = objects.chain(steps).collect();
         }
         Outline { steps, unavailable: Vec::new() }
+    }
+
+    /// What is to follow the copy, in order. Indexes of partitions are made from the leaves up: the
+    /// one of a table that has partitions makes those that its partitions lack, under other names.
+    pub fn after_copy(&self) -> Vec<&AfterStatement> {
+        let all = || self.steps.iter().flat_map(|step| &step.after);
+        let of_partitions = |after: &&AfterStatement| after.stage == Stage::PartitionIndexes;
+        let mut ordered: Vec<&AfterStatement> = all().filter(of_partitions).collect();
+        ordered.reverse();
+        let mut rest: Vec<&AfterStatement> = all().filter(|after| !of_partitions(after)).collect();
+        rest.sort_by_key(|after| after.stage);
+        ordered.append(&mut rest);
+        ordered
     }
 }
 
@@ -125,14 +144,18 @@ fn chosen(
     chosen
 }
 
-fn create(table: &TablePlan, attach: bool, parent_made: bool) -> Step {
+fn create(table: &TablePlan, attach: bool, parent_whole: bool) -> Step {
     let mut sql = table.create.clone();
     if attach {
         sql.extend(table.attach.clone());
     }
-    // An index of the parent comes along when the parent has it already, or makes it later; made
-    // here by name before the parent's, it becomes a part of that.
-    let after = table.after.iter().filter(|after| !after.from_parent || parent_made || !attach);
+    // An index of the parent comes along when the parent has it already (as one has that became a
+    // part of a table with indexes), or makes it later; made here by name before the parent's, it
+    // becomes a part of that. Checks and foreign keys of the parent always come along.
+    let is_wanted = |after: &&AfterStatement| {
+        !after.from_parent || !attach || parent_whole && after.stage < Stage::Checks
+    };
+    let after = table.after.iter().filter(is_wanted);
     Step {
         object: format!("table {}", table.target),
         sql,
@@ -239,5 +262,46 @@ mod tests {
         // Rows come for partitions by their own names.
         let steps = outlined(&otherwise, &["one", "two"], &[]);
         assert_eq!(steps.iter().map(|step| step.gives_way).collect::<Vec<_>>(), [false, false]);
+    }
+
+    /// Indexes are made from the leaves up, and left to a parent that has its own already; checks are
+    /// left to every parent.
+    #[test]
+    fn what_a_parent_brings_along_is_left_to_it() {
+        let after = |table: &str| {
+            let index = (Stage::PartitionIndexes, "index");
+            let root = [(Stage::Indexes, "index"), (Stage::Checks, "check")];
+            let other = [index, (Stage::PartitionIndexes, "second"), (Stage::Checks, "check")];
+            let all = if table == "root" { &root[..] } else { &other[..] };
+            let statement = |(stage, what): &(Stage, &str)| AfterStatement {
+                stage: *stage,
+                object: format!("{what} {table}"),
+                sql: String::new(),
+                from_parent: table != "root" && *what != "second",
+            };
+            all.iter().map(statement).collect::<Vec<_>>()
+        };
+        let mut plan = plan(&[("root", None), ("middle", Some("root")), ("leaf", Some("middle"))]);
+        for table in &mut plan.tables {
+            table.after = after(&table.source.name);
+        }
+        plan.tables[1].partition_key = Some("LIST (b)".to_owned());
+        let objects = |root: Option<Option<&str>>| -> Vec<String> {
+            let there = root.map(|key| PresentTable {
+                partition_key: key.map(str::to_owned),
+                partition_of: None,
+                bound: None,
+            });
+            let present = Present::of(there.map(|there| (name("root"), there)));
+            let published = HashSet::from([name("root"), name("leaf")]);
+            let outline = Outline::new(plan.clone(), &present, &published, &HashSet::new());
+            outline.after_copy().into_iter().map(|after| after.object.clone()).collect()
+        };
+        let all = "second leaf, index leaf, second middle, index middle, index root, check root";
+        assert_eq!(objects(None).join(", "), all);
+        assert_eq!(objects(Some(Some("LIST (a)"))), ["second leaf", "second middle"]);
+        // The middle one has no place in a plain table.
+        let apart = "second leaf, index leaf, second middle, index middle, check middle";
+        assert_eq!(objects(Some(None)).join(", "), apart);
     }
 }
