@@ -186,6 +186,53 @@ fn indexes_of_partitions_of_partitions_are_made_once() -> Result<()> {
     })
 }
 
+/// Where a partition or a child is carried without its parent, or is a plain table on the target.
+#[test]
+fn checks_and_keys_of_parents_that_are_not_carried_are_created() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publish(
+            "CREATE TABLE kinds (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
+             CREATE TABLE kinds_1 PARTITION OF kinds FOR VALUES FROM (0) TO (5); \
+             CREATE TABLE kinds_2 PARTITION OF kinds FOR VALUES FROM (5) TO (10); \
+             INSERT INTO kinds VALUES (1), (7); \
+             CREATE TABLE root (id integer PRIMARY KEY, kind integer REFERENCES kinds, \
+               CONSTRAINT positive CHECK (id > 0)) PARTITION BY RANGE (id); \
+             CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (100); \
+             CREATE TABLE plain (id integer PRIMARY KEY, kind integer REFERENCES kinds, \
+               CONSTRAINT above CHECK (id > 0)) PARTITION BY RANGE (id); \
+             CREATE TABLE plain_1 PARTITION OF plain FOR VALUES FROM (0) TO (100); \
+             CREATE TABLE base (id integer, CONSTRAINT small CHECK (id < 100)); \
+             CREATE TABLE child (v text, PRIMARY KEY (id)) INHERITS (base); \
+             CREATE TABLE grandchild (PRIMARY KEY (id)) INHERITS (child); \
+             INSERT INTO root VALUES (1, 1), (2, 7); INSERT INTO plain VALUES (1, 1), (2, 7); \
+             INSERT INTO child VALUES (1, 'v'); INSERT INTO grandchild VALUES (2, 'w')",
+        )?;
+        pair.subscriber
+            .execute_script("CREATE TABLE plain (id integer PRIMARY KEY, kind integer)")?;
+        let tables =
+            ["kinds", "leaf", "plain", "child", "grandchild"].map(|name| format!("public.{name}"));
+        pair.add_publication("p", &tables.each_ref().map(String::as_str), "")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        await_all_created(&mut pair)?;
+        let said = pair.subscriber_says(
+            "SELECT string_agg(conrelid::regclass || ' ' || conname, ', ' \
+               ORDER BY conrelid::regclass::text, conname) FROM pg_constraint \
+             WHERE contype IN ('c', 'f') AND connamespace = 'public'::regnamespace \
+               AND (contype = 'c' OR confrelid = 'kinds'::regclass)",
+        )?;
+        let wanted = "child small, grandchild small, leaf positive, leaf root_kind_fkey, \
+                      plain_1 above, plain_1 plain_kind_fkey";
+        ensure!(said == wanted, "{said}");
+        let refused = pair.subscriber_says("SELECT count(*) FROM farshore.after_copy")?;
+        ensure!(refused == "0", "{refused} statements were refused");
+        Ok(())
+    })
+}
+
 /// What came with 18, on 15.
 #[test]
 fn an_older_target_gets_what_it_knows() -> Result<()> {

@@ -219,7 +219,8 @@ pub struct Constraint {
     pub definition: String,
     /// The table a foreign key refers to, and what stands after its name.
     pub references: Option<(TableName, String)>,
-    /// It is there because the parent has it.
+    /// It is there because the parent has it; of a check or a foreign key, a parent that is among
+    /// the tables.
     pub from_parent: bool,
     /// Its index is the replica identity.
     pub identifies: bool,

@@ -415,8 +415,10 @@ impl Renderer<'_> {
                 ConstraintKind::PrimaryKey | ConstraintKind::Unique | ConstraintKind::Exclusion => {
                     indexes
                 }
-                // These, the parent always brings along.
-                ConstraintKind::Check | ConstraintKind::ForeignKey if constraint.from_parent => {
+                // A table that inherits is made with its parents, which always bring these along.
+                ConstraintKind::Check | ConstraintKind::ForeignKey
+                    if constraint.from_parent && table.partition_of.is_none() =>
+                {
                     continue;
                 }
                 ConstraintKind::Check => Stage::Checks,

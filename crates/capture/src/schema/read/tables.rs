@@ -3,7 +3,7 @@
 use super::{is, optional, table_name, text};
 use crate::schema::{ColumnFill, Constraint, ConstraintKind, Index, Table, TableColumn};
 use farshore_pg::{Connection, Error, Row, partition_tree};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Tables of `seeds` with their partitions and listed ancestors, parents first.
 pub(super) async fn tables(
@@ -67,6 +67,7 @@ pub(super) async fn tables(
         }
         parents.entry(child).or_default().push(parent);
     }
+    keep_from_others(&mut tables, &parents);
     // A column may be of another table's row type.
     let row_types = "SELECT a.attrelid, t.typrelid FROM pg_catalog.pg_attribute a \
         JOIN pg_catalog.pg_type c ON c.oid = a.atttypid \
@@ -220,6 +221,32 @@ async fn needs_of_defaults(sql: &mut Connection, oids: &str) -> Result<Needs, Er
     Ok(needs)
 }
 
+/// Checks and foreign keys that no parent among the tables brings along are the table's own.
+fn keep_from_others(tables: &mut HashMap<u32, Table>, parents: &HashMap<u32, Vec<u32>>) {
+    let is_check = |constraint: &&Constraint| constraint.kind == ConstraintKind::Check;
+    let checks: HashMap<u32, HashSet<String>> = tables
+        .iter()
+        .map(|(oid, table)| {
+            let names = table.constraints.iter().filter(is_check).map(|check| check.name.clone());
+            (*oid, names.collect())
+        })
+        .collect();
+    for (oid, table) in tables {
+        let parents = parents.get(oid).map_or(&[][..], Vec::as_slice);
+        let has_check = |name: &String| {
+            parents.iter().any(|p| checks.get(p).is_some_and(|checks| checks.contains(name)))
+        };
+        for constraint in &mut table.constraints {
+            constraint.from_parent &= match constraint.kind {
+                ConstraintKind::Check => has_check(&constraint.name),
+                ConstraintKind::ForeignKey => table.partition_of.is_some(),
+                _ => true,
+            };
+        }
+    }
+}
+
+/// Without those that stand for one partition each of the table that a foreign key refers to.
 async fn add_constraints(
     sql: &mut Connection,
     oids: &str,
@@ -239,6 +266,8 @@ async fn add_constraints(
              LEFT JOIN pg_catalog.pg_index i ON i.indexrelid = k.conindid \
                AND i.indrelid = k.conrelid \
              WHERE k.conrelid = ANY ($1::text::oid[]) AND k.contype IN ('p', 'u', 'c', 'x', 'f') \
+               AND NOT EXISTS (SELECT 1 FROM pg_catalog.pg_constraint whole \
+                 WHERE whole.oid = k.conparentid AND whole.conrelid = k.conrelid) \
              ORDER BY k.conrelid, k.contype <> 'p', k.conname",
             &[Some(oids)],
         )
