@@ -627,7 +627,8 @@ impl PublicationSpec {
 
     /// The published tables as the publisher describes them in `sql`'s snapshot, without their
     /// sizes: those have to wait while somebody has a table for himself, and this is asked in the
-    /// middle of the stream.
+    /// middle of the stream. A publication of all tables has those in which a publisher that is a
+    /// target itself keeps its progress: they are of that server alone, and not carried.
     pub async fn published_tables(
         &self,
         sql: &mut Connection,
@@ -648,7 +649,8 @@ impl PublicationSpec {
         // with it: on 18 that is cubic in a table's columns, of which there may be 1,600. And what is
         // asked of a table would be asked for each of its columns.
         let text = format!(
-            "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables WHERE pubname = $1), \
+            "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables \
+               WHERE pubname = $1 AND schemaname <> 'farshore'), \
              t AS MATERIALIZED (SELECT c.oid, p.schemaname, p.tablename, {filter} AS filter, \
                c.relkind = 'p' AS partitioned, {node} AS node, \
                coalesce(m.oid, 0) AS membership, \

@@ -4,6 +4,7 @@
 use anyhow::{Result, ensure};
 use farshore_testkit::checksum;
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
+use postgres::error::SqlState;
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -198,6 +199,65 @@ fn an_adopted_publication_and_slot() -> Result<()> {
             pair.publisher_says("SELECT string_agg(pubname, ',') FROM pg_publication")?,
             "By Hand"
         );
+        Ok(())
+    })
+}
+
+/// Where a publisher is a target itself, its progress is its own.
+#[test]
+fn the_progress_of_a_publisher_that_is_a_target_is_not_carried() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publisher.connect()?.batch_execute("CREATE DATABASE upstream")?;
+        let mut upstream = pair.publisher.connect_to("upstream")?;
+        upstream.batch_execute(
+            "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+             INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100) AS i",
+        )?;
+        let (first, second) = (pair.publisher.url("upstream"), pair.publisher.url(DATABASE));
+        pair.site.add(&format!(
+            "[publication.first]\nsource = \"{first}\"\ntables = [\"public.*\"]\n\
+             [subscription.first]\npublication = \"first\"\ntarget = \"{second}\"\n"
+        ))?;
+        pair.site.start()?;
+        let mut between = pair.publisher.connect()?;
+        pair.site.wait_for("the first copy", SOON, || {
+            let there =
+                between.query_one("SELECT to_regclass('farshore.table_copy') IS NOT NULL", &[])?;
+            if !there.get::<_, bool>(0) {
+                return Ok(None);
+            }
+            let copied =
+                "SELECT FROM farshore.table_copy WHERE table_name = 't' AND state = 'copied'";
+            Ok(between.query_opt(copied, &[])?.map(drop))
+        })?;
+        pair.site.stop()?;
+        pair.publish("CREATE PUBLICATION whole FOR ALL TABLES")?;
+        pair.site.add(&format!(
+            "[publication.p]\nsource = \"{second}\"\nadopt_publication = \"whole\"\n"
+        ))?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        let check = pair.site.verb("check", &[])?;
+        ensure!(check.code == Some(0) && !check.stdout.contains("farshore.sub"), "{check:?}");
+        pair.site.start()?;
+        upstream.batch_execute("UPDATE t SET v = 'w' WHERE id % 3 = 0")?;
+        let mut last = pair.subscriber.connect()?;
+        pair.site.wait_for("the upstream change", SOON, || {
+            match last.query_opt("SELECT FROM t WHERE id = 99 AND v = 'w'", &[]) {
+                Ok(row) => Ok(row.map(drop)),
+                Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(None),
+                Err(error) => Err(error.into()),
+            }
+        })?;
+        pair.site.restart()?;
+        pair.assert_equal(&["public"])?;
+        let progress = "SELECT string_agg(DISTINCT subscription, ' ') FROM farshore.table_copy";
+        ensure!(pair.subscriber_says(progress)? == "s");
+        let copied = "SELECT string_agg(schema_name || '.' || table_name, ' ' ORDER BY schema_name) \
+                      FROM farshore.table_copy";
+        let copied = pair.subscriber_says(copied)?;
+        ensure!(copied == "farshore_marks.mark public.t", "{copied}");
         Ok(())
     })
 }

@@ -42,10 +42,14 @@ impl PublicationSpec {
             ""
         };
         let text = format!(
-            "SELECT r.prrelid FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid \
-             WHERE p.pubname = $1 \
-             UNION SELECT c.oid FROM pg_publication p CROSS JOIN pg_class c \
-             WHERE p.pubname = $1 AND p.puballtables AND c.relkind IN ('r', 'p') {schemas}"
+            "SELECT l.oid FROM ( \
+               SELECT r.prrelid FROM pg_publication p \
+               JOIN pg_publication_rel r ON r.prpubid = p.oid WHERE p.pubname = $1 \
+               UNION SELECT c.oid FROM pg_publication p CROSS JOIN pg_class c \
+               WHERE p.pubname = $1 AND p.puballtables AND c.relkind IN ('r', 'p') {schemas}) \
+               AS l (oid) \
+             JOIN pg_class c ON c.oid = l.oid JOIN pg_namespace n ON n.oid = c.relnamespace \
+             WHERE n.nspname <> 'farshore'"
         );
         let rows = sql
             .query(&text, &[Some(&self.publication_name())])
