@@ -174,6 +174,24 @@ mod tests {
     }
 
     #[test]
+    fn of_our_own_tables_some_hold_progress() {
+        for (table, next) in [
+            ("farshore.table_copy", "farshore CASCADE"),
+            ("farshore.conflicts", "makes the table again"),
+            ("public.t", "put it back"),
+        ] {
+            let error = farshore_pg::Error::Server(Box::new(ServerError {
+                code: "42P01".into(),
+                severity: "ERROR".into(),
+                message: format!("relation \"{table}\" does not exist"),
+                ..ServerError::default()
+            }));
+            let told = sentence(&error);
+            assert!(told.contains(next) && told.contains("farshore resume"), "{table}: {told}");
+        }
+    }
+
+    #[test]
     fn a_pooler_that_keeps_us_out_is_not_tried_again() {
         let refusal = ServerError {
             code: "08P01".into(),

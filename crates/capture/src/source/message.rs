@@ -217,6 +217,23 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_is_understood_as_sites_of_earlier_versions_ask_for_it() {
+        let ask = |more: &str| {
+            let json = format!(
+                r#"{{"version":1,"request":{{"copy_range":{{"table":7,"range":{{"start":0,"end":9}},
+                "plan":{{"format":"text","casts":[]}}{more}}}}}}}"#
+            );
+            let mut message = (json.len() as u32).to_be_bytes().to_vec();
+            message.extend_from_slice(json.as_bytes());
+            decode_request(message).unwrap().0
+        };
+        for (more, expected) in [("", false), (r#","counted":true,"later":1"#, true)] {
+            let Request::CopyRange { counted, .. } = ask(more) else { panic!("another request") };
+            assert_eq!(counted, expected);
+        }
+    }
+
+    #[test]
     fn another_version_is_refused_whatever_it_asks() {
         let json = br#"{"version":2,"request":{"everything":[1,2]}}"#;
         let mut message = (json.len() as u32).to_be_bytes().to_vec();
