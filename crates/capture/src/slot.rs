@@ -360,6 +360,9 @@ const SLOTS_MAX: u32 = 10;
 /// How long the first log behind a new slot is waited for, where the publisher is at work.
 const PROOF_AFTER: Duration = Duration::from_millis(300);
 
+/// So much log is decoded for that at most, before what is written in that time.
+const PROOF_BYTES_MAX: u64 = 256 << 20;
+
 /// A new slot from which the publisher can decode the first of its log. About one in a hundred that
 /// are made while transactions truncate tables cannot ([`log_undecodable`]); nothing has been copied
 /// beside this one yet, so another may take its place.
@@ -368,11 +371,13 @@ async fn create_decodable_slot(
     sql: &mut Connection,
     slot: &str,
 ) -> Result<Lsn, CaptureError> {
-    for made in 1.. {
+    let mut made = 1;
+    loop {
         let start = create_slot(spec, slot).await?;
         if made == SLOTS_MAX || is_decodable(spec, sql, slot, start).await? {
             return Ok(start);
         }
+        made += 1;
         tracing::info!(
             publication = %spec.name, slot,
             "the publisher cannot decode its own log from where its new slot stands: it is made anew"
@@ -381,7 +386,6 @@ async fn create_decodable_slot(
             .await
             .map_err(|error| spec.publisher_error(error))?;
     }
-    Err(CaptureError::Interrupted("no slot was made".to_owned()))
 }
 
 /// Whether the publisher can decode what it has written since `start`, shortly after.
@@ -391,8 +395,12 @@ async fn is_decodable(
     slot: &str,
     start: Lsn,
 ) -> Result<bool, CaptureError> {
-    // Until they have it, nothing would be said.
-    if place(spec, sql).await?.is_none_or(|place| place.waits_for_standbys) {
+    // Until standbys have it, nothing would be said; and behind a transaction that ran for hours all
+    // the log since would be decoded twice.
+    let is_at_hand = |place: Place| {
+        !place.waits_for_standbys && place.end.bytes_since(place.restart) <= PROOF_BYTES_MAX
+    };
+    if !place(spec, sql).await?.is_some_and(is_at_hand) {
         return Ok(true);
     }
     if log_end(spec, sql).await?.1 > start {

@@ -546,8 +546,7 @@ impl<'a> ConflictRow<'a> {
                  LEFT JOIN pg_catalog.pg_operator o ON o.oid = x.conexclop[k + 1] \
                  LEFT JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace \
                  WHERE n.nspname = $1 AND c.relname = $2 \
-                   AND (i.indrelid = {table}::pg_catalog.regclass OR i.indrelid IN \
-                     (SELECT part.relid FROM {} AS part)) ORDER BY k",
+                   AND i.indrelid IN (SELECT part.relid FROM {} AS part) ORDER BY k",
                     partition_tree(&format!("{table}::pg_catalog.regclass"))
                 ),
                 &[Some(schema), Some(name)],
