@@ -31,7 +31,7 @@ const CASES: &[Case] = &[
         "cursors",
         Damage::Bytes(40, b"garbage"),
         Some(
-            "farshore: publication \"p\": store file DIRECTORY/data/publications/p/cursors is damaged: its checksum or form is wrong. Nothing was changed. Restore the file from a copy, or remove it: subscriptions then register anew and continue from what their targets have applied",
+            "farshore: publication \"p\": store file DIRECTORY/data/publications/p/cursors is damaged: its checksum or form is wrong. Nothing was changed. Restore the file from a copy, or remove it: subscriptions then register anew, and one that has not applied all of this log may have to be copied anew (farshore resync), since nobody claims the log until it does",
         ),
     ),
     (

@@ -131,7 +131,8 @@ pub(crate) fn remedy(case: Case) -> &'static str {
     match case {
         Case::CursorsDamaged => {
             "Nothing was changed. Restore the file from a copy, or remove it: subscriptions then \
-             register anew and continue from what their targets have applied"
+             register anew, and one that has not applied all of this log may have to be copied anew \
+             (farshore resync), since nobody claims the log until it does"
         }
         Case::NotesDamaged => {
             "Nothing was changed. Restore the file from a copy. Without it this log cannot be \
