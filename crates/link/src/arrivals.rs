@@ -1,7 +1,7 @@
 //! What has come from the peer and was not taken: pieces, perhaps out of order. Pure; the session's
 //! tasks share it behind a lock. Bounded by the credit granted, which the peer cannot exceed.
 
-use crate::frame::{self, MESSAGE_BYTES_MAX};
+use crate::frame;
 use bytes::{Bytes, BytesMut};
 use std::collections::BTreeMap;
 
@@ -112,23 +112,32 @@ impl Arrivals {
 }
 
 /// A message whose pieces come one by one, in order.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Assembly {
+    /// Longer messages are not taken.
+    message_bytes_max: u32,
     /// Bytes missing of the message begun.
     missing: Option<usize>,
     bytes: BytesMut,
 }
 
 impl Assembly {
+    pub(crate) fn new(message_bytes_max: u32) -> Assembly {
+        Assembly { message_bytes_max, missing: None, bytes: BytesMut::new() }
+    }
+
     /// Adds a piece; returns the message if it is whole. Memory grows with what has come, not with
     /// what was announced. The error says what rule the piece breaks.
     pub(crate) fn add(&mut self, piece: Arrived) -> Result<Option<Bytes>, String> {
         let missing = match (self.missing, piece.message_bytes) {
-            (None, Some(message_bytes)) if message_bytes <= MESSAGE_BYTES_MAX => {
+            (None, Some(message_bytes)) if message_bytes <= self.message_bytes_max => {
                 message_bytes as usize
             }
             (None, Some(message_bytes)) => {
-                return Err(format!("a message of {message_bytes} bytes was announced"));
+                return Err(format!(
+                    "a message of {message_bytes} bytes was announced; {} are allowed",
+                    self.message_bytes_max
+                ));
             }
             (Some(missing), None) => missing,
             (None, None) => return Err("a message began in its middle".to_owned()),
@@ -201,13 +210,13 @@ mod tests {
 
     #[test]
     fn a_message_needs_its_pieces_in_order_and_exactly() {
-        let mut assembly = Assembly::default();
+        let mut assembly = Assembly::new(1000);
         assert!(assembly.add(piece(None, 1)).unwrap_err().contains("middle"));
         assert_eq!(assembly.add(piece(Some(3), 2)), Ok(None));
         assert!(assembly.add(piece(Some(3), 2)).unwrap_err().contains("lacked 1"));
         assert!(assembly.add(piece(None, 2)).unwrap_err().contains("more bytes"));
-        let mut assembly = Assembly::default();
-        assert!(assembly.add(piece(Some(u32::MAX), 2)).unwrap_err().contains("announced"));
+        let mut assembly = Assembly::new(1000);
+        assert!(assembly.add(piece(Some(1001), 2)).unwrap_err().contains("announced"));
         assert_eq!(assembly.add(piece(Some(0), 0)), Ok(Some(Bytes::new())));
     }
 

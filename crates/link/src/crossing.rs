@@ -132,8 +132,9 @@ pub(crate) struct CrossingReceiver {
 }
 
 impl CrossingReceiver {
-    pub fn new(shared: Arc<Shared>) -> CrossingReceiver {
-        CrossingReceiver { phase: shared.phase(), shared, assembly: Assembly::default() }
+    pub fn new(shared: Arc<Shared>, message_bytes_max: u32) -> CrossingReceiver {
+        let assembly = Assembly::new(message_bytes_max);
+        CrossingReceiver { phase: shared.phase(), shared, assembly }
     }
 
     /// [`crate::Receiver::next`].

@@ -14,6 +14,7 @@ mod dialer;
 mod error;
 pub mod frame;
 pub mod handshake;
+mod heard;
 mod identity;
 mod listener;
 mod meter;

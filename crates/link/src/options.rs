@@ -1,6 +1,7 @@
 //! What may be set about a link.
 
 use crate::LinkError;
+use crate::frame::MESSAGE_BYTES_MAX;
 use crate::handshake::{CONNECTIONS_MAX, WINDOW_BYTES_MAX, WINDOW_BYTES_MIN};
 use crate::pacer::Pacer;
 use std::sync::Arc;
@@ -15,6 +16,9 @@ pub struct LinkOptions {
     /// Bytes that the peer may send ahead of what is taken here, 512 KiB to 1 GiB. Bounds this
     /// side's memory; should be at least twice bandwidth × round trip.
     pub window_bytes: usize,
+    /// Length of the longest message that is taken from the peer, in bytes; a longer one ends the
+    /// session. A message is held until it is whole, so this bounds memory beside the window.
+    pub message_bytes_max: u32,
     /// How often each connection asks the peer for a sign of life; at least 10 ms.
     pub keepalive: Duration,
     /// The session ends when a connection brings no byte for so long; at least twice `keepalive`.
@@ -34,6 +38,7 @@ impl Default for LinkOptions {
         LinkOptions {
             connections: 4,
             window_bytes: 32 << 20,
+            message_bytes_max: MESSAGE_BYTES_MAX,
             keepalive: Duration::from_secs(1),
             dead_after: Duration::from_secs(10),
             connect_timeout: Duration::from_secs(10),

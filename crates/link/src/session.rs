@@ -50,7 +50,7 @@ impl Session {
             stripe::spawn(Stripe::new(shared.clone(), number, options), wire);
         }
         let sender = CrossingSender::new(shared.clone(), options.pacer.clone());
-        let receiver = CrossingReceiver::new(shared);
+        let receiver = CrossingReceiver::new(shared, options.message_bytes_max);
         let (sender, receiver) =
             (Sender(SenderWay::Crossing(sender)), Receiver(ReceiverWay::Crossing(receiver)));
         Session { sender, receiver, peer: Some(peer) }

@@ -3,6 +3,7 @@
 use crate::arrivals::Arrived;
 use crate::frame::{Announced, FrameError, HEADER_BYTES, Header, Kind, REASON_BYTES_MAX};
 use crate::handshake::cut;
+use crate::heard::Heard;
 use crate::outgoing::Frame;
 use crate::session::LAST_WORDS;
 use crate::shared::{Phase, Shared};
@@ -43,14 +44,10 @@ pub(crate) struct Stripe {
 
 /// Starts the connection's tasks. They end with the session.
 pub(crate) fn spawn(stripe: Stripe, wire: Wire) {
+    let heard = wire.get_ref().0.get_ref().heard().clone();
     let (reading, writing) = tokio::io::split(wire);
     let counts = (stripe.session.meter.count_task(), stripe.session.meter.count_task());
-    let reader = Reader {
-        stripe: stripe.clone(),
-        half: reading,
-        buffer: ReadBuffer::new(),
-        heard_us: Arc::new(AtomicU64::new(0)),
-    };
+    let reader = Reader { stripe: stripe.clone(), half: reading, buffer: ReadBuffer::new(), heard };
     let writer = Writer {
         stripe,
         half: writing,
@@ -264,8 +261,7 @@ struct Reader {
     stripe: Stripe,
     half: ReadHalf<Wire>,
     buffer: ReadBuffer,
-    /// When the last byte came, on the session's clock.
-    heard_us: Arc<AtomicU64>,
+    heard: Arc<Heard>,
 }
 
 /// Bytes read and not looked at.
@@ -301,13 +297,13 @@ impl Reader {
         let session = self.stripe.session.clone();
         let mut phase = session.phase();
         let (number, dead_after) = (self.stripe.number, self.stripe.options.dead_after);
-        let heard_us = self.heard_us.clone();
-        heard_us.store(micros(session.age()), Relaxed);
+        let heard = self.heard.clone();
+        heard.note();
         let ended = tokio::select! {
             biased;
             () = over(&mut phase) => Ok(()),
             read = self.read() => read.and_then(|()| session.reader_leaves(number)),
-            () = silence(&session, &heard_us, dead_after) => Err(LinkError::Silent {
+            () = silence(&heard, dead_after) => Err(LinkError::Silent {
                 site: session.site.clone(),
                 stripe: number,
                 after: dead_after,
@@ -417,7 +413,6 @@ impl Reader {
         match read {
             Ok(count) => {
                 session.meter.wire_bytes_received.fetch_add(count as u64, Relaxed);
-                self.heard_us.store(micros(session.age()), Relaxed);
                 Ok(count)
             }
             Err(error) if is_gone(&error) => Ok(0),
@@ -432,12 +427,8 @@ impl Reader {
 }
 
 /// Until nothing has been heard for `dead_after`.
-async fn silence(session: &Shared, heard_us: &AtomicU64, dead_after: Duration) {
-    loop {
-        let heard = Duration::from_micros(heard_us.load(Relaxed));
-        let Some(left) = dead_after.checked_sub(session.age().saturating_sub(heard)) else {
-            return;
-        };
+async fn silence(heard: &Heard, dead_after: Duration) {
+    while let Some(left) = dead_after.checked_sub(heard.ago()) {
         // At least a tick, as clocks of timers are coarse.
         tokio::time::sleep(left.max(Duration::from_millis(1))).await;
     }

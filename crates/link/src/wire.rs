@@ -3,6 +3,7 @@
 use crate::handshake::{
     ANSWER_BYTES, Answer, AnswerHead, HELLO_BYTES, HandshakeError, Hello, HelloHead,
 };
+use crate::heard::Listening;
 use socket2::SockRef;
 use std::io;
 use std::time::Duration;
@@ -11,7 +12,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 
 /// TLS reads its socket 4 KiB at a time; the buffer between saves most of the system calls.
-pub(crate) type Socket = BufReader<TcpStream>;
+pub(crate) type Socket = BufReader<Listening>;
 
 /// A connection after TLS. Boxed, as it is more than a kilobyte and handed around.
 pub(crate) type Wire = Box<TlsStream<Socket>>;
@@ -53,7 +54,7 @@ pub(crate) fn socket(tcp: TcpStream) -> io::Result<Socket> {
     // Where a kernel has neither, links are slower over lossy or long lines, and work.
     let _ = options.set_tcp_congestion(b"bbr");
     let _ = options.set_tcp_notsent_lowat(UNSENT_BYTES_MAX);
-    Ok(BufReader::with_capacity(SOCKET_BUFFER_BYTES, tcp))
+    Ok(BufReader::with_capacity(SOCKET_BUFFER_BYTES, Listening::to(tcp)))
 }
 
 /// A connection whose TLS is up.

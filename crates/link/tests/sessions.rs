@@ -124,6 +124,20 @@ async fn a_message_too_long_is_refused_and_the_session_goes_on() -> Result<()> {
     Ok(())
 }
 
+/// The receiver's bound: nothing of a longer one is kept.
+#[tokio::test]
+async fn a_message_longer_than_the_other_side_takes_ends_the_session() -> Result<()> {
+    let message_bytes_max = 1 << 20;
+    let (near, far) = connected(LinkOptions { message_bytes_max, ..options(2) }).await?;
+    let ((mut send, _keep), (_also, mut receive)) = (near.split(), far.split());
+    send.send(Bytes::from(vec![0; 1 << 20])).await?;
+    assert_eq!(receive.next().await?.map(|message| message.len()), Some(1 << 20));
+    send.send(Bytes::from(vec![0; (1 << 20) + 1])).await?;
+    let error = receive.next().await.unwrap_err().to_string();
+    assert!(error.contains("1048577 bytes was announced; 1048576 are allowed"), "{error}");
+    Ok(())
+}
+
 #[tokio::test]
 async fn who_does_not_take_stops_the_sender_at_the_window_and_nobody_else() -> Result<()> {
     let window_bytes = 1 << 20;
@@ -438,6 +452,28 @@ async fn a_network_that_swallows_everything_is_noticed() -> Result<()> {
     }
     soon("all tasks end", meters.0.closed()).await?;
     soon("all tasks end", meters.1.closed()).await?;
+    Ok(())
+}
+
+/// TLS gives nothing of a record before all of it is there. Here that takes twice as long as who is
+/// dead is waited for.
+#[tokio::test]
+async fn a_line_so_slow_that_a_record_takes_long_is_not_a_dead_one() -> Result<()> {
+    let dead_after = Duration::from_millis(400);
+    let options = LinkOptions { keepalive: Duration::from_millis(100), dead_after, ..options(1) };
+    let (_sites, listener, far) = near_and_far(options.clone()).await?;
+    let relay = Relay::to(listener.local_address()).await?;
+    let (near, far) = open(&listener, &relay.address.to_string(), &far, options).await?;
+    let ((mut send, _keep), (_also, mut receive)) = (near.split(), far.split());
+    let mut message = vec![0; 30_000];
+    StdRng::seed_from_u64(3).fill_bytes(&mut message);
+    let message = Bytes::from(message);
+    relay.fate.drop_bytes.store(400, SeqCst);
+    let (sent, received) =
+        soon("it passes", async { tokio::join!(send.send(message.clone()), receive.next()) })
+            .await?;
+    sent?;
+    assert!(received?.context("a message")? == message);
     Ok(())
 }
 

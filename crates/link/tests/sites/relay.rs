@@ -3,7 +3,8 @@
 use anyhow::Result;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, tcp};
 use tokio::sync::watch;
@@ -14,6 +15,8 @@ use tokio::task::JoinSet;
 pub struct Fate {
     /// They vanish, and connections stay open.
     pub swallowed: AtomicBool,
+    /// They come in drops of so many, 20 ms apart; 0 is as they are.
+    pub drop_bytes: AtomicUsize,
     /// One bit of the next bytes from the dialer is turned over.
     pub flip: AtomicBool,
     /// Bytes that went through, both ways.
@@ -82,8 +85,18 @@ async fn carry(
         if from_dialer && fate.flip.swap(false, SeqCst) {
             buffer[count / 2] ^= 0x10;
         }
-        if to.write_all(&buffer[..count]).await.is_err() {
-            return;
+        let whole = |bytes: usize| if bytes == 0 { count } else { bytes };
+        let mut left = &buffer[..count];
+        while !left.is_empty() {
+            let drop_bytes = fate.drop_bytes.load(SeqCst);
+            if drop_bytes > 0 {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+            let (now, later) = left.split_at(whole(drop_bytes).min(left.len()));
+            if to.write_all(now).await.is_err() {
+                return;
+            }
+            left = later;
         }
         fate.carried.fetch_add(count as u64, SeqCst);
     }
