@@ -41,7 +41,7 @@ impl Channel for Pipe {
 
 /// The way to the site that has the publisher; it leads there so many times.
 struct Way {
-    spec: PublicationSpec,
+    direct: Direct,
     snapshots: Arc<Registry>,
     stop: watch::Sender<bool>,
     left: AtomicUsize,
@@ -57,9 +57,9 @@ impl Opener for Way {
             let (to, far_from) = mpsc::channel(2);
             let (far_to, from) = mpsc::channel(2);
             let mut far = Pipe { to: far_to, from: far_from };
-            let (spec, snapshots) = (self.spec.clone(), self.snapshots.clone());
+            let (direct, snapshots) = (self.direct.clone(), self.snapshots.clone());
             let stop = self.stop.subscribe();
-            tokio::spawn(async move { serve(&spec, &snapshots, &mut far, stop).await });
+            tokio::spawn(async move { serve(&direct, &snapshots, &mut far, stop).await });
             Ok(Box::new(Pipe { to, from }) as Box<dyn Channel>)
         })
     }
@@ -67,9 +67,9 @@ impl Opener for Way {
 
 fn way(spec: &PublicationSpec, times: usize) -> Remote {
     let (stop, _) = watch::channel(false);
-    let (spec, snapshots) = (spec.clone(), Arc::default());
+    let (direct, snapshots) = (Direct::new(spec.clone()), Arc::default());
     let left = AtomicUsize::new(times);
-    Remote::new("hq", Arc::new(Way { spec, snapshots, stop, left }))
+    Remote::new("hq", Arc::new(Way { direct, snapshots, stop, left }))
 }
 
 const SETUP: &str = "

@@ -704,7 +704,7 @@ fn served(
 ) -> BTreeMap<String, Served> {
     let own = publications.iter().map(|agent| {
         let source =
-            ServedSource::Here(Box::new(agent.capture.spec.clone()), Arc::new(Registry::default()));
+            ServedSource::Here(Box::new(agent.source.clone()), Arc::new(Registry::default()));
         let ready = agent.capture.ready.subscribe();
         let trouble = Box::new(agent.trouble());
         (agent.name.clone(), Served { store: agent.store.clone(), ready, source, trouble })

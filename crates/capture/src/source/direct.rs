@@ -44,6 +44,11 @@ impl Direct {
             sequences: Arc::default(),
         }
     }
+
+    /// Which publication, and where.
+    pub fn spec(&self) -> &PublicationSpec {
+        &self.spec
+    }
 }
 
 impl Source for Direct {

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
-use farshore_capture::source::{Channel, ChannelError, Opener, Registry, Remote, serve};
+use farshore_capture::source::{Channel, ChannelError, Direct, Opener, Registry, Remote, serve};
 use farshore_pg::{Config, Connection, Mode};
 use farshore_store::BoxFuture;
 use farshore_testkit::postgres::{Cluster, Installation};
@@ -46,7 +46,7 @@ pub type Served = JoinHandle<Result<(), ChannelError>>;
 
 /// The site that has the publisher, in this process.
 pub struct Elsewhere {
-    pub spec: PublicationSpec,
+    pub direct: Direct,
     pub snapshots: Arc<Registry>,
     pub stop: watch::Sender<bool>,
     /// One for each channel that was opened, in order.
@@ -56,16 +56,16 @@ pub struct Elsewhere {
 impl Elsewhere {
     pub fn new(spec: &PublicationSpec, snapshots: &Arc<Registry>) -> Arc<Elsewhere> {
         let (stop, _) = watch::channel(false);
-        let (spec, snapshots) = (spec.clone(), snapshots.clone());
-        Arc::new(Elsewhere { spec, snapshots, stop, served: Mutex::default() })
+        let (direct, snapshots) = (Direct::new(spec.clone()), snapshots.clone());
+        Arc::new(Elsewhere { direct, snapshots, stop, served: Mutex::default() })
     }
 
     /// A channel to it.
     pub fn channel(&self) -> Pipe {
         let (near, mut far) = Pipe::pair();
-        let (spec, snapshots) = (self.spec.clone(), self.snapshots.clone());
+        let (direct, snapshots) = (self.direct.clone(), self.snapshots.clone());
         let stop = self.stop.subscribe();
-        let served = tokio::spawn(async move { serve(&spec, &snapshots, &mut far, stop).await });
+        let served = tokio::spawn(async move { serve(&direct, &snapshots, &mut far, stop).await });
         self.served.lock().unwrap().push(served);
         near
     }

@@ -78,7 +78,8 @@ async fn session(elsewhere: &Arc<Elsewhere>) -> (Pipe, Pipe) {
 }
 
 async fn oid(elsewhere: &Elsewhere, table: &str) -> u32 {
-    let oid = super::value(&elsewhere.spec, &format!("SELECT '{table}'::regclass::oid")).await;
+    let oid =
+        super::value(elsewhere.direct.spec(), &format!("SELECT '{table}'::regclass::oid")).await;
     oid.parse().unwrap()
 }
 
@@ -164,7 +165,7 @@ fn spec_of_people(elsewhere: &Elsewhere) -> farshore_capture::publication::Publi
         name: "people".into(),
         tables,
         articles: Default::default(),
-        ..elsewhere.spec.clone()
+        ..elsewhere.direct.spec().clone()
     }
 }
 

@@ -15,6 +15,7 @@ use farshore_store::{
     Batch, EntryKind, EntryMeta, LogStore, Replicate, SpillId, SpillReceiver, StoreError,
     StoredBlock,
 };
+use std::io;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -114,7 +115,12 @@ impl ReceiveError {
         match self {
             // Also when certificates are refused: whoever mends that may do so at the other site.
             ReceiveError::Link(_) => true,
-            ReceiveError::Store(error) => error.is_out_of_room(),
+            // A disk that could not be read or written, or had no room, for a moment. A log that failed
+            // stays closed and says so; what came and does not belong into it never will.
+            ReceiveError::Store(StoreError::Io { error, .. }) => {
+                error.kind() != io::ErrorKind::InvalidData
+            }
+            ReceiveError::Store(_) => false,
             ReceiveError::Refused { passes, .. } => *passes,
             ReceiveError::Protocol { .. }
             | ReceiveError::AnotherLog { .. }
@@ -526,6 +532,18 @@ mod tests {
             assert!(!error.is_transient() && !text.contains("DROP"), "{text}");
             assert!(text.contains("farshore resync") && text.contains(&receive.folder), "{text}");
         }
+    }
+
+    #[test]
+    fn a_disk_that_could_not_be_read_for_a_moment_stops_nothing() {
+        let error = |kind: io::ErrorKind| {
+            let (path, error) = ("1.log".into(), Arc::new(kind.into()));
+            ReceiveError::Store(StoreError::Io { action: "read", path, error })
+        };
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::Other, io::ErrorKind::OutOfMemory] {
+            assert!(error(kind).is_transient(), "{kind}");
+        }
+        assert!(!error(io::ErrorKind::InvalidData).is_transient());
     }
 
     #[tokio::test]

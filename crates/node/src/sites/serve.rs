@@ -1,6 +1,7 @@
 //! Sessions of downstream sites, and what they may have.
 
 mod log;
+mod refusals;
 
 use super::channel::SessionChannel;
 use super::measure::Host;
@@ -10,8 +11,7 @@ use crate::agents::lock;
 use crate::config::sites::{Downstream, SitesConfig};
 use crate::legs::milliseconds;
 use crate::mirrors::NearAgent;
-use farshore_capture::publication::PublicationSpec;
-use farshore_capture::source::{Registry, serve};
+use farshore_capture::source::{Direct, Registry, serve};
 use farshore_link::{Dialer, Incoming, LinkError, LinkOptions, Listener, Pacer, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::relay::end::EndRequest;
@@ -22,6 +22,7 @@ use farshore_model::{Lsn, PgTime, Timeline, leg_micros};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
 use log::Takes;
+use refusals::Refusals;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -40,6 +41,15 @@ const PASSED_ON_WITHIN: Duration = Duration::from_secs(8);
 
 /// How long an ended session's last words may take.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// Longest message that a downstream site sends, in bytes: what it is told is long, what it says is
+/// not (names of tables, the digests of one file). One that is granted little may ask for no more
+/// memory than that, in each of its sessions.
+const MESSAGE_OF_A_DOWNSTREAM_MAX: u32 = 32 << 20;
+
+fn of_a_downstream() -> LinkOptions {
+    LinkOptions { message_bytes_max: MESSAGE_OF_A_DOWNSTREAM_MAX, ..LinkOptions::default() }
+}
 
 /// What a downstream site is called among a store's cursors; no subscription can have such a name.
 pub(crate) fn cursor_of(site: &str) -> String {
@@ -60,8 +70,8 @@ pub(crate) struct Served {
 
 /// Where a publication's publisher can be asked.
 pub(crate) enum ServedSource {
-    /// From here.
-    Here(Box<PublicationSpec>, Arc<Registry>),
+    /// From here, together with this site's own subscriptions.
+    Here(Box<Direct>, Arc<Registry>),
     /// At the site that it comes from, under this name.
     Upstream(Dialer, String),
 }
@@ -114,6 +124,8 @@ pub(crate) struct Serving {
     allowances: Mutex<Allowances>,
     /// Counts the sessions of each site and publication: a new one ends the one before it.
     sessions: Mutex<HashMap<(String, String), Sessions>>,
+    /// What sites were refused lately.
+    refusals: Refusals,
 }
 
 impl Serving {
@@ -142,6 +154,7 @@ impl Serving {
             measuring: Arc::new(Semaphore::new(1)),
             allowances: Mutex::default(),
             sessions: Mutex::default(),
+            refusals: Refusals::default(),
         }
     }
 
@@ -215,7 +228,7 @@ impl Serving {
         let (site, peer, came_at) = (incoming.site.clone(), incoming.peer, Instant::now());
         let Some(downstream) = self.sites.downstream(&site) else {
             let why = format!("there is no [downstream.{site}] in the site file here");
-            tracing::warn!(%site, %peer, "refused: {why}");
+            self.refusals.tell(&site, Some(peer), &why);
             return incoming.refuse(&why).await;
         };
         let wanted: Wanted = match serde_json::from_slice(&incoming.request) {
@@ -243,7 +256,7 @@ impl Serving {
                 "publication \"{publication}\" is not granted to site \"{site}\". Name it under \
                  [downstream.{site}] publications, if that site may have it"
             );
-            tracing::warn!(%site, %peer, "refused: {why}");
+            self.refusals.tell(&site, Some(peer), &why);
             return incoming.refuse(&why).await;
         };
         let _permit = match (&wanted, self.asking.get(&site)) {
@@ -251,7 +264,7 @@ impl Serving {
                 Some(permit) => Some(permit),
                 None => {
                     let why = format!("{ASKING_MAX} sessions of it ask publishers already");
-                    tracing::warn!(%site, %peer, "refused: {why}");
+                    self.refusals.tell(&site, Some(peer), &why);
                     return incoming.refuse(&why).await;
                 }
             },
@@ -263,7 +276,8 @@ impl Serving {
                 match open_upstream(dialer, name, came_at + PASSED_ON_WITHIN).await {
                     Ok(session) => Some(session),
                     Err(why) => {
-                        tracing::warn!(%site, %publication, "refused: {why}");
+                        let told = format!("publication \"{publication}\": {why}");
+                        self.refusals.tell(&site, Some(peer), &told);
                         return incoming.refuse(&why).await;
                     }
                 }
@@ -271,7 +285,7 @@ impl Serving {
             _ => None,
         };
         let pacer = self.pacers.get(&site).cloned();
-        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        let options = LinkOptions { pacer, ..of_a_downstream() };
         let session = match incoming.accept(options).await {
             Ok(session) => session,
             Err(error) => return tracing::warn!(%site, %peer, "{error}"),
@@ -303,13 +317,13 @@ impl Serving {
                 "mirror \"{name}\" is not granted to site \"{site}\". Name it under \
                  [downstream.{site}] mirrors, if that site may have it"
             );
-            tracing::warn!(%site, "refused: {why}");
+            self.refusals.tell(site, Some(incoming.peer), &why);
             return incoming.refuse(&why).await;
         };
         let pacer = self.pacers.get(site).cloned();
         // Commits may wait for a mirror, and for nothing else that goes there.
         let goes_first = matches!(wanted, Wanted::Mirror(_));
-        let options = LinkOptions { pacer, goes_first, ..LinkOptions::default() };
+        let options = LinkOptions { pacer, goes_first, ..of_a_downstream() };
         let session = match incoming.accept(options).await {
             Ok(session) => session,
             Err(error) => return tracing::warn!(%site, mirror = %name, "{error}"),
@@ -375,7 +389,7 @@ impl Serving {
             .unwrap_or_else(|poisoned| poisoned.into_inner())
             .left(site, Instant::now());
         if let Err(why) = allowed {
-            tracing::warn!(%site, "refused: {why}");
+            self.refusals.tell(site, Some(incoming.peer), &why);
             return incoming.refuse(&why).await;
         }
         let pacer = self.pacers.get(site).cloned();
@@ -386,7 +400,7 @@ impl Serving {
             following: self.followed_by(site),
             ..Host::here()
         };
-        let options = LinkOptions { pacer, ..LinkOptions::default() };
+        let options = LinkOptions { pacer, ..of_a_downstream() };
         let session = match incoming.accept(options).await {
             Ok(session) => session,
             Err(error) => return tracing::warn!(%site, "{error}"),
@@ -432,9 +446,9 @@ impl Serving {
             }
             Wanted::Source { .. } => {
                 match (&served.source, upstream) {
-                    (ServedSource::Here(spec, snapshots), _) => {
+                    (ServedSource::Here(direct, snapshots), _) => {
                         let mut channel = SessionChannel::new(session);
-                        if let Err(error) = serve(spec, snapshots, &mut channel, halted).await {
+                        if let Err(error) = serve(direct, snapshots, &mut channel, halted).await {
                             tracing::info!(site = %downstream.site, publication, "{error}");
                         }
                         // Its last words may say what is wrong.

@@ -25,18 +25,19 @@ use std::collections::HashSet;
 use tokio::sync::watch;
 
 /// Answers what comes on one channel, until the other side ends it or `stop` turns true. Then
-/// everything that the channel stands for has ended on the publisher.
+/// everything that the channel stands for has ended on the publisher. What channels with clones of
+/// one `direct` ask at the same time, the publisher is asked once.
 ///
 /// # Errors
 /// The channel's; and what the other side sent that it may not send at all, after which nothing
 /// else is taken from it. What it asks and may not have is refused with an answer instead.
 pub async fn serve(
-    spec: &PublicationSpec,
+    direct: &Direct,
     snapshots: &Registry,
     channel: &mut dyn Channel,
     mut stop: watch::Receiver<bool>,
 ) -> Result<(), ChannelError> {
-    let server = Server { spec, snapshots, direct: Direct::new(spec.clone()) };
+    let server = Server { spec: direct.spec(), snapshots, direct };
     let served = tokio::select! {
         biased;
         // The site's end is a stop, too.
@@ -113,7 +114,7 @@ struct Exporting<'a> {
 struct Server<'a> {
     spec: &'a PublicationSpec,
     snapshots: &'a Registry,
-    direct: Direct,
+    direct: &'a Direct,
 }
 
 impl<'a> Server<'a> {

@@ -84,7 +84,9 @@ impl Serving {
                 (Answer::Follows { log_id: served.store.log_id(), after, publisher }, Some(after))
             }
             Err(refusal) => {
-                tracing::warn!(site = %key.0, publication = %key.1, "refused: {}", refusal.why);
+                let (site, publication) = key;
+                let why = format!("publication \"{publication}\": {}", refusal.why);
+                self.refusals.tell(site, None, &why);
                 self.note_refusal(key, &refusal);
                 let Refusal { why, passes } = refusal;
                 (Answer::Refused { why, passes }, None)
