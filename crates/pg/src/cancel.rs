@@ -18,6 +18,12 @@ impl CancelToken {
         Arc::ptr_eq(&self.session, &other.session)
     }
 
+    /// Asks it when this is dropped before [`Abandoned::is_done`]: a session that waits for a lock
+    /// does not notice that its client has gone, and goes on waiting.
+    pub fn unless_done(self) -> Abandoned {
+        Abandoned(Some(self))
+    }
+
     /// Asks, on a connection of its own with the same encryption, and returns when the server has
     /// taken notice. Whether it came in time only the cancelled session can tell: its statement
     /// fails with SQLSTATE 57014, or it was done already.
@@ -52,5 +58,29 @@ impl CancelToken {
         tokio::time::timeout(after, work).await.unwrap_or_else(|_| {
             Err(Error::Timeout { what: format!("cancelling a statement on {server}"), after })
         })
+    }
+}
+
+/// Of a statement whose future may be dropped: see [`CancelToken::unless_done`].
+#[derive(Debug)]
+pub struct Abandoned(Option<CancelToken>);
+
+impl Abandoned {
+    /// The statement has been answered.
+    pub fn is_done(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Abandoned {
+    fn drop(&mut self) {
+        let Some(token) = self.0.take() else { return };
+        // Without a runtime the process is about to end.
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+        runtime.spawn(async move {
+            if let Err(error) = token.cancel().await {
+                tracing::debug!(%error, "a statement that was given up goes on");
+            }
+        });
     }
 }

@@ -29,7 +29,7 @@ mod startup;
 mod tls;
 mod transport;
 
-pub use cancel::CancelToken;
+pub use cancel::{Abandoned, CancelToken};
 pub use catalog::partition_tree;
 pub use config::{Config, ConfigError, Keepalive};
 pub use connection::{Connection, Mode};

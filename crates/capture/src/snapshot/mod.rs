@@ -57,7 +57,11 @@ impl ExportedSnapshot {
             failover: false,
             two_phase: false,
         };
+        // Who asks may give up. The walsender would go on waiting, with the slot: as many would be
+        // there in the end as the server has room for.
+        let abandoned = connection.cancel_token().unless_done();
         let created = patiently(spec, connection.create_logical_slot(&slot, options), tell).await;
+        abandoned.is_done();
         let created = created.map_err(|error| spec.publisher_error(error))?;
         let name = created.snapshot.ok_or_else(|| {
             CaptureError::Protocol("the publisher made a slot but exported no snapshot".to_owned())

@@ -290,6 +290,30 @@ fn what_is_dropped_ends_on_the_publisher_too_and_what_is_lost_can_be_had_again()
     });
 }
 
+/// A snapshot waits for transactions that are open, its walsender with its slot too. Whoever gives it
+/// up, and asks again and again, must not take all of them that the server has.
+#[test]
+fn a_snapshot_that_is_given_up_while_it_waits_leaves_nothing_on_the_publisher() {
+    let cluster = cluster(15);
+    let spec = whole(&cluster);
+    let slots = "SELECT count(*) FROM pg_replication_slots";
+    Runtime::new().unwrap().block_on(async {
+        let elsewhere = publish(&spec).await;
+        let mut open = spec.connect(farshore_pg::Mode::Sql).await.unwrap();
+        open.simple_query("BEGIN; UPDATE people SET name = 'open' WHERE id = 1").await.unwrap();
+        let (direct, remote) = (Direct::new(spec.clone()), elsewhere.remote());
+        for source in [&direct as &dyn Source, &remote] {
+            tokio::select! {
+                _ = source.export("given up") => panic!("it did not wait"),
+                () = wait_for(&spec, slots, "1") => {}
+            }
+            wait_for(&spec, slots, "0").await;
+        }
+        open.simple_query("COMMIT").await.unwrap();
+        direct.export("had").await.unwrap();
+    });
+}
+
 #[test]
 fn who_waits_for_a_lock_is_seen_and_who_has_it_is_not_waited_for() {
     let cluster = cluster(18);
