@@ -3,7 +3,7 @@
 
 use crate::alterations::Watch;
 use crate::publication::PublicationSpec;
-use crate::slot::Place;
+use crate::slot::{Place, Server};
 use crate::{CaptureError, slot};
 use farshore_model::Lsn;
 use farshore_pg::{Connection, Mode};
@@ -33,8 +33,13 @@ pub(crate) struct Attendant {
 }
 
 impl Attendant {
-    /// Begins at `start`, on `sql`.
-    pub fn start(spec: PublicationSpec, sql: Connection, start: Lsn, watch: Watch) -> Attendant {
+    /// Begins at `start`, on `sql`, which leads to `server`.
+    pub fn start(
+        spec: PublicationSpec,
+        (sql, server): (Connection, Server),
+        start: Lsn,
+        watch: Watch,
+    ) -> Attendant {
         let (reached, watched) = watch::channel(start);
         let (report, found) = mpsc::channel(1);
         let (place, places) = watch::channel(None);
@@ -42,6 +47,7 @@ impl Attendant {
         let work = Work {
             spec: spec.clone(),
             sql: sql.clone(),
+            server,
             watch,
             place,
             nudged_at: start,
@@ -111,6 +117,7 @@ impl Drop for Attendant {
 struct Work {
     spec: PublicationSpec,
     sql: Arc<Mutex<Connection>>,
+    server: Server,
     watch: Watch,
     place: watch::Sender<Option<Place>>,
     nudged_at: Lsn,
@@ -146,8 +153,12 @@ impl Work {
             };
             match done {
                 Ok(()) | Err(farshore_pg::Error::Server(_)) => {}
-                Err(_connection_lost) => match self.spec.connect(Mode::Sql).await {
+                Err(_connection_lost) => match self.reconnect().await {
                     Ok(fresh) => *self.sql.lock().await = fresh,
+                    Err(found @ CaptureError::Interrupted(_)) => {
+                        let _ = report.send(found).await;
+                        return;
+                    }
                     // The next look tries again.
                     Err(error) => {
                         tracing::debug!(publication = %self.spec.name, %error, "attendant")
@@ -155,6 +166,12 @@ impl Work {
                 },
             }
         }
+    }
+
+    async fn reconnect(&self) -> Result<Connection, CaptureError> {
+        let mut fresh = self.spec.connect(Mode::Sql).await?;
+        self.server.check(&self.spec, &mut fresh).await?;
+        Ok(fresh)
     }
 
     async fn look(&mut self) -> Result<(), CaptureError> {

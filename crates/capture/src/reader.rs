@@ -193,7 +193,7 @@ impl Capture {
             tracing::warn!(publication = %self.spec.name, "left on the disk: {error}");
         }
         let assembler = Assembler::new(self.store.clone(), context, held);
-        let mut intake = Intake::new(self, assembler, binary, is_close, server, stop);
+        let mut intake = Intake::new(self, assembler, binary, is_close, server.clone(), stop);
         // What is counted is what comes after this.
         self.set_status(|status| {
             let commands = status.commands;
@@ -202,14 +202,15 @@ impl Capture {
         let watch = alterations::Watch::new(self.store.clone());
         // From before any subscription looks: what joins from here on is told.
         let members = self.spec.membership_signature(&mut sql).await?;
-        let mut attendant = Attendant::start(self.spec.clone(), sql, start, watch);
+        let mut attendant =
+            Attendant::start(self.spec.clone(), (sql, server.clone()), start, watch);
         // An empty store covers nothing; this entry says where its log begins.
         intake.assembler.watermark(start);
         intake.hand_over().await?;
         intake.until_durable().await?;
         let result = tokio::select! {
             result = self.carry(intake, &mut attendant, far, silence_max) => result,
-            never = self.watch_tables(members) => match never {},
+            never = self.watch_tables(members, &server) => match never {},
         };
         self.set_status(|status| status.streaming = false);
         result
@@ -285,12 +286,12 @@ impl Capture {
 
     /// Takes tables that match the patterns into the publication as they appear, and tells the
     /// subscriptions when anything has joined or left since `signature` was taken.
-    async fn watch_tables(&self, mut signature: String) -> Infallible {
+    async fn watch_tables(&self, mut signature: String, server: &slot::Server) -> Infallible {
         let (mut sql, mut complained) = (None, None);
         loop {
             // The connection began with a look: `ensure_publication`.
             tokio::time::sleep(TABLES_EVERY).await;
-            match self.look_at_tables(&mut sql).await {
+            match self.look_at_tables(&mut sql, server).await {
                 Ok((now, left_out)) => {
                     if signature != now {
                         tracing::info!(
@@ -325,11 +326,14 @@ impl Capture {
     async fn look_at_tables(
         &self,
         sql: &mut Option<Connection>,
+        server: &slot::Server,
     ) -> Result<(String, Vec<String>), CaptureError> {
         let connection = match sql {
             Some(connection) => connection,
             None => {
                 let mut fresh = self.spec.connect(Mode::Sql).await?;
+                // It may be altered.
+                server.check(&self.spec, &mut fresh).await?;
                 // Others' locks on a table must not hold up the rest for long.
                 let timeout = fresh.simple_query("SET lock_timeout = '2s'").await;
                 timeout.map_err(|error| self.spec.publisher_error(error))?;

@@ -15,7 +15,7 @@ const ASK: &str = "SELECT extract(epoch FROM pg_catalog.pg_postmaster_start_time
       pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_flush_lsn()), 1, 8) END";
 
 /// The server that a session of capture looked at before it began.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Server(String);
 
 impl Server {
