@@ -1,6 +1,7 @@
 //! Good, warning or critical, and why: what operators should look at, in what order.
 
 use crate::report::SiteReport;
+use farshore_model::Lsn;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -90,6 +91,10 @@ pub struct Limits {
     pub retention_bytes: BTreeMap<String, u64>,
 }
 
+/// Bytes of log kept for a site that is away, from which on that is worth a word: less is had in a cut
+/// that nobody need look at.
+const KEPT_FOR_WHO_IS_AWAY: u64 = 256 << 20;
+
 /// Parts of its retention limit that a store may use before it is worth a warning, or critical.
 const RETENTION: Bounds = Bounds { warning: 0.80, critical: 0.95 };
 
@@ -170,6 +175,20 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
                         "site {} cannot go on: retention limits dropped what it still needed, and \
                          the log here begins at {begins}",
                         site.site
+                    )
+                });
+            }
+        }
+        for site in report.downstreams.iter().filter(|site| site.publication == p.name) {
+            // Log is kept for a site from its first session on.
+            let is_waited_for = site.durable.parse().is_ok_and(|at: Lsn| at > Lsn::ZERO);
+            if is_waited_for && !site.connected && site.behind_bytes >= KEPT_FOR_WHO_IS_AWAY {
+                verdict.find(Health::Warning, || {
+                    format!(
+                        "site {0} is away, and {1} of log are kept for it. If it is not to come back: \
+                         take [downstream.{0}] out of the site file, and restart this node",
+                        site.site,
+                        bytes(site.behind_bytes)
                     )
                 });
             }
@@ -334,6 +353,34 @@ mod tests {
         assert_eq!((p.health, q.health), (Health::Critical, Health::Good));
         let reason = p.reason.as_deref().unwrap_or_default();
         assert!(reason.contains("site dublin") && reason.contains("0/2A"), "{reason}");
+    }
+
+    #[test]
+    fn a_site_that_stays_away_is_told_of_once_much_is_kept_for_it() {
+        let health = |durable: &str, connected, behind_bytes| {
+            let site = DownstreamReport {
+                site: "dublin".into(),
+                publication: "p".into(),
+                durable: durable.into(),
+                connected,
+                behind_bytes,
+                ..DownstreamReport::default()
+            };
+            let p = PublicationReport { name: "p".into(), ..PublicationReport::default() };
+            let (publications, downstreams) = (vec![p], vec![site]);
+            let mut report = SiteReport { publications, downstreams, ..SiteReport::default() };
+            judge(&mut report, &Limits::default());
+            let reason = report.publications[0].reason.clone().unwrap_or_default();
+            (report.publications[0].health, reason)
+        };
+        let (found, reason) = health("0/2A", false, 300_000_000);
+        assert_eq!(found, Health::Warning);
+        assert!(reason.starts_with("site dublin is away, and "), "{reason}");
+        for (durable, connected, behind) in
+            [("0/2A", true, 300_000_000), ("0/2A", false, 1_000_000), ("0/0", false, 300_000_000)]
+        {
+            assert_eq!(health(durable, connected, behind).0, Health::Good);
+        }
     }
 
     #[test]
