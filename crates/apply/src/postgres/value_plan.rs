@@ -245,6 +245,12 @@ fn plan(
                             // Where there are more on one side, the target says so itself: a row
                             // of another length is an error.
                             for (a, b) in a.zip(b) {
+                                // Of built-in types a row says which they are, and it must be they.
+                                let named = [a.type_oid, b.type_oid];
+                                let is_built_in = |oid: &u32| *oid < FIRST_UNSTABLE_OID;
+                                if a.type_oid != b.type_oid && named.iter().all(is_built_in) {
+                                    return refused;
+                                }
                                 let a = from.part(a.type_oid, a.type_modifier);
                                 let b = to.part(b.type_oid, b.type_modifier);
                                 if !plan(a, b, open)?.is_verbatim() {
@@ -353,7 +359,9 @@ fn holds_more(from: u32, to: u32) -> bool {
         JSONB => from == JSON,
         TEXT | VARCHAR => matches!(
             from,
-            BPCHAR
+            TEXT | VARCHAR
+                | NAME
+                | BPCHAR
                 | CHAR
                 | INT2
                 | INT4
@@ -479,6 +487,9 @@ mod tests {
             (TIMESTAMPTZ, TIMESTAMP, other),
             (1007, 1016, cast(1007)),
             (1009, 1007, other),
+            (1015, 1009, cast(1015)),
+            (1009, 1015, cast(1009)),
+            (1003, 1009, cast(1003)),
             // Domains, below and above, on either side.
             (20_003, 20_103, verbatim(0)),
             (20_003, NUMERIC, verbatim(0)),
@@ -577,8 +588,9 @@ mod tests {
             ((20_021, -1), (20_121, -1), fits),
             ((20_021, -1), (20_122, -1), rounded),
             ((20_021, -1), (20_123, -1), rounded),
-            ((20_023, -1), (20_122, -1), fits),
-            ((20_022, -1), (20_123, -1), fits),
+            // Their built-in types are named in a row, and must be those of the target.
+            ((20_023, -1), (20_122, -1), Some(Loss::OtherType)),
+            ((20_022, -1), (20_123, -1), Some(Loss::OtherType)),
             ((20_021, -1), (20_124, -1), fits),
             ((20_024, -1), (20_126, -1), Some(Loss::OtherType)),
             // The target refuses rows of another length by itself.
