@@ -154,6 +154,68 @@ fn partitions_that_are_missing_under_a_root_are_made_before_its_copy() -> Result
     })
 }
 
+/// A column that the publisher dropped stays on the target, where it is the target's business; and the
+/// target's tables may have columns of their own, and wider ones. A new partition has them too.
+#[test]
+fn partitions_come_where_their_root_has_other_columns_on_the_target() -> Result<()> {
+    const ROWS: &str =
+        "SELECT md5(string_agg(concat_ws(',', id, r, w), ';' ORDER BY id, r)) FROM p";
+    both_ways(|direction| {
+        for more in ["", "publish_via_partition_root = true"] {
+            let schema = format!("{PARTITIONED} CREATE INDEX p_id ON p (id)");
+            let mut pair = pair(direction, &schema, more)?;
+            pair.subscriber.execute_script(
+                "ALTER TABLE p ADD COLUMN own text DEFAULT 'here'; \
+                 ALTER TABLE p ALTER COLUMN id TYPE bigint",
+            )?;
+            pair.publish("ALTER TABLE p DROP COLUMN v; INSERT INTO p VALUES (1001, 3)")?;
+            pair.publish(
+                "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20); \
+                 INSERT INTO p SELECT i, 10 + i % 10 FROM generate_series(101, 200) i",
+            )?;
+            if more.is_empty() {
+                pair.await_copy("p2")?;
+            }
+            pair.publish(
+                "ALTER TABLE p ADD COLUMN w integer DEFAULT 3; DELETE FROM p WHERE id % 9 = 0; \
+                 UPDATE p SET w = 4 WHERE id % 5 = 0",
+            )?;
+            pair.await_arrival()?;
+            let (left, right) = (pair.publisher_says(ROWS)?, pair.subscriber_says(ROWS)?);
+            ensure!(left == right, "{more}: {left} and {right}");
+            let own = "SELECT count(DISTINCT own) || ' ' || count(v) FROM p2";
+            ensure!(pair.subscriber_says(own)? == "1 0", "{own}");
+        }
+        Ok(())
+    })
+}
+
+/// Of a partitioned table that refers to another, the log of a TRUNCATE names the partitions alone.
+#[test]
+fn what_a_partitioned_table_refers_to_is_truncated() -> Result<()> {
+    const SCHEMA: &str =
+        "CREATE TABLE customer (id integer PRIMARY KEY, parent integer REFERENCES customer);
+        CREATE TABLE payment (id integer, day integer, customer integer REFERENCES customer,
+          PRIMARY KEY (id, day)) PARTITION BY LIST (day);
+        CREATE TABLE payment_1 PARTITION OF payment FOR VALUES IN (1);
+        CREATE TABLE payment_2 PARTITION OF payment FOR VALUES IN (2);
+        INSERT INTO customer SELECT i, nullif(i / 2, 0) FROM generate_series(1, 20) AS i;
+        INSERT INTO payment SELECT i, 1 + i % 2, i FROM generate_series(1, 20) AS i;";
+    const AGAIN: &str = "INSERT INTO customer VALUES (7); INSERT INTO payment VALUES (1, 1, 7)";
+    both_ways(|direction| {
+        for more in ["", "publish_via_partition_root = true"] {
+            let mut pair = pair(direction, SCHEMA, more)?;
+            pair.publish("TRUNCATE customer CASCADE")?;
+            pair.publish(AGAIN)?;
+            pair.assert_equal(&["public"])?;
+            pair.publish(&format!("BEGIN; INSERT INTO customer VALUES (8, 7); TRUNCATE customer, payment; {AGAIN}; COMMIT"))?;
+            pair.assert_equal(&["public"])?;
+            ensure!(pair.subscriber_says("SELECT count(*) FROM payment")? == "1", "{more}");
+        }
+        Ok(())
+    })
+}
+
 /// Through the root, the target may be one table.
 #[test]
 fn a_partitioned_table_becomes_a_plain_one() -> Result<()> {

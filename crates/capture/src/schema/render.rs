@@ -77,6 +77,8 @@ pub struct TablePlan {
     pub bound: Option<String>,
     /// What it is partitioned by itself.
     pub partition_key: Option<String>,
+    /// Its columns.
+    pub columns: Vec<String>,
     /// `CREATE TABLE` with its keys, then what makes it whole but for `attach`.
     pub create: Vec<String>,
     /// Makes it a partition of its parent.
@@ -254,6 +256,7 @@ impl Renderer<'_> {
             partition_of,
             bound: table.partition_of.as_ref().map(|(_, bound)| bound.clone()),
             partition_key: table.partition_key.clone(),
+            columns: table.columns.iter().map(|column| column.name.clone()).collect(),
             create,
             attach,
             after,

@@ -1,5 +1,5 @@
 use super::SchemaSettings;
-use super::outline::{Outline, Step};
+use super::outline::{AsItsParent, Outline, Step};
 use super::present::Present;
 use crate::ApplyError;
 use crate::error::passes_by_itself;
@@ -7,7 +7,7 @@ use crate::postgres::session::Session;
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::{Definitions, Stage, TargetServer};
 use farshore_fault as fault;
-use farshore_pg::quote_literal;
+use farshore_pg::{quote_literal, text_array};
 use std::collections::{BTreeSet, HashSet};
 
 /// Held while tables are made, so that two subscriptions do not make the same at once.
@@ -16,6 +16,8 @@ const UNLOCK: &str = "SELECT pg_advisory_unlock(hashtextextended('farshore table
 
 /// A bound would overlap another partition's, or does not go with it (hash partitions).
 const OVERLAPS: &str = "42P17";
+/// A partition's columns are others than its parent's (datatype mismatch).
+const DIFFERS: &str = "42804";
 /// The default partition has rows that would belong there.
 const IN_DEFAULT_PARTITION: &str = "23514";
 
@@ -106,8 +108,35 @@ async fn run_step(
     step: &Step,
     unavailable: &[String],
 ) -> Result<bool, ApplyError> {
-    // In one go: the target may be far, and there may be thousands of tables.
-    let mut script = format!("BEGIN; {}", step.sql.join("; "));
+    if let Err(error) =
+        session.connection.simple_query(&script(subscription, step, &step.sql)).await
+    {
+        if step.gives_way && matches!(error.sqlstate(), Some(OVERLAPS | IN_DEFAULT_PARTITION)) {
+            session.simple("ROLLBACK").await?;
+            tracing::warn!(
+                %subscription,
+                "{} is not created on the target, where other partitions take its rows: {error}",
+                step.object
+            );
+            return Ok(false);
+        }
+        let as_its_parent =
+            step.as_its_parent.as_ref().filter(|_| error.sqlstate() == Some(DIFFERS));
+        let Some(as_its_parent) = as_its_parent else {
+            return Err(refused(session, subscription, step, unavailable, error));
+        };
+        session.simple("ROLLBACK").await?;
+        make_as_its_parent(session, subscription, step, as_its_parent, unavailable).await?;
+    }
+    fault::point("snapshot.before-state");
+    session.simple("COMMIT").await?;
+    fault::point("snapshot.after-state");
+    Ok(true)
+}
+
+/// In one go: the target may be far, and there may be thousands of tables.
+fn script(subscription: &str, step: &Step, sql: &[String]) -> String {
+    let mut script = format!("BEGIN; {}", sql.join("; "));
     if let Some(table) = &step.table {
         for after in &step.after {
             script.push_str(&format!(
@@ -123,22 +152,49 @@ async fn run_step(
             ));
         }
     }
-    if let Err(error) = session.connection.simple_query(&script).await {
-        if step.gives_way && matches!(error.sqlstate(), Some(OVERLAPS | IN_DEFAULT_PARTITION)) {
-            session.simple("ROLLBACK").await?;
-            tracing::warn!(
-                %subscription,
-                "{} is not created on the target, where other partitions take its rows: {error}",
-                step.object
-            );
-            return Ok(false);
-        }
+    script
+}
+
+/// Makes a partition whose parent has other columns here than on the publisher: one that was dropped
+/// there and left here, columns of the target's own, wider types.
+async fn make_as_its_parent(
+    session: &mut Session,
+    subscription: &str,
+    step: &Step,
+    as_its_parent: &AsItsParent,
+    unavailable: &[String],
+) -> Result<(), ApplyError> {
+    let parent = step.partition_of.as_ref().map(TableName::to_string).unwrap_or_default();
+    // Added for the partition alone they would come to its parent without the values that its other
+    // rows have.
+    let lacking = "SELECT string_agg(pg_catalog.quote_ident(name), ', ') \
+         FROM pg_catalog.unnest($1::text::text[]) AS c (name) WHERE NOT EXISTS ( \
+           SELECT FROM pg_catalog.pg_attribute WHERE attrelid = pg_catalog.to_regclass($2) \
+           AND attname = name AND attnum > 0 AND NOT attisdropped)";
+    let columns = text_array(as_its_parent.columns.iter().map(String::as_str));
+    let lacking = session.query(lacking, &[Some(&columns), Some(&parent)]).await?;
+    if let Some(lacking) = lacking.first().and_then(|row| row.get(0)) {
+        return Err(ApplyError::Setup(format!(
+            "subscription \"{subscription}\": cannot create {} on the target, where {parent} lacks \
+             {lacking}. Add that as the publisher did, with its DEFAULT for the rows that are there \
+             (ALTER TABLE {parent} ADD COLUMN …), and go on (farshore resume)",
+            step.object
+        )));
+    }
+    // The index that tells its rows apart may have come along under its name.
+    let (unique, unless_there) = ("CREATE UNIQUE INDEX", "CREATE UNIQUE INDEX IF NOT EXISTS");
+    let indexes = step.sql.iter().filter(|sql| sql.starts_with(unique));
+    let mut sql = vec![as_its_parent.sql.clone()];
+    sql.extend(indexes.map(|index| index.replacen(unique, unless_there, 1)));
+    if let Err(error) = session.connection.simple_query(&script(subscription, step, &sql)).await {
         return Err(refused(session, subscription, step, unavailable, error));
     }
-    fault::point("snapshot.before-state");
-    session.simple("COMMIT").await?;
-    fault::point("snapshot.after-state");
-    Ok(true)
+    tracing::info!(
+        %subscription,
+        "{} gets the columns of {parent} on the target, which are others than on the publisher",
+        step.object
+    );
+    Ok(())
 }
 
 /// A stage as it stands in `farshore.after_copy`.

@@ -30,6 +30,18 @@ pub struct Step {
     /// It can be done without: where the target's partitions leave no room for it, they take its
     /// rows.
     pub gives_way: bool,
+    /// How it is made if its parent on the target has other columns than the publisher's has.
+    pub as_its_parent: Option<AsItsParent>,
+}
+
+/// A partition with the columns of its parent on the target, whatever they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AsItsParent {
+    /// Makes it.
+    pub sql: String,
+    /// The columns that it has on the publisher, if rows come for it by its own name: these must be
+    /// there.
+    pub columns: Vec<String>,
 }
 
 impl Outline {
@@ -58,8 +70,12 @@ impl Outline {
                     made_whole.insert(table.target.clone());
                 }
                 let mut step = create(table, parent_partitioned, parent_whole);
-                step.gives_way =
-                    parent_partitioned && !parent_made && !published.contains(&table.source);
+                let is_published = published.contains(&table.source);
+                let parent_was_there = parent_partitioned && !parent_made;
+                step.gives_way = parent_was_there && !is_published;
+                if parent_was_there {
+                    step.as_its_parent = as_its_parent(table, is_published);
+                }
                 steps.push(step);
             } else if parent_partitioned
                 && let (Some(attach), Some(there)) = (&table.attach, present.table(&table.target))
@@ -73,6 +89,7 @@ impl Outline {
                     left_out: Vec::new(),
                     partition_of: table.partition_of.clone(),
                     gives_way: false,
+                    as_its_parent: None,
                 });
             }
         }
@@ -86,6 +103,7 @@ impl Outline {
                 left_out: Vec::new(),
                 partition_of: None,
                 gives_way: false,
+                as_its_parent: None,
             });
             steps = objects.chain(steps).collect();
         }
@@ -164,7 +182,18 @@ fn create(table: &TablePlan, attach: bool, parent_whole: bool) -> Step {
         left_out: table.left_out.clone(),
         partition_of: table.partition_of.clone().filter(|_| attach),
         gives_way: false,
+        as_its_parent: None,
     }
+}
+
+fn as_its_parent(table: &TablePlan, is_published: bool) -> Option<AsItsParent> {
+    let (parent, bound) = (table.partition_of.as_ref()?, table.bound.as_ref()?);
+    let mut sql = format!("CREATE TABLE {} PARTITION OF {parent} {bound}", table.target);
+    if let Some(key) = &table.partition_key {
+        sql.push_str(&format!(" PARTITION BY {key}"));
+    }
+    let columns = if is_published { table.columns.clone() } else { Vec::new() };
+    Some(AsItsParent { sql, columns })
 }
 
 #[cfg(test)]
@@ -183,6 +212,7 @@ mod tests {
             partition_of: parent.map(name),
             bound: parent.map(|_| format!("bound of {table}")),
             partition_key: (*table == "root").then(|| "LIST (a)".to_owned()),
+            columns: Vec::new(),
             create: vec![format!("create {table}")],
             attach: parent.map(|_| format!("attach {table}")),
             after: Vec::new(),
