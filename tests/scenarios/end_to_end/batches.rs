@@ -124,6 +124,24 @@ fn a_whole_old_row_that_is_another_is_noticed() -> Result<()> {
     Ok(())
 }
 
+/// The index tells apart what the column's `=`, by which rows are found, does not: each of two rows is
+/// found twice, as many as are looked for.
+#[test]
+fn an_index_that_tells_more_rows_apart_than_the_column_is_no_key() -> Result<()> {
+    let schema = "CREATE EXTENSION citext; CREATE TABLE t (name citext NOT NULL, v integer); \
+        CREATE UNIQUE INDEX by_name ON t (name text_ops); \
+        ALTER TABLE t REPLICA IDENTITY USING INDEX by_name";
+    let mut pair = pair(Direction::UP, schema)?;
+    pair.publish("INSERT INTO t VALUES ('a', 1), ('A', 2), ('b', 3)")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.publish("UPDATE t SET v = v + 10")?;
+    pair.site.await_log(" stopped: ", Duration::from_secs(60))?;
+    let kept = pair.subscriber_says("SELECT string_agg(v::text, ' ' ORDER BY v) FROM t")?;
+    ensure!(kept == "1 2 3", "{kept}");
+    Ok(())
+}
+
 /// A statement for many rows counts them together: one row too many must not make up for one that
 /// is missing.
 #[test]

@@ -112,7 +112,7 @@ pub(in crate::postgres) fn facts_question() -> String {
                      AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) AS columns \
                    FROM pg_catalog.pg_index i WHERE i.indrelid = w.oid AND i.indisunique \
                    AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL \
-                   AND i.indexprs IS NULL) AS u) AS unique_columns \
+                   AND i.indexprs IS NULL AND NOT {finer}) AS u) AS unique_columns \
                FROM (SELECT number, pg_catalog.to_regclass(name)::pg_catalog.oid AS oid \
                  FROM unnest($1::text::text[]) WITH ORDINALITY AS named (name, number)) AS w) \
              SELECT own.number - 1, own.fires, a.attname, \
@@ -126,9 +126,26 @@ pub(in crate::postgres) fn facts_question() -> String {
              JOIN pg_catalog.pg_class c ON c.oid = own.oid \
              LEFT JOIN pg_catalog.pg_type r ON r.oid = c.reltype \
              ORDER BY own.number, a.attnum",
-        partitions = partition_tree("w.oid")
+        partitions = partition_tree("w.oid"),
+        finer = TELLS_MORE_APART
     )
 }
+
+/// Whether an index `i` tells values apart that its columns' `=`, by which rows are found, does not:
+/// by another collation than that of a column whose own is not deterministic, or by an operator
+/// class that is not the type's own (but for those of patterns, which compare byte by byte).
+const TELLS_MORE_APART: &str = "EXISTS (SELECT FROM \
+     unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], i.indclass::pg_catalog.oid[], \
+       i.indcollation::pg_catalog.oid[]) AS k (attnum, class, collation) \
+     JOIN pg_catalog.pg_attribute ka ON ka.attrelid = i.indrelid AND ka.attnum = k.attnum \
+     JOIN pg_catalog.pg_type kt ON kt.oid = ka.atttypid \
+     JOIN pg_catalog.pg_opclass o ON o.oid = k.class \
+     WHERE (k.collation <> ka.attcollation AND EXISTS (SELECT FROM pg_catalog.pg_collation c \
+       WHERE c.oid = ka.attcollation AND NOT c.collisdeterministic)) \
+     OR (NOT o.opcdefault AND o.opcname !~ '(pattern|varchar)_ops$') \
+     OR EXISTS (SELECT FROM pg_catalog.pg_opclass own WHERE own.opcdefault \
+       AND own.opcmethod = o.opcmethod AND own.oid <> o.oid \
+       AND own.opcintype IN (kt.oid, kt.typbasetype)))";
 
 /// The answer to [`facts_question`], of so many tables.
 pub(in crate::postgres) fn facts_answer(
