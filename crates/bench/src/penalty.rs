@@ -32,6 +32,8 @@ const SIZES: [(u32, &str, u32); 7] = [
     (100_000, "insert_100000_ms", 2),
     (1_000_000, "insert_1000000_ms", 1),
 ];
+/// How many of these are small: of their penalty the line is the most, not the log.
+const SMALL_SIZES: usize = 3;
 /// A statement of more rows than this is made smaller by the scale; its line says of how many.
 const FIXED_ROWS_MAX: u32 = 1_000;
 const EQUAL: &str =
@@ -44,6 +46,10 @@ pub enum PenaltyCase {
     Near,
     /// 20 ms.
     Far,
+    /// 1 ms, statements of up to 100 rows alone.
+    NearSmall,
+    /// 20 ms, likewise.
+    FarSmall,
 }
 
 /// Who takes turns; what all are compared with is the first one.
@@ -62,21 +68,31 @@ const fn mirror(mode: &'static str) -> Way {
 }
 
 impl PenaltyCase {
-    /// Both.
-    pub const ALL: [PenaltyCase; 2] = [PenaltyCase::Near, PenaltyCase::Far];
+    /// All.
+    pub const ALL: [PenaltyCase; 4] =
+        [PenaltyCase::Near, PenaltyCase::Far, PenaltyCase::NearSmall, PenaltyCase::FarSmall];
 
     /// The name on the command line and in the output.
     pub fn name(self) -> &'static str {
         match self {
             PenaltyCase::Near => "1ms",
             PenaltyCase::Far => "20ms",
+            PenaltyCase::NearSmall => "1ms-small",
+            PenaltyCase::FarSmall => "20ms-small",
+        }
+    }
+
+    fn sizes(self) -> &'static [(u32, &'static str, u32)] {
+        match self {
+            PenaltyCase::Near | PenaltyCase::Far => &SIZES,
+            PenaltyCase::NearSmall | PenaltyCase::FarSmall => &SIZES[..SMALL_SIZES],
         }
     }
 
     fn rtt_ms(self) -> u64 {
         match self {
-            PenaltyCase::Near => 1,
-            PenaltyCase::Far => 20,
+            PenaltyCase::Near | PenaltyCase::NearSmall => 1,
+            PenaltyCase::Far | PenaltyCase::FarSmall => 20,
         }
     }
 
@@ -92,30 +108,31 @@ impl PenaltyCase {
         mirrored.principal.connect()?.execute("INSERT INTO source VALUES ($1)", &[&text])?;
         let conditions = Conditions::new(self.rtt_ms(), MBIT_PER_S);
         let scale = bench.plan.scale;
-        let sizes = SIZES.map(|(rows, metric, statements)| {
+        let sized = |(rows, metric, statements): (u32, &'static str, u32)| {
             let scaled = |count: u32| ((f64::from(count) * scale) as u32).max(1);
             let rows_now =
                 if rows > FIXED_ROWS_MAX { scaled(rows).max(FIXED_ROWS_MAX) } else { rows };
             (metric, rows_now, scaled(statements))
-        });
+        };
+        let sizes: Vec<(&str, u32, u32)> = self.sizes().iter().copied().map(sized).collect();
         // What the others are compared with is always there.
         let (asynchronous, others) = (WAYS[0], bench.plan.chosen(&WAYS)?);
         let others = others.into_iter().filter(|(name, _)| *name != asynchronous.0);
         let ways: Vec<(&'static str, Way)> = std::iter::once(asynchronous).chain(others).collect();
-        let mut outcomes: Vec<[Outcome; SIZES.len()]> = ways
+        let mut outcomes: Vec<Vec<Outcome>> = ways
             .iter()
-            .map(|(name, _)| std::array::from_fn(|_| Outcome { name, runs: Vec::new() }))
+            .map(|(name, _)| sizes.iter().map(|_| Outcome { name, runs: Vec::new() }).collect())
             .collect();
         for run in 0..bench.plan.runs {
             for at in bench.plan.turns(run, ways.len()) {
                 let (name, way) = &ways[at];
                 mirrored.take(*way, conditions)?;
-                for (outcome, (metric, rows, statements)) in outcomes[at].iter_mut().zip(sizes) {
+                for (outcome, (metric, rows, statements)) in outcomes[at].iter_mut().zip(&sizes) {
                     // Of another size, what nobody waited for is not on the line any more.
                     mirrored.catch_up()?;
                     bench.interrupt.check()?;
                     let took =
-                        mirrored.measure(|server| insert(server, metric, rows, statements))?;
+                        mirrored.measure(|server| insert(server, metric, *rows, *statements))?;
                     outcome.runs.push(took);
                 }
                 mirrored.prove_equal(EQUAL)?;
