@@ -32,6 +32,17 @@ pub(crate) struct CarefulSpan {
     pub from: Lsn,
     /// At least up to here.
     pub until: Lsn,
+    /// The transaction at `from` is first tried as a batch. A statement may write rows of several
+    /// tables, and is checked when all are there; in the log a child may come before its parent then.
+    /// A batch writes parents first.
+    pub as_batch: bool,
+}
+
+impl CarefulSpan {
+    /// Just at this position.
+    pub fn at(position: Lsn) -> CarefulSpan {
+        CarefulSpan { from: position, until: position, as_batch: false }
+    }
 }
 
 /// Why a connection's work ended with an error.
@@ -47,12 +58,10 @@ impl Failure {
     pub fn of_many(error: ApplyError) -> Failure {
         let careful = match &error {
             _ if error.is_transient() => None,
-            ApplyError::Change(failed) => {
-                Some(CarefulSpan { from: failed.position, until: failed.position })
-            }
+            ApplyError::Change(failed) => Some(CarefulSpan::at(failed.position)),
             // Any transaction of the group may be the reason; it would fail as a whole again.
             ApplyError::Commit(refused) => {
-                Some(CarefulSpan { from: Lsn::ZERO, until: refused.position })
+                Some(CarefulSpan { from: Lsn::ZERO, ..CarefulSpan::at(refused.position) })
             }
             _ => None,
         };
@@ -115,6 +124,14 @@ impl Careful<'_> {
                     self.left_out(&header, body).await?;
                     seen = seen.max(header.end_lsn);
                 }
+                Some(LogItem::Transaction { header, body })
+                    if is_apart && self.span.as_batch && header.end_lsn == self.span.from =>
+                {
+                    let careful = Some(CarefulSpan { as_batch: false, ..self.span });
+                    let done = self.as_batch(&header, body).await;
+                    done.map_err(|error| Failure { error, careful })?;
+                    seen = seen.max(header.end_lsn);
+                }
                 Some(LogItem::Transaction { header, body }) if is_apart => {
                     let conflicts = self.transaction(&header, body).await?;
                     calm_for = if conflicts > 0 { 0 } else { calm_for + 1 };
@@ -141,6 +158,13 @@ impl Careful<'_> {
         Failure { error, careful: Some(self.span) }
     }
 
+    /// Applies a transaction by itself in bulk.
+    async fn as_batch(&mut self, header: &Header, body: Body) -> Result<(), ApplyError> {
+        self.writer.begin(true).await?;
+        self.whole(header, body).await?;
+        self.commit(header.end_lsn, Some(header.into()), 1).await
+    }
+
     /// Applies a transaction together with those around it.
     async fn among_others(
         &mut self,
@@ -151,6 +175,11 @@ impl Careful<'_> {
         if begin {
             self.writer.begin(false).await?;
         }
+        self.whole(header, body).await
+    }
+
+    /// Applies what a transaction did in the open group.
+    async fn whole(&mut self, header: &Header, body: Body) -> Result<(), ApplyError> {
         let mut at = InTransaction { header, subtransaction: header.xid };
         let mut chunks = Chunks::of(body, self.feed)?;
         while let Some(chunk) = chunks.next(self.feed, header).await? {
@@ -228,7 +257,7 @@ impl Careful<'_> {
                 }
                 Err(ApplyError::Change(failed)) if failed.is_conflict() => failed,
                 Err(ApplyError::Change(failed))
-                    if failed.has_checks_pending() && self.writer.empty_by_delete() =>
+                    if failed.may_go_as_delete() && self.writer.empty_by_delete() =>
                 {
                     self.writer.undo_changes().await?;
                     self.writer.keep_changes().await?;

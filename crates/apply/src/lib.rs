@@ -36,6 +36,7 @@ mod log_backoff;
 mod log_feed;
 pub mod netting;
 pub mod postgres;
+mod question;
 mod remedy;
 pub mod requests;
 mod row_by_row;

@@ -12,6 +12,7 @@ pub mod initial_copy;
 pub mod lanes;
 pub mod pipeline;
 pub mod progress;
+mod put_off;
 mod remade;
 pub mod resume;
 pub mod schema;

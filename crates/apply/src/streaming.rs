@@ -5,6 +5,7 @@ use crate::early::{EarlySettings, EarlyStart, Outcome, Turn};
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{ProgressStep, TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
+use crate::question::Question;
 use crate::scheduler::{Batches, GroupLimits, Input, Scheduler, Tables};
 use crate::small_groups::SmallGroups;
 use crate::status::{AppliedTransaction, Phase, SourceTransaction};
@@ -48,6 +49,9 @@ const MUCH_BYTES: u64 = 4 << 20;
 const ASK_AGAIN_MIN: Duration = Duration::from_secs(2);
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(300);
 
+/// How long what is in the log waits for the publisher's answer.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
 /// One connection at work.
 pub(crate) struct Streaming<'a> {
     agent: &'a Subscription,
@@ -84,6 +88,8 @@ pub(crate) struct Streaming<'a> {
     again_at: Option<Instant>,
     /// How long it is left alone when it does not answer.
     ask_pause: Duration,
+    /// What it is being asked.
+    question: Option<Question>,
     /// A transaction is worked on that is not in the open group yet.
     is_applying: bool,
     /// The transactions in the open group.
@@ -150,6 +156,7 @@ impl<'a> Streaming<'a> {
             ask_at: again_at.filter(|_| start.copies_wait).unwrap_or_else(Instant::now),
             again_at,
             ask_pause: ASK_AGAIN_MIN,
+            question: None,
             is_applying: false,
             in_group: Vec::new(),
             opened_at: Instant::now(),
@@ -193,12 +200,16 @@ impl<'a> Streaming<'a> {
                 return Ok(StreamEnd::Stopped);
             }
             let sessions = *self.agent.capture_ready.borrow();
-            if (self.ask_again || self.asked != sessions) && Instant::now() >= self.ask_at {
+            let is_to_be_asked = self.ask_again || self.asked != sessions;
+            if self.question.is_none() && is_to_be_asked && Instant::now() >= self.ask_at {
                 self.commit_group().await?;
                 self.settle().await?;
-                if self.tables_have_joined(sessions).await {
-                    return Ok(StreamEnd::StartAgain);
-                }
+                self.ask(sessions).await;
+            }
+            if self.tables_have_joined() {
+                self.commit_group().await?;
+                self.settle().await?;
+                return Ok(StreamEnd::StartAgain);
             }
             let looks_again = self.again_at.is_some_and(|again_at| Instant::now() >= again_at);
             let adds_keys = self.foreign_keys_wait && self.applied >= self.consistent_at;
@@ -231,22 +242,33 @@ impl<'a> Streaming<'a> {
         }
     }
 
-    /// Asks the publisher whether it publishes tables that are not copied. Where somebody has one of
-    /// its tables for himself it does not answer, and is asked again.
-    async fn tables_have_joined(&mut self, sessions: u64) -> bool {
-        let joined = self.agent.new_tables(&self.tables).await.map(|tables| !tables.is_empty());
-        let answer = match joined {
-            Some(false) if self.asked != sessions => self.agent.partitions_may_have_changed().await,
-            answer => answer,
+    /// Asks the publisher whether it publishes tables that are not copied. What is in the log may be
+    /// of such, so the answer is waited for, but not for long: the rest need not wait.
+    async fn ask(&mut self, sessions: u64) {
+        let about_partitions = self.asked != sessions;
+        let mut question = Question::ask(self.agent, &self.tables, sessions, about_partitions);
+        // What asks again from here on asks for another answer.
+        self.ask_again = false;
+        let _ = tokio::time::timeout(ANSWER_WITHIN, question.answered()).await;
+        self.question = Some(question);
+    }
+
+    /// Whether the publisher has answered that it does. Where somebody has one of its tables for
+    /// himself it does not answer, and is asked again.
+    fn tables_have_joined(&mut self) -> bool {
+        let Some(question) = self.question.take_if(|question| question.is_over()) else {
+            return false;
         };
-        let Some(answer) = answer else {
+        let sessions = question.sessions;
+        let Some(answer) = question.answer() else {
             self.ask_later();
             self.ask_again = true;
             return false;
         };
         // What was renamed may get its name back without any change that tells.
         let renamed = self.tables.iter().any(|table| table.renamed.is_some());
-        (self.asked, self.ask_again) = (sessions, renamed);
+        self.asked = sessions;
+        self.ask_again |= renamed;
         if renamed {
             self.ask_later();
         } else {
@@ -418,12 +440,14 @@ impl<'a> Streaming<'a> {
         let behind = self.seen > self.applied;
         let (asked, mut ready) = (self.asked, self.agent.capture_ready.clone());
         let (ask_at, ask_again) = (self.ask_at, self.ask_again);
-        let may_ask = Instant::now() >= ask_at;
+        let may_ask = self.question.is_none() && Instant::now() >= ask_at;
+        let is_asked = self.question.is_some();
         let again_at = self.again_at;
         let has_spares = self.writer.has_spares();
         let is_quiet = tokio::select! {
             Ok(_) = ready.wait_for(|sessions| *sessions != asked), if may_ask => false,
-            () = tokio::time::sleep_until(ask_at), if ask_again && !may_ask => false,
+            () = tokio::time::sleep_until(ask_at), if ask_again && !may_ask && !is_asked => false,
+            () = answered(&mut self.question), if is_asked => false,
             () = tokio::time::sleep_until(again_at.unwrap_or(ask_at)), if again_at.is_some() => false,
             () = self.feed.wait_for_more() => false,
             () = self.early.wait() => false,
@@ -568,6 +592,14 @@ pub(crate) struct Facts {
     pub bytes: Option<u64>,
     /// It stands alone, because of the locks that it takes or because it is in a spill.
     pub barrier: bool,
+}
+
+/// Waits for the answer to a question that was asked.
+async fn answered(question: &mut Option<Question>) {
+    match question {
+        Some(question) => question.answered().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// A transaction as an input of the scheduler.

@@ -19,7 +19,7 @@ use crate::postgres::sequences::Sequences;
 use crate::postgres::session::{Session, application_name};
 use crate::postgres::writer::{CopiedTables, Following, Writer};
 use crate::row_by_row::RowByRow;
-use crate::scheduler::GroupLimits;
+use crate::scheduler::{Batches, GroupLimits};
 use crate::small_groups::SmallGroups;
 use crate::status::SubscriptionStatus;
 use crate::streaming::{StreamEnd, Streaming};
@@ -30,7 +30,7 @@ use farshore_fault as fault;
 use farshore_model::{Applied, Lsn};
 use farshore_pg::Config;
 use farshore_store::{LogStore, StoreError};
-pub(crate) use start::{LOCK_WAIT, Start};
+pub(crate) use start::{LOCK_WAIT, Start, joined, published};
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -191,6 +191,7 @@ impl Subscription {
         // A row found no partition; in which table.
         let (mut without_partition, mut no_place_in) = (None, None);
         let mut copied_beside = false;
+        let mut tried_as_batch = None;
         // What the publisher was asked about: once for where the target stands.
         let mut asked_about = HashSet::new();
         let mut cut_off = 0;
@@ -244,7 +245,7 @@ impl Subscription {
                 Ok(StreamEnd::Stopped) => return Ok(()),
                 Ok(StreamEnd::StartAgain) => {}
                 Ok(StreamEnd::Halted(position)) => {
-                    careful = Some(CarefulSpan { from: position, until: position });
+                    careful = Some(CarefulSpan::at(position));
                 }
                 // Row by row it either goes, or says which row is wrong.
                 Err(Failure {
@@ -324,10 +325,18 @@ impl Subscription {
                 Err(Failure { error, careful: None }) => return Err(error),
                 Err(Failure { error, careful: span }) => {
                     tracing::debug!("to be applied again, carefully: {error}");
-                    careful = span;
+                    // Once: what fails as a batch too fails by itself.
+                    let broken = error.breaks_key_at().filter(|_| self.may_batch());
+                    let as_batch = broken.is_some() && tried_as_batch != broken;
+                    tried_as_batch = broken.or(tried_as_batch);
+                    careful = span.map(|span| CarefulSpan { as_batch, ..span });
                 }
             }
         }
+    }
+
+    fn may_batch(&self) -> bool {
+        self.spec.limits.batches != Batches::Never
     }
 
     pub(crate) async fn stream(

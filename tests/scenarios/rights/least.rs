@@ -161,6 +161,70 @@ fn a_circle_that_cannot_wait_is_found_beforehand() -> Result<()> {
     pair.assert_equal(&["public"])
 }
 
+/// One statement may write a child before its parent, and delete a parent before its child: it is
+/// checked when it has done both, and a row at a time it would never go.
+#[test]
+fn a_statement_that_writes_children_first_goes_as_it_is_written() -> Result<()> {
+    let mut pair = pair(Direction::UP, Publication::Made, Triggers::Firing)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    for statement in [
+        "WITH r AS (INSERT INTO region VALUES (2000, 'r')) INSERT INTO customer VALUES (30000, 2000)",
+        "INSERT INTO alone VALUES (0, 'between')",
+        "WITH c AS (DELETE FROM customer WHERE id = 30000) DELETE FROM region WHERE id = 2000",
+        // Its own table.
+        "INSERT INTO customer VALUES (40000, 1, 40001), (40001, 1, NULL)",
+        "DELETE FROM customer WHERE id IN (40000, 40001)",
+    ] {
+        pair.publish(statement)?;
+        pair.await_arrival()?;
+    }
+    pair.assert_equal(&["public"])?;
+    // What fails as a batch too is said.
+    pair.subscriber.execute_script("DELETE FROM a_line; DELETE FROM orders WHERE id = 6000")?;
+    pair.publish("INSERT INTO a_line VALUES (6000, 5, 'v')")?;
+    let line = pair.site.await_log("stopped: ", SOON)?;
+    ensure!(line.contains("a_line_orders_fkey"), "{line}");
+    Ok(())
+}
+
+/// PostgreSQL alters no table that it has still to check rows of, and on the target checks wait that
+/// the publisher had made.
+#[test]
+fn columns_follow_where_checks_wait() -> Result<()> {
+    // Of the same transaction, and of one before, which the target applies together with it.
+    const ALTERED: &[&str] = &[
+        "BEGIN; UPDATE department SET head = NULL WHERE id = 1; \
+         UPDATE department SET head = 12 WHERE id = 1; \
+         ALTER TABLE department ADD COLUMN floor integer DEFAULT 3; \
+         UPDATE department SET floor = 4, head = 11 WHERE id = 1; COMMIT",
+        "INSERT INTO employee VALUES (500, 2)",
+        "UPDATE department SET head = 500 WHERE id = 2",
+        "ALTER TABLE employee ADD COLUMN badge text",
+        "ALTER TABLE department DROP COLUMN floor",
+        "UPDATE department SET head = 500 WHERE id = 3",
+        "INSERT INTO employee VALUES (501, 3, 'b')",
+    ];
+    for batches in ["always", "never"] {
+        let mut pair = pair(Direction::UP, Publication::Made, Triggers::Firing)?;
+        pair.site.replace("batches = \"auto\"", &format!("batches = \"{batches}\""))?;
+        pair.site.add("follow_ddl = \"add-drop\"")?;
+        pair.subscriber.execute_script(
+            "ALTER TABLE department OWNER TO farshore; ALTER TABLE employee OWNER TO farshore",
+        )?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        for statements in ALTERED {
+            pair.publish(statements)?;
+        }
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+    }
+    Ok(())
+}
+
 /// What the role may not read, or not set, is named with the SQL that lets it.
 #[test]
 fn a_table_that_joins_and_sequences_that_stay_behind_are_named() -> Result<()> {

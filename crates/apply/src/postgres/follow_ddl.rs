@@ -21,6 +21,7 @@
 
 use crate::ApplyError;
 use crate::error::passes_by_itself;
+use crate::postgres::put_off;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
 use crate::postgres::value_plan::ColumnType;
@@ -165,11 +166,16 @@ impl Follow<'_> {
                 self.note_left(session, &left).await?;
             }
         }
-        if !dropped.is_empty() {
-            self.drop(session, (&dropped, &publishers_root)).await?;
-        }
-        if !missing.is_empty() {
-            self.add(session, &missing).await?;
+        if !dropped.is_empty() || !missing.is_empty() {
+            let (root, _) = self.root(session).await?;
+            let put_off = put_off::check_now(session, &root).await?;
+            if !dropped.is_empty() {
+                self.drop(session, (&dropped, &publishers_root)).await?;
+            }
+            if !missing.is_empty() {
+                self.add(session, &missing).await?;
+            }
+            put_off.again(session).await?;
         }
         if !put_off {
             let published = published_name(self.relation);

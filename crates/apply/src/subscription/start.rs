@@ -13,6 +13,7 @@ use crate::remedy;
 use crate::status::Phase;
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
+use farshore_capture::source::Source;
 use farshore_model::{Applied, Lsn};
 use farshore_pg::quote_literal;
 use farshore_store::{Cursor, StoreError};
@@ -28,6 +29,9 @@ const CAPTURE_WITHIN: Duration = Duration::from_secs(1);
 
 /// The log may take so long to come as far as the publisher is, before anything streams.
 const LOG_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long streaming waits for a publisher that does not answer. It is asked again beside the stream.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// Where streaming starts, and what is copied.
 pub(crate) struct Start {
@@ -122,9 +126,30 @@ fn from_this_publisher(subscription: &str, state: &str) -> String {
 }
 
 /// Those that are not copied.
-fn joined(mut published: Vec<PublishedTable>, known: &[TableProgress]) -> Vec<PublishedTable> {
+pub(crate) fn joined(
+    mut published: Vec<PublishedTable>,
+    known: &[TableProgress],
+) -> Vec<PublishedTable> {
     published.retain(|table| !known.iter().any(|k| k.copied && k.is_still(table)));
     published
+}
+
+/// Tables that are published now; `None` when the publisher cannot be asked. Streaming goes on then,
+/// and asks again later.
+pub(crate) async fn published(
+    source: &dyn Source,
+    subscription: &str,
+) -> Option<Vec<PublishedTable>> {
+    match source.published_tables().await {
+        Ok(published) => Some(published),
+        Err(error) => {
+            tracing::info!(
+                %subscription, %error,
+                "the publisher does not say which tables it publishes; it is asked again"
+            );
+            None
+        }
+    }
 }
 
 /// Notes how copied tables are attached on the publisher, where earlier versions have not.
@@ -321,7 +346,8 @@ impl Subscription {
         if ends {
             self.copy_waiting(session, progress, pinned, true).await?;
         }
-        let published = self.published().await;
+        let published = published(self.source.as_ref(), &self.spec.name);
+        let published = tokio::time::timeout(ANSWER_WITHIN, published).await.unwrap_or_default();
         let joined = published.clone().map(|published| joined(published, &begun));
         let ask_again = joined.is_none();
         let joined = joined.unwrap_or_default();
@@ -548,34 +574,6 @@ impl Subscription {
         }
     }
 
-    /// Tables that the publisher publishes and that are not copied; `None` when it cannot be asked
-    /// now. Streaming goes on then, and asks again later.
-    pub(crate) async fn new_tables(&self, known: &[TableProgress]) -> Option<Vec<PublishedTable>> {
-        self.published().await.map(|published| joined(published, known))
-    }
-
-    pub(super) async fn published(&self) -> Option<Vec<PublishedTable>> {
-        match self.source.published_tables().await {
-            Ok(published) => Some(published),
-            Err(error) => {
-                tracing::info!(
-                    subscription = %self.spec.name, %error,
-                    "the publisher does not say which tables it publishes; it is asked again"
-                );
-                None
-            }
-        }
-    }
-
-    /// Whether the publisher publishes partitioned tables whose partitions we keep in step with;
-    /// `None` when it cannot be asked now.
-    pub(crate) async fn partitions_may_have_changed(&self) -> Option<bool> {
-        if !self.spec.schema.create_tables {
-            return Some(false);
-        }
-        self.source.partitioned_tables().await.ok().map(|tables| !tables.is_empty())
-    }
-
     /// Makes partitions of copied tables that were attached on the publisher since. When it cannot
     /// be asked now, streaming goes on: a row without a partition would bring us back here. If it
     /// has, to go on would end at that row for good, or leave it out: it is asked again instead.
@@ -586,7 +584,12 @@ impl Subscription {
         tables: &[TableProgress],
         needed: bool,
     ) -> Result<bool, ApplyError> {
-        let (published, definitions) = match self.source.partitions().await {
+        let asked = self.source.partitions();
+        let asked = match needed {
+            true => asked.await,
+            false => tokio::time::timeout(ANSWER_WITHIN, asked).await.unwrap_or(Ok(None)),
+        };
+        let (published, definitions) = match asked {
             Ok(Some(answer)) => answer,
             Ok(None) => return Ok(false),
             Err(error) if needed && error.is_transient() => return Err(error.into()),

@@ -146,8 +146,8 @@ fn check_keys(
             findings.warning(
                 format!(
                     "foreign key {} of the target refers to its own table and is checked row by \
-                     row: a statement that deletes or inserts parents and children at once stops \
-                     the subscription",
+                     row: what deletes or inserts parents and children in one statement is tried \
+                     in bulk, and stops the subscription where batches = \"never\"",
                     key.on_table()
                 ),
                 format!("{}; or: {grant}", key.make_deferrable()),

@@ -3,6 +3,7 @@
 use super::Writer;
 use super::ahead::{FAR_TABLES_MAX, TABLES_MAX};
 use crate::ApplyError;
+use crate::error::{RefusedCommit, is_about_data};
 use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{
     Follow, is_same_table, load_definitions, note_definition, published_name, same_columns,
@@ -166,7 +167,8 @@ impl Writer {
                 relation: &relation,
                 is_copied_anew: false,
             };
-            let followed = follow.follow(self.session().await?, there).await?;
+            let followed = follow.follow(self.session().await?, there).await;
+            let followed = followed.map_err(|error| self.refused_before_commit(error))?;
             put_off = followed.put_off;
             if followed.changed {
                 self.be_alone().await?;
@@ -186,6 +188,20 @@ impl Writer {
             self.superseded.push(id);
         }
         Ok(())
+    }
+
+    /// A check that the COMMIT would make was made before it, so that a table could be altered: any
+    /// transaction of the group may be the reason that it failed.
+    fn refused_before_commit(&self, error: ApplyError) -> ApplyError {
+        match error {
+            ApplyError::Target { error: farshore_pg::Error::Server(error), .. }
+                if is_about_data(&error) =>
+            {
+                let (subscription, position) = (self.subscription.clone(), self.newest);
+                ApplyError::Commit(Box::new(RefusedCommit { subscription, position, error }))
+            }
+            error => error,
+        }
     }
 
     /// This table was altered by ourselves, in the open group, and with it those that inherit from it.
