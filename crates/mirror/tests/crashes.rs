@@ -67,7 +67,7 @@ async fn child() {
         at = end;
         let is_boundary = boundaries.clone().any(|boundary| boundary == end);
         // Of every second segment so much at a time that it is handed over to the writer's thread.
-        let by_thread = (end - 1) / SEGMENT_BYTES % 2 == 0;
+        let by_thread = ((end - 1) / SEGMENT_BYTES).is_multiple_of(2);
         if by_thread && !is_boundary && at - begun < HERE_BYTES as u64 {
             continue;
         }
