@@ -169,9 +169,9 @@ fn a_statement_that_writes_children_first_goes_as_it_is_written() -> Result<()> 
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
     for statement in [
-        "WITH r AS (INSERT INTO region VALUES (2000, 'r')) INSERT INTO customer VALUES (30000, 2000)",
+        "WITH d AS (INSERT INTO department VALUES (2000)) INSERT INTO employee VALUES (30000, 2000)",
         "INSERT INTO alone VALUES (0, 'between')",
-        "WITH c AS (DELETE FROM customer WHERE id = 30000) DELETE FROM region WHERE id = 2000",
+        "WITH e AS (DELETE FROM employee WHERE id = 30000) DELETE FROM department WHERE id = 2000",
         // Its own table.
         "INSERT INTO customer VALUES (40000, 1, 40001), (40001, 1, NULL)",
         "DELETE FROM customer WHERE id IN (40000, 40001)",

@@ -136,11 +136,11 @@ pub(in crate::postgres) fn facts_question() -> String {
 /// class that is not the type's own (but for those of patterns, which compare byte by byte).
 const TELLS_MORE_APART: &str = "EXISTS (SELECT FROM \
      unnest((i.indkey::int2[])[0:i.indnkeyatts - 1], i.indclass::pg_catalog.oid[], \
-       i.indcollation::pg_catalog.oid[]) AS k (attnum, class, collation) \
+       i.indcollation::pg_catalog.oid[]) AS k (attnum, class, collated) \
      JOIN pg_catalog.pg_attribute ka ON ka.attrelid = i.indrelid AND ka.attnum = k.attnum \
      JOIN pg_catalog.pg_type kt ON kt.oid = ka.atttypid \
      JOIN pg_catalog.pg_opclass o ON o.oid = k.class \
-     WHERE (k.collation <> ka.attcollation AND EXISTS (SELECT FROM pg_catalog.pg_collation c \
+     WHERE (k.collated <> ka.attcollation AND EXISTS (SELECT FROM pg_catalog.pg_collation c \
        WHERE c.oid = ka.attcollation AND NOT c.collisdeterministic)) \
      OR (NOT o.opcdefault AND o.opcname !~ '(pattern|varchar)_ops$') \
      OR EXISTS (SELECT FROM pg_catalog.pg_opclass own WHERE own.opcdefault \
