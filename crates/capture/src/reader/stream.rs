@@ -357,6 +357,9 @@ impl<'s, 'a> Session<'s, 'a> {
                 self.quiet_at = (!self.intake.assembler.in_transaction()).then_some(wal_end);
                 if reply_requested {
                     self.follow_quiet_log().await?;
+                    // In the middle of a transaction the log is not quiet, and what was complete
+                    // before it waits here still: nobody else would hand it over.
+                    self.append().await?;
                     self.wait_durable(self.intake.assembler.last_position()).await?;
                     self.acknowledge().await?;
                 } else if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
@@ -456,5 +459,179 @@ fn weight(message: &StreamMessage) -> usize {
     match message {
         StreamMessage::XLogData { data, .. } => 1 + data.len() / LONG_MESSAGE_BYTES,
         StreamMessage::Keepalive { .. } => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Capture;
+    use crate::alterations::Watch;
+    use crate::assembler::Assembler;
+    use crate::publication::PublicationSpec;
+    use crate::reader::CaptureStatus;
+    use crate::slot::Server;
+    use farshore_model::{Column, Relation, ReplicaIdentity};
+    use farshore_pg::{Config, Connection, Mode};
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use farshore_wire::pgoutput::{Begin, Commit, Context, Message, Value, encode};
+    use farshore_wire::replication::{FromClient, FromServer, PrimaryKeepalive, XLogData};
+    use std::sync::atomic::AtomicBool;
+    use std::sync::{Arc, Mutex};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::{TcpListener, TcpStream};
+    use tokio::runtime::Runtime;
+    use tokio::sync::watch;
+
+    const TABLE: u32 = 16_500;
+    /// What would take no time at all.
+    const SOON: Duration = Duration::from_secs(30);
+
+    fn framed(tag: u8, body: &[u8]) -> Vec<u8> {
+        let mut message = vec![tag];
+        message.extend_from_slice(&(body.len() as u32 + 4).to_be_bytes());
+        message.extend_from_slice(body);
+        message
+    }
+
+    fn copied(message: &FromServer<'_>) -> Vec<u8> {
+        let mut body = Vec::new();
+        message.encode(&mut body);
+        framed(b'd', &body)
+    }
+
+    fn logged(end: Lsn, data: &[u8]) -> Vec<u8> {
+        let (wal_start, wal_end, send_time) = (end, end, PgTime(7));
+        copied(&FromServer::XLogData(XLogData { wal_start, wal_end, send_time, data }))
+    }
+
+    fn begin(commit_lsn: Lsn) -> Vec<u8> {
+        let begin = Begin { final_lsn: commit_lsn, commit_time: PgTime(7), xid: 800 };
+        logged(commit_lsn, &encode::message(&Message::Begin(begin), None))
+    }
+
+    fn insert(near: Lsn) -> Vec<u8> {
+        logged(near, &encode::insert(TABLE, &[Value::Text(b"v")], None))
+    }
+
+    /// A transaction that is whole and one that is not, with the question in it whether we are alive.
+    fn asked_within_a_transaction(commit_lsn: Lsn, end_lsn: Lsn) -> Vec<u8> {
+        let relation = Relation {
+            oid: TABLE,
+            schema: "public".into(),
+            name: "t".into(),
+            identity: ReplicaIdentity::Default,
+            columns: vec![Column { key: true, name: "v".into(), type_oid: 25, type_modifier: -1 }],
+            types: vec![],
+        };
+        let commit = Message::Commit(Commit { commit_lsn, end_lsn, commit_time: PgTime(7) });
+        let next = Lsn(end_lsn.0 + 100);
+        let (send_time, reply_requested) = (PgTime(7), true);
+        let asks = PrimaryKeepalive { wal_end: next, send_time, reply_requested };
+        [
+            begin(commit_lsn),
+            logged(commit_lsn, &encode::relation(&relation, None)),
+            insert(commit_lsn),
+            logged(end_lsn, &encode::message(&commit, None)),
+            begin(next),
+            insert(next),
+            copied(&FromServer::PrimaryKeepalive(asks)),
+        ]
+        .concat()
+    }
+
+    /// The body of the client's next message, which begins with its tag if it has one.
+    async fn heard(client: &mut TcpStream, has_tag: bool) -> Vec<u8> {
+        let mut body = Vec::new();
+        if has_tag {
+            body.push(client.read_u8().await.unwrap());
+        }
+        let length = client.read_u32().await.unwrap() as usize - 4;
+        let start = body.len();
+        body.resize(start + length, 0);
+        client.read_exact(&mut body[start..]).await.unwrap();
+        body
+    }
+
+    /// Streams this, all of it at once, to who connects, until that has told as flushed what is before
+    /// `until`.
+    async fn stream_to(listener: TcpListener, stream: Vec<u8>, until: Lsn) {
+        let (mut client, _) = listener.accept().await.unwrap();
+        heard(&mut client, false).await;
+        let greeting = [
+            framed(b'R', &[0; 4]),
+            framed(b'S', b"server_version\x0015.0\0"),
+            framed(b'K', &[0; 8]),
+            framed(b'Z', b"I"),
+        ];
+        client.write_all(&greeting.concat()).await.unwrap();
+        assert!(heard(&mut client, true).await.starts_with(b"QSTART_REPLICATION"));
+        let both = framed(b'W', &[0; 3]);
+        client.write_all(&[both, stream].concat()).await.unwrap();
+        loop {
+            let said = heard(&mut client, true).await;
+            if let FromClient::StandbyStatusUpdate(status) = FromClient::decode(&said[1..]).unwrap()
+                && status.flushed >= until
+            {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn a_question_within_a_transaction_is_answered_once_what_came_before_is_durable() {
+        let installation = Installation::find(15).unwrap();
+        let cluster = Cluster::builder(&installation).start().unwrap();
+        let spec = PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: Vec::new(),
+            articles: std::collections::BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        };
+        Runtime::new().unwrap().block_on(async {
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            let server = Server::ask(&spec, &mut sql).await.unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+            let watch = Watch::new(store.clone());
+            let mut attendant =
+                Attendant::start(spec.clone(), (sql, server.clone()), Lsn(100), watch);
+            let capture = Capture {
+                spec,
+                store: store.clone(),
+                status: Arc::new(Mutex::new(CaptureStatus::default())),
+                ready: watch::Sender::new(0),
+                text_only: AtomicBool::new(true),
+                stream_only: AtomicBool::new(true),
+            };
+            let (stop, stopped) = watch::channel(false);
+            let assembler = Assembler::new(store, Context::new(2, false), Lsn(100));
+            let mut intake = Intake::new(&capture, assembler, false, true, server, stopped);
+
+            let (commit_lsn, end_lsn) = (Lsn(1_000), Lsn(1_010));
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let port = listener.local_addr().unwrap().port();
+            let stream = asked_within_a_transaction(commit_lsn, end_lsn);
+            let walsender = tokio::spawn(stream_to(listener, stream, end_lsn));
+            let config = format!("postgresql://x@127.0.0.1:{port}/x?sslmode=disable");
+            let config = Config::parse(&config).unwrap();
+            let connection = Connection::connect(&config, Mode::LogicalReplication).await.unwrap();
+            let stream = connection.start_replication("p", Lsn(100), &[]).await.unwrap();
+            let session = Session::new(&mut intake, stream, &mut attendant, SOON * 2);
+            let answered = async {
+                let answered = tokio::time::timeout(SOON, walsender).await;
+                stop.send_replace(true);
+                answered
+            };
+            let ended = async { tokio::time::timeout(SOON * 2, session.run()).await };
+            let (answered, ended) = tokio::join!(answered, ended);
+            answered.expect("the publisher is not answered").unwrap();
+            // Without a word from the publisher, which has gone, or to the stop.
+            drop(ended.expect("it goes on for ever"));
+        });
     }
 }
