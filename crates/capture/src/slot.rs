@@ -52,6 +52,9 @@ pub async fn look_at_slot(
         (None, Some(_)) => Err(nothing_to_adopt(spec, &slot)),
         (Some(row), None) => match begun {
             Begun::Not => Err(somebody_elses(spec, &slot, &row)),
+            Begun::Making if is_streamed_from(spec, sql, &row).await? => {
+                Err(somebody_elses(spec, &slot, &row))
+            }
             // Dropped, and made anew.
             Begun::Making => Ok(()),
             Begun::Made => check_slot(spec, &slot, &row).map(drop),
@@ -204,20 +207,11 @@ pub async fn ensure_slot(
         // nothing has been copied yet: begin at the log's end.
         (Some(row), Some(_)) => check_slot(spec, &slot, &row)?.max(log_end(spec, sql).await?.1),
         (None, Some(_)) => return Err(nothing_to_adopt(spec, &slot)),
-        (Some(row), None) => {
-            // We died between making the slot and noting it: nothing was read from it yet.
-            if store.note(NOTE_CREATING).as_deref() != Some(&slot) {
-                return Err(somebody_elses(spec, &slot, &row));
+        (row, None) => {
+            if let Some(row) = row {
+                drop_unfinished(spec, sql, store, &row).await?;
             }
-            sql.execute("SELECT pg_drop_replication_slot($1)", &[Some(&slot)])
-                .await
-                .map_err(|error| spec.publisher_error(error))?;
-            patiently(spec, create_decodable_slot(spec, sql, &slot), tell).await?
-        }
-        (None, None) => {
-            store.set_note(NOTE_CREATING, &slot)?;
-            fault::point("capture.before-slot-created");
-            patiently(spec, create_decodable_slot(spec, sql, &slot), tell).await?
+            patiently(spec, create_decodable_slot(spec, sql, store), tell).await?
         }
     };
     fault::point("capture.after-slot-created");
@@ -228,6 +222,53 @@ pub async fn ensure_slot(
     store.set_note(NOTE_START, &start.to_string())?;
     tracing::info!(publication = %name, %slot, %start, "replication slot ready");
     Ok(start)
+}
+
+/// Drops the slot that is there, `row`, if we died between making it and noting that: nothing was read
+/// from it yet. While our own session that made it, or looked whether it can be decoded from, is still
+/// there, the publisher refuses that for the time being.
+async fn drop_unfinished(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    store: &dyn LogStore,
+    row: &SlotRow,
+) -> Result<(), CaptureError> {
+    let slot = spec.slot_name();
+    if store.note(NOTE_CREATING).as_ref() != Some(&slot) {
+        return Err(somebody_elses(spec, &slot, row));
+    }
+    if is_streamed_from(spec, sql, row).await? {
+        // Nor is it ours when that session has gone.
+        store.set_note(NOTE_CREATING, "")?;
+        return Err(somebody_elses(spec, &slot, row));
+    }
+    drop_own(spec, sql, store).await
+}
+
+/// Drops the slot that we have made and not noted yet.
+async fn drop_own(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    store: &dyn LogStore,
+) -> Result<(), CaptureError> {
+    let drop = "SELECT pg_drop_replication_slot($1)";
+    let dropped = sql.execute(drop, &[Some(&spec.slot_name())]).await;
+    dropped.map_err(|error| spec.publisher_error(error))?;
+    Ok(store.set_note(NOTE_CREATING, "")?)
+}
+
+/// Whether a session streams from a slot that is not noted as made: then it was not made by us, who
+/// note that first. Sessions of our own role are seen; those of another one are not ours.
+async fn is_streamed_from(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    row: &SlotRow,
+) -> Result<bool, CaptureError> {
+    let (Some(pid), Some(_)) = (&row.active_pid, row.confirmed) else { return Ok(false) };
+    let ask = "SELECT FROM pg_stat_activity WHERE pid = $1::text::int \
+               AND (query ILIKE 'START_REPLICATION%' OR query = '<insufficient privilege>')";
+    let found = sql.query(ask, &[Some(pid)]).await.map_err(|error| spec.publisher_error(error))?;
+    Ok(!found.is_empty())
 }
 
 /// Refuses a slot that was confirmed beyond what the store knows.
@@ -369,11 +410,12 @@ const PROOF_BYTES_MAX: u64 = 256 << 20;
 async fn create_decodable_slot(
     spec: &PublicationSpec,
     sql: &mut Connection,
-    slot: &str,
+    store: &dyn LogStore,
 ) -> Result<Lsn, CaptureError> {
+    let slot = &*spec.slot_name();
     let mut made = 1;
     loop {
-        let start = create_slot(spec, slot).await?;
+        let start = create_slot(spec, store).await?;
         if made == SLOTS_MAX || is_decodable(spec, sql, slot, start).await? {
             return Ok(start);
         }
@@ -382,9 +424,7 @@ async fn create_decodable_slot(
             publication = %spec.name, slot,
             "the publisher cannot decode its own log from where its new slot stands: it is made anew"
         );
-        sql.execute("SELECT pg_drop_replication_slot($1)", &[Some(slot)])
-            .await
-            .map_err(|error| spec.publisher_error(error))?;
+        drop_own(spec, sql, store).await?;
     }
 }
 
@@ -420,7 +460,8 @@ async fn is_decodable(
     }
 }
 
-async fn create_slot(spec: &PublicationSpec, slot: &str) -> Result<Lsn, CaptureError> {
+async fn create_slot(spec: &PublicationSpec, store: &dyn LogStore) -> Result<Lsn, CaptureError> {
+    let slot = spec.slot_name();
     let mut replication = spec.connect(Mode::LogicalReplication).await?;
     let options = SlotOptions {
         temporary: false,
@@ -430,17 +471,37 @@ async fn create_slot(spec: &PublicationSpec, slot: &str) -> Result<Lsn, CaptureE
         failover: replication.server_version() >= 170_000,
         two_phase: false,
     };
-    let created = replication
-        .create_logical_slot(slot, options)
-        .await
-        .map_err(|error| spec.publisher_error(error))?;
+    // Not before there is a session that can make it: a slot of that name that is there later on would
+    // be taken for ours.
+    store.set_note(NOTE_CREATING, &slot)?;
+    fault::point("capture.before-slot-created");
+    let created = match replication.create_logical_slot(&slot, options).await {
+        Ok(created) => created,
+        Err(error) => {
+            // There is no slot of ours then, and one of that name is somebody else's. Of a connection
+            // that was lost nobody knows.
+            if error.server_error().is_some_and(|said| !said.is_fatal()) {
+                store.set_note(NOTE_CREATING, "")?;
+            }
+            return Err(spec.publisher_error(error));
+        }
+    };
     replication.close().await;
     Ok(created.consistent_point)
 }
 
 #[cfg(test)]
 mod tests {
-    use super::is_undecodable;
+    use super::*;
+    use farshore_pg::Config;
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+    use tokio::runtime::Runtime;
+
+    /// What takes no time once it may go on.
+    const SOON: Duration = Duration::from_secs(30);
 
     #[test]
     fn a_log_that_its_publisher_cannot_decode_is_told_from_other_faults() {
@@ -448,5 +509,131 @@ mod tests {
         assert!(is_undecodable("XX000", said));
         assert!(!is_undecodable("XX000", "cache lookup failed for relation 16615"));
         assert!(!is_undecodable("58P01", said));
+    }
+
+    fn cluster(major: u32) -> (Cluster, PublicationSpec) {
+        let installation = Installation::find(major).unwrap();
+        let cluster = Cluster::builder(&installation)
+            .setting("wal_level", "logical")
+            .setting("max_replication_slots", 1)
+            .start()
+            .unwrap();
+        cluster
+            .execute_script("CREATE TABLE t (); CREATE PUBLICATION farshore_p FOR TABLE t")
+            .unwrap();
+        let spec = PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: Vec::new(),
+            articles: BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        };
+        (cluster, spec)
+    }
+
+    fn store() -> (tempfile::TempDir, Arc<dyn LogStore>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+        (folder, store)
+    }
+
+    fn begun_in(store: &dyn LogStore) -> Begun {
+        begun(|key| store.note(key))
+    }
+
+    async fn ensure(spec: &PublicationSpec, store: &dyn LogStore) -> Result<Lsn, CaptureError> {
+        let mut sql = spec.connect(Mode::Sql).await.unwrap();
+        let ensured = ensure_slot(spec, &mut sql, store, |_| ());
+        tokio::time::timeout(SOON, ensured).await.expect("it waits for ever")
+    }
+
+    async fn value(sql: &mut Connection, question: &str) -> String {
+        let rows = sql.query(question, &[]).await.unwrap();
+        rows[0].get(0).unwrap_or_default().to_owned()
+    }
+
+    const SLOTS: &str = "SELECT count(*) FROM pg_replication_slots";
+
+    /// Until this is true on the server.
+    async fn await_true(sql: &mut Connection, question: &str) {
+        let seen = async { while value(sql, question).await != "t" {} };
+        tokio::time::timeout(SOON, seen).await.expect(question);
+    }
+
+    /// A transaction for which every slot's creation waits.
+    async fn open_transaction(spec: &PublicationSpec) -> Connection {
+        let mut open = spec.connect(Mode::Sql).await.unwrap();
+        open.simple_query("BEGIN; SELECT txid_current()").await.unwrap();
+        open
+    }
+
+    const MAKING: &str = "SELECT count(*) = 1 FROM pg_replication_slots \
+                          WHERE active_pid IS NOT NULL AND confirmed_flush_lsn IS NULL";
+
+    #[test]
+    fn a_slot_that_could_not_be_made_here_is_not_taken_for_ours_when_it_is_there() {
+        let (_cluster, spec) = cluster(15);
+        Runtime::new().unwrap().block_on(async {
+            let (_folder, store) = store();
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            sql.simple_query("SELECT pg_create_physical_replication_slot('full')").await.unwrap();
+            let full = ensure(&spec, store.as_ref()).await.unwrap_err();
+            assert!(full.is_transient(), "{full}");
+            assert_eq!(begun_in(store.as_ref()), Begun::Not);
+            let of_another = "SELECT pg_drop_replication_slot('full'); \
+                SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')";
+            sql.simple_query(of_another).await.unwrap();
+            let found = ensure(&spec, store.as_ref()).await.unwrap_err();
+            assert!(found.to_string().contains("was not made for this store"), "{found}");
+            assert_eq!(value(&mut sql, SLOTS).await, "1");
+        });
+    }
+
+    #[test]
+    fn who_streams_from_a_slot_that_is_not_made_is_another_site() {
+        for major in [15, 18] {
+            let (_cluster, spec) = cluster(major);
+            Runtime::new().unwrap().block_on(async {
+                let (_folder, store) = store();
+                let mut sql = spec.connect(Mode::Sql).await.unwrap();
+                store.set_note(NOTE_CREATING, "farshore_p").unwrap();
+                // Our own session, which did not notice that we died.
+                let open = open_transaction(&spec).await;
+                let mut orphan = spec.connect(Mode::LogicalReplication).await.unwrap();
+                let created = async {
+                    let options = SlotOptions::default();
+                    orphan.create_logical_slot("farshore_p", options).await.unwrap();
+                };
+                let looks = async {
+                    await_true(&mut sql, MAKING).await;
+                    let busy = ensure(&spec, store.as_ref()).await.unwrap_err();
+                    assert!(busy.is_transient(), "{busy}");
+                    assert_eq!(begun_in(store.as_ref()), Begun::Making);
+                    open.close().await;
+                };
+                tokio::join!(created, looks);
+                // It is made: its session is there, but has nothing to do with it any more.
+                ensure(&spec, store.as_ref()).await.unwrap();
+
+                let (_folder, other) = self::store();
+                other.set_note(NOTE_CREATING, "farshore_p").unwrap();
+                let publication = [("proto_version", "1"), ("publication_names", "farshore_p")];
+                let stream = orphan.start_replication("farshore_p", Lsn::ZERO, &publication);
+                let stream = stream.await.unwrap();
+                let look = look_at_slot(&spec, &mut sql, begun_in(other.as_ref())).await;
+                let found = ensure(&spec, other.as_ref()).await.unwrap_err();
+                assert!(found.to_string().contains("in use by pid"), "{found}");
+                assert!(!found.is_transient(), "{found}");
+                assert_eq!(look.unwrap_err().to_string(), found.to_string());
+                drop(stream);
+                let free = "SELECT active_pid IS NULL FROM pg_replication_slots";
+                await_true(&mut sql, free).await;
+                let found = ensure(&spec, other.as_ref()).await.unwrap_err();
+                assert!(found.to_string().contains("was not made for this store"), "{found}");
+                assert_eq!(value(&mut sql, SLOTS).await, "1");
+            });
+        }
     }
 }

@@ -7,6 +7,7 @@ use farshore_store::LogStore;
 pub(super) const NOTE_SYSTEM: &str = "publisher.system_identifier";
 pub(super) const NOTE_TIMELINE: &str = "publisher.timeline";
 pub(super) const NOTE_SLOT: &str = "slot.name";
+/// The slot that we were about to make; empty once the publisher has refused that.
 pub(super) const NOTE_CREATING: &str = "slot.creating";
 pub(super) const NOTE_START: &str = "slot.start";
 /// That the publisher has lost what the store holds, in words; empty where it was another server.
@@ -49,7 +50,7 @@ pub enum Begun {
 
 /// What a store's notes say of its slot.
 pub fn begun(note: impl Fn(&str) -> Option<String>) -> Begun {
-    match (note(NOTE_START), note(NOTE_CREATING)) {
+    match (note(NOTE_START), note(NOTE_CREATING).filter(|slot| !slot.is_empty())) {
         (Some(_), _) => Begun::Made,
         (None, Some(_)) => Begun::Making,
         (None, None) => Begun::Not,
