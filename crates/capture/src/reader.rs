@@ -136,7 +136,9 @@ impl Capture {
         self.set_status(|status| status.tables_stay = together(left_out));
         let tell = |why| self.set_status(|status| status.waits_for = why);
         tell(None);
-        let start = slot::ensure_slot(&self.spec, &mut sql, self.store.as_ref(), tell).await?;
+        let store = self.store.as_ref();
+        let ensured = slot::ensure_slot(&self.spec, &mut sql, store, stop.clone(), tell).await?;
+        let Some(start) = ensured else { return Ok(()) };
         let context = Context {
             protocol: match sql.server_version() {
                 ..150_000 => 2,

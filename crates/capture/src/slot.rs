@@ -15,7 +15,7 @@ use crate::{CaptureError, publication::PublicationSpec};
 use farshore_fault as fault;
 use farshore_model::{Lsn, quote_identifier};
 use farshore_pg::replication::{SlotOptions, SlotSnapshot};
-use farshore_pg::{Connection, Mode};
+use farshore_pg::{CancelToken, Connection, Mode};
 use farshore_store::LogStore;
 pub use history::noted_loss;
 pub(crate) use history::settle_loss;
@@ -28,7 +28,9 @@ pub use notes::{
 use notes::{NOTE_CREATING, NOTE_SLOT, NOTE_START, NOTE_SYSTEM, NOTE_TIMELINE};
 pub(crate) use overlap::{Overlap, check_overlap};
 pub(crate) use server::Server;
+use std::pin::pin;
 use std::time::Duration;
+use tokio::sync::watch;
 
 /// What to do when changes are missing.
 pub(crate) fn copy_anew(publication: &str) -> String {
@@ -155,14 +157,15 @@ struct SlotRow {
     two_phase: bool,
 }
 
-/// Makes sure that the slot exists and continues what `store` holds; returns where to stream from.
-/// `tell` hears which transactions its creation waits for.
+/// Makes sure that the slot exists and continues what `store` holds; returns where to stream from, or
+/// `None` where `stop` turned true first. `tell` hears which transactions its creation waits for.
 pub async fn ensure_slot(
     spec: &PublicationSpec,
     sql: &mut Connection,
     store: &dyn LogStore,
+    stop: watch::Receiver<bool>,
     tell: impl Fn(Option<String>),
-) -> Result<Lsn, CaptureError> {
+) -> Result<Option<Lsn>, CaptureError> {
     let slot = spec.slot_name();
     let name = &spec.name;
     let system = system_identifier(spec, sql).await?;
@@ -193,7 +196,7 @@ pub async fn ensure_slot(
         let known = durable.max(start);
         check_not_ahead(spec, confirmed, known)?;
         check_history(spec, sql, store, known).await?;
-        return Ok(known);
+        return Ok(Some(known));
     }
     if durable > Lsn::ZERO {
         return Err(CaptureError::Gap(format!(
@@ -205,15 +208,18 @@ pub async fn ensure_slot(
     let start = match (row, &spec.adopt_slot) {
         // What the slot holds from before our publication was made cannot be decoded for it, and
         // nothing has been copied yet: begin at the log's end.
-        (Some(row), Some(_)) => check_slot(spec, &slot, &row)?.max(log_end(spec, sql).await?.1),
+        (Some(row), Some(_)) => {
+            Some(check_slot(spec, &slot, &row)?.max(log_end(spec, sql).await?.1))
+        }
         (None, Some(_)) => return Err(nothing_to_adopt(spec, &slot)),
         (row, None) => {
             if let Some(row) = row {
                 drop_unfinished(spec, sql, store, &row).await?;
             }
-            patiently(spec, create_decodable_slot(spec, sql, store), tell).await?
+            patiently(spec, create_decodable_slot(spec, sql, store, stop), tell).await?
         }
     };
+    let Some(start) = start else { return Ok(None) };
     fault::point("capture.after-slot-created");
     let (timeline, _) = log_end(spec, sql).await?;
     store.set_note(NOTE_TIMELINE, &timeline.to_string())?;
@@ -221,7 +227,7 @@ pub async fn ensure_slot(
     store.set_note(NOTE_SLOT, &slot)?;
     store.set_note(NOTE_START, &start.to_string())?;
     tracing::info!(publication = %name, %slot, %start, "replication slot ready");
-    Ok(start)
+    Ok(Some(start))
 }
 
 /// Drops the slot that is there, `row`, if we died between making it and noting that: nothing was read
@@ -398,6 +404,9 @@ fn why_invalidated(reason: Option<&str>) -> String {
 /// So often a slot is made anew whose log the publisher cannot decode.
 const SLOTS_MAX: u32 = 10;
 
+/// How long a publisher may take to end the creation of a slot that was given up.
+const GIVEN_UP_MAX: Duration = Duration::from_secs(5);
+
 /// How long the first log behind a new slot is waited for, where the publisher is at work.
 const PROOF_AFTER: Duration = Duration::from_millis(300);
 
@@ -406,18 +415,33 @@ const PROOF_BYTES_MAX: u64 = 256 << 20;
 
 /// A new slot from which the publisher can decode the first of its log. About one in a hundred that
 /// are made while transactions truncate tables cannot ([`log_undecodable`]); nothing has been copied
-/// beside this one yet, so another may take its place.
+/// beside this one yet, so another may take its place. `None` if `stop` turned true first.
 async fn create_decodable_slot(
     spec: &PublicationSpec,
     sql: &mut Connection,
     store: &dyn LogStore,
-) -> Result<Lsn, CaptureError> {
+    mut stop: watch::Receiver<bool>,
+) -> Result<Option<Lsn>, CaptureError> {
     let slot = &*spec.slot_name();
     let mut made = 1;
     loop {
-        let start = create_slot(spec, store).await?;
-        if made == SLOTS_MAX || is_decodable(spec, sql, slot, start).await? {
-            return Ok(start);
+        let Some(start) = create_slot(spec, store, &mut stop).await? else { return Ok(None) };
+        if made == SLOTS_MAX {
+            return Ok(Some(start));
+        }
+        let cancel = sql.cancel_token();
+        let is_decodable = tokio::select! {
+            looked = is_decodable(spec, sql, slot, start) => Some(looked?),
+            _ = stop.wait_for(|stop| *stop) => None,
+        };
+        match is_decodable {
+            Some(true) => return Ok(Some(start)),
+            Some(false) => {}
+            // The slot stays noted as one that was being made: the next start makes it anew.
+            None => {
+                give_up(&cancel).await;
+                return Ok(None);
+            }
         }
         made += 1;
         tracing::info!(
@@ -460,8 +484,17 @@ async fn is_decodable(
     }
 }
 
-async fn create_slot(spec: &PublicationSpec, store: &dyn LogStore) -> Result<Lsn, CaptureError> {
+/// The slot's start, or `None` if `stop` turned true first.
+async fn create_slot(
+    spec: &PublicationSpec,
+    store: &dyn LogStore,
+    stop: &mut watch::Receiver<bool>,
+) -> Result<Option<Lsn>, CaptureError> {
     let slot = spec.slot_name();
+    let is_stopping = *stop.borrow();
+    if is_stopping {
+        return Ok(None);
+    }
     let mut replication = spec.connect(Mode::LogicalReplication).await?;
     let options = SlotOptions {
         temporary: false,
@@ -475,19 +508,49 @@ async fn create_slot(spec: &PublicationSpec, store: &dyn LogStore) -> Result<Lsn
     // be taken for ours.
     store.set_note(NOTE_CREATING, &slot)?;
     fault::point("capture.before-slot-created");
-    let created = match replication.create_logical_slot(&slot, options).await {
-        Ok(created) => created,
-        Err(error) => {
+    let cancel = replication.cancel_token();
+    let done = {
+        let mut created = pin!(replication.create_logical_slot(&slot, options));
+        let done = tokio::select! {
+            biased;
+            done = &mut created => Some(done),
+            // It may wait for transactions that last for hours.
+            _ = stop.wait_for(|stop| *stop) => None,
+        };
+        match done {
+            Some(done) => Some(done),
+            None => {
+                let ended = async {
+                    give_up(&cancel).await;
+                    created.await
+                };
+                tokio::time::timeout(GIVEN_UP_MAX, ended).await.ok()
+            }
+        }
+    };
+    match done {
+        Some(Ok(created)) => {
+            replication.close().await;
+            Ok(Some(created.consistent_point))
+        }
+        Some(Err(error)) => {
             // There is no slot of ours then, and one of that name is somebody else's. Of a connection
             // that was lost nobody knows.
             if error.server_error().is_some_and(|said| !said.is_fatal()) {
                 store.set_note(NOTE_CREATING, "")?;
             }
-            return Err(spec.publisher_error(error));
+            let is_given_up = *stop.borrow();
+            if is_given_up { Ok(None) } else { Err(spec.publisher_error(error)) }
         }
-    };
-    replication.close().await;
-    Ok(created.consistent_point)
+        None => Ok(None),
+    }
+}
+
+/// Has the publisher end a statement that nobody waits for any more.
+async fn give_up(statement: &CancelToken) {
+    if let Err(error) = statement.cancel().await {
+        tracing::debug!(%error, "not cancelled");
+    }
 }
 
 #[cfg(test)]
@@ -543,9 +606,13 @@ mod tests {
         begun(|key| store.note(key))
     }
 
-    async fn ensure(spec: &PublicationSpec, store: &dyn LogStore) -> Result<Lsn, CaptureError> {
+    async fn ensure(
+        spec: &PublicationSpec,
+        store: &dyn LogStore,
+        stop: watch::Receiver<bool>,
+    ) -> Result<Option<Lsn>, CaptureError> {
         let mut sql = spec.connect(Mode::Sql).await.unwrap();
-        let ensured = ensure_slot(spec, &mut sql, store, |_| ());
+        let ensured = ensure_slot(spec, &mut sql, store, stop, |_| ());
         tokio::time::timeout(SOON, ensured).await.expect("it waits for ever")
     }
 
@@ -573,19 +640,47 @@ mod tests {
                           WHERE active_pid IS NOT NULL AND confirmed_flush_lsn IS NULL";
 
     #[test]
+    fn a_stop_ends_the_creation_of_a_slot_that_waits() {
+        for major in [15, 18] {
+            let (_cluster, spec) = cluster(major);
+            Runtime::new().unwrap().block_on(async {
+                let (_folder, store) = store();
+                let mut sql = spec.connect(Mode::Sql).await.unwrap();
+                let open = open_transaction(&spec).await;
+                let (stop, stopped) = watch::channel(false);
+                let stops = async {
+                    await_true(&mut sql, MAKING).await;
+                    stop.send_replace(true);
+                };
+                let (ensured, ()) = tokio::join!(ensure(&spec, store.as_ref(), stopped), stops);
+                assert_eq!(ensured.unwrap(), None);
+                assert_eq!(begun_in(store.as_ref()), Begun::Not);
+                // Nothing of it waits there for the transaction to end.
+                assert_eq!(value(&mut sql, SLOTS).await, "0");
+                open.close().await;
+                stop.send_replace(false);
+                let ensured = ensure(&spec, store.as_ref(), stop.subscribe()).await.unwrap();
+                assert!(ensured.is_some());
+                assert_eq!(begun_in(store.as_ref()), Begun::Made);
+            });
+        }
+    }
+
+    #[test]
     fn a_slot_that_could_not_be_made_here_is_not_taken_for_ours_when_it_is_there() {
         let (_cluster, spec) = cluster(15);
         Runtime::new().unwrap().block_on(async {
             let (_folder, store) = store();
+            let (_stop, stopped) = watch::channel(false);
             let mut sql = spec.connect(Mode::Sql).await.unwrap();
             sql.simple_query("SELECT pg_create_physical_replication_slot('full')").await.unwrap();
-            let full = ensure(&spec, store.as_ref()).await.unwrap_err();
+            let full = ensure(&spec, store.as_ref(), stopped.clone()).await.unwrap_err();
             assert!(full.is_transient(), "{full}");
             assert_eq!(begun_in(store.as_ref()), Begun::Not);
             let of_another = "SELECT pg_drop_replication_slot('full'); \
                 SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')";
             sql.simple_query(of_another).await.unwrap();
-            let found = ensure(&spec, store.as_ref()).await.unwrap_err();
+            let found = ensure(&spec, store.as_ref(), stopped).await.unwrap_err();
             assert!(found.to_string().contains("was not made for this store"), "{found}");
             assert_eq!(value(&mut sql, SLOTS).await, "1");
         });
@@ -597,6 +692,7 @@ mod tests {
             let (_cluster, spec) = cluster(major);
             Runtime::new().unwrap().block_on(async {
                 let (_folder, store) = store();
+                let (_stop, stopped) = watch::channel(false);
                 let mut sql = spec.connect(Mode::Sql).await.unwrap();
                 store.set_note(NOTE_CREATING, "farshore_p").unwrap();
                 // Our own session, which did not notice that we died.
@@ -608,14 +704,15 @@ mod tests {
                 };
                 let looks = async {
                     await_true(&mut sql, MAKING).await;
-                    let busy = ensure(&spec, store.as_ref()).await.unwrap_err();
+                    let busy = ensure(&spec, store.as_ref(), stopped.clone()).await.unwrap_err();
                     assert!(busy.is_transient(), "{busy}");
                     assert_eq!(begun_in(store.as_ref()), Begun::Making);
                     open.close().await;
                 };
                 tokio::join!(created, looks);
                 // It is made: its session is there, but has nothing to do with it any more.
-                ensure(&spec, store.as_ref()).await.unwrap();
+                let ensured = ensure(&spec, store.as_ref(), stopped.clone()).await.unwrap();
+                assert!(ensured.is_some());
 
                 let (_folder, other) = self::store();
                 other.set_note(NOTE_CREATING, "farshore_p").unwrap();
@@ -623,14 +720,14 @@ mod tests {
                 let stream = orphan.start_replication("farshore_p", Lsn::ZERO, &publication);
                 let stream = stream.await.unwrap();
                 let look = look_at_slot(&spec, &mut sql, begun_in(other.as_ref())).await;
-                let found = ensure(&spec, other.as_ref()).await.unwrap_err();
+                let found = ensure(&spec, other.as_ref(), stopped.clone()).await.unwrap_err();
                 assert!(found.to_string().contains("in use by pid"), "{found}");
                 assert!(!found.is_transient(), "{found}");
                 assert_eq!(look.unwrap_err().to_string(), found.to_string());
                 drop(stream);
                 let free = "SELECT active_pid IS NULL FROM pg_replication_slots";
                 await_true(&mut sql, free).await;
-                let found = ensure(&spec, other.as_ref()).await.unwrap_err();
+                let found = ensure(&spec, other.as_ref(), stopped).await.unwrap_err();
                 assert!(found.to_string().contains("was not made for this store"), "{found}");
                 assert_eq!(value(&mut sql, SLOTS).await, "1");
             });
