@@ -1,19 +1,25 @@
 //! A snapshot in which every table has all its rows, and whose tables stay as they are.
 
 use super::{ExportedSnapshot, SeenTables, SnapshotConnection};
-use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::source::Tell;
+use crate::{CaptureError, slot};
 use farshore_model::Lsn;
-use farshore_pg::Mode;
+use farshore_pg::{Connection, Mode};
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// How often a snapshot is taken again because a table was emptied or rewritten meanwhile.
 const TRIES: usize = 50;
 
-/// Pause before another one is tried when tables are locked.
+/// Pause before another one is tried when tables are locked, and between looks at standbys.
 const PAUSE: Duration = Duration::from_millis(200);
+
+/// Standbys are waited for no longer than this at once, and after so long it is told: meanwhile the
+/// publisher keeps what the snapshot may read.
+const STANDBYS_MAX: Duration = Duration::from_secs(60);
+const STANDBYS_WORD_AFTER: Duration = Duration::from_secs(3);
 
 /// An exported snapshot, and the locks that keep its tables as they are while this lives.
 pub struct StillSnapshot {
@@ -36,7 +42,8 @@ impl StillSnapshot {
     /// `tell` is told what is waited for.
     ///
     /// # Errors
-    /// The publisher's; a transient one when tables are locked or rewritten all the time.
+    /// The publisher's; a transient one when tables are locked or rewritten all the time, or standbys
+    /// that the publisher waits for get no further.
     pub async fn take(
         spec: &PublicationSpec,
         reader: &str,
@@ -46,6 +53,7 @@ impl StillSnapshot {
         for _ in 0..TRIES {
             let before = spec.published_tables(&mut sql).await?;
             let exported = ExportedSnapshot::export(spec, reader, tell).await?;
+            until_standbys_have(spec, &mut sql, exported.consistent_point, tell).await?;
             let mut holder = exported.open(spec).await?;
             let seen = holder.tables(spec).await?;
             if !holder.hold_still(spec, &seen).await? {
@@ -101,6 +109,107 @@ impl StillSnapshot {
     }
 }
 
+/// Waits until the standbys that our slot waits for (`synchronized_standby_slots`) have all that a
+/// snapshot at `point` holds: one of them may take the publisher's place, and what it lacks then must
+/// not be in a copy.
+async fn until_standbys_have(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    point: Lsn,
+    tell: &Tell<'_>,
+) -> Result<(), CaptureError> {
+    let (began_at, mut told) = (Instant::now(), false);
+    loop {
+        let place = slot::place(spec, sql).await?;
+        let Some(place) = place.filter(|at| at.waits_for_standbys && at.standbys_have < point)
+        else {
+            if told {
+                tell(None);
+            }
+            return Ok(());
+        };
+        let waited = began_at.elapsed();
+        let lack = format!(
+            "the standbys that synchronized_standby_slots names to have the publisher's log up to \
+             {point}, of which one stands at {}: see to it, or, if it is gone for good, take it out \
+             of that setting",
+            place.standbys_have
+        );
+        if waited >= STANDBYS_MAX {
+            tell(None);
+            return Err(CaptureError::Interrupted(format!(
+                "publication \"{}\": a copy has waited {} s for {lack}. Trying again",
+                spec.name,
+                STANDBYS_MAX.as_secs()
+            )));
+        }
+        if waited >= STANDBYS_WORD_AFTER && !std::mem::replace(&mut told, true) {
+            let why = format!("waiting for {lack}");
+            tracing::warn!(publication = %spec.name, "{why}");
+            tell(Some(why));
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 fn files(tables: &[PublishedTable]) -> Vec<(u32, u32)> {
     tables.iter().map(|table| (table.oid, table.file_node)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publication::TablePattern;
+    use farshore_pg::Config;
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use std::collections::BTreeMap;
+    use tokio::runtime::Runtime;
+    use tokio::sync::watch;
+
+    #[test]
+    fn a_snapshot_is_not_ahead_of_standbys_that_are_waited_for() {
+        let installation = Installation::find(18).unwrap();
+        let cluster = Cluster::builder(&installation)
+            .setting("wal_level", "logical")
+            .setting("synchronized_standby_slots", "standby")
+            .start()
+            .unwrap();
+        cluster.execute_script("CREATE TABLE t (i integer)").unwrap();
+        let spec = PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: vec![TablePattern::parse("public.*").unwrap()],
+            articles: BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        };
+        Runtime::new().unwrap().block_on(async {
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            spec.ensure_publication(&mut sql).await.unwrap();
+            for slots in [
+                "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput', failover => true)",
+                "SELECT pg_create_physical_replication_slot('standby', true)",
+                "INSERT INTO t VALUES (1)",
+            ] {
+                sql.simple_query(slots).await.unwrap();
+            }
+            let (said, mut heard) = watch::channel(None);
+            let tell = |why| drop(said.send_replace(why));
+            let taken = StillSnapshot::take(&spec, "s", &tell);
+            let standby = async {
+                let waits = |why: &Option<String>| {
+                    why.as_ref().is_some_and(|why| why.contains("synchronized_standby_slots"))
+                };
+                heard.wait_for(waits).await.unwrap();
+                let receives =
+                    "SELECT pg_replication_slot_advance('standby', pg_current_wal_flush_lsn())";
+                sql.simple_query(receives).await.unwrap();
+            };
+            let both = async { tokio::join!(taken, standby) };
+            let (taken, ()) = tokio::time::timeout(STANDBYS_MAX, both).await.unwrap();
+            taken.unwrap().close().await;
+            assert_eq!(*said.borrow(), None);
+        });
+    }
 }
