@@ -14,7 +14,7 @@ use crate::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Config, Connection, Row, partition_tree, quote_literal};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What to publish, as configured.
 #[derive(Clone, Debug)]
@@ -283,10 +283,12 @@ pub enum Unfit {
     LeaveOut,
 }
 
+/// Tables that are to be published, and what of each.
+pub type ToPublish = BTreeMap<TableName, Article>;
+
 /// What the patterns come to.
 struct Chosen {
-    /// In name order.
-    tables: Vec<TableName>,
+    tables: ToPublish,
     /// What is left out, and why, for a person.
     told: Vec<String>,
     /// Each pattern matches something.
@@ -294,12 +296,11 @@ struct Chosen {
 }
 
 /// The first few of many names.
-fn some_of(names: &BTreeSet<String>) -> String {
+fn some_of(names: &BTreeSet<TableName>) -> String {
     const SHOWN: usize = 5;
-    let mut shown: Vec<&str> = names.iter().take(SHOWN).map(String::as_str).collect();
-    let more = format!("{} more", names.len().saturating_sub(SHOWN));
+    let mut shown: Vec<String> = names.iter().take(SHOWN).map(TableName::to_string).collect();
     if names.len() > SHOWN {
-        shown.push(&more);
+        shown.push(format!("{} more", names.len() - SHOWN));
     }
     shown.join(", ")
 }
@@ -351,13 +352,13 @@ impl PublicationSpec {
         Ok(sql)
     }
 
-    /// Tables that the patterns name on the publisher now, in name order; where others are left
-    /// out, those that can be published.
+    /// Tables that the patterns name on the publisher now, and those that inherit from them; where
+    /// others are left out, those that can be published.
     pub async fn expand_tables(
         &self,
         sql: &mut Connection,
         unfit: Unfit,
-    ) -> Result<Vec<TableName>, CaptureError> {
+    ) -> Result<ToPublish, CaptureError> {
         self.choose(sql, unfit).await.map(|chosen| chosen.tables)
     }
 
@@ -388,7 +389,7 @@ impl PublicationSpec {
                 (name, row.get(2) == Some("t"), row.get(3) == Some("t"))
             })
             .collect();
-        let mut chosen = BTreeSet::new();
+        let mut chosen = ToPublish::new();
         let (mut may_not, mut told, mut all_match) = (BTreeSet::new(), Vec::new(), true);
         for pattern in &self.tables {
             let before = chosen.len();
@@ -403,9 +404,10 @@ impl PublicationSpec {
                 }
                 matched = true;
                 if *may || unfit == Unfit::Refuse {
-                    chosen.insert(table.clone());
+                    let article = self.articles.get(table).cloned().unwrap_or_default();
+                    chosen.insert(table.clone(), article);
                 } else {
-                    may_not.insert(table.to_string());
+                    may_not.insert(table.clone());
                 }
             }
             if !matched && chosen.len() == before {
@@ -419,8 +421,28 @@ impl PublicationSpec {
                 }
             }
         }
+        // Who names a table means its rows, and those of tables that inherit from it are among them,
+        // as in any statement. They are published as themselves, since that is how their changes are
+        // logged; of each as much as of what it inherits from.
+        let heirs = self.heirs(sql).await?;
+        if !heirs.is_empty() {
+            let rights: HashMap<&TableName, bool> =
+                present.iter().map(|(table, _, may)| (table, *may)).collect();
+            for (table, article) in self.with_heirs(&chosen, &heirs) {
+                match rights.get(&table) {
+                    Some(may) if *may || unfit == Unfit::Refuse => {
+                        chosen.insert(table, article);
+                    }
+                    Some(_) => {
+                        may_not.insert(table);
+                    }
+                    // Another server's, or unlogged: it has no changes in this log.
+                    None => {}
+                }
+            }
+        }
         for table in self.articles.keys() {
-            if !chosen.contains(table) && unfit == Unfit::Refuse {
+            if !chosen.contains_key(table) && unfit == Unfit::Refuse {
                 return Err(CaptureError::Setup(format!(
                     "publication \"{}\": article {table} is not among its tables. Add it to \
                      `tables`, or remove the article",
@@ -436,7 +458,48 @@ impl PublicationSpec {
                 some_of(&may_not),
             ));
         }
-        Ok(Chosen { tables: chosen.into_iter().collect(), told, all_match })
+        Ok(Chosen { tables: chosen, told, all_match })
+    }
+
+    /// These tables with all that inherit from them, as `heirs` says: which from which.
+    fn with_heirs(&self, tables: &ToPublish, heirs: &[(TableName, TableName)]) -> ToPublish {
+        let mut all = tables.clone();
+        loop {
+            let before = all.len();
+            for (table, parent) in heirs {
+                if let (Some(article), false) = (all.get(parent), all.contains_key(table)) {
+                    let article = self.articles.get(table).unwrap_or(article).clone();
+                    all.insert(table.clone(), article);
+                }
+            }
+            if all.len() == before {
+                return all;
+            }
+        }
+    }
+
+    /// Tables that inherit, and what they inherit from, without partitions: a publication has those
+    /// with what they are partitions of.
+    async fn heirs(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Vec<(TableName, TableName)>, CaptureError> {
+        let rows = sql
+            .query(
+                "SELECT n.nspname, c.relname, pn.nspname, p.relname FROM pg_inherits i \
+                 JOIN pg_class c ON c.oid = i.inhrelid AND NOT c.relispartition \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 JOIN pg_class p ON p.oid = i.inhparent \
+                 JOIN pg_namespace pn ON pn.oid = p.relnamespace ORDER BY 1, 2, i.inhseqno",
+                &[],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        let name = |row: &Row, column: usize| TableName {
+            schema: row.get(column).unwrap_or_default().to_owned(),
+            name: row.get(column + 1).unwrap_or_default().to_owned(),
+        };
+        Ok(rows.iter().map(|row| (name(row, 0), name(row, 2))).collect())
     }
 
     /// Creates or alters our PostgreSQL publication to publish just what is configured; an adopted
@@ -475,13 +538,18 @@ impl PublicationSpec {
         let unfit = if existing.is_some() { Unfit::LeaveOut } else { Unfit::Refuse };
         let Chosen { tables, told, all_match } = self.choose(sql, unfit).await?;
         let members_now = self.members_now(sql).await?;
-        let (joins, leaves) = (less(&tables, &members_now), less(&members_now, &tables));
+        let joins: Vec<String> =
+            tables.keys().filter(|table| !members_now.contains(*table)).map(only).collect();
+        let leaves: Vec<String> =
+            members_now.iter().filter(|table| !tables.contains_key(*table)).map(only).collect();
         // Where all of it was dropped there is nothing to publish, and no list of nothing either. And
         // what was renamed may be renamed back: taken out, it would have to be copied anew.
         if tables.is_empty() || !all_match && !leaves.is_empty() {
             return Ok(told);
         }
-        let members = self.members_of(&tables).join(", ");
+        let members = members_of(&tables);
+        let all: Vec<String> = members.iter().map(only).collect();
+        let (members, all) = (members.join(", "), all.join(", "));
         // The statement that made the publication is kept as its comment: PostgreSQL rewrites
         // filters when it stores them, so only this tells whether anything has changed.
         let via_root = self.via_partition_root;
@@ -499,15 +567,15 @@ impl PublicationSpec {
                 if self.articles.is_empty() && were_whole {
                     // What stays is not locked, and may be somebody else's by now.
                     if !joins.is_empty() {
-                        let joins = self.members_of(&joins).join(", ");
+                        let joins = joins.join(", ");
                         steps.push(format!("ALTER PUBLICATION {quoted} ADD TABLE {joins}"));
                     }
                     if !leaves.is_empty() {
-                        let leaves = self.members_of(&leaves).join(", ");
+                        let leaves = leaves.join(", ");
                         steps.push(format!("ALTER PUBLICATION {quoted} DROP TABLE {leaves}"));
                     }
                 } else {
-                    steps.push(format!("ALTER PUBLICATION {quoted} SET TABLE {members}"));
+                    steps.push(format!("ALTER PUBLICATION {quoted} SET TABLE {all}"));
                 }
                 if sets_root {
                     steps.push(format!(
@@ -520,7 +588,7 @@ impl PublicationSpec {
                     steps => format!("BEGIN; {}; COMMIT", steps.join("; ")),
                 }
             }
-            None => create_statement(&quoted, &members, via_root),
+            None => create_statement(&quoted, &all, via_root),
         };
         if let Err(error) = sql.simple_query(&statement).await {
             // Outside of a transaction this does nothing.
@@ -534,7 +602,7 @@ impl PublicationSpec {
 
     /// The tables that the publication has: one that was dropped and made again under its name has
     /// left it.
-    async fn members_now(&self, sql: &mut Connection) -> Result<Vec<TableName>, CaptureError> {
+    async fn members_now(&self, sql: &mut Connection) -> Result<BTreeSet<TableName>, CaptureError> {
         let rows = sql
             .query(
                 "SELECT n.nspname, c.relname FROM pg_publication p \
@@ -577,25 +645,6 @@ impl PublicationSpec {
             return self.ensure_publication(sql).await;
         }
         Ok(Vec::new())
-    }
-
-    /// What the publication lists: each table with its columns and filter, as SQL.
-    fn members_of(&self, tables: &[TableName]) -> Vec<String> {
-        let mut members = Vec::new();
-        for table in tables {
-            let mut member = table.to_string();
-            if let Some(article) = self.articles.get(table) {
-                if let Some(columns) = &article.columns {
-                    let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
-                    member.push_str(&format!(" ({})", list.join(", ")));
-                }
-                if let Some(filter) = &article.row_filter {
-                    member.push_str(&format!(" WHERE ({filter})"));
-                }
-            }
-            members.push(member);
-        }
-        members
     }
 
     fn refused(&self, members: &str, error: farshore_pg::Error) -> CaptureError {
@@ -746,10 +795,27 @@ impl PublicationSpec {
     }
 }
 
-/// Those of `some` that are not among `others`.
-fn less(some: &[TableName], others: &[TableName]) -> Vec<TableName> {
-    let others: BTreeSet<&TableName> = others.iter().collect();
-    some.iter().filter(|table| !others.contains(table)).cloned().collect()
+/// What the publication lists: each table with its columns and filter, as SQL.
+fn members_of(tables: &ToPublish) -> Vec<String> {
+    let mut members = Vec::new();
+    for (table, article) in tables {
+        let mut member = table.to_string();
+        if let Some(columns) = &article.columns {
+            let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
+            member.push_str(&format!(" ({})", list.join(", ")));
+        }
+        if let Some(filter) = &article.row_filter {
+            member.push_str(&format!(" WHERE ({filter})"));
+        }
+        members.push(member);
+    }
+    members
+}
+
+/// A member as statements are to name it. Without ONLY the server would add or drop with it all that
+/// inherits from it now, and refuse where one of those is a member already, or none any more.
+fn only(member: impl std::fmt::Display) -> String {
+    format!("ONLY {member}")
 }
 
 /// Whether all tables that a [`comment`] names were published without filter and list of columns.
@@ -783,6 +849,9 @@ impl std::fmt::Display for TablePatternDisplay<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_pg::Mode;
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use tokio::runtime::Runtime;
 
     #[test]
     fn patterns_parse_as_sql_names_do() {
@@ -801,6 +870,104 @@ mod tests {
         }
         for text in ["", "orders", "a.b.c", "*.orders", "a.", ".a", "\"a.b", "\"a\"b.c"] {
             assert!(TablePattern::parse(text).is_err(), "{text}");
+        }
+    }
+
+    fn spec(cluster: &Cluster, patterns: &[&str]) -> PublicationSpec {
+        let tables = patterns.iter().map(|pattern| TablePattern::parse(pattern).unwrap());
+        PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: tables.collect(),
+            articles: BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        }
+    }
+
+    /// Makes the publication as configured; its members with their numbers and filters.
+    async fn members(spec: &PublicationSpec) -> BTreeMap<String, (String, Option<String>)> {
+        let mut sql = spec.connect(Mode::Sql).await.unwrap();
+        spec.ensure_publication(&mut sql).await.unwrap();
+        assert!(spec.is_as_configured(&mut sql, Unfit::Refuse).await.unwrap());
+        let rows = sql
+            .query(
+                "SELECT prrelid::regclass, oid, pg_get_expr(prqual, prrelid) FROM pg_publication_rel",
+                &[],
+            )
+            .await
+            .unwrap();
+        let text = |row: &Row, column| row.get(column).map(str::to_owned);
+        let member = |row: &Row| (text(row, 0).unwrap(), (text(row, 1).unwrap(), text(row, 2)));
+        rows.iter().map(member).collect()
+    }
+
+    const INHERITED: &str = "CREATE SCHEMA app; CREATE SCHEMA aside; \
+        CREATE TABLE app.parent (id integer PRIMARY KEY); \
+        CREATE TABLE aside.child (PRIMARY KEY (id)) INHERITS (app.parent); \
+        CREATE UNLOGGED TABLE aside.unlogged () INHERITS (app.parent); \
+        CREATE TABLE aside.grandchild (PRIMARY KEY (id)) INHERITS (aside.child); \
+        CREATE TABLE app.other (id integer PRIMARY KEY); \
+        CREATE TABLE app.root (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
+        CREATE TABLE aside.leaf PARTITION OF app.root FOR VALUES FROM (0) TO (9)";
+
+    #[test]
+    fn tables_that_inherit_are_published_with_what_they_inherit_from() {
+        for major in [15, 18] {
+            let installation = Installation::find(major).unwrap();
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+            cluster.execute_script(INHERITED).unwrap();
+            let parent = spec(&cluster, &["app.parent", "app.root"]);
+            Runtime::new().unwrap().block_on(async {
+                let names =
+                    |members: &BTreeMap<String, _>| members.keys().cloned().collect::<Vec<_>>();
+                let made = members(&parent).await;
+                let family = ["aside.child", "aside.grandchild"];
+                assert_eq!(names(&made), ["app.parent", "app.root", family[0], family[1]]);
+                let mut sql = parent.connect(Mode::Sql).await.unwrap();
+                let wanted = parent.would_publish(&mut sql, Unfit::Refuse).await.unwrap();
+                assert_eq!(wanted.listed.len(), 4);
+
+                // An earlier version had the server add what inherits now, and nothing else.
+                let earlier = "DROP PUBLICATION farshore_p; DROP TABLE aside.unlogged; \
+                    CREATE PUBLICATION farshore_p FOR TABLE app.parent, app.root; \
+                    COMMENT ON PUBLICATION farshore_p IS 'managed by farshore: app.parent, app.root'";
+                sql.simple_query(earlier).await.unwrap();
+                let before = "SELECT string_agg(oid::text, ' ' ORDER BY oid) FROM pg_publication_rel";
+                let numbers = sql.query(before, &[]).await.unwrap()[0].get(0).map(str::to_owned);
+                let more = spec(&cluster, &["app.parent", "app.root", "app.other"]);
+                let all = members(&more).await;
+                let kept = all.iter().filter(|member| member.0 != "app.other");
+                let mut kept: Vec<&str> = kept.map(|(_, (number, _))| number.as_str()).collect();
+                kept.sort_by_key(|number| number.parse::<u32>().unwrap());
+                assert_eq!(Some(kept.join(" ")), numbers);
+                assert_eq!(all.len(), 5);
+
+                // A parent of what is a member already joins and leaves by itself.
+                let parents = "CREATE TABLE app.top (id integer); \
+                    ALTER TABLE app.parent INHERIT app.top; \
+                    CREATE TABLE aside.late (PRIMARY KEY (id)) INHERITS (app.top)";
+                sql.simple_query(parents).await.unwrap();
+                let top = spec(&cluster, &["app.*"]);
+                let with_top = members(&top).await;
+                assert_eq!(with_top.len(), 7);
+                assert!(all.iter().all(|member| with_top.get(member.0) == Some(member.1)));
+                assert_eq!(members(&more).await, all);
+
+                let mut filtered = more.clone();
+                for (table, filter) in [("app.parent", "id > 0"), ("aside.grandchild", "id > 5")] {
+                    let row_filter = Some(filter.to_owned());
+                    let article = Article { columns: None, row_filter };
+                    filtered.articles.insert(TableName::parse(table).unwrap(), article);
+                }
+                let members = members(&filtered).await;
+                assert!(members["app.parent"].1.is_some());
+                assert_eq!(members["aside.child"].1, members["app.parent"].1);
+                assert_ne!(members["aside.grandchild"].1, members["aside.child"].1);
+                assert_eq!(members["app.other"], all["app.other"]);
+            });
         }
     }
 }

@@ -434,6 +434,40 @@ fn a_table_that_joins_and_goes_before_its_copy_is_forgotten() -> Result<()> {
     })
 }
 
+/// Who names a table means those that inherit from it too, and they stay when others join.
+#[test]
+fn tables_that_inherit_stay_published_when_others_join() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE SCHEMA aside; CREATE TABLE parent (id integer PRIMARY KEY, v text); \
+            CREATE TABLE aside.child (PRIMARY KEY (id)) INHERITS (parent); \
+            CREATE TABLE other (id integer PRIMARY KEY, v text)";
+        let mut pair = Pair::new(direction, &["public.parent"], schema)?;
+        pair.publish(
+            "INSERT INTO parent VALUES (1, 'v'); INSERT INTO aside.child VALUES (2, 'v')",
+        )?;
+        pair.site.start()?;
+        pair.publish("UPDATE parent SET v = 'of both'; INSERT INTO other VALUES (3, 'v')")?;
+        pair.assert_equal(&["aside"])?;
+        pair.site.replace("'public.parent'", "'public.parent', 'public.other'")?;
+        pair.site.restart()?;
+        pair.await_copy("other")?;
+        pair.publish("UPDATE parent SET v = 'of both again'; UPDATE other SET v = 'w'")?;
+        pair.assert_equal(&["public", "aside"])?;
+        // One that is made later, and a new parent of what is published already.
+        pair.on_both(
+            "CREATE TABLE aside.late (PRIMARY KEY (id)) INHERITS (parent); \
+             CREATE TABLE top (id integer PRIMARY KEY, v text); ALTER TABLE parent INHERIT top",
+        )?;
+        pair.publish("INSERT INTO aside.late VALUES (4, 'late')")?;
+        pair.await_copy("late")?;
+        pair.site.replace("'public.parent'", "'public.parent', 'public.top'")?;
+        pair.site.restart()?;
+        pair.await_copy("top")?;
+        pair.publish("INSERT INTO top VALUES (5, 'top'); UPDATE top SET v = 'of all'")?;
+        pair.assert_equal(&["public", "aside"])
+    })
+}
+
 #[test]
 fn articles_change_with_the_site_file() -> Result<()> {
     both_ways(|direction| {

@@ -174,17 +174,17 @@ impl PublicationSpec {
                     name: row.get(column + 1)?.to_owned(),
                 })
             };
-            let Some(table) = name(1).filter(|table| chosen.contains(table)) else { continue };
+            let Some(table) = name(1).filter(|table| chosen.contains_key(table)) else { continue };
             let oid = row.parse(0).map_err(|error| self.publisher_error(error))?;
             wanted.listed.push(oid);
             let through_another = if self.via_partition_root {
-                name(4).is_some_and(|root| chosen.contains(&root))
+                name(4).is_some_and(|root| chosen.contains_key(&root))
             } else {
                 row.get(3) == Some("t")
             };
             if !through_another {
                 wanted.oids.push(oid);
-                let article = self.articles.get(&table);
+                let article = chosen.get(&table);
                 if let Some(columns) = article.and_then(|article| article.columns.clone()) {
                     wanted.columns.insert(table.clone(), columns);
                 }

@@ -2,7 +2,7 @@
 
 use super::{
     PublicationSpec, TableName, TablePattern, TablePatternDisplay, Unfit, comment,
-    create_statement, less,
+    create_statement, members_of, only,
 };
 use crate::CaptureError;
 use farshore_pg::{Connection, ResultSet, Row, quote_literal};
@@ -89,9 +89,10 @@ impl PublicationSpec {
             return Ok(true);
         }
         let tables = self.expand_tables(sql, unfit).await?;
-        let wanted = comment(&self.members_of(&tables).join(", "), self.via_partition_root);
-        Ok(self.existing_comment(sql).await? == Some(Some(wanted))
-            && less(&tables, &self.members_now(sql).await?).is_empty())
+        let wanted = comment(&members_of(&tables).join(", "), self.via_partition_root);
+        let is_as_wanted = self.existing_comment(sql).await? == Some(Some(wanted));
+        let members_now = self.members_now(sql).await?;
+        Ok(is_as_wanted && tables.keys().all(|table| members_now.contains(table)))
     }
 
     /// Of the publisher's publication, which is there, what [`Tried::not_sent`] is of one that is to
@@ -121,10 +122,10 @@ impl PublicationSpec {
                 return done;
             }
         };
-        let members = self.members_of(&tables);
-        let listed = tables.into_iter().zip(&members);
+        let members = members_of(&tables);
+        let listed = tables.into_keys().zip(&members);
         for (table, member) in listed.filter(|(table, member)| table.to_string() != **member) {
-            let create = create_statement("farshore_check", member, self.via_partition_root);
+            let create = create_statement("farshore_check", &only(member), self.via_partition_root);
             let has_filters = sql.server_version() >= FILTERS_SINCE;
             let none = || "SELECT 1 WHERE false".to_owned();
             let (by, large) = if has_filters {

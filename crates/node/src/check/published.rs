@@ -88,14 +88,7 @@ pub async fn expand(
             .collect());
     }
     let tables = spec.expand_tables(sql, unfit).await?;
-    Ok(tables
-        .into_iter()
-        .map(|table| {
-            let article = spec.articles.get(&table);
-            let columns = article.and_then(|article| article.columns.clone());
-            (table, columns)
-        })
-        .collect())
+    Ok(tables.into_iter().map(|(table, article)| (table, article.columns)).collect())
 }
 
 /// Leaves the tables whose rows come under their own names: not partitions that are published
