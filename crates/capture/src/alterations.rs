@@ -6,14 +6,14 @@
 
 mod shape;
 
-use crate::publication::PublicationSpec;
+use crate::publication::{PublicationSpec, TableName};
 use crate::{CaptureError, slot};
 use farshore_fault as fault;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, partition_tree};
 use farshore_store::LogStore;
 use shape::{Alteration, Shape, VIA_ROOTS, decode_members, decode_schemas, decode_tables};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 const NOTE_SHAPE: &str = "publication.shape";
@@ -147,6 +147,22 @@ async fn still_there(
     Ok(existing.into_iter().map(|(_, name)| name).collect())
 }
 
+/// Names of those of these tables that are there, and that the publication should have. One that no
+/// pattern names any more, because it was renamed or moved, we take out of our own one ourselves.
+async fn missed(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    tables: &[u32],
+) -> Result<Vec<String>, CaptureError> {
+    let mut there = still_there(spec, sql, tables).await?;
+    if spec.adopt_publication.is_none() && !there.is_empty() {
+        let wanted = spec.tables_wanted(sql).await?;
+        let wanted: HashSet<String> = wanted.iter().map(TableName::to_string).collect();
+        there.retain(|table| wanted.contains(table));
+    }
+    Ok(there)
+}
+
 /// Makes `now` remember what `known` had, and warns of tables that have left with neither a
 /// membership of theirs nor their schema's.
 async fn remember(
@@ -246,7 +262,7 @@ pub(crate) async fn ensure_publication(
         match noted.compare(now.as_ref()) {
             Some(Alteration::Gap(what)) => return Err(gap(spec, &what)),
             Some(Alteration::TakenOut(tables)) => {
-                let tables = still_there(spec, sql, &tables).await?;
+                let tables = missed(spec, sql, &tables).await?;
                 if !tables.is_empty() {
                     tracing::warn!("{}", taken_out(spec, &tables));
                     forget_definition(spec, sql).await?;
@@ -355,7 +371,7 @@ impl Watch {
         match known.compare(now.as_ref()) {
             Some(Alteration::Gap(what)) => return Err(gap(spec, &what)),
             Some(Alteration::TakenOut(tables)) => {
-                let tables = still_there(spec, sql, &tables).await?;
+                let tables = missed(spec, sql, &tables).await?;
                 if !tables.is_empty() && spec.adopt_publication.is_none() {
                     return Err(CaptureError::Interrupted(taken_out(spec, &tables)));
                 }
@@ -386,6 +402,7 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::publication::TablePattern;
     use farshore_pg::{Config, Mode};
     use farshore_store::segmented::{Options, SegmentedStore};
     use farshore_testkit::postgres::{Cluster, Installation};
@@ -468,5 +485,48 @@ mod tests {
                 assert_eq!(noted.tables.len(), 4, "{noted:?}");
             });
         }
+    }
+
+    #[test]
+    fn a_table_that_no_pattern_names_any_more_is_taken_out_by_ourselves() {
+        let installation = Installation::find(18).unwrap();
+        let cluster =
+            Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+        cluster
+            .execute_script(
+                "CREATE SCHEMA s; CREATE SCHEMA archive; CREATE TABLE s.moves (i integer); \
+                 CREATE TABLE s.stays (i integer); CREATE TABLE t (i integer); \
+                 CREATE TABLE t_new (i integer)",
+            )
+            .unwrap();
+        let tables = ["s.*", "public.t"].map(|pattern| TablePattern::parse(pattern).unwrap());
+        let spec = PublicationSpec {
+            tables: tables.to_vec(),
+            adopt_publication: None,
+            ..handed(&cluster)
+        };
+        Runtime::new().unwrap().block_on(async {
+            let folder = tempfile::tempdir().unwrap();
+            let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            ensure_publication(&spec, &mut sql, store.as_ref()).await.unwrap();
+            let mut watch = Watch::new(store.clone());
+            watch.look(&spec, &mut sql).await.unwrap();
+            for statement in [
+                "ALTER TABLE s.moves SET SCHEMA archive",
+                "ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t",
+            ] {
+                sql.simple_query(statement).await.unwrap();
+                let members = spec.listed_tables(&mut sql).await.unwrap();
+                spec.follow_tables(&mut sql).await.unwrap();
+                assert_ne!(spec.listed_tables(&mut sql).await.unwrap(), members);
+                watch.look(&spec, &mut sql).await.unwrap();
+            }
+            // What a pattern names was somebody else.
+            let taken_out = "ALTER PUBLICATION farshore_p DROP TABLE s.stays";
+            sql.simple_query(taken_out).await.unwrap();
+            let found = watch.look(&spec, &mut sql).await.unwrap_err();
+            assert!(found.to_string().contains("something else took s.stays out"), "{found}");
+        });
     }
 }

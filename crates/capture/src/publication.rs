@@ -289,6 +289,8 @@ pub type ToPublish = BTreeMap<TableName, Article>;
 /// What the patterns come to.
 struct Chosen {
     tables: ToPublish,
+    /// What our role may not publish.
+    may_not: BTreeSet<TableName>,
     /// What is left out, and why, for a person.
     told: Vec<String>,
     /// Each pattern matches something.
@@ -360,6 +362,16 @@ impl PublicationSpec {
         unfit: Unfit,
     ) -> Result<ToPublish, CaptureError> {
         self.choose(sql, unfit).await.map(|chosen| chosen.tables)
+    }
+
+    /// What there is on the publisher that our own publication should publish, whether it may or not.
+    pub(crate) async fn tables_wanted(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<BTreeSet<TableName>, CaptureError> {
+        let Chosen { tables, mut may_not, .. } = self.choose(sql, Unfit::LeaveOut).await?;
+        may_not.extend(tables.into_keys());
+        Ok(may_not)
     }
 
     async fn choose(&self, sql: &mut Connection, unfit: Unfit) -> Result<Chosen, CaptureError> {
@@ -458,7 +470,7 @@ impl PublicationSpec {
                 some_of(&may_not),
             ));
         }
-        Ok(Chosen { tables: chosen, told, all_match })
+        Ok(Chosen { tables: chosen, may_not, told, all_match })
     }
 
     /// These tables with all that inherit from them, as `heirs` says: which from which.
@@ -536,7 +548,7 @@ impl PublicationSpec {
             return Ok(Vec::new());
         }
         let unfit = if existing.is_some() { Unfit::LeaveOut } else { Unfit::Refuse };
-        let Chosen { tables, told, all_match } = self.choose(sql, unfit).await?;
+        let Chosen { tables, told, all_match, .. } = self.choose(sql, unfit).await?;
         let members_now = self.members_now(sql).await?;
         let joins: Vec<String> =
             tables.keys().filter(|table| !members_now.contains(*table)).map(only).collect();
