@@ -548,10 +548,10 @@ impl PublicationSpec {
             return Ok(Vec::new());
         }
         let unfit = if existing.is_some() { Unfit::LeaveOut } else { Unfit::Refuse };
-        let Chosen { tables, told, all_match, .. } = self.choose(sql, unfit).await?;
+        let Chosen { tables, mut told, all_match, .. } = self.choose(sql, unfit).await?;
         let members_now = self.members_now(sql).await?;
-        let joins: Vec<String> =
-            tables.keys().filter(|table| !members_now.contains(*table)).map(only).collect();
+        let joins: Vec<&TableName> =
+            tables.keys().filter(|table| !members_now.contains(*table)).collect();
         let leaves: Vec<String> =
             members_now.iter().filter(|table| !tables.contains_key(*table)).map(only).collect();
         // Where all of it was dropped there is nothing to publish, and no list of nothing either. And
@@ -567,6 +567,8 @@ impl PublicationSpec {
         let via_root = self.via_partition_root;
         let comment = comment(&members, via_root);
         let quoted = quote_identifier(&name);
+        // Who follows the tables looks again where a publication is so.
+        let is_followed = matches!(existing, Some(Some(_)));
         let statement = match existing {
             Some(Some(existing)) if existing == comment && joins.is_empty() => {
                 return Ok(told);
@@ -576,9 +578,13 @@ impl PublicationSpec {
                 let sets_root = self.is_via_root(sql).await? != via_root;
                 let were_whole = existing.is_some_and(|comment| are_whole(&comment));
                 let mut steps = Vec::new();
+                if !joins.is_empty() && overlooks_joins(sql.server_version()) {
+                    steps.push(without_writers(&joins));
+                }
                 if self.articles.is_empty() && were_whole {
                     // What stays is not locked, and may be somebody else's by now.
                     if !joins.is_empty() {
+                        let joins: Vec<String> = joins.iter().map(only).collect();
                         let joins = joins.join(", ");
                         steps.push(format!("ALTER PUBLICATION {quoted} ADD TABLE {joins}"));
                     }
@@ -605,6 +611,12 @@ impl PublicationSpec {
         if let Err(error) = sql.simple_query(&statement).await {
             // Outside of a transaction this does nothing.
             sql.simple_query("ROLLBACK").await.map_err(|error| self.publisher_error(error))?;
+            let waits = error.sqlstate() == Some("55P03") && overlooks_joins(sql.server_version());
+            if waits && is_followed {
+                let joins: BTreeSet<TableName> = joins.into_iter().cloned().collect();
+                told.push(self.joins_later(&joins, &error));
+                return Ok(told);
+            }
             return Err(self.refused(&members, error));
         }
         let describe = format!("COMMENT ON PUBLICATION {quoted} IS {}", quote_literal(&comment));
@@ -657,6 +669,16 @@ impl PublicationSpec {
             return self.ensure_publication(sql).await;
         }
         Ok(Vec::new())
+    }
+
+    fn joins_later(&self, joins: &BTreeSet<TableName>, error: &farshore_pg::Error) -> String {
+        format!(
+            "publication \"{}\": {} can join only while no transaction is open that has written there: \
+             {error}. Tried again; a publisher of version 14.18, 15.13, 16.9, 17.5 or later needs no \
+             such moment",
+            self.name,
+            some_of(joins)
+        )
     }
 
     fn refused(&self, members: &str, error: farshore_pg::Error) -> CaptureError {
@@ -830,6 +852,35 @@ fn only(member: impl std::fmt::Display) -> String {
     format!("ONLY {member}")
 }
 
+/// Whether a server may go on decoding as if a table had not joined a publication, when a transaction is
+/// open that has written to the table before and does so after: what the decoder remembers of the table is
+/// what that transaction saw, and nothing tells it otherwise when it comes to later ones (PostgreSQL's
+/// commit 4909b38af0, "Fix data loss in logical replication").
+fn overlooks_joins(server_version: u32) -> bool {
+    let minor = server_version % 10_000;
+    match server_version / 10_000 {
+        ..14 => true,
+        14 => minor < 18,
+        15 => minor < 13,
+        16 => minor < 9,
+        17 => minor < 5,
+        18.. => false,
+    }
+}
+
+/// How long a table that joins is waited for: who comes to write to it meanwhile waits behind us.
+const JOIN_WAIT: &str = "300ms";
+
+/// SQL of a transaction after which no other is open that has written to one of these tables, or to a
+/// partition of one. Fails where that would take long.
+fn without_writers(joins: &[&TableName]) -> String {
+    let joins: Vec<String> = joins.iter().map(ToString::to_string).collect();
+    format!(
+        "SET LOCAL lock_timeout = '{JOIN_WAIT}'; LOCK TABLE {} IN SHARE ROW EXCLUSIVE MODE",
+        joins.join(", ")
+    )
+}
+
 /// Whether all tables that a [`comment`] names were published without filter and list of columns.
 /// One whose name looks as if it had them is none the worse for it.
 fn are_whole(comment: &str) -> bool {
@@ -981,5 +1032,44 @@ mod tests {
                 assert_eq!(members["app.other"], all["app.other"]);
             });
         }
+    }
+
+    #[test]
+    fn versions_that_may_overlook_a_join_are_known() {
+        for version in [140_017, 150_012, 160_008, 170_004] {
+            assert!(overlooks_joins(version), "{version}");
+            assert!(!overlooks_joins(version + 1), "{version}");
+        }
+        assert!(!overlooks_joins(180_000));
+    }
+
+    #[test]
+    fn a_table_joins_between_transactions_that_write_to_its_partitions() {
+        let installation = Installation::find(15).unwrap();
+        let cluster =
+            Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+        cluster
+            .execute_script(
+                "CREATE TABLE t (id integer); \
+                 CREATE TABLE root (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
+                 CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (9)",
+            )
+            .unwrap();
+        let spec = spec(&cluster, &["public.t"]);
+        let joins = ["public.root", "public.t"].map(|table| TableName::parse(table).unwrap());
+        let lock = format!("BEGIN; {}; COMMIT", without_writers(&joins.each_ref()));
+        Runtime::new().unwrap().block_on(async {
+            let mut writer = spec.connect(Mode::Sql).await.unwrap();
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            writer.simple_query("BEGIN; INSERT INTO leaf VALUES (1)").await.unwrap();
+            let found = sql.simple_query(&lock).await.unwrap_err();
+            assert_eq!(found.sqlstate(), Some("55P03"), "{found}");
+            sql.simple_query("ROLLBACK").await.unwrap();
+            writer.simple_query("COMMIT").await.unwrap();
+            sql.simple_query(&lock).await.unwrap();
+            // What is set for that is set for that alone.
+            let rows = sql.query("SELECT current_setting('lock_timeout')", &[]).await.unwrap();
+            assert_eq!(rows[0].get(0), Some("0"));
+        });
     }
 }
