@@ -19,8 +19,8 @@
 //! the boundary between them is told to anybody only after it is made. So everything before the
 //! newest segment is durable, nothing behind that was claimed but by its bytes, and every record
 //! that was acknowledged is durable: it and all before it are whole, and the scan finds them. Before
-//! anything is claimed, what was scanned is fdatasynced: the process may have died and the kernel
-//! not.
+//! anything is claimed, what was scanned is written over itself and fdatasynced: the process may have
+//! died and the kernel not, or an fdatasync before may have failed ([`mend`]).
 
 use super::folder::{self, Listing};
 use super::state::State;
@@ -28,7 +28,7 @@ use super::{Positions, SpoolError};
 use crate::history::History;
 use crate::wal::{self, PAGE_BYTES, Pages, Segment, Timeline};
 use farshore_model::Lsn;
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -95,11 +95,32 @@ pub(super) fn recover(folder: &Path) -> Result<Option<Recovered>, SpoolError> {
     let known = known_durable(&state, timeline, &history, newest);
     let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
     let durable = scan(&mut pages, oldest, newest.number, known)?;
-    let file = File::open(path(newest)).map_err(SpoolError::io("open", &path(newest)))?;
-    file.sync_data().map_err(SpoolError::io("sync", &path(newest)))?;
+    mend(&path(newest), size.start(newest.number), known, durable)?;
     folder::sync(folder)?;
     Ok(Some(Recovered { state, positions: Positions { timeline, written: durable, durable } }))
 }
+
+/// Makes sure that the segment that begins at `start` is on the disk up to `durable`.
+///
+/// It may have been read from the page cache after its fdatasync failed: the kernel then holds it as
+/// clean although the disk does not have it, and another fdatasync would do nothing. So what none
+/// before is `known` to have covered is written over itself first.
+fn mend(path: &Path, start: Lsn, known: Lsn, durable: Lsn) -> Result<(), SpoolError> {
+    let opened = OpenOptions::new().read(true).write(true).open(path);
+    let file = opened.map_err(SpoolError::io("open", path))?;
+    let (mut at, end) = (known.bytes_since(start), durable.bytes_since(start));
+    let mut buffer = vec![0; REWRITTEN_AT_ONCE.min(end.saturating_sub(at)) as usize];
+    while at < end {
+        let piece = &mut buffer[..(end - at).min(REWRITTEN_AT_ONCE) as usize];
+        file.read_exact_at(piece, at).map_err(SpoolError::io("read", path))?;
+        file.write_all_at(piece, at).map_err(SpoolError::io("write to", path))?;
+        at += piece.len() as u64;
+    }
+    file.sync_data().map_err(SpoolError::io("sync", path))
+}
+
+/// Bytes of a segment that are in memory while it is written over itself.
+const REWRITTEN_AT_ONCE: u64 = 1 << 20;
 
 fn newest_of(listing: &Listing, timeline: Timeline) -> Segment {
     let mut own = listing.segments.iter().filter(|segment| segment.timeline == timeline);

@@ -51,6 +51,13 @@ fn segment(folder: &Path, nth: u64) -> PathBuf {
     folder.join(segment.file_name(identity().segment))
 }
 
+/// Bytes that this thread has given to the operating system so far.
+fn written_by_this_thread() -> u64 {
+    let counted = std::fs::read_to_string("/proc/thread-self/io").unwrap();
+    let written = counted.lines().find_map(|line| line.strip_prefix("wchar: "));
+    written.unwrap().parse().unwrap()
+}
+
 fn overwrite(path: &Path, at: u64, bytes: &[u8]) {
     let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
     file.write_all_at(bytes, at).unwrap();
@@ -141,6 +148,27 @@ async fn all_is_whole_and_the_files_are_the_log() {
     (0..3).for_each(|nth| files.extend(std::fs::read(segment(folder.path(), nth)).unwrap()));
     assert_eq!(files[..log.bytes.len()], log.bytes[..]);
     assert!(files[log.bytes.len()..].iter().all(|byte| *byte == 0));
+}
+
+/// Where an fdatasync failed, the kernel has as clean what the disk lacks, and another one does nothing.
+#[tokio::test]
+async fn what_is_claimed_is_written_again_before_it_is_made_durable() {
+    let (folder, log) = filled().await;
+    let long_ago = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let open = |nth| {
+        let path = segment(folder.path(), nth);
+        std::fs::OpenOptions::new().write(true).open(path).unwrap()
+    };
+    (0..3).for_each(|nth| open(nth).set_modified(long_ago).unwrap());
+    let before = std::fs::read(segment(folder.path(), 2)).unwrap();
+    let written_before = written_by_this_thread();
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
+    let written = written_by_this_thread() - written_before;
+    let is_rewritten = |nth| open(nth).metadata().unwrap().modified().unwrap() > long_ago;
+    assert_eq!([0, 1, 2].map(is_rewritten), [false, false, true]);
+    let claimed = log.end() - (BEGIN + 2 * SEGMENT_BYTES);
+    assert!(written >= claimed, "{written} of {claimed} bytes");
+    assert!(std::fs::read(segment(folder.path(), 2)).unwrap() == before, "it has other bytes");
 }
 
 #[tokio::test]
