@@ -10,7 +10,7 @@ mod begun_anew;
 mod flow;
 mod promise;
 
-pub use begun_anew::{BegunAnew, held};
+pub use begun_anew::BegunAnew;
 pub use promise::Promise;
 
 use crate::descent;
@@ -19,6 +19,7 @@ use crate::history::History;
 use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
 use crate::wal::{SegmentBytes, Timeline};
+use begun_anew::Beginning;
 use bytes::Bytes;
 use farshore_fault as fault;
 use farshore_link::{Receiver, Sender, Session};
@@ -285,8 +286,15 @@ impl Near {
             Some(have) => (Timeline(have.timeline), have.durable, true),
             None => self.beginning(&mut connection, &system, segment).await?,
         };
-        let begins_without = have.is_none() && (is_slot_new || !is_kept || was_pending);
-        self.look_for_waiting(start, begins_without, &mut connection).await?;
+        let begins = match have {
+            Some(_) => None,
+            None => Some(Beginning {
+                lacks_untold: is_slot_new || !is_kept || was_pending,
+                // One that is made anew is made by somebody who knows.
+                lacks_told: !is_slot_new && self.was_told()?,
+            }),
+        };
+        self.look_for_waiting(start, begins, &mut connection).await?;
         let server_version = connection.server_version();
         Ok(Begun { connection, system, segment, server_version, timeline, start, is_slot_new })
     }

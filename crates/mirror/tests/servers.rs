@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use farshore_mirror::receive::Promise;
 use farshore_mirror::spool::SlotName;
 use farshore_mirror::wal::Timeline;
-use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_testkit::wait::wait_until;
 use running::{APPLICATION_NAME, LONG, Mirror, SLOT, flush_position};
 use std::path::Path;
@@ -319,6 +319,89 @@ fn what_is_not_there_is_said() -> Result<()> {
     let said = told?;
     ensure!(said.contains("max_slot_wal_keep_size was exceeded"), "{said}");
     println!("{said}");
+    Ok(())
+}
+
+fn let_commits_wait(principal: &Cluster) -> Result<()> {
+    let sql = format!("ALTER SYSTEM SET synchronous_standby_names = '{APPLICATION_NAME}'");
+    principal.execute_script(&sql)?;
+    principal.execute_script("SELECT pg_reload_conf()")?;
+    wait_until("the mirror to count", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
+        Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })
+}
+
+/// Where the mirror's slot stands: what the principal was told last as flushed.
+fn told(principal: &Cluster) -> Result<u64> {
+    let sql = "SELECT (restart_lsn - '0/0')::int8 FROM pg_replication_slots WHERE slot_name = $1";
+    let told: i64 = principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
+    Ok(told.unsigned_abs())
+}
+
+/// The slot is kept, and the spool with what was acknowledged is gone: nothing is acknowledged while
+/// no standby can use the next one.
+#[test]
+fn a_spool_that_is_lost_is_not_acknowledged_before_a_standby_can_use_the_next() -> Result<()> {
+    let mut principal = principal(15)?;
+    let mut mirror = Mirror::start(&principal.url("postgres"), Promise::Far)?;
+    mirror.spool()?;
+    let mut standby = standby(&mut principal, &mirror)?;
+    mirror.caught_up(&principal)?;
+    let_commits_wait(&principal)?;
+    load(&principal, 0)?;
+    ensure!(mirror.near.held().is_none(), "a first spool was taken for a second");
+    let commit = |id: i32| {
+        let mut client = principal.connect()?;
+        Ok::<_, anyhow::Error>(std::thread::spawn(move || {
+            client.execute("INSERT INTO t VALUES ($1, '')", &[&id])
+        }))
+    };
+    // One that has come further than where the next begins goes on, and so do commits.
+    replayed(&standby, flush_position(&principal)?)?;
+    standby.stop(StopMode::Fast)?;
+    mirror.lose_spool()?;
+    wait_until("commits to be held", LONG, &[], || Ok(mirror.near.held()))?;
+    standby.start()?;
+    let committing = commit(1_000_001)?;
+    committing.join().map_err(|_| anyhow::anyhow!("the client died"))??;
+    ensure!(mirror.near.held().is_none(), "{:?}", mirror.near.held());
+    // One that is further back cannot.
+    standby.stop(StopMode::Fast)?;
+    load(&principal, 200_000)?;
+    mirror.caught_up(&principal)?;
+    let end = flush_position(&principal)?;
+    wait_until(
+        "it to be acknowledged",
+        LONG,
+        &[],
+        || Ok((told(&principal)? >= end).then_some(())),
+    )?;
+    mirror.lose_spool()?;
+    let held = wait_until("commits to be held", LONG, &[], || Ok(mirror.near.held()))?;
+    println!("{held}");
+    let committing = commit(1_000_002)?;
+    wait_until("the commit to wait", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
+    })?;
+    let end = farshore_model::Lsn(flush_position(&principal)?).to_string();
+    wait_until("the principal to hear that it is there", LONG, &[], || {
+        // What is flushed there is told with this.
+        let sql = "SELECT count(*) FROM pg_stat_replication WHERE application_name = $1 \
+                   AND write_lsn >= $2::text::pg_lsn";
+        let heard: i64 = principal.connect()?.query_one(sql, &[&APPLICATION_NAME, &end])?.get(0);
+        Ok((heard == 1).then_some(()))
+    })?;
+    standby.start()?;
+    wait_until("the standby to ask in vain", LONG, &[], || {
+        Ok(mirror.far.standbys.refused_lately())
+    })?;
+    ensure!(!committing.is_finished(), "it returned, and no standby can ever have it");
+    ensure!(mirror.near.held().is_some(), "nothing is held any more");
+    // On an operator's word.
+    mirror.near.let_commits_return().context("nothing was held")?;
+    committing.join().map_err(|_| anyhow::anyhow!("the client died"))??;
     Ok(())
 }
 

@@ -5,6 +5,11 @@
 //! but at the principal. It is there again once a standby that was made from the principal has
 //! replayed past the beginning: until then, or until nobody from before waits any more, nothing is
 //! told. That outlasts the process in a note.
+//!
+//! Where the slot was kept and the spool was not, log is gone that was told: between where a standby
+//! stands and the new spool's beginning nobody has any for it, so what is in the spool is of no use
+//! to it. Then, too, nothing is told until a standby has replayed past the beginning. That a spool was
+//! told of is noted before the first time.
 
 use super::Near;
 use crate::error::MirrorError;
@@ -27,19 +32,59 @@ pub(super) struct Hold {
     /// When it began, by the principal's clock; none if it could not be asked: then whoever waits may
     /// have waited before.
     since: Option<String>,
+    /// What was told is gone with the spool before it: who waits does not matter.
+    is_told_gone: bool,
 }
+
+/// Stands in the note where what was told is gone.
+const TOLD_GONE: &str = "told";
 
 impl Hold {
     fn encode(&self) -> String {
-        format!("{}\n{}\n", self.start, self.since.as_deref().unwrap_or_default())
+        let since = self.since.as_deref().unwrap_or_default();
+        let gone = if self.is_told_gone { TOLD_GONE } else { "" };
+        format!("{}\n{since}\n{gone}\n", self.start)
     }
 
     fn decode(note: &str) -> Option<Hold> {
         let mut lines = note.lines();
         let start = lines.next()?.parse().ok()?;
         let since = lines.next().filter(|since| !since.is_empty()).map(str::to_owned);
-        Some(Hold { start, since })
+        // One of an earlier version ends before that.
+        let is_told_gone = lines.next() == Some(TOLD_GONE);
+        Some(Hold { start, since, is_told_gone })
     }
+
+    /// What is said of it.
+    fn words(&self, mirror: &str) -> String {
+        let start = self.start;
+        let resume = format!("farshore mirror resume SITE.toml {mirror}");
+        if self.is_told_gone {
+            return format!(
+                "the spool was begun anew at {start}, and the one before it is gone with log that \
+                 was acknowledged: a standby that has not come past {start} cannot go on, nor use \
+                 what is in the spool now. So nothing is acknowledged until one has replayed past \
+                 {start}; if none gets there, seed one (farshore mirror seed). {resume} \
+                 acknowledges all the same: what returns then is lost with the principal, until a \
+                 standby is there"
+            );
+        }
+        format!(
+            "the spool was begun anew at {start}, and commits wait that are from before: they are in \
+             no spool, so nothing is acknowledged until a standby that was made since (farshore \
+             mirror seed) has replayed past {start}, or none of them waits any more. {resume} lets \
+             them return, and then they are at the principal alone"
+        )
+    }
+}
+
+/// How a new spool begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Beginning {
+    /// The slot does not keep all that the principal was not told of.
+    pub lacks_untold: bool,
+    /// What the principal was told of is gone with the spool before it.
+    pub lacks_told: bool,
 }
 
 /// What a near end knows of such commits.
@@ -47,12 +92,19 @@ impl Hold {
 pub struct BegunAnew {
     note: PathBuf,
     hold: Mutex<Option<Hold>>,
+    /// That this cluster was told of a spool is noted, or was tried to be.
+    told: Mutex<Option<u64>>,
 }
 
 impl BegunAnew {
-    /// They are noted in this file, where there are any.
+    /// They are noted in this file, where there are any; and beside it, in one that ends in `.told`,
+    /// whom a spool was told to.
     pub fn noted_in(note: PathBuf) -> BegunAnew {
-        BegunAnew { note, hold: Mutex::default() }
+        BegunAnew { note, hold: Mutex::default(), told: Mutex::default() }
+    }
+
+    fn told_note(&self) -> PathBuf {
+        self.note.with_extension("told")
     }
 }
 
@@ -83,8 +135,48 @@ impl Near {
         }
         let noted = self.noted().ok().flatten().filter(|noted| noted.start != PENDING);
         if let Some(noted) = noted {
-            tracing::warn!(mirror = %self.name, "{}", held(&self.name, noted.start));
+            tracing::warn!(mirror = %self.name, "{}", noted.words(&self.name));
             *self.hold() = Some(noted);
+        }
+    }
+
+    /// That nothing is acknowledged for now beside a spool that was begun anew, and why.
+    pub fn held(&self) -> Option<String> {
+        self.hold().as_ref().map(|hold| hold.words(&self.name))
+    }
+
+    fn told_text(&self, system_id: u64) -> String {
+        format!("{system_id}\n{}\n", self.slot)
+    }
+
+    /// Whether this slot's cluster was told of a spool, and so dropped log that was only there.
+    pub(super) fn was_told(&self) -> Result<bool, MirrorError> {
+        let Some(system_id) = self.status().system_id else { return Ok(false) };
+        if !self.promise.is_of_the_spool() {
+            return Ok(false);
+        }
+        match std::fs::read_to_string(self.begun_anew.told_note()) {
+            Ok(note) => Ok(note == self.told_text(system_id)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.note_error("read", error)),
+        }
+    }
+
+    /// Before the principal is told that the spool has something. Blocks on the disk, once.
+    pub(super) fn note_told(&self) {
+        let Some(system_id) = self.status().system_id else { return };
+        let mut told = self.begun_anew.told.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !self.promise.is_of_the_spool() || *told == Some(system_id) {
+            return;
+        }
+        // Commits that wait for the far end do not wait for a disk here.
+        *told = Some(system_id);
+        let noted = write_note(&self.begun_anew.told_note(), &self.told_text(system_id));
+        if let Err(error) = noted {
+            tracing::warn!(
+                mirror = %self.name,
+                "should the far end's spool be lost, it will not be seen that it is: {error}"
+            );
         }
     }
 
@@ -96,7 +188,8 @@ impl Near {
         }
         let noted = self.noted()?;
         if noted.is_none() {
-            note(&self.begun_anew.note, &Hold { start: PENDING, since: None })?;
+            let pending = Hold { start: PENDING, since: None, is_told_gone: false };
+            note(&self.begun_anew.note, &pending)?;
         }
         Ok(noted.is_some_and(|noted| noted.start == PENDING))
     }
@@ -109,29 +202,31 @@ impl Near {
         }
     }
 
-    /// Before anything is told of a spool. `begins_without`: it begins, and the slot does not keep
-    /// all that the principal was not told of.
+    /// Before anything is told of a spool, which may begin with this.
     pub(super) async fn look_for_waiting(
         &self,
         start: Lsn,
-        begins_without: bool,
+        begins: Option<Beginning>,
         connection: &mut Connection,
     ) -> Result<(), MirrorError> {
         if !self.promise.is_of_the_spool() {
             return Ok(());
         }
-        let hold = match self.noted()? {
-            Some(noted) if !begins_without => Some(noted).filter(|noted| noted.start != PENDING),
-            Some(_) | None if begins_without => match self.who_waits(connection).await? {
+        let hold = match begins {
+            Some(Beginning { lacks_told: true, .. }) => {
+                let is_waited_for = is_anybody_waited_for(connection).await?;
+                is_waited_for.then_some(Hold { start, since: None, is_told_gone: true })
+            }
+            Some(Beginning { lacks_untold: true, .. }) => match self.who_waits(connection).await? {
                 Waiting::Nobody => None,
-                Waiting::Before(since) => Some(Hold { start, since }),
+                Waiting::Before(since) => Some(Hold { start, since, is_told_gone: false }),
             },
-            Some(_) | None => None,
+            Some(_) | None => self.noted()?.filter(|noted| noted.start != PENDING),
         };
         match &hold {
             Some(hold) => {
                 note(&self.begun_anew.note, hold)?;
-                tracing::warn!(mirror = %self.name, "{}", held(&self.name, hold.start));
+                tracing::warn!(mirror = %self.name, "{}", hold.words(&self.name));
             }
             None => self.forget_hold(),
         }
@@ -145,20 +240,25 @@ impl Near {
     /// When the principal cannot be asked.
     pub async fn look_who_waits(&self) -> Result<(), Error> {
         let Some(hold) = self.hold().clone() else { return Ok(()) };
+        if hold.is_told_gone {
+            return self.let_go_if_nobody_is_named(&hold).await;
+        }
         match self.ask_who_waits(hold.since.as_deref()).await {
             Ok((_, Some(0))) => self.let_go(&hold, "nobody waits any more who waited before"),
             Ok((now, Some(_))) if hold.since.is_none() => self.hold_since(&hold, now),
             Ok((_, Some(_))) => {}
-            Ok((_, None)) | Err(_) => {
-                let config = self.principal.clone();
-                let mut connection =
-                    Connection::connect(&config, Mode::PhysicalReplication).await?;
-                let is_waited_for = is_anybody_waited_for(&mut connection).await?;
-                connection.close().await;
-                if !is_waited_for {
-                    self.let_go(&hold, "synchronous_standby_names is empty");
-                }
-            }
+            Ok((_, None)) | Err(_) => self.let_go_if_nobody_is_named(&hold).await?,
+        }
+        Ok(())
+    }
+
+    async fn let_go_if_nobody_is_named(&self, hold: &Hold) -> Result<(), Error> {
+        let mut connection =
+            Connection::connect(&self.principal, Mode::PhysicalReplication).await?;
+        let is_waited_for = is_anybody_waited_for(&mut connection).await?;
+        connection.close().await;
+        if !is_waited_for {
+            self.let_go(hold, "synchronous_standby_names is empty");
         }
         Ok(())
     }
@@ -266,21 +366,15 @@ async fn is_anybody_waited_for(replication: &mut Connection) -> Result<bool, Err
 }
 
 fn note(path: &Path, hold: &Hold) -> Result<(), MirrorError> {
+    write_note(path, &hold.encode())
+}
+
+fn write_note(path: &Path, text: &str) -> Result<(), MirrorError> {
     if let Some(above) = path.parent() {
         let action = "make the folder of mirrors";
         std::fs::create_dir_all(above).map_err(|error| MirrorError::Io { action, error })?;
     }
-    Ok(folder::replace(path, hold.encode().as_bytes())?)
-}
-
-/// What is said of it.
-pub fn held(mirror: &str, start: Lsn) -> String {
-    format!(
-        "the spool was begun anew at {start}, and commits wait that are from before: they are in no \
-         spool, so nothing is acknowledged until a standby that was made since (farshore mirror \
-         seed) has replayed past {start}, or none of them waits any more. farshore mirror resume \
-         SITE.toml {mirror} lets them return, and then they are at the principal alone"
-    )
+    Ok(folder::replace(path, text.as_bytes())?)
 }
 
 #[cfg(test)]
@@ -290,9 +384,14 @@ mod tests {
     #[test]
     fn a_note_is_read_as_it_was_written() {
         for since in [None, Some("2026-01-01 12:00:00.1+00".to_owned())] {
-            let hold = Hold { start: Lsn(0x300_0000), since };
-            assert_eq!(Hold::decode(&hold.encode()), Some(hold));
+            for is_told_gone in [false, true] {
+                let hold = Hold { start: Lsn(0x300_0000), since: since.clone(), is_told_gone };
+                assert_eq!(Hold::decode(&hold.encode()), Some(hold));
+            }
         }
+        // Of an earlier version.
+        let hold = Hold { start: Lsn(0x300_0000), since: None, is_told_gone: false };
+        assert_eq!(Hold::decode("0/3000000\n\n"), Some(hold));
         assert_eq!(Hold::decode("somewhere\n"), None);
     }
 }

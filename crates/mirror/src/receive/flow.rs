@@ -262,6 +262,9 @@ impl Flow<'_> {
         if reply == self.told && !anyway {
             return Ok(());
         }
+        if reply.flushed > Lsn::ZERO {
+            self.near.note_told();
+        }
         fault::point("mirror.before-acknowledge");
         stream.send_status(reply.written, reply.flushed, reply.applied, false).await?;
         fault::point("mirror.after-acknowledge");

@@ -38,8 +38,8 @@ pub struct Mirror {
     dialer: Dialer,
     /// The far end asks as one does that cannot restore reduced log.
     pub asks_as_before: Arc<AtomicBool>,
-    /// What the far end's last session that failed while it was told why said.
-    said: Arc<Mutex<Option<String>>>,
+    /// What the far end was told last that was refused, and whether it may pass.
+    said: Arc<Mutex<Option<(String, bool)>>>,
     pub folder: TempDir,
     // Dropped last.
     runtime: Runtime,
@@ -138,8 +138,8 @@ impl Mirror {
                 };
                 if let Err(error) = kept.await {
                     eprintln!("far: {error}");
-                    if matches!(error, MirrorError::Refused { passes: false, .. }) {
-                        *said.lock().expect("said") = Some(error.to_string());
+                    if let MirrorError::Refused { passes, .. } = &error {
+                        *said.lock().expect("said") = Some((error.to_string(), *passes));
                     }
                 }
             }
@@ -148,7 +148,28 @@ impl Mirror {
 
     /// Why the far end cannot go on, if the near end said that it will not pass.
     pub fn said(&self) -> Option<String> {
-        self.said.lock().expect("said").clone()
+        let said = self.said.lock().expect("said").clone();
+        said.filter(|(_, passes)| !passes).map(|(why, _)| why)
+    }
+
+    /// The same, where it may pass.
+    pub fn said_that_passes(&self) -> Option<String> {
+        let said = self.said.lock().expect("said").clone();
+        said.filter(|(_, passes)| *passes).map(|(why, _)| why)
+    }
+
+    /// The far end's folder is emptied, as by somebody while its node was stopped. No standby may
+    /// stream.
+    pub fn lose_spool(&mut self) -> Result<()> {
+        self.disconnect_far();
+        let spool = self.far.spool.send_replace(None).context("there is none")?;
+        wait_until("nobody to use the spool", LONG, &[], || {
+            Ok((Arc::strong_count(&spool) == 1).then_some(()))
+        })?;
+        drop(spool);
+        std::fs::remove_dir_all(self.spool_folder())?;
+        self.connect_far();
+        Ok(())
     }
 
     /// The far end goes away in the middle of whatever it does.

@@ -92,10 +92,9 @@ impl NearAgent {
         Some(nothing_is_acknowledged(waits, what))
     }
 
-    /// That commits are held that wait beside a spool that was begun anew, if any are.
+    /// That nothing is acknowledged beside a spool that was begun anew, if that is so.
     fn held(&self) -> Option<String> {
-        let begun_anew = self.near.begun_anew_at();
-        begun_anew.map(|start| receive::held(&self.near.name, start))
+        self.near.held()
     }
 
     /// Why it was dropped, and what is held all the same.
