@@ -316,7 +316,6 @@ impl Near {
         let now = segment.floor(system.xlogpos);
         let place = self.kept_by_slot(connection).await?;
         let Some((kept_on, restart)) = place else { return Ok((timeline, now, false)) };
-        let kept_on = kept_on.unwrap_or(timeline.0);
         let start = segment.floor(restart);
         if kept_on != timeline.0 {
             // The segment that a timeline begins in is its own as a whole.

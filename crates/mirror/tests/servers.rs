@@ -296,6 +296,11 @@ fn what_is_not_there_is_said() -> Result<()> {
         error.sqlstate().map(str::to_owned).with_context(|| error.to_string())
     };
     ensure!(ask(None, begin, None)? == "58P01");
+    // A slot keeps no log that is there for a client that asks for log that is not.
+    let late = SlotName::new("late").context("a name")?;
+    ensure!(mirror.spool()?.create_slot(&late, None)?, "there was one");
+    ensure!(ask(Some("late"), begin, None)? == "58P01");
+    ensure!(mirror.spool()?.kept_for_slots().is_none(), "{:?}", mirror.spool()?.slot(&late));
     ensure!(ask(None, farshore_model::Lsn(u64::MAX >> 1), None)? == "XX000");
     ensure!(ask(None, begin, Some(7))? == "XX000");
     ensure!(ask(Some("nobody"), begin, None)? == "42704");

@@ -110,7 +110,11 @@ impl Session {
         let Some(place) = entered else {
             return Ok(in_use(slot.as_ref().map_or("", SlotName::as_str)));
         };
-        if let Some(slot) = slot.clone() {
+        // From here on what is there is kept. A slot that stood where the log is gone would keep all
+        // that comes, for a client that can use none of it.
+        if let Some(slot) = slot.clone()
+            && self.holds(start).await?
+        {
             self.advance(slot, start).await?;
         }
         tracing::info!(mirror = %self.context.mirror, standby = %for_log(&name), %start, %timeline, "streams");
@@ -124,6 +128,15 @@ impl Session {
         let done = self.flow(stream).await?;
         self.messages.listen()?;
         Ok(done)
+    }
+
+    /// Whether the log from there on has not been forgotten.
+    async fn holds(&mut self, start: Lsn) -> Result<bool, SessionError> {
+        let spool = self.spool.clone();
+        let segments = blocking(move || spool.segments()).await?;
+        let number = self.spool.identity().segment.number(start);
+        // There is none before anything has come.
+        Ok(segments.first().is_none_or(|oldest| oldest.number <= number))
     }
 
     fn no_segment(&self, timeline: Timeline, position: Lsn) -> Refusal {
