@@ -156,15 +156,17 @@ impl Near {
             (status.connected, status.walsender) = (false, None);
             status.log_bytes > before
         };
-        if is_slot_new && !received_any && matches!(ended, Err(MirrorError::WrongPrincipal { .. }))
-        {
+        let is_of_no_use =
+            matches!(ended, Err(MirrorError::WrongPrincipal { .. } | MirrorError::Behind { .. }));
+        if is_slot_new && !received_any && is_of_no_use {
             self.drop_slot().await;
         }
         ended
     }
 
-    /// A far end that can never go on from here has no use for a slot that was made for it a moment
-    /// ago, and that would keep log from then on, without an end.
+    /// A far end that cannot go on from here has no use for a slot that was made for it a moment ago,
+    /// and that would keep log from then on, without an end. Nor where the server may get there yet: it
+    /// may as well be an old principal, or the wrong one, and is asked again soon.
     async fn drop_slot(&self) {
         let drop = async {
             let mut connection = self.connect().await?;
@@ -316,6 +318,7 @@ impl Near {
         let now = segment.floor(system.xlogpos);
         let place = self.kept_by_slot(connection).await?;
         let Some((kept_on, restart)) = place else { return Ok((timeline, now, false)) };
+        let kept_on = kept_on.unwrap_or(timeline.0);
         let start = segment.floor(restart);
         if kept_on != timeline.0 {
             // The segment that a timeline begins in is its own as a whole.
@@ -334,40 +337,40 @@ impl Near {
         Ok((timeline, start, true))
     }
 
+    /// A standby may be further behind than the ones that the principal heard of before this process
+    /// began: what it was told then is where its slot stands.
+    async fn recall_acknowledged(
+        &self,
+        connection: &mut Connection,
+        durable: Lsn,
+    ) -> Result<(), MirrorError> {
+        if self.promise != Promise::FarApplied {
+            return Ok(());
+        }
+        if let Some((_, told)) = self.kept_by_slot(connection).await? {
+            let mut status = self.status();
+            status.acknowledged = status.acknowledged.max(told.min(durable));
+        }
+        Ok(())
+    }
+
+    /// From where on the slot keeps log, and on which timeline, if the server tells that as well.
+    async fn kept_by_slot(
+        &self,
+        connection: &mut Connection,
+    ) -> Result<Option<(Option<u32>, Lsn)>, MirrorError> {
+        if connection.server_version() < 150_000 {
+            return Ok(self.kept_from().await.map(|restart| (None, restart)));
+        }
+        let slot = connection.read_physical_slot(&self.slot).await?;
+        Ok(slot.and_then(|slot| Some((Some(slot.timeline?), slot.restart?))))
+    }
+
     /// Where the slot begins, of 14, which tells it by SQL alone. `None` also where this role may not
     /// ask.
     async fn kept_from(&self) -> Option<Lsn> {
         let asked = async {
             let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
-            /// A standby may be further behind than the ones that the principal heard of before this process
-            /// began: what it was told then is where its slot stands.
-            async fn recall_acknowledged(
-                &self,
-                connection: &mut Connection,
-                durable: Lsn,
-            ) -> Result<(), MirrorError> {
-                if self.promise != Promise::FarApplied {
-                    return Ok(());
-                }
-                if let Some((_, told)) = self.kept_by_slot(connection).await? {
-                    let mut status = self.status();
-                    status.acknowledged = status.acknowledged.max(told.min(durable));
-                }
-                Ok(())
-            }
-
-            /// From where on the slot keeps log, and on which timeline, if the server tells that as well.
-            async fn kept_by_slot(
-                &self,
-                connection: &mut Connection,
-            ) -> Result<Option<(Option<u32>, Lsn)>, MirrorError> {
-                if connection.server_version() < 150_000 {
-                    return Ok(self.kept_from().await.map(|restart| (None, restart)));
-                }
-                let slot = connection.read_physical_slot(&self.slot).await?;
-                Ok(slot.and_then(|slot| Some((Some(slot.timeline?), slot.restart?))))
-            }
-
             let sql = "SELECT restart_lsn FROM pg_catalog.pg_replication_slots \
                        WHERE slot_name = $1";
             let rows = connection.query(sql, &[Some(&self.slot)]).await?;

@@ -469,6 +469,27 @@ fn a_slot_does_not_go_back_when_a_near_end_starts_again() -> Result<()> {
     Ok(())
 }
 
+/// A server that was set back has no use for a slot: it is asked again, and the slot would keep its
+/// log meanwhile, or for ever.
+#[test]
+fn a_server_that_is_behind_keeps_no_new_slot() -> Result<()> {
+    let mut principal = principal(15)?;
+    let backup = principal.back_up()?;
+    let mut mirror = Mirror::start(&principal.url("postgres"), Promise::Far)?;
+    load(&principal, 0)?;
+    mirror.caught_up(&principal)?;
+    mirror.disconnect_far();
+    principal.restore(&backup)?;
+    mirror.connect_far();
+    let said = wait_until("the far end to be told", LONG, &[], || Ok(mirror.said_that_passes()))?;
+    ensure!(said.contains("its log ends at"), "{said}");
+    wait_until("the slot to be dropped again", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = $1";
+        let slots: i64 = principal.connect()?.query_one(sql, &[&SLOT])?.get(0);
+        Ok((slots == 0).then_some(()))
+    })
+}
+
 /// The server that is mirrored is promoted: the mirror and its standby go over to its timeline.
 fn timelines_change(major: u32) -> Result<()> {
     let mut first = principal(major)?;
