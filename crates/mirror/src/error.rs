@@ -56,6 +56,9 @@ pub enum MirrorError {
     /// The spool.
     #[error("{0}")]
     Spool(#[from] SpoolError),
+    /// A file of the spool, which goes on.
+    #[error("{0}. It is tried again")]
+    File(SpoolError),
     /// The near end says no.
     #[error("site \"{site}\" does not give it: {why}")]
     Refused {
@@ -113,6 +116,14 @@ pub enum MirrorError {
 }
 
 impl MirrorError {
+    /// Of what the operating system refused, and its spool's writer did not stop for.
+    pub(crate) fn of_file(error: SpoolError) -> MirrorError {
+        match error {
+            SpoolError::Io { .. } => MirrorError::File(error),
+            error => MirrorError::Spool(error),
+        }
+    }
+
     /// Whether trying again may help although nobody changes anything here.
     pub fn is_transient(&self) -> bool {
         match self {
@@ -123,6 +134,7 @@ impl MirrorError {
             // Standbys may get past it, or somebody put it back.
             MirrorError::Spool(SpoolError::Damaged { .. }) => true,
             MirrorError::Spool(error) => error.is_out_of_room(),
+            MirrorError::File(_) => true,
             // Somebody may resume it, without a word to the far end.
             MirrorError::Namesake { .. } | MirrorError::Dropped(_) => true,
             MirrorError::Refused { passes, .. } | MirrorError::NearEnd { passes, .. } => *passes,

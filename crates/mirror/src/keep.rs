@@ -72,11 +72,6 @@ impl Gathered {
         self.pieces.is_empty()
     }
 
-    fn is_followed_by(&self, timeline: Timeline, start: Lsn) -> bool {
-        let end = Lsn(self.start.0 + self.bytes as u64);
-        self.is_empty() || (timeline == self.timeline && start == end)
-    }
-
     fn add(&mut self, timeline: Timeline, start: Lsn, log: Bytes) {
         if self.is_empty() {
             (self.timeline, self.start) = (timeline, start);
@@ -163,7 +158,7 @@ impl Far {
             let of = spool.clone();
             let looked = tokio::task::spawn_blocking(move || tail::tail(&of, positions)).await;
             // It ended with the runtime.
-            let tail = looked.unwrap_or(Ok(None))?;
+            let tail = looked.unwrap_or(Ok(None)).map_err(MirrorError::of_file)?;
             let tail = tail.filter(|_| !fault::defect("mirror-trusts-positions"));
             have = Some(Have {
                 system_id: spool.identity().system_id.to_string(),
@@ -248,7 +243,7 @@ impl Far {
             (None, None) => {
                 let folder = self.folder.clone();
                 let create = move || Spool::create(&folder, identity, Timeline(timeline), start);
-                let spool = Arc::new(blocking(create).await?);
+                let spool = Arc::new(blocking(create).await.map_err(MirrorError::of_file)?);
                 tracing::info!(mirror = %self.name, %start, timeline, "the spool begins");
                 self.spool.send_replace(Some(spool.clone()));
                 Ok((spool, awaited))
@@ -270,6 +265,11 @@ impl Far {
         let mut unpacker =
             Unpacker::new().map_err(|error| MirrorError::Io { action: "unpack log", error })?;
         let mut gathered = Gathered::nothing(awaited != Awaited::Replayed);
+        // On which timeline log comes next, and where it begins.
+        let mut next = {
+            let positions = *spool.positions().borrow();
+            (positions.timeline, positions.written)
+        };
         loop {
             // What has come already goes into the spool together.
             let here = if gathered.is_empty() || gathered.bytes >= HERE_BYTES {
@@ -277,16 +277,16 @@ impl Far {
             } else {
                 receiver.next_parts().now_or_never()
             };
-            let next = match here {
-                Some(next) => next,
+            let received = match here {
+                Some(received) => received,
                 None => {
                     gathered.pass_to(spool).await?;
                     receiver.next_parts().await
                 }
             };
-            let Ok(Some(parts)) = next else {
+            let Ok(Some(parts)) = received else {
                 gathered.pass_to(spool).await?;
-                next?;
+                received?;
                 break;
             };
             let message = FromNear::decode_parts(parts);
@@ -297,8 +297,15 @@ impl Far {
                 FromNear::Log { timeline, start, principal_end, bytes, packing, packed } => {
                     let packed_bytes = packed.len() as u64;
                     let log = unpacker.unpack_log(packing, packed, start, bytes as usize);
-                    if log.is_err() || !gathered.is_followed_by(timeline, start) {
+                    let follows = (timeline, start) == next;
+                    if log.is_err() || !follows {
                         gathered.pass_to(spool).await?;
+                    }
+                    // The writer would stop for it.
+                    if !follows {
+                        let (found, expected) = (start, next.1);
+                        let error = SpoolError::DoesNotFollow { timeline, found, expected };
+                        return Err(error.into());
                     }
                     let log = log.map_err(|error| {
                         if !packing.is_reduced() {
@@ -309,6 +316,7 @@ impl Far {
                         let (site, what) = (site.to_owned(), error.to_string());
                         MirrorError::NotRestored { site, what }
                     })?;
+                    next = (timeline, Lsn(start.0 + log.len() as u64));
                     gathered.add(timeline, start, log);
                     let mut status = self.status();
                     status.log_bytes += u64::from(bytes);
@@ -319,11 +327,18 @@ impl Far {
                     let text = String::from_utf8(text.to_vec())
                         .map_err(|_| protocol("a history that is no text".to_owned()))?;
                     let spool = spool.clone();
-                    blocking(move || spool.keep_history(timeline, &text)).await?;
+                    let kept = blocking(move || spool.keep_history(timeline, &text)).await;
+                    kept.map_err(MirrorError::of_file)?;
                 }
                 FromNear::Switch { timeline, at } => {
                     tracing::info!(mirror = %self.name, %timeline, %at, "a new timeline");
+                    spool.settled().await?;
+                    let of = spool.clone();
+                    // It ends the session alone: another principal may go on from here.
+                    let checked = blocking(move || of.check_switch(timeline, at)).await;
+                    checked.map_err(MirrorError::of_file)?;
                     spool.switch_timeline(timeline, at).await?;
+                    next = (timeline, at);
                 }
                 FromNear::Failed { passes, why } => {
                     let why = String::from_utf8_lossy(&why).into_owned();
@@ -539,6 +554,87 @@ mod tests {
         assert!(error.is_transient(), "it is asked for again");
         let request = far.request().await.unwrap();
         assert!(!request.restores && !request.restores_pages);
+    }
+
+    fn begun(folder: &std::path::Path, begin: u64) -> (Far, Arc<Spool>) {
+        let segment = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+        let identity = Identity { system_id: SYSTEM_ID, segment, server_version: 150_018 };
+        let spool = Spool::create(folder, identity, Timeline(1), Lsn(begin)).unwrap();
+        let (far, spool) = (Far::without_spool("m", folder.to_owned()), Arc::new(spool));
+        far.spool.send_replace(Some(spool.clone()));
+        (far, spool)
+    }
+
+    /// The principal may be another one in a moment, and the log go on.
+    #[tokio::test]
+    async fn log_that_does_not_follow_ends_the_session_and_not_the_spool() {
+        let folder = tempfile::tempdir().unwrap();
+        let begin = 5 * SEGMENT_BYTES;
+        let (far, spool) = begun(folder.path(), begin);
+        let mut log = Log::new(begin);
+        log.push(100);
+        let came = |start| FromNear::Log {
+            timeline: Timeline(1),
+            start: Lsn(start),
+            principal_end: Lsn(log.end()),
+            bytes: log.bytes.len() as u32,
+            packing: crate::relay::message::Packing::Plain,
+            packed: log.bytes.clone().into(),
+        };
+        let switch = |timeline| FromNear::Switch { timeline: Timeline(timeline), at: Lsn(begin) };
+        let ended_by = async |message: FromNear| {
+            let request = far.request().await.unwrap();
+            let have = request.have.clone().unwrap();
+            let answer = Answer::Follows {
+                system_id: have.system_id,
+                timeline: have.timeline,
+                start: have.durable,
+                segment_bytes: SEGMENT_BYTES,
+                server_version: 150_018,
+                applied_counts: false,
+                nothing_counts: false,
+            };
+            let (near, session) = Session::within("near", 8);
+            let (mut sender, _receiver) = near.split();
+            sender.send(serde_json::to_vec(&answer).unwrap().into()).await.unwrap();
+            sender.send_parts(&message.encode()).await.unwrap();
+            drop(sender);
+            far.keep(session, &request).await.unwrap_err()
+        };
+        for (message, expected) in [
+            (came(begin + 8), "and what is here ends at"),
+            (switch(2), "its history here does not say so"),
+            (switch(1), "never had that log"),
+        ] {
+            let error = ended_by(message).await.to_string();
+            assert!(error.contains(expected), "{error}");
+            assert!(!spool.has_failed(), "after {error}");
+        }
+        let error = ended_by(came(begin)).await;
+        assert!(!matches!(error, MirrorError::Spool(_)), "{error}");
+        assert_eq!(spool.settled().await.unwrap().durable, Lsn(log.end()));
+    }
+
+    #[tokio::test]
+    async fn a_file_that_cannot_be_read_is_tried_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let begin = 5 * SEGMENT_BYTES;
+        let (far, spool) = begun(folder.path(), begin);
+        let mut log = Log::new(begin);
+        (0..100).for_each(|_| log.push(500));
+        let pieces = [Bytes::copy_from_slice(&log.bytes)];
+        spool.append(Timeline(1), Lsn(begin), &pieces).await.unwrap();
+        let before = far.request().await.unwrap();
+        let segment = spool.segments().unwrap()[0].file_name(spool.identity().segment);
+        let (path, aside) = (folder.path().join(segment), folder.path().join("aside"));
+        std::fs::rename(&path, &aside).unwrap();
+        // Of that nobody can read.
+        std::fs::create_dir(&path).unwrap();
+        let error = far.request().await.unwrap_err();
+        assert!(error.is_transient() && error.to_string().contains("cannot read"), "{error}");
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        assert_eq!(far.request().await.unwrap(), before);
     }
 
     #[tokio::test]

@@ -411,6 +411,16 @@ impl Spool {
         writer.write_here(timeline, start, pieces)
     }
 
+    /// Whether [`Spool::switch_timeline`] would be refused, which stops the spool. Of what is durable:
+    /// everything that was handed over has to be. Blocks on the disk.
+    ///
+    /// # Errors
+    /// Why.
+    pub fn check_switch(&self, timeline: Timeline, at: Lsn) -> Result<(), SpoolError> {
+        let positions = *self.shared.positions.borrow();
+        writer::check_switch(self.folder(), positions, timeline, at)
+    }
+
     /// Goes over to `timeline`, which left the present one at `at`. Its history must be kept
     /// already ([`Spool::keep_history`]).
     ///

@@ -25,7 +25,9 @@ async fn append(spool: &Spool, log: &Log, from: u64, to: u64) {
         at += piece.len() as u64;
     }
     let mut positions = spool.positions();
-    positions.wait_for(|positions| positions.durable == Lsn(to)).await.unwrap();
+    let is_there = |positions: &Positions| positions.durable == Lsn(to) || spool.has_failed();
+    let durable = positions.wait_for(is_there).await.unwrap().durable;
+    assert!(durable == Lsn(to), "{}", spool.failure());
 }
 
 /// Waits until the next segment's file is made.
@@ -205,6 +207,19 @@ async fn a_boundary_is_not_claimed_before_the_next_segment_is_there() {
     std::fs::remove_dir(segment(folder.path(), 1)).unwrap();
     let durable = durable(folder.path()).0;
     assert!((log.whole_until(boundary)..boundary).contains(&durable), "{}", Lsn(durable));
+}
+
+#[tokio::test]
+async fn a_file_for_the_next_segment_that_somebody_removed_is_made_again() {
+    let log = some_log();
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, BEGIN + 100).await;
+    spare_is_made(&spool).await;
+    std::fs::remove_file(folder.path().join(folder::SPARE)).unwrap();
+    append(&spool, &log, BEGIN + 100, log.end()).await;
+    drop(spool);
+    assert_eq!(durable(folder.path()), Lsn(log.end()));
 }
 
 #[tokio::test]

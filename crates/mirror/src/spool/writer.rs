@@ -58,6 +58,17 @@ struct Spare {
     has_old_log: bool,
 }
 
+impl Spare {
+    /// Gives it a segment's name; `false` if somebody has removed it since it was made.
+    fn becomes(&self, segment: &Path) -> Result<bool, SpoolError> {
+        match std::fs::rename(&self.path, segment) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(SpoolError::io("rename", &self.path)(error)),
+        }
+    }
+}
+
 /// The thread: takes what waits, until nobody can hand over any more.
 pub(super) fn run(writer: &Mutex<Writer>, mut queue: mpsc::Receiver<Work>) {
     while let Some(first) = queue.blocking_recv() {
@@ -329,25 +340,11 @@ impl Writer {
         if self.durable < self.written {
             self.harden()?;
         }
-        if at < self.durable || timeline <= self.timeline {
-            return Err(SpoolError::Diverged {
-                timeline,
-                switch: at,
-                own: self.timeline,
-                durable: self.durable,
-            });
-        }
-        if at > self.durable {
-            return Err(SpoolError::DoesNotFollow { timeline, found: at, expected: self.durable });
-        }
         let (number, bytes) = self.place();
         let size = self.size();
         let folder = self.shared.folder.clone();
-        // Without it, neither recovery nor a standby finds the way back to this one.
-        let left = folder::history(&folder, timeline)?.left(timeline, self.timeline);
-        if left.is_none_or(|(left_at, _)| left_at != at) {
-            return Err(SpoolError::NoHistory { timeline, switch: at, own: self.timeline });
-        }
+        let positions = *self.shared.positions.borrow();
+        check_switch(&folder, positions, timeline, at)?;
         let old = folder.join(Segment { timeline: self.timeline, number }.file_name(size));
         self.open = None;
         self.needs_floor = false;
@@ -378,7 +375,11 @@ impl Writer {
         if !is_open {
             let opened = self.open_segment(number)?;
             if self.spare.is_none() {
-                self.spare = Some(make_spare(self.shared.clone())?);
+                match make_spare(self.shared.clone()) {
+                    Ok(spare) => self.spare = Some(spare),
+                    // It is made when it is needed, then.
+                    Err(error) => tracing::warn!("no segment is made ahead: {error}"),
+                }
             }
             return Ok(self.open.insert(opened));
         }
@@ -393,15 +394,21 @@ impl Writer {
         let mut has_old_log = true;
         if is_new {
             fault::point("spool.before-roll");
-            let spare = match self.spare.take().map(JoinHandle::join) {
-                Some(Ok(Ok(spare))) => spare,
-                Some(Ok(Err(error))) if !error.is_out_of_room() => return Err(error),
-                // It had no room, or there was none: here is where that is waited for.
-                Some(_) | None => spare(&self.shared)?,
+            has_old_log = match self.spare.take().map(JoinHandle::join) {
+                Some(Ok(Ok(spare))) if spare.becomes(&path)? => spare.has_old_log,
+                made => {
+                    // No room is waited for here, and is told by who waits.
+                    if let Some(Ok(Err(error))) = made
+                        && !error.is_out_of_room()
+                    {
+                        tracing::warn!("the next segment is made anew: {error}");
+                    }
+                    let spare = spare(&self.shared)?;
+                    let renamed = std::fs::rename(&spare.path, &path);
+                    renamed.map_err(SpoolError::io("rename", &spare.path))?;
+                    spare.has_old_log
+                }
             };
-            has_old_log = spare.has_old_log;
-            let made = spare.path;
-            std::fs::rename(&made, &path).map_err(SpoolError::io("rename", &made))?;
         }
         // Also if it is there: an attempt before this one may have failed here.
         folder::sync(&self.shared.folder)?;
@@ -463,6 +470,28 @@ impl Open {
         }
         self.file.write_all_at(piece, at)
     }
+}
+
+/// Whether `timeline` goes on where log that is durable as a whole ends.
+pub(super) fn check_switch(
+    folder: &Path,
+    positions: Positions,
+    timeline: Timeline,
+    at: Lsn,
+) -> Result<(), SpoolError> {
+    let Positions { timeline: own, durable, .. } = positions;
+    if at < durable || timeline <= own {
+        return Err(SpoolError::Diverged { timeline, switch: at, own, durable });
+    }
+    if at > durable {
+        return Err(SpoolError::DoesNotFollow { timeline, found: at, expected: durable });
+    }
+    // Without it, neither recovery nor a standby finds the way back to this one.
+    let left = folder::history(folder, timeline)?.left(timeline, own);
+    if left.is_none_or(|(left_at, _)| left_at != at) {
+        return Err(SpoolError::NoHistory { timeline, switch: at, own });
+    }
+    Ok(())
 }
 
 fn make_spare(shared: Arc<Shared>) -> Result<JoinHandle<Result<Spare, SpoolError>>, SpoolError> {

@@ -372,10 +372,15 @@ fn outcome(ended: Result<(), MirrorError>) -> Outcome {
         Err(error @ (MirrorError::Refused { .. } | MirrorError::NearEnd { .. })) => {
             Outcome::Refused(error.to_string())
         }
-        // So is one with another history.
-        Err(error @ MirrorError::Spool(SpoolError::OtherHistory { .. })) => {
-            Outcome::Refused(error.to_string())
-        }
+        // So is one with another history, or whose log does not go on from here.
+        Err(
+            error @ MirrorError::Spool(
+                SpoolError::OtherHistory { .. }
+                | SpoolError::NoHistory { .. }
+                | SpoolError::Diverged { .. }
+                | SpoolError::DoesNotFollow { .. },
+            ),
+        ) => Outcome::Refused(error.to_string()),
         Err(error) => Outcome::Permanent(error.to_string()),
     }
 }
