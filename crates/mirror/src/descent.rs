@@ -13,8 +13,8 @@ use std::time::Duration;
 /// A server on an older timeline may get there yet, if it is a standby itself, and is asked.
 ///
 /// # Errors
-/// [`MirrorError::WrongPrincipal`] if the server never had what the far end holds; and what the
-/// server says when it is asked.
+/// [`MirrorError::LeftBefore`] or [`MirrorError::WrongPrincipal`] if the server never had what the far
+/// end holds; and what the server says when it is asked.
 pub(crate) async fn check(
     connection: &mut Connection,
     timeline: Timeline,
@@ -36,7 +36,11 @@ pub(crate) async fn check(
     let history = History::parse(timeline, &text)
         .map_err(|error| wrong(format!("its history of timeline {timeline}: {error}")))?;
     let held = (own, have.durable);
-    departure(&history, timeline, held, segment).map_or(Ok(()), |what| Err(wrong(what)))
+    let Some(what) = departure(&history, timeline, held, segment) else { return Ok(()) };
+    Err(match history.left(timeline, own) {
+        Some((at, _)) => MirrorError::LeftBefore { server, at, what },
+        None => wrong(what),
+    })
 }
 
 /// How a server on `timeline` parted from log on `own` up to `durable`; `None` if it comes from it.
@@ -46,7 +50,8 @@ fn departure(
     (own, durable): (Timeline, Lsn),
     segment: SegmentBytes,
 ) -> Option<String> {
-    // A far end that starts again gives up the part of a record that never ended, and no segment.
+    // A far end that starts again gives up the part of a record that never ended, and no segment. One of
+    // this version does so by itself where that is enough.
     let restart = "If the old principal crashed, restart the far site's node first: the part of a \
                    record that never ended does not count then. Else ";
     let (how, restart) = match history.left(timeline, own) {

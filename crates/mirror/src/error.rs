@@ -2,6 +2,7 @@
 
 use crate::spool::SpoolError;
 use farshore_link::LinkError;
+use farshore_model::Lsn;
 
 /// Why an end of a mirror stopped. Every message says what happened and what to do about it.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +19,16 @@ pub enum MirrorError {
         /// Which server.
         server: String,
         /// What is wrong, and what to do.
+        what: String,
+    },
+    /// The principal left the timeline that the far end's spool is on, before where that ends.
+    #[error("the principal {server}: {what}")]
+    LeftBefore {
+        /// Which server.
+        server: String,
+        /// Where.
+        at: Lsn,
+        /// What that means, and what to do.
         what: String,
     },
     /// The principal is not as far as the far end's spool, and may get there.
@@ -85,6 +96,17 @@ pub enum MirrorError {
         /// What came.
         what: String,
     },
+    /// The spool ended within a record that its principal never finished.
+    #[error(
+        "the log here ended at {was}, within a record that the principal before never finished, so \
+         that nobody was promised it: it ends at {end} now, and log is asked for again"
+    )]
+    Unfinished {
+        /// Where it ended.
+        was: Lsn,
+        /// Where the last whole record does, or the segment begins.
+        end: Lsn,
+    },
     /// Reduced log came back otherwise than it was ([`crate::relay::redundancy`]).
     #[error(
         "site \"{site}\" sent log that came back here otherwise than it was there ({what}); nothing \
@@ -140,8 +162,11 @@ impl MirrorError {
             MirrorError::Refused { passes, .. } | MirrorError::NearEnd { passes, .. } => *passes,
             MirrorError::Io { .. }
             | MirrorError::Listen { .. }
-            | MirrorError::NotRestored { .. } => true,
-            MirrorError::WrongPrincipal { .. } | MirrorError::Protocol { .. } => false,
+            | MirrorError::NotRestored { .. }
+            | MirrorError::Unfinished { .. } => true,
+            MirrorError::WrongPrincipal { .. }
+            | MirrorError::LeftBefore { .. }
+            | MirrorError::Protocol { .. } => false,
         }
     }
 }

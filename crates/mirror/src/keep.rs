@@ -226,7 +226,10 @@ impl Far {
                 };
                 (system_id, timeline, start, identity, awaited)
             }
-            Answer::Refused { why, passes } => {
+            Answer::Refused { why, passes, left } => {
+                if let Some(left) = left {
+                    self.give_up_unfinished(left.at).await?;
+                }
                 return Err(MirrorError::Refused { site: site.to_owned(), why, passes });
             }
         };
@@ -251,6 +254,21 @@ impl Far {
             _ => Err(protocol(format!(
                 "log of {system_id} from {start} on timeline {timeline}, which was not asked for"
             ))),
+        }
+    }
+
+    /// A principal that crashed may have sent the beginning of a record that nobody will ever end: where
+    /// the next one goes on from before it, it does not count.
+    ///
+    /// # Errors
+    /// [`MirrorError::Unfinished`] if there was one; the spool's.
+    async fn give_up_unfinished(&self, left_at: Lsn) -> Result<(), MirrorError> {
+        let Some(spool) = self.spool() else { return Ok(()) };
+        let was = spool.settled().await?.durable;
+        let given_up = blocking(move || spool.give_up_unfinished(left_at)).await;
+        match given_up.map_err(MirrorError::of_file)? {
+            Some(end) => Err(MirrorError::Unfinished { was, end }),
+            None => Ok(()),
         }
     }
 
@@ -511,7 +529,7 @@ pub(crate) async fn blocking<T: Send + 'static>(
 mod tests {
     use super::*;
     use crate::relay::compression::{Compression, Method, Packer};
-    use crate::relay::message::Feedback;
+    use crate::relay::message::{Feedback, Left, Packing};
     use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
     use crate::wal::Segment;
 
@@ -578,7 +596,7 @@ mod tests {
             start: Lsn(start),
             principal_end: Lsn(log.end()),
             bytes: log.bytes.len() as u32,
-            packing: crate::relay::message::Packing::Plain,
+            packing: Packing::Plain,
             packed: log.bytes.clone().into(),
         };
         let switch = |timeline| FromNear::Switch { timeline: Timeline(timeline), at: Lsn(begin) };
@@ -613,6 +631,57 @@ mod tests {
         let error = ended_by(came(begin)).await;
         assert!(!matches!(error, MirrorError::Spool(_)), "{error}");
         assert_eq!(spool.settled().await.unwrap().durable, Lsn(log.end()));
+    }
+
+    #[tokio::test]
+    async fn a_record_that_never_ended_is_given_up_for_a_principal_that_goes_on_before_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let begin = 5 * SEGMENT_BYTES;
+        let (far, spool) = begun(folder.path(), begin);
+        let mut log = Log::new(begin);
+        (0..100).for_each(|_| log.push(500));
+        let whole = log.end();
+        log.push(20_000);
+        let torn = whole + 10_000;
+        let pieces = [Bytes::copy_from_slice(log.between(begin, torn))];
+        spool.append(Timeline(1), Lsn(begin), &pieces).await.unwrap();
+        let refused_with = async |left: Option<Left>| {
+            let request = far.request().await.unwrap();
+            let answer = Answer::Refused { why: "it left".to_owned(), passes: false, left };
+            let (near, session) = Session::within("near", 8);
+            let (mut sender, _receiver) = near.split();
+            sender.send(serde_json::to_vec(&answer).unwrap().into()).await.unwrap();
+            far.keep(session, &request).await.unwrap_err()
+        };
+        let durable = || spool.positions().borrow().durable;
+        // One that does not say where, and one that lacks what is whole.
+        for left in [None, Some(Left { at: Lsn(whole - 8) })] {
+            let error = refused_with(left).await;
+            assert!(matches!(error, MirrorError::Refused { .. }), "{error}");
+            assert_eq!(durable(), Lsn(torn));
+        }
+        let left = Some(Left { at: Lsn(whole + 8) });
+        let error = refused_with(left).await;
+        assert!(error.is_transient() && error.to_string().contains("never finished"), "{error}");
+        assert_eq!(durable(), Lsn(whole));
+        // Once.
+        let error = refused_with(left).await;
+        assert!(matches!(error, MirrorError::Refused { .. }), "{error}");
+        // And it goes on from there, where old log stands.
+        let text = format!("1\t{}\tx\n", Lsn(whole));
+        spool.keep_history(Timeline(2), &text).unwrap();
+        spool.switch_timeline(Timeline(2), Lsn(whole)).await.unwrap();
+        log.cut(whole);
+        log.timeline = 2;
+        (0..50).for_each(|_| log.push(700));
+        let pieces = [Bytes::copy_from_slice(log.between(whole, log.end()))];
+        spool.append(Timeline(2), Lsn(whole), &pieces).await.unwrap();
+        assert_eq!(spool.settled().await.unwrap().durable, Lsn(log.end()));
+        assert_eq!(spool.last_record_end().unwrap(), Lsn(log.end()));
+        far.spool.send_replace(None);
+        drop((far, spool));
+        let spool = Spool::open(folder.path()).unwrap().unwrap();
+        assert_eq!(spool.positions().borrow().durable, Lsn(log.end()));
     }
 
     #[tokio::test]

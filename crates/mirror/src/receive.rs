@@ -17,7 +17,9 @@ use crate::descent;
 use crate::error::MirrorError;
 use crate::history::History;
 use crate::relay::compression::{Compression, Method, Packer};
-use crate::relay::message::{Answer, FarPositions, Feedback, FromNear, Have, MirrorRequest, Tail};
+use crate::relay::message::{
+    Answer, FarPositions, Feedback, FromNear, Have, Left, MirrorRequest, Tail,
+};
 use crate::wal::{SegmentBytes, Timeline};
 use begun_anew::Beginning;
 use bytes::Bytes;
@@ -663,7 +665,11 @@ pub async fn refuse(session: Session, why: &MirrorError) -> Result<(), MirrorErr
 }
 
 async fn say_no(mut sender: Sender, why: &MirrorError) -> Result<(), MirrorError> {
-    let answer = Answer::Refused { why: why.to_string(), passes: why.is_transient() };
+    let left = match why {
+        MirrorError::LeftBefore { at, .. } => Some(Left { at: *at }),
+        _ => None,
+    };
+    let answer = Answer::Refused { why: why.to_string(), passes: why.is_transient(), left };
     sender.send(json(&answer)).await?;
     let _ = tokio::time::timeout(LAST_WORDS, sender.finish()).await;
     Ok(())

@@ -6,7 +6,8 @@ mod running;
 use anyhow::{Context, Result, ensure};
 use farshore_mirror::receive::{NearStatus, Promise};
 use farshore_mirror::spool::SlotName;
-use farshore_mirror::wal::Timeline;
+use farshore_mirror::wal::{Segment, Timeline};
+use farshore_model::Lsn;
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
 use farshore_testkit::wait::wait_until;
 use running::{APPLICATION_NAME, LONG, Mirror, SLOT, flush_position};
@@ -133,7 +134,7 @@ fn a_standby_follows(major: u32) -> Result<()> {
     wait_until("the principal to hear of it", LONG, &[], || {
         let sql = "SELECT count(*) FROM pg_stat_replication WHERE application_name = $1 \
                    AND state = 'streaming' AND replay_lsn >= $2::text::pg_lsn";
-        let end = farshore_model::Lsn(end).to_string();
+        let end = Lsn(end).to_string();
         let heard: i64 = principal.connect()?.query_one(sql, &[&APPLICATION_NAME, &end])?.get(0);
         Ok((heard == 1).then_some(()))
     })?;
@@ -280,7 +281,7 @@ fn what_is_not_there_is_said() -> Result<()> {
     let begin = mirror.positions()?.durable;
     load(&principal, 0)?;
     mirror.caught_up(&principal)?;
-    let forgotten = mirror.spool()?.forget(farshore_model::Lsn::MAX, 0)?;
+    let forgotten = mirror.spool()?.forget(Lsn::MAX, 0)?;
     ensure!(forgotten >= 1, "nothing was forgotten");
     let config = Config::parse(&format!("postgres://s@127.0.0.1:{}/postgres", mirror.port))?;
     let ask = |slot: Option<&'static str>, start, timeline| -> Result<String> {
@@ -301,7 +302,7 @@ fn what_is_not_there_is_said() -> Result<()> {
     ensure!(mirror.spool()?.create_slot(&late, None)?, "there was one");
     ensure!(ask(Some("late"), begin, None)? == "58P01");
     ensure!(mirror.spool()?.kept_for_slots().is_none(), "{:?}", mirror.spool()?.slot(&late));
-    ensure!(ask(None, farshore_model::Lsn(u64::MAX >> 1), None)? == "XX000");
+    ensure!(ask(None, Lsn(u64::MAX >> 1), None)? == "XX000");
     ensure!(ask(None, begin, Some(7))? == "XX000");
     ensure!(ask(Some("nobody"), begin, None)? == "42704");
     let sql = mirror.block_on(Connection::connect(&config, Mode::Sql));
@@ -390,7 +391,7 @@ fn a_spool_that_is_lost_is_not_acknowledged_before_a_standby_can_use_the_next() 
         let sql = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
         Ok((principal.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 1).then_some(()))
     })?;
-    let end = farshore_model::Lsn(flush_position(&principal)?).to_string();
+    let end = Lsn(flush_position(&principal)?).to_string();
     wait_until("the principal to hear that it is there", LONG, &[], || {
         // What is flushed there is told with this.
         let sql = "SELECT count(*) FROM pg_stat_replication WHERE application_name = $1 \
@@ -516,6 +517,74 @@ fn timelines_change(major: u32) -> Result<()> {
     dump(&mirror, second.installation())
 }
 
+/// The beginning of a record, and where it begins, that the first server writes when the second one
+/// and the mirror have all of its log and get no more.
+fn begin_of_record(
+    first: &Cluster,
+    second: &Cluster,
+    mirror: &mut Mirror,
+) -> Result<(Lsn, Vec<u8>)> {
+    let end = flush_position(first)?;
+    replayed(second, end)?;
+    mirror.caught_up(second)?;
+    let durable = mirror.positions()?.durable;
+    ensure!(durable.0 == end, "the spool ends at {durable}, and more is written");
+    mirror.disconnect_far();
+    second.execute_script("ALTER SYSTEM SET primary_conninfo = ''")?;
+    second.execute_script("SELECT pg_reload_conf()")?;
+    wait_until("the second server to receive nothing", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_wal_receiver";
+        Ok((second.connect()?.query_one(sql, &[])?.get::<_, i64>(0) == 0).then_some(()))
+    })?;
+    first.execute_script("SELECT pg_logical_emit_message(true, 'x', repeat('y', 100000))")?;
+    let size = mirror.spool()?.identity().segment;
+    let segment = Segment { timeline: Timeline(1), number: size.number(durable) };
+    let log = std::fs::read(first.data_dir().join("pg_wal").join(segment.file_name(size)))?;
+    let at = durable.bytes_since(size.floor(durable)) as usize;
+    Ok((durable, log.get(at..at + 5_000).context("it goes over")?.to_vec()))
+}
+
+/// The old principal crashed in the middle of a record, of which the mirror has the beginning, and a
+/// standby of its own that has nothing of it takes over.
+#[test]
+fn a_record_that_was_never_finished_does_not_stand_in_the_way() -> Result<()> {
+    let mut first = principal(15)?;
+    let second = first.standby(&[], &[])?;
+    let mut mirror = Mirror::start(&second.url("postgres"), Promise::Far)?;
+    mirror.spool()?;
+    first.execute_script("ALTER SYSTEM SET autovacuum = off")?;
+    first.execute_script("SELECT pg_reload_conf()")?;
+    load(&first, 0)?;
+    // It writes log when nobody else does.
+    let sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'";
+    let writer: i32 = first.connect()?.query_one(sql, &[])?.get(0);
+    let signal = |name: &str| -> Result<()> {
+        let sent = Command::new("kill").args([name, &writer.to_string()]).status()?;
+        ensure!(sent.success(), "kill {name} {writer}");
+        Ok(())
+    };
+    signal("-STOP")?;
+    let begun = begin_of_record(&first, &second, &mut mirror);
+    signal("-CONT")?;
+    let (durable, begun) = begun?;
+    first.kill9()?;
+    let spool = mirror.spool()?;
+    let torn = mirror.block_on(async {
+        spool.append(Timeline(1), durable, &[begun.into()]).await?;
+        spool.settled().await
+    })?;
+    ensure!(torn.durable.0 == durable.0 + 5_000, "{torn:?}");
+    ensure!(spool.last_record_end()? == durable, "{}", spool.last_record_end()?);
+    second.execute_script("SELECT pg_promote()")?;
+    mirror.connect_far();
+    load(&second, 300_000)?;
+    mirror.caught_up(&second)?;
+    let positions = mirror.positions()?;
+    ensure!(positions.timeline == Timeline(2), "{positions:?}: {:?}", mirror.said());
+    ensure!(compare_files(&mirror, &second)? >= 1);
+    dump(&mirror, second.installation())
+}
+
 /// Who asks for log under the names of a timeline gets none that is another's.
 fn log_goes_by_its_own_timeline(mirror: &Mirror) -> Result<()> {
     use farshore_pg::{Config, Connection, Mode};
@@ -537,7 +606,7 @@ fn log_goes_by_its_own_timeline(mirror: &Mirror) -> Result<()> {
     ask(restart, Some(1))?;
     let first = mirror.spool()?.identity().segment.floor(begins);
     ask(first, Some(2))?;
-    let error = ask(farshore_model::Lsn(first.0 - 1), Some(2)).expect_err("it was given");
+    let error = ask(Lsn(first.0 - 1), Some(2)).expect_err("it was given");
     ensure!(error.sqlstate() == Some("58P01"), "{error}");
     Ok(())
 }
@@ -573,7 +642,7 @@ fn pg_receivewal_receives_from_a_mirror() -> Result<()> {
     run(&["--create-slot"])?;
     ensure!(run(&["--create-slot"]).is_err(), "it was made twice");
     // Such a slot keeps the log from its first use on.
-    let receive = || -> Result<farshore_model::Lsn> {
+    let receive = || -> Result<Lsn> {
         mirror.caught_up(&principal)?;
         let durable = mirror.positions()?.durable;
         run(&["--synchronous", "--endpos", &durable.to_string()])?;

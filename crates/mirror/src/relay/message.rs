@@ -86,7 +86,18 @@ pub enum Answer {
         why: String,
         /// It may end by itself.
         passes: bool,
+        /// The principal left the far end's timeline before where its log ends.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        left: Option<Left>,
     },
+}
+
+/// Where a principal left a timeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Left {
+    /// Position of the first byte that it has on the next one.
+    #[serde(with = "as_text")]
+    pub at: Lsn,
 }
 
 fn yes() -> bool {
@@ -517,8 +528,14 @@ mod tests {
                 restores_pages: false
             }
         );
-        let answer = Answer::Refused { why: "no".into(), passes: true };
-        let text = serde_json::to_string(&answer).unwrap();
-        assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), answer);
+        for left in [None, Some(Left { at: Lsn(0x16_B374_D848) })] {
+            let answer = Answer::Refused { why: "no".into(), passes: true, left };
+            let text = serde_json::to_string(&answer).unwrap();
+            assert_eq!(serde_json::from_str::<Answer>(&text).unwrap(), answer, "{text}");
+        }
+        // Of a near end that knows nothing of it.
+        let old = r#"{"refused":{"why":"no","passes":true}}"#;
+        let refused = Answer::Refused { why: "no".into(), passes: true, left: None };
+        assert_eq!(serde_json::from_str::<Answer>(old).unwrap(), refused);
     }
 }

@@ -101,6 +101,38 @@ impl Spool {
         self.checked_record_end(positions, LookFrom::SegmentOf(from)).map(drop)
     }
 
+    /// Goes back to the last whole record, as a start would after a crash, where a record that never
+    /// ended is all that is behind it: the principal goes on from `left_at`. To where, if it did. Nobody
+    /// may hand log over meanwhile. Blocks on the disk.
+    ///
+    /// # Errors
+    /// As [`Spool::last_record_end`].
+    pub fn give_up_unfinished(&self, left_at: Lsn) -> Result<Option<Lsn>, SpoolError> {
+        let positions = *self.shared.positions.borrow();
+        let durable = positions.durable;
+        let segment = self.identity().segment.floor(durable);
+        if left_at < segment {
+            return Ok(None);
+        }
+        // A start keeps whole segments, whatever ends in the next one.
+        let end = self.last_record_end()?.max(segment);
+        if end > left_at || end >= durable {
+            return Ok(None);
+        }
+        let mut writer = self.writer.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        if !writer.go_back(positions, end)? {
+            return Ok(None);
+        }
+        drop(writer);
+        tracing::info!(
+            folder = %self.folder().display(), was = %durable, %end,
+            "the part of a record that never ended is given up"
+        );
+        let positions = *self.shared.positions.borrow();
+        *self.looked() = Looked::since(*self.noted(), self.begin, positions);
+        Ok(Some(end))
+    }
+
     fn checked_record_end(
         &self,
         positions: Positions,

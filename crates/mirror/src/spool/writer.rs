@@ -369,6 +369,25 @@ impl Writer {
         Ok(())
     }
 
+    /// Log from `end` on, which is in the segment that is filled, has not come. `false` if more has than
+    /// `from` says.
+    pub fn go_back(&mut self, from: Positions, end: Lsn) -> Result<bool, SpoolError> {
+        let is_as_seen = self.timeline == from.timeline && self.written == from.durable;
+        if !is_as_seen || self.durable != self.written {
+            return Ok(false);
+        }
+        if self.timeline == self.state.timeline && self.state.floor > end {
+            let state = State { floor: end, ..self.state };
+            state.write(&self.shared.folder)?;
+            self.state = state;
+        }
+        // What is behind counts as old log.
+        self.open = None;
+        (self.written, self.durable) = (end, end);
+        self.publish();
+        Ok(true)
+    }
+
     /// The segment of this number, made if it is not there.
     fn opened(&mut self, number: u64) -> Result<&Open, SpoolError> {
         let is_open = self.open.as_ref().is_some_and(|open| open.number == number);

@@ -13,15 +13,15 @@ pub struct Log {
     pub timeline: u32,
     /// Where each record ends, rounded up as positions are.
     pub ends: Vec<u64>,
-    /// Where the last record begins.
-    last: u64,
+    /// Where each begins.
+    begins: Vec<u64>,
 }
 
 impl Log {
     /// Begins at a segment's start.
     pub fn new(begin: u64) -> Log {
         assert_eq!(begin % SEGMENT_BYTES, 0);
-        Log { bytes: Vec::new(), begin, timeline: 1, ends: Vec::new(), last: 0 }
+        Log { bytes: Vec::new(), begin, timeline: 1, ends: Vec::new(), begins: Vec::new() }
     }
 
     pub fn end(&self) -> u64 {
@@ -45,7 +45,7 @@ impl Log {
         let number = self.ends.len();
         let mut record = vec![(number % 251) as u8 ^ 0x5A; length as usize];
         record[..4].copy_from_slice(&length.to_le_bytes());
-        record[8..16].copy_from_slice(&self.last.to_le_bytes());
+        record[8..16].copy_from_slice(&self.last().to_le_bytes());
         record[16..18].copy_from_slice(&[info, manager]);
         self.append(record);
     }
@@ -57,7 +57,7 @@ impl Log {
         let length = record.len() as u32;
         record[..4].copy_from_slice(&length.to_le_bytes());
         record[4..8].copy_from_slice(&xid.to_le_bytes());
-        record[8..16].copy_from_slice(&self.last.to_le_bytes());
+        record[8..16].copy_from_slice(&self.last().to_le_bytes());
         record[16..18].copy_from_slice(&[info, manager]);
         self.append(record);
     }
@@ -72,7 +72,7 @@ impl Log {
                 self.page_header(if is_within { rest.len() as u32 } else { 0 });
             }
             if !is_within {
-                self.last = self.end();
+                self.begins.push(self.end());
             }
             let room = PAGE_BYTES - self.end() % PAGE_BYTES;
             let (piece, more) = rest.split_at(rest.len().min(room as usize));
@@ -100,6 +100,18 @@ impl Log {
             self.bytes.extend_from_slice(&(SEGMENT_BYTES as u32).to_le_bytes());
             self.bytes.extend_from_slice(&(PAGE_BYTES as u32).to_le_bytes());
         }
+    }
+
+    /// What is behind the record that ends there never was.
+    pub fn cut(&mut self, end: u64) {
+        self.bytes.truncate((end - self.begin) as usize);
+        self.ends.retain(|known| *known <= end);
+        self.begins.truncate(self.ends.len());
+    }
+
+    /// Where the last record begins.
+    fn last(&self) -> u64 {
+        self.begins.last().copied().unwrap_or(0)
     }
 
     /// From one position to another.
