@@ -1,6 +1,7 @@
 //! What happens to a mirror in the course of its life: what is said, what goes on, and that nothing
 //! that was acknowledged is lost.
 
+use crate::bounds::write_segments;
 use crate::mirrored::{LONG, Mirrored, SLOT, client, follower, position, report};
 use crate::promotion::{check_fork, check_rows, check_rows_of, is_in_recovery, promote};
 use anyhow::{Context, Result, ensure};
@@ -311,6 +312,44 @@ fn a_slot_that_lost_its_log_is_told_and_begun_anew() -> Result<()> {
     let note = mirrored.near.directory().join("data/mirrors/m.begun");
     wait_until("the note to go", LONG, &[], || Ok((!note.exists()).then_some(())))?;
     mirrored.check_standby(&returned)
+}
+
+/// The spool is gone, and the slot is not: a standby that can use the next one lets commits go on at
+/// once, and where none can, they wait until somebody says otherwise.
+#[test]
+fn a_spool_that_was_lost_is_told_and_acknowledged_once_a_standby_can_use_the_next() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(5)?;
+    mirrored.far.stop()?;
+    mirrored.await_silence()?;
+    std::fs::remove_dir_all(spool(&mirrored))?;
+    mirrored.far.start()?;
+    mirrored.await_commits(5)?;
+    mirrored.check_standby(&mirrored.returned())?;
+    mirrored.standby.stop(StopMode::Fast)?;
+    write_segments(&mirrored.principal, 3)?;
+    mirrored.await_commits(5)?;
+    mirrored.far.stop()?;
+    mirrored.await_silence()?;
+    let returned = mirrored.returned();
+    std::fs::remove_dir_all(spool(&mirrored))?;
+    mirrored.far.start()?;
+    // Also after both nodes were restarted.
+    for _ in 0..2 {
+        let near = said(&mirrored.near, "the one before it is gone")?;
+        report(&mirrored.far, "log to flow", |mirror| mirror["state"] == "receiving")?;
+        ensure!(mirrored.returned() == returned, "a commit returned: {near}");
+        mirrored.near.restart()?;
+        mirrored.far.restart()?;
+    }
+    mirrored.standby.start()?;
+    said(&mirrored.far, "asks for log in vain")?;
+    ensure!(mirrored.returned() == returned, "a commit returned that no standby can have");
+    let resumed = mirrored.near.verb("mirror resume", &["m"])?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    ensure!(resumed.stdout.contains("acknowledges log from now on"), "{resumed:?}");
+    mirrored.await_commits(5)?;
+    mirrored.finish()
 }
 
 /// The newest segment of the spool.
