@@ -11,6 +11,7 @@ use crate::error::FailedChange;
 use crate::log_feed::{Body, Definitions, LogFeed, LogItem, SpillFeed};
 use crate::postgres::progress::ProgressStep;
 use crate::postgres::writer::{InTransaction, Writer};
+use crate::scheduler::Batches;
 use crate::status::SourceTransaction;
 use crate::subscription::{Start, Subscription};
 use bytes::Bytes;
@@ -84,6 +85,8 @@ pub(crate) struct Careful<'a> {
     pub start: &'a mut Start,
     /// Where.
     pub span: CarefulSpan,
+    /// The transaction that was tried as a batch last.
+    pub tried_as_batch: Option<Lsn>,
     /// Commands of those before it in one target transaction.
     pub commands_max: u64,
 }
@@ -127,13 +130,21 @@ impl Careful<'_> {
                 Some(LogItem::Transaction { header, body })
                     if is_apart && self.span.as_batch && header.end_lsn == self.span.from =>
                 {
-                    let careful = Some(CarefulSpan { as_batch: false, ..self.span });
                     let done = self.as_batch(&header, body).await;
-                    done.map_err(|error| Failure { error, careful })?;
+                    done.map_err(|error| {
+                        let row_by_row = CarefulSpan { as_batch: false, ..self.span };
+                        // One that passes by itself is no answer: it is tried again.
+                        let careful = (!error.is_transient()).then_some(row_by_row);
+                        Failure { error, careful }
+                    })?;
                     seen = seen.max(header.end_lsn);
                 }
                 Some(LogItem::Transaction { header, body }) if is_apart => {
-                    let conflicts = self.transaction(&header, body).await?;
+                    let conflicts = self.transaction(&header, body).await;
+                    let conflicts = conflicts.map_err(|error| match error.breaks_key_at() {
+                        Some(at) if self.may_try_as_batch(at) => Failure::of_many(error),
+                        _ => Failure::from(error),
+                    })?;
                     calm_for = if conflicts > 0 { 0 } else { calm_for + 1 };
                     seen = seen.max(header.end_lsn);
                 }
@@ -156,6 +167,11 @@ impl Careful<'_> {
         }
         let error = ApplyError::NoRoom { applied: self.start.applied, error: Box::new(error) };
         Failure { error, careful: Some(self.span) }
+    }
+
+    fn may_try_as_batch(&self, position: Lsn) -> bool {
+        let may_batch = self.agent.spec.limits.batches != Batches::Never;
+        may_batch && self.tried_as_batch != Some(position)
     }
 
     /// Applies a transaction by itself in bulk.
@@ -272,6 +288,9 @@ impl Careful<'_> {
                     self.writer.undo_changes().await?;
                     self.writer.keep_changes().await?;
                     *run_length = before;
+                }
+                _ if failed.breaks_key() && self.may_try_as_batch(failed.position) => {
+                    return Err(ApplyError::Change(failed));
                 }
                 _ => {
                     if self.writer.apply_as_shown(&failed).await? {

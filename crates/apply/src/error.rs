@@ -318,7 +318,7 @@ impl ApplyError {
     /// (foreign_key_violation).
     pub(crate) fn breaks_key_at(&self) -> Option<Lsn> {
         match self {
-            ApplyError::Change(failed) if self.sqlstate() == Some("23503") => Some(failed.position),
+            ApplyError::Change(failed) if failed.breaks_key() => Some(failed.position),
             _ => None,
         }
     }
@@ -343,6 +343,11 @@ impl FailedChange {
     pub(crate) fn may_go_as_delete(&self) -> bool {
         let is_of_keys = |cause: &Cause| matches!(cause, Cause::Refused(e) if e.code == "55006" || e.code == "0A000");
         self.operation == "TRUNCATE" && is_of_keys(&self.cause)
+    }
+
+    /// A foreign key of the target does not hold (foreign_key_violation).
+    pub(crate) fn breaks_key(&self) -> bool {
+        matches!(&self.cause, Cause::Refused(error) if error.code == "23503")
     }
 
     /// Whether the data is at odds with the target, so that a policy decides; anything else is the

@@ -108,6 +108,7 @@ const NO_ROOM_PAUSE: Duration = Duration::from_millis(250);
 pub(crate) struct Attempt {
     /// Where each transaction goes by itself.
     careful: Option<CarefulSpan>,
+    tried_as_batch: Option<Lsn>,
     /// Where groups are smaller.
     small: SmallGroups,
     /// Where batches are not tried.
@@ -224,6 +225,7 @@ impl Subscription {
                 vec![session.connection.cancel_token()];
             let attempt = Attempt {
                 careful: careful.take(),
+                tried_as_batch,
                 small,
                 row_by_row: row_by_row.clone(),
                 alone_until: alone.until().max(small.until()),
@@ -360,7 +362,7 @@ impl Subscription {
         let copied = CopiedTables::of(&start.tables);
         let policy = self.spec.on_conflict.clone();
         let names = self.spec.schema.names.clone();
-        let Attempt { careful, small, row_by_row, alone_until, cancel } = attempt;
+        let Attempt { careful, tried_as_batch, small, row_by_row, alone_until, cancel } = attempt;
         let pipeline = Pipeline::new(session);
         let lanes = LaneSettings {
             subscription: name.to_owned(),
@@ -387,7 +389,10 @@ impl Subscription {
             let halvings = small.halvings_at(start.applied);
             let commands_max = self.spec.limits.halved(halvings).commands_max;
             let start = &mut start;
-            Careful { agent: self, feed, writer, start, span, commands_max }.run(stop).await?;
+            let agent = self;
+            let careful =
+                Careful { agent, feed, writer, start, span, tried_as_batch, commands_max };
+            { careful }.run(stop).await?;
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();

@@ -440,7 +440,20 @@ impl PublicationSpec {
         if !heirs.is_empty() {
             let rights: HashMap<&TableName, bool> =
                 present.iter().map(|(table, _, may)| (table, *may)).collect();
+            // One that was made since its parent was published is not: it may have no identity, and
+            // then the publisher would let nobody change its rows any more.
+            let members_now = match unfit {
+                Unfit::Refuse => BTreeSet::new(),
+                Unfit::LeaveOut => self.members_now(sql).await?,
+            };
+            let parent_is_member = |table: &TableName| {
+                heirs.iter().any(|(heir, parent)| heir == table && members_now.contains(parent))
+            };
             for (table, article) in self.with_heirs(&chosen, &heirs) {
+                let is_named = chosen.contains_key(&table);
+                if !is_named && !members_now.contains(&table) && parent_is_member(&table) {
+                    continue;
+                }
                 match rights.get(&table) {
                     Some(may) if *may || unfit == Unfit::Refuse => {
                         chosen.insert(table, article);
@@ -569,6 +582,9 @@ impl PublicationSpec {
         let quoted = quote_identifier(&name);
         // Who follows the tables looks again where a publication is so.
         let is_followed = matches!(existing, Some(Some(_)));
+        // Nothing but a join is put off until capture streams: what is altered then is somebody else's
+        // doing.
+        let mut only_joins = false;
         let statement = match existing {
             Some(Some(existing)) if existing == comment && joins.is_empty() => {
                 return Ok(told);
@@ -577,6 +593,7 @@ impl PublicationSpec {
                 // Nothing is set that is so already: it would look like somebody else's doing.
                 let sets_root = self.is_via_root(sql).await? != via_root;
                 let were_whole = existing.is_some_and(|comment| are_whole(&comment));
+                only_joins = !sets_root && self.articles.is_empty() && were_whole;
                 let mut steps = Vec::new();
                 if !joins.is_empty() && overlooks_joins(sql.server_version()) {
                     steps.push(without_writers(&joins));
@@ -612,7 +629,7 @@ impl PublicationSpec {
             // Outside of a transaction this does nothing.
             sql.simple_query("ROLLBACK").await.map_err(|error| self.publisher_error(error))?;
             let waits = error.sqlstate() == Some("55P03") && overlooks_joins(sql.server_version());
-            if waits && is_followed {
+            if waits && is_followed && only_joins {
                 let joins: BTreeSet<TableName> = joins.into_iter().cloned().collect();
                 told.push(self.joins_later(&joins, &error));
                 return Ok(told);

@@ -280,6 +280,7 @@ impl Near {
         let is_slot_new = match connection.create_physical_slot(&self.slot).await {
             Ok(()) => {
                 tracing::info!(mirror = %self.name, slot = %self.slot, "made the slot");
+                self.forget_told();
                 true
             }
             // duplicate_object
@@ -287,12 +288,7 @@ impl Near {
             Err(error) => return Err(error.into()),
         };
         let (timeline, start, is_kept) = match have {
-            Some(have) => {
-                if !is_slot_new {
-                    self.recall_acknowledged(&mut connection, have.durable).await?;
-                }
-                (Timeline(have.timeline), have.durable, true)
-            }
+            Some(have) => (Timeline(have.timeline), have.durable, true),
             None => self.beginning(&mut connection, &system, segment).await?,
         };
         let begins = match have {
@@ -318,9 +314,13 @@ impl Near {
     ) -> Result<(Timeline, Lsn, bool), MirrorError> {
         let timeline = Timeline(system.timeline);
         let now = segment.floor(system.xlogpos);
-        let place = self.kept_by_slot(connection).await?;
+        let place = if connection.server_version() < 150_000 {
+            self.kept_from().await.map(|restart| (timeline.0, restart))
+        } else {
+            let slot = connection.read_physical_slot(&self.slot).await?;
+            slot.and_then(|slot| slot.timeline.zip(slot.restart))
+        };
         let Some((kept_on, restart)) = place else { return Ok((timeline, now, false)) };
-        let kept_on = kept_on.unwrap_or(timeline.0);
         let start = segment.floor(restart);
         if kept_on != timeline.0 {
             // The segment that a timeline begins in is its own as a whole.
@@ -337,35 +337,6 @@ impl Near {
             }
         }
         Ok((timeline, start, true))
-    }
-
-    /// A standby may be further behind than the ones that the principal heard of before this process
-    /// began: what it was told then is where its slot stands.
-    async fn recall_acknowledged(
-        &self,
-        connection: &mut Connection,
-        durable: Lsn,
-    ) -> Result<(), MirrorError> {
-        if self.promise != Promise::FarApplied {
-            return Ok(());
-        }
-        if let Some((_, told)) = self.kept_by_slot(connection).await? {
-            let mut status = self.status();
-            status.acknowledged = status.acknowledged.max(told.min(durable));
-        }
-        Ok(())
-    }
-
-    /// From where on the slot keeps log, and on which timeline, if the server tells that as well.
-    async fn kept_by_slot(
-        &self,
-        connection: &mut Connection,
-    ) -> Result<Option<(Option<u32>, Lsn)>, MirrorError> {
-        if connection.server_version() < 150_000 {
-            return Ok(self.kept_from().await.map(|restart| (None, restart)));
-        }
-        let slot = connection.read_physical_slot(&self.slot).await?;
-        Ok(slot.and_then(|slot| Some((Some(slot.timeline?), slot.restart?))))
     }
 
     /// Where the slot begins, of 14, which tells it by SQL alone. `None` also where this role may not

@@ -4,7 +4,7 @@
 mod running;
 
 use anyhow::{Context, Result, ensure};
-use farshore_mirror::receive::{NearStatus, Promise};
+use farshore_mirror::receive::Promise;
 use farshore_mirror::spool::SlotName;
 use farshore_mirror::wal::{Segment, Timeline};
 use farshore_model::Lsn;
@@ -408,65 +408,6 @@ fn a_spool_that_is_lost_is_not_acknowledged_before_a_standby_can_use_the_next() 
     // On an operator's word.
     mirror.near.let_commits_return().context("nothing was held")?;
     committing.join().map_err(|_| anyhow::anyhow!("the client died"))??;
-    Ok(())
-}
-
-/// Nobody is told anything any more when this returns.
-fn disconnect(mirror: &mut Mirror) -> Result<()> {
-    mirror.disconnect_far();
-    wait_until("the near end to notice", LONG, &[], || {
-        Ok((!mirror.near.status().connected).then_some(()))
-    })
-}
-
-/// The near end is started again while the only standby is further back than the one before it.
-#[test]
-fn a_slot_does_not_go_back_when_a_near_end_starts_again() -> Result<()> {
-    let mut principal = principal(15)?;
-    let mut mirror = Mirror::start(&principal.url("postgres"), Promise::FarApplied)?;
-    mirror.spool()?;
-    // A server that is stopped waits for a mirror that it tells what is not replayed.
-    disconnect(&mut mirror)?;
-    let conninfo = mirror.conninfo("late");
-    let settings = [
-        ("primary_conninfo", conninfo.as_str()),
-        ("primary_slot_name", ""),
-        ("recovery_min_apply_delay", "1h"),
-        ("wal_retrieve_retry_interval", "100ms"),
-        ("wal_receiver_status_interval", "1s"),
-    ];
-    let mut late = principal.standby(&settings, &[SLOT])?;
-    late.stop(StopMode::Fast)?;
-    principal.execute_script("SELECT pg_drop_replication_slot('standby')")?;
-    let mut standby = standby(&mut principal, &mirror)?;
-    mirror.connect_far();
-    load(&principal, 0)?;
-    let end = flush_position(&principal)?;
-    replayed(&standby, end)?;
-    wait_until(
-        "it to be acknowledged",
-        LONG,
-        &[],
-        || Ok((told(&principal)? >= end).then_some(())),
-    )?;
-    let before = told(&principal)?;
-    standby.stop(StopMode::Fast)?;
-    disconnect(&mut mirror)?;
-    *mirror.near.status() = NearStatus::default();
-    late.start()?;
-    let applied = wait_until("the late one to tell where it is", LONG, &[], || {
-        let reports = mirror.far.standbys.reports();
-        Ok(reports.first().map(|late| late.applied.0).filter(|applied| *applied > 0))
-    })?;
-    ensure!(applied < before, "it is not late: {applied}, and {before} was told");
-    mirror.connect_far();
-    wait_until("the principal to hear of it", LONG, &[], || {
-        let sql = "SELECT count(*) FROM pg_stat_replication WHERE application_name = $1 \
-                   AND replay_lsn IS NOT NULL";
-        let heard: i64 = principal.connect()?.query_one(sql, &[&APPLICATION_NAME])?.get(0);
-        Ok((heard == 1).then_some(()))
-    })?;
-    ensure!(told(&principal)? >= before, "the slot went back from {before}: {}", told(&principal)?);
     Ok(())
 }
 

@@ -169,9 +169,9 @@ fn a_statement_that_writes_children_first_goes_as_it_is_written() -> Result<()> 
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
     for statement in [
-        "WITH d AS (INSERT INTO department VALUES (2000)) INSERT INTO employee VALUES (30000, 2000)",
+        "WITH c AS (INSERT INTO customer VALUES (50000, 1)) INSERT INTO orders VALUES (50000, 50000)",
         "INSERT INTO alone VALUES (0, 'between')",
-        "WITH e AS (DELETE FROM employee WHERE id = 30000) DELETE FROM department WHERE id = 2000",
+        "WITH o AS (DELETE FROM orders WHERE id = 50000) DELETE FROM customer WHERE id = 50000",
         // Its own table.
         "INSERT INTO customer VALUES (40000, 1, 40001), (40001, 1, NULL)",
         "DELETE FROM customer WHERE id IN (40000, 40001)",

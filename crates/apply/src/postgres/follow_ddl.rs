@@ -166,16 +166,11 @@ impl Follow<'_> {
                 self.note_left(session, &left).await?;
             }
         }
-        if !dropped.is_empty() || !missing.is_empty() {
-            let (root, _) = self.root(session).await?;
-            let put_off = put_off::check_now(session, &root).await?;
-            if !dropped.is_empty() {
-                self.drop(session, (&dropped, &publishers_root)).await?;
-            }
-            if !missing.is_empty() {
-                self.add(session, &missing).await?;
-            }
-            put_off.again(session).await?;
+        if !dropped.is_empty() {
+            self.drop(session, (&dropped, &publishers_root)).await?;
+        }
+        if !missing.is_empty() {
+            self.add(session, &missing).await?;
         }
         if !put_off {
             let published = published_name(self.relation);
@@ -363,7 +358,7 @@ impl Follow<'_> {
                     self.table
                 )));
             }
-            session.simple(&drop).await.map_err(|error| {
+            put_off::alter(session, &root, &drop).await.map_err(|error| {
                 self.refused(error, |refused| {
                     format!(
                         "column {column} was dropped, and the target refused to drop it \
@@ -390,7 +385,9 @@ impl Follow<'_> {
     ) -> ApplyError {
         match &error {
             ApplyError::Target { error: refused, .. }
-                if refused.server_error().is_some_and(|said| !passes_by_itself(said)) =>
+                if refused.server_error().is_some_and(|said| {
+                    !passes_by_itself(said) && !put_off::is_of_a_check(said)
+                }) =>
             {
                 self.stops(&what(refused))
             }
@@ -418,7 +415,8 @@ impl Follow<'_> {
                 }
                 OldValue::Filled { .. } | OldValue::Null => {}
             }
-            session.simple(&format!("ALTER TABLE {root} {add}")).await.map_err(|error| {
+            let alter = format!("ALTER TABLE {root} {add}");
+            put_off::alter(session, &root, &alter).await.map_err(|error| {
                 self.refused(error, |refused| {
                     format!(
                         "column {} is new, and the target refused to add it ({refused}). As the \

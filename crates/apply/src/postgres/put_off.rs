@@ -4,7 +4,7 @@
 use crate::ApplyError;
 use crate::postgres::session::Session;
 use farshore_capture::publication::TableName;
-use farshore_pg::Row;
+use farshore_pg::{Row, ServerError};
 
 /// Constraints whose checks of a table, or of any below it, may be waiting; whether each is deferred
 /// from the start; whether keys fire, so that all are deferred ("SET CONSTRAINTS" is by names, which
@@ -18,37 +18,52 @@ const OF_TABLE: &str = "WITH RECURSIVE below (oid) AS (\
      WHERE c.condeferrable AND (c.conrelid IN (SELECT oid FROM below) \
        OR c.confrelid IN (SELECT oid FROM below))";
 
-/// What puts checks off again that were made early.
-#[must_use]
-pub(super) struct PutOff(Option<String>);
+const SAVEPOINT: &str = "farshore_alter";
 
-/// Makes the checks that wait for rows of a table or of those below it: PostgreSQL alters no table
-/// with such ("pending trigger events"). The publisher has altered it where they had been made, so
-/// what fails now fails at the COMMIT too, and is said as that is.
-pub(super) async fn check_now(
+/// Alters a table, and where PostgreSQL will not because it has still to check rows of it ("pending
+/// trigger events"), makes those checks first. The publisher has altered it where they had been made,
+/// so what fails then fails at the COMMIT too.
+pub(super) async fn alter(
     session: &mut Session,
     table: &TableName,
-) -> Result<PutOff, ApplyError> {
+    alter: &str,
+) -> Result<(), ApplyError> {
+    session.simple(&format!("SAVEPOINT {SAVEPOINT}")).await?;
+    match session.connection.simple_query(alter).await {
+        Ok(_) => session.simple(&format!("RELEASE SAVEPOINT {SAVEPOINT}")).await,
+        Err(error) if error.sqlstate() == Some("55006") => {
+            session.simple(&format!("ROLLBACK TO SAVEPOINT {SAVEPOINT}")).await?;
+            let again = check_now(session, table).await?;
+            session.simple(alter).await?;
+            match again {
+                Some(put_off) => session.simple(&put_off).await,
+                None => Ok(()),
+            }
+        }
+        Err(error) => Err(session.error(error)),
+    }
+}
+
+/// Whether a constraint of rows did not hold (integrity constraint violations): not what altering a
+/// table by itself is refused with, but for checks of the column that is added.
+pub(super) fn is_of_a_check(error: &ServerError) -> bool {
+    matches!(error.code.as_str(), "23503" | "23505" | "23P01")
+}
+
+/// Makes the checks that wait for rows of a table or of those below it; returns what puts them off
+/// again.
+async fn check_now(session: &mut Session, table: &TableName) -> Result<Option<String>, ApplyError> {
     let found = session.query(OF_TABLE, &[Some(&table.to_string())]).await?;
     let is = |row: &Row, column| row.get(column) == Some("t");
     let listed = |rows: Vec<&Row>| {
         let names: Vec<&str> = rows.into_iter().filter_map(|row| row.get(0)).collect();
         (!names.is_empty()).then(|| names.join(", "))
     };
-    let Some(all) = listed(found.iter().collect()) else { return Ok(PutOff(None)) };
+    let Some(all) = listed(found.iter().collect()) else { return Ok(None) };
     session.simple(&format!("SET CONSTRAINTS {all} IMMEDIATE")).await?;
     let again = match found.iter().any(|row| is(row, 2)) {
         true => Some("ALL".to_owned()),
         false => listed(found.iter().filter(|row| is(row, 1)).collect()),
     };
-    Ok(PutOff(again.map(|names| format!("SET CONSTRAINTS {names} DEFERRED"))))
-}
-
-impl PutOff {
-    pub(super) async fn again(self, session: &mut Session) -> Result<(), ApplyError> {
-        match self.0 {
-            Some(sql) => session.simple(&sql).await,
-            None => Ok(()),
-        }
-    }
+    Ok(again.map(|names| format!("SET CONSTRAINTS {names} DEFERRED")))
 }

@@ -32,6 +32,7 @@ use farshore_capture::source::Source;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{DictionaryId, Lsn, Xid};
+use farshore_pg::text_array;
 use farshore_wire::frontend::{Bind, EncodeError, Format};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
@@ -413,6 +414,9 @@ impl Writer {
                 Err(error) => return Err(self.explain(error)),
             };
         let identity = if restarts { " RESTART IDENTITY" } else { "" };
+        if self.empties_by_delete {
+            self.refuse_to_delete_for_others(&emptied).await?;
+        }
         let sql = if passed_over || self.empties_by_delete {
             let (last, others) = tables.split_last().map_or(("", &[][..]), |(l, o)| (l, o));
             let others: Vec<String> = others
@@ -464,6 +468,40 @@ impl Writer {
             Some(below) => {
                 Err(below.error(&subscription, "The publisher has truncated the latter"))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// Checks that a DELETE in place of a TRUNCATE leaves nobody without what he refers to, and has no
+    /// key act on his rows: nothing may refer to these tables but they, and what they are partitions
+    /// of.
+    async fn refuse_to_delete_for_others(
+        &mut self,
+        emptied: &[TableName],
+    ) -> Result<(), ApplyError> {
+        const OTHERS: &str = "WITH RECURSIVE emptied (oid) AS ( \
+               SELECT pg_catalog.to_regclass(name)::oid FROM unnest($1::text::text[]) AS n (name) \
+               UNION SELECT i.inhrelid FROM emptied e JOIN pg_catalog.pg_inherits i \
+                 ON i.inhparent = e.oid JOIN pg_catalog.pg_class c \
+                 ON c.oid = i.inhrelid AND c.relispartition) \
+             SELECT pg_catalog.format('%I of %s', k.conname, k.conrelid::pg_catalog.regclass) \
+             FROM pg_catalog.pg_constraint k JOIN pg_catalog.pg_class c ON c.oid = k.conrelid \
+             WHERE k.contype = 'f' AND k.confrelid IN (SELECT oid FROM emptied) \
+             AND k.conrelid NOT IN (SELECT oid FROM emptied) AND NOT (c.relkind = 'p' \
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_partition_tree(k.conrelid) AS t \
+                 WHERE t.isleaf AND t.relid NOT IN (SELECT oid FROM emptied))) \
+             ORDER BY 1 LIMIT 1";
+        let names: Vec<String> = emptied.iter().map(TableName::to_string).collect();
+        let list = text_array(names.iter().map(String::as_str));
+        let found = self.session().await?.query(OTHERS, &[Some(&list)]).await?;
+        match found.first().and_then(|row| row.get(0)) {
+            Some(key) => Err(ApplyError::Setup(format!(
+                "subscription \"{}\": the publisher has truncated {}, to which foreign key {key} of \
+                 the target refers from a table that was not. Drop that key on the target, or empty \
+                 its table there, and go on (farshore resume)",
+                self.subscription,
+                names.join(", ")
+            ))),
             None => Ok(()),
         }
     }

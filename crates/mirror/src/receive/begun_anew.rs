@@ -162,6 +162,19 @@ impl Near {
         }
     }
 
+    /// When the slot was made: whoever dropped the one before it has begun anew.
+    pub(super) fn forget_told(&self) {
+        let mut told = self.begun_anew.told.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *told = None;
+        match std::fs::remove_file(self.begun_anew.told_note()) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => tracing::warn!(
+                mirror = %self.name,
+                "commits may wait for a standby although none has to: {error}"
+            ),
+            Ok(()) | Err(_) => {}
+        }
+    }
+
     /// Before the principal is told that the spool has something. Blocks on the disk, once.
     pub(super) fn note_told(&self) {
         let Some(system_id) = self.status().system_id else { return };

@@ -3,11 +3,12 @@
 use super::Writer;
 use super::ahead::{FAR_TABLES_MAX, TABLES_MAX};
 use crate::ApplyError;
-use crate::error::{RefusedCommit, is_about_data};
+use crate::error::RefusedCommit;
 use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{
     Follow, is_same_table, load_definitions, note_definition, published_name, same_columns,
 };
+use crate::postgres::put_off;
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{
     Filled, TargetTable, check_columns, stamps_of_kin, target_table,
@@ -195,7 +196,7 @@ impl Writer {
     fn refused_before_commit(&self, error: ApplyError) -> ApplyError {
         match error {
             ApplyError::Target { error: farshore_pg::Error::Server(error), .. }
-                if is_about_data(&error) =>
+                if put_off::is_of_a_check(&error) =>
             {
                 let (subscription, position) = (self.subscription.clone(), self.newest);
                 ApplyError::Commit(Box::new(RefusedCommit { subscription, position, error }))
