@@ -168,16 +168,22 @@ fn a_statement_that_writes_children_first_goes_as_it_is_written() -> Result<()> 
     let mut pair = pair(Direction::UP, Publication::Made, Triggers::Firing)?;
     pair.site.start()?;
     pair.assert_equal(&["public"])?;
-    for statement in [
+    let statements = [
         "WITH c AS (INSERT INTO customer VALUES (50000, 1)) INSERT INTO orders VALUES (50000, 50000)",
-        "INSERT INTO alone VALUES (0, 'between')",
+        "UPDATE alone SET v = v || '.' WHERE id = 1",
         "WITH o AS (DELETE FROM orders WHERE id = 50000) DELETE FROM customer WHERE id = 50000",
         // Its own table.
         "INSERT INTO customer VALUES (40000, 1, 40001), (40001, 1, NULL)",
         "DELETE FROM customer WHERE id IN (40000, 40001)",
-    ] {
+    ];
+    for statement in statements {
         pair.publish(statement)?;
         pair.await_arrival()?;
+    }
+    // One after the other, while the first is on its way.
+    let mut source = pair.publisher.connect()?;
+    for statement in statements.repeat(5) {
+        source.batch_execute(statement)?;
     }
     pair.assert_equal(&["public"])?;
     // What fails as a batch too is said.

@@ -211,6 +211,20 @@ fn what_a_partitioned_table_refers_to_is_truncated() -> Result<()> {
             pair.publish(&format!("BEGIN; INSERT INTO customer VALUES (8, 7); TRUNCATE customer, payment; {AGAIN}; COMMIT"))?;
             pair.assert_equal(&["public"])?;
             ensure!(pair.subscriber_says("SELECT count(*) FROM payment")? == "1", "{more}");
+            // The target's own rows are nobody else's to delete, nor left without what they refer to.
+            pair.subscriber.execute_script(
+                "CREATE TABLE own (customer integer REFERENCES customer ON DELETE CASCADE); \
+                 INSERT INTO own VALUES (7)",
+            )?;
+            pair.publish("TRUNCATE customer CASCADE")?;
+            let (state, error) = pair.site.await_trouble("s", "own_customer_fkey of public.own")?;
+            ensure!(state == "stopped", "{state}: {error}");
+            ensure!(pair.subscriber_says("SELECT count(*) FROM own, customer")? == "1");
+            pair.subscriber.execute_script("DROP TABLE own")?;
+            let resumed = pair.site.verb("resume", &["--subscription", "s"])?;
+            ensure!(resumed.code == Some(0), "{resumed:?}");
+            pair.site.restart()?;
+            pair.assert_equal(&["public"])?;
         }
         Ok(())
     })
