@@ -9,6 +9,7 @@
 //! copy_beside   tables copied anew while the others stream on
 //! ahead         a target that has more than its store can have given it
 //! log_feed      store blocks → transactions, read ahead, memory bounded
+//! question      what the publisher publishes by now, asked beside the stream
 //! requests      what operators ask for: transactions to skip, tables to copy anew
 //! browse        the stored log, readable
 //! postgres      the target: session, statements, pipeline, progress, initial copy
