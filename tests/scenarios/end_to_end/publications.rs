@@ -453,15 +453,18 @@ fn tables_that_inherit_stay_published_when_others_join() -> Result<()> {
         pair.await_copy("other")?;
         pair.publish("UPDATE parent SET v = 'of both again'; UPDATE other SET v = 'w'")?;
         pair.assert_equal(&["public", "aside"])?;
-        // One that is made later, and a new parent of what is published already.
+        // One that is made later has to be named: it may have no identity. And a new parent of what is
+        // published already.
         pair.on_both(
             "CREATE TABLE aside.late (PRIMARY KEY (id)) INHERITS (parent); \
              CREATE TABLE top (id integer PRIMARY KEY, v text); ALTER TABLE parent INHERIT top",
         )?;
-        pair.publish("INSERT INTO aside.late VALUES (4, 'late')")?;
-        pair.await_copy("late")?;
-        pair.site.replace("'public.parent'", "'public.parent', 'public.top'")?;
+        pair.publish("INSERT INTO aside.late VALUES (4, 'late'); UPDATE other SET v = 'x'")?;
+        pair.await_arrival()?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM aside.late")? == "0");
+        pair.site.replace("'public.parent'", "'public.parent', 'aside.late', 'public.top'")?;
         pair.site.restart()?;
+        pair.await_copy("late")?;
         pair.await_copy("top")?;
         pair.publish("INSERT INTO top VALUES (5, 'top'); UPDATE top SET v = 'of all'")?;
         pair.assert_equal(&["public", "aside"])
