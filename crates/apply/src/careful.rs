@@ -11,7 +11,6 @@ use crate::error::FailedChange;
 use crate::log_feed::{Body, Definitions, LogFeed, LogItem, SpillFeed};
 use crate::postgres::progress::ProgressStep;
 use crate::postgres::writer::{InTransaction, Writer};
-use crate::scheduler::Batches;
 use crate::status::SourceTransaction;
 use crate::subscription::{Start, Subscription};
 use bytes::Bytes;
@@ -170,8 +169,7 @@ impl Careful<'_> {
     }
 
     fn may_try_as_batch(&self, position: Lsn) -> bool {
-        let may_batch = self.agent.spec.limits.batches != Batches::Never;
-        may_batch && self.tried_as_batch != Some(position)
+        self.agent.may_batch() && self.tried_as_batch != Some(position)
     }
 
     /// Applies a transaction by itself in bulk.

@@ -337,7 +337,7 @@ impl Subscription {
         }
     }
 
-    fn may_batch(&self) -> bool {
+    pub(crate) fn may_batch(&self) -> bool {
         self.spec.limits.batches != Batches::Never
     }
 
@@ -390,9 +390,9 @@ impl Subscription {
             let commands_max = self.spec.limits.halved(halvings).commands_max;
             let start = &mut start;
             let agent = self;
-            let careful =
+            let mut work =
                 Careful { agent, feed, writer, start, span, tried_as_batch, commands_max };
-            { careful }.run(stop).await?;
+            work.run(stop).await?;
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();

@@ -21,8 +21,9 @@ const OF_TABLE: &str = "WITH RECURSIVE below (oid) AS (\
 const SAVEPOINT: &str = "farshore_alter";
 
 /// Alters a table, and where PostgreSQL will not because it has still to check rows of it ("pending
-/// trigger events"), makes those checks first. The publisher has altered it where they had been made,
-/// so what fails then fails at the COMMIT too.
+/// trigger events"), makes those checks first. Where keys hold only at the end of the transaction that
+/// fails, although its COMMIT would not have: it is applied again carefully, where tables are altered
+/// before the changes.
 pub(super) async fn alter(
     session: &mut Session,
     table: &TableName,
