@@ -72,8 +72,10 @@ const ROW_MISSING_WITHOUT_OLD: &str = "The publisher sent no old row, though the
      the publisher (`farshore check` names them), and copy the table anew (farshore resync); or leave \
      the transaction out (farshore skip), or set on_conflict";
 
-const SEVERAL_ROWS: &str = "The key is not unique on the target: something else changed the \
-     target. Remove the rows that do not belong there and go on (farshore resume)";
+const SEVERAL_ROWS: &str = "What finds the row is not unique on the target. Either something else \
+     changed the target: remove the rows that do not belong there and go on (farshore resume). Or the \
+     publisher's replica identity has a generated column, which PostgreSQL does not send: choose \
+     another one there, and copy the table anew (farshore resync)";
 
 const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove it (or let the \
      role set session_replication_role) and go on (farshore resume)";

@@ -164,6 +164,91 @@ fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
     })
 }
 
+/// What a column was filled with may be on the publisher alone, although nothing of the column says
+/// so any more.
+#[test]
+fn a_column_that_a_rewrite_has_filled_stops_without_its_default_too() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE SEQUENCE filler; \
+             CREATE DOMAIN filled AS bigint DEFAULT nextval('public.filler') CHECK (VALUE > 0); \
+             CREATE TABLE t0 (id integer PRIMARY KEY); CREATE TABLE t1 (id integer PRIMARY KEY); \
+             CREATE TABLE t2 (id integer PRIMARY KEY)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        for table in ["t0", "t1", "t2"] {
+            pair.publish(&format!("INSERT INTO {table} SELECT generate_series(1, 100)"))?;
+        }
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        for (table, add, then) in [
+            ("t0", "bigint NOT NULL DEFAULT nextval('filler')", "DROP DEFAULT"),
+            ("t1", "integer GENERATED ALWAYS AS IDENTITY", "DROP IDENTITY"),
+            ("t2", "filled", "DROP DEFAULT"),
+        ] {
+            pair.publish(&format!(
+                "BEGIN; ALTER TABLE {table} ADD COLUMN c {add}; ALTER TABLE {table} ALTER c {then}; \
+                 COMMIT; INSERT INTO {table} VALUES (101, 7)"
+            ))?;
+            stops_with(&pair, "column c is new, and its values in the rows")?;
+            let rows = pair.publisher_says(&format!(
+                "SELECT string_agg(format('(%s, %s)', id, c), ',') FROM {table} WHERE id <= 100"
+            ))?;
+            mended(
+                &mut pair,
+                &format!(
+                    "ALTER TABLE {table} ADD COLUMN c bigint; UPDATE {table} SET c = v \
+                     FROM (VALUES {rows}) AS filled (id, v) WHERE filled.id = {table}.id"
+                ),
+            )?;
+        }
+        Ok(())
+    })
+}
+
+/// A domain on the target has a default of its own.
+#[test]
+fn an_added_column_is_not_filled_by_the_targets_domain() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE DOMAIN score AS integer; CREATE TABLE t (id integer PRIMARY KEY)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.subscriber.execute_script("ALTER DOMAIN score SET DEFAULT 5")?;
+        pair.publish("INSERT INTO t SELECT generate_series(1, 10)")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("ALTER TABLE t ADD COLUMN s score; INSERT INTO t VALUES (11, 3)")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+/// A type that is made again under the name of the old one looks like it on the target.
+#[test]
+fn another_type_of_the_same_name_stops() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TYPE st AS ENUM ('new', 'paid', 'void'); \
+             CREATE DOMAIN mail AS text; \
+             CREATE TABLE t (id integer PRIMARY KEY, s st, m mail, note text)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, 'void', 'A@b' FROM generate_series(1, 10) AS i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        let swap = "ALTER TYPE st RENAME TO st_old; CREATE TYPE st AS ENUM ('new', 'paid'); \
+             ALTER TABLE t ALTER s TYPE st \
+               USING (CASE s::text WHEN 'void' THEN 'new' ELSE s::text END)::st; \
+             DROP TYPE st_old";
+        pair.publish(&format!("{swap}; UPDATE t SET note = 'x' WHERE id = 1"))?;
+        stops_with(&pair, "column s has another type, public.st")?;
+        mended(&mut pair, swap)?;
+        let to_text = "ALTER TABLE t ALTER m TYPE text USING lower(m)";
+        pair.publish(&format!("{to_text}; UPDATE t SET note = 'y' WHERE id = 2"))?;
+        stops_with(&pair, "column m has another type, text")?;
+        mended(&mut pair, to_text)?;
+        // A label more is no other type.
+        pair.on_both("ALTER TYPE st ADD VALUE 'late'")?;
+        pair.publish("INSERT INTO t VALUES (11, 'late', 'm'); ALTER TABLE t ADD COLUMN more st")?;
+        pair.publish("UPDATE t SET more = s")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 #[test]
 fn columns_are_not_followed_where_that_is_not_wanted() -> Result<()> {
     both_ways(|direction| {

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
+use std::time::Duration;
 
 #[test]
 fn identity_by_index_and_by_all_columns() -> Result<()> {
@@ -102,7 +103,8 @@ fn full_identity_with_types_that_have_no_equality() -> Result<()> {
 fn identity_always_columns_outside_the_key_take_updates() -> Result<()> {
     both_ways(|direction| {
         let schema = "CREATE TABLE t (code text PRIMARY KEY, n bigint GENERATED ALWAYS AS IDENTITY, \
-             v text, big text); ALTER TABLE t ALTER big SET STORAGE EXTERNAL";
+             v text, big text, o integer GENERATED ALWAYS AS IDENTITY); \
+             ALTER TABLE t ALTER big SET STORAGE EXTERNAL";
         let mut pair = Pair::new(direction, &["public.*"], schema)?;
         let insert = "INSERT INTO t (code, v, big) SELECT 'k' || i, 'v', \
              (SELECT string_agg(md5(i || ' ' || n), '') FROM generate_series(1, 300) AS n) \
@@ -120,11 +122,34 @@ fn identity_always_columns_outside_the_key_take_updates() -> Result<()> {
         let own = pair.subscriber_says("SELECT count(own) FROM t")?;
         ensure!(own == "20", "{own} of 20 rows have what the target alone has");
         pair.subscriber.execute_script("ALTER TABLE t DROP own")?;
-        pair.publish("UPDATE t SET n = DEFAULT WHERE n = 3")?;
+        pair.publish("UPDATE t SET n = DEFAULT WHERE n = 3; UPDATE t SET o = DEFAULT WHERE n = 8")?;
         pair.publish(
-            "ALTER TABLE t REPLICA IDENTITY DEFAULT; UPDATE t SET n = DEFAULT WHERE n = 7",
+            "ALTER TABLE t REPLICA IDENTITY DEFAULT; UPDATE t SET n = DEFAULT WHERE n = 7; \
+             UPDATE t SET o = DEFAULT, v = 'o' WHERE n = 9; \
+             UPDATE t SET o = DEFAULT, n = DEFAULT WHERE n = 10",
         )?;
         pair.assert_equal(&["public"])
+    })
+}
+
+/// PostgreSQL does not send generated columns, and lets them be in a replica identity (publishers
+/// before 18).
+#[test]
+fn an_identity_that_is_not_sent_is_named() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text, \
+             g integer GENERATED ALWAYS AS (id * 2) STORED NOT NULL); CREATE UNIQUE INDEX ON t (g)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 10) AS i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("ALTER TABLE t REPLICA IDENTITY USING INDEX t_g_idx")?;
+        if pair.publish("UPDATE t SET v = 'w' WHERE id = 3").is_err() {
+            return Ok(());
+        }
+        let line = pair.site.await_log(" stopped: ", Duration::from_secs(60))?;
+        ensure!(line.contains("replica identity is made of generated columns"), "{line}");
+        Ok(())
     })
 }
 

@@ -174,7 +174,8 @@ impl Follow<'_> {
         }
         if !put_off {
             let published = published_name(self.relation);
-            note_definition(session, self.subscription, &published, self.relation).await?;
+            let (subscription, relation) = (self.subscription, self.relation);
+            note_definition(session, subscription, (&published, self.table), relation).await?;
         }
         Ok(Followed { changed: !missing.is_empty() || !dropped.is_empty(), put_off })
     }
@@ -206,21 +207,60 @@ impl Follow<'_> {
                 let may_differ = was_cast && keeps_values(old, column);
                 may_differ || now.is_verbatim() && (has_type || keeps_values(old, column))
             });
-            if !is_followed {
-                return Err(self.retyped(session, column, was_cast).await?);
+            let Some(there) = on_target.columns.iter().find(|there| there.name == column.name)
+            else {
+                continue;
+            };
+            let is_own = there.type_oid >= FIRST_UNSTABLE_OID;
+            let stays = is_followed && is_own && self.has_type_as_noted(session, column).await?;
+            if !is_followed || stays {
+                return Err(self.retyped(session, column, (was_cast, stays)).await?);
             }
         }
         Ok(())
     }
 
-    /// `is_another`: the target's column had another type than the publisher's before.
+    /// Whether the target's column has the very type of its own that it had when the definition was
+    /// noted: types of one name, or that hold the same values, are not told from each other by it.
+    async fn has_type_as_noted(
+        &self,
+        session: &mut Session,
+        column: &Column,
+    ) -> Result<bool, ApplyError> {
+        let published = published_name(self.relation);
+        let table = self.table.to_string();
+        let which = [
+            Some(self.subscription),
+            Some(published.schema.as_str()),
+            Some(published.name.as_str()),
+            Some(table.as_str()),
+            Some(column.name.as_str()),
+        ];
+        Ok(!session.query(TYPE_AS_NOTED, &which).await?.is_empty())
+    }
+
+    /// `is_another`: the target's column had another type than the publisher's before. `stays`: it
+    /// has a type of its own, and the same one as before.
     async fn retyped(
         &self,
         session: &mut Session,
         column: &Column,
-        is_another: bool,
+        (is_another, stays): (bool, bool),
     ) -> Result<ApplyError, ApplyError> {
         let definition = self.type_on_target(session, column).await?;
+        if stays {
+            let resync = remedy::resync(self.subscription, Some(&published_name(self.relation)));
+            return Ok(self.stops(&format!(
+                "column {} has another type, {definition}, maybe a new one under the name of the old \
+                 one, and what that made of rows that were there is not in the log. On the target the \
+                 column's type is the one that it was: do there what was done on the publisher (make \
+                 the new type, and ALTER TABLE {} ALTER COLUMN {} TYPE it, with the same USING \
+                 clause); or {resync}",
+                quoted(column),
+                self.table,
+                quoted(column)
+            )));
+        }
         let alter = self.alter(&format!("ALTER COLUMN {} TYPE {definition}", quoted(column)));
         let mut what = format!(
             "column {} has another type: {alter} (with the USING clause of the publisher, if it had \
@@ -412,6 +452,12 @@ impl Follow<'_> {
                 }
                 OldValue::Filled { file_node: now } if Some(now) != file_node => {
                     self.check_empty(session, column, &root).await?;
+                }
+                // A domain may have a default of its own there, which old rows would get.
+                OldValue::Filled { .. } | OldValue::Null
+                    if column.type_oid >= FIRST_UNSTABLE_OID =>
+                {
+                    add.push_str(" DEFAULT NULL");
                 }
                 OldValue::Filled { .. } | OldValue::Null => {}
             }
@@ -667,11 +713,12 @@ pub(super) fn definitions_of(rows: &[Row]) -> HashMap<TableName, Relation> {
     definitions.collect()
 }
 
-/// Keeps the definition that a copied table follows from now on.
+/// Keeps the definition that a copied table follows from now on, and which types of their own its
+/// columns have on the target.
 pub async fn note_definition(
     session: &mut Session,
     subscription: &str,
-    table: &TableName,
+    (table, on_target): (&TableName, &TableName),
     relation: &Relation,
 ) -> Result<(), ApplyError> {
     let definition = stored::encode_definition(relation);
@@ -682,9 +729,34 @@ pub async fn note_definition(
              WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
             &[Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)],
         )
-        .await
-        .map(drop)
+        .await?;
+    if relation.columns.iter().all(|column| column.type_oid < FIRST_UNSTABLE_OID) {
+        return Ok(());
+    }
+    let may = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'own_types' \
+         AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
+    if session.query(may, &[]).await?.is_empty() {
+        return Ok(());
+    }
+    let on_target = on_target.to_string();
+    let which =
+        [Some(subscription), Some(&table.schema), Some(&table.name), Some(on_target.as_str())];
+    session.execute(NOTE_TYPES, &which).await.map(drop)
 }
+
+const NOTE_TYPES: &str = "UPDATE farshore.table_copy SET own_types = ARRAY( \
+       SELECT attnum || ' ' || atttypid || ' ' || atttypmod FROM pg_catalog.pg_attribute \
+       WHERE attrelid = pg_catalog.to_regclass($4) AND attnum > 0 AND NOT attisdropped \
+         AND atttypid >= 10000) \
+     WHERE subscription = $1 AND schema_name = $2 AND table_name = $3";
+
+/// As JSON: a schema of before has no such column.
+const TYPE_AS_NOTED: &str = "SELECT FROM farshore.table_copy c \
+     JOIN pg_catalog.pg_attribute a ON a.attrelid = pg_catalog.to_regclass($4) AND a.attname = $5 \
+       AND NOT a.attisdropped \
+       AND pg_catalog.to_jsonb(c) -> 'own_types' \
+         @> pg_catalog.to_jsonb(a.attnum || ' ' || a.atttypid || ' ' || a.atttypmod) \
+     WHERE c.subscription = $1 AND c.schema_name = $2 AND c.table_name = $3";
 
 /// The definition of a table that is copied.
 pub fn definition_of(table: &PublishedTable) -> Relation {

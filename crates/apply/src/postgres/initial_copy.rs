@@ -543,7 +543,8 @@ impl InitialCopy<'_> {
             )
             .await?;
         session.note_begun(self.subscription, &table, point).await?;
-        note_definition(session, self.subscription, name, &definition_of(&table)).await?;
+        let (definition, names) = (definition_of(&table), (name, &target));
+        note_definition(session, self.subscription, names, &definition).await?;
         session.claim_table(self.subscription, name, &target, is_ours).await?;
         session.simple("COMMIT").await?;
         fault::point("snapshot.after-state");

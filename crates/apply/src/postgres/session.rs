@@ -66,12 +66,14 @@ impl Session {
         };
         // What the database or the role sets is for others: we read what comes (bytea as hexadecimal
         // digits), and a text must mean here what it means on the publisher (money, NULL in arrays).
+        // And whether somebody has altered a table is seen by no snapshot of before.
         // Dates, intervals and floats are seen to when a connection is made; what has a time zone
         // says it.
         let settings = format!(
             "{}; SET synchronous_commit = on; SET row_security = off; \
              SET search_path = ''; SET xmloption = content; SET lc_monetary = 'C'; \
-             SET bytea_output = hex; SET array_nulls = on; SELECT pg_catalog.pg_backend_pid()",
+             SET bytea_output = hex; SET array_nulls = on; \
+             SET default_transaction_isolation = 'read committed'; SELECT pg_catalog.pg_backend_pid()",
             farshore_pg::no_timeouts(version)
         );
         let role = Question::Simple("SET session_replication_role = replica");

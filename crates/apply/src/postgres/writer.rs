@@ -23,6 +23,7 @@ use crate::postgres::lanes::{LaneSettings, Lanes};
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Statement};
 use crate::postgres::progress::ProgressStep;
 use crate::postgres::statements::{Prepared, SeenBy, Shape, TargetRelation};
+use crate::remedy;
 use crate::row_by_row::RowByRow;
 use ahead::Ahead;
 use bytes::Bytes;
@@ -358,6 +359,17 @@ impl Writer {
                 position,
                 table: Box::new(published_name(&target.relation)),
             });
+        }
+        if target.lacks_identity(&shape) {
+            let published = published_name(&target.relation);
+            return Err(ApplyError::Setup(format!(
+                "subscription \"{0}\", the transaction that ends at {position}: what the publisher \
+                 sent of a row of {published} has no column that tells which row it was. Its replica \
+                 identity is made of generated columns alone, which PostgreSQL does not send: choose \
+                 another one there (ALTER TABLE {published} REPLICA IDENTITY …), and {1}",
+                self.subscription,
+                remedy::resync(&self.subscription, Some(&published))
+            )));
         }
         let commit_time = header.commit_time;
         let may_be_gone = target.cascaded && shape == Shape::Delete;

@@ -136,17 +136,21 @@ impl PublicationSpec {
         sql.simple_query("SET search_path = ''; SET lc_monetary = 'C'").await?;
         let mut values = Vec::new();
         for column in columns {
-            // A partitioned table has no rows of its own: its partitions know.
+            // A partitioned table has no rows of its own: its partitions know. What has no default
+            // (any more) may have been filled by one all the same: NOT NULL tells, and a domain that
+            // has a default of its own.
             let rows = sql
                 .query(
                     &format!(
-                        "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '', \
+                        "SELECT a.attmissingval::text, a.atthasdef OR a.attidentity <> '' \
+                         OR a.attnotnull OR (d.typtype = 'd' AND d.typdefault IS NOT NULL), \
                        coalesce(pg_catalog.pg_relation_filenode(c.oid), 0) \
                      FROM pg_catalog.pg_class o \
                      JOIN pg_catalog.pg_namespace n ON n.oid = o.relnamespace \
                      CROSS JOIN LATERAL {} t \
                      JOIN pg_catalog.pg_class c ON c.oid = t.relid AND c.relkind <> 'p' \
                      JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
+                     JOIN pg_catalog.pg_type d ON d.oid = a.atttypid \
                      WHERE n.nspname = $1 AND o.relname = $2 AND a.attname = $3 \
                        AND NOT a.attisdropped AND a.atttypid = $4::text::oid \
                      ORDER BY a.atthasmissing DESC LIMIT 1",

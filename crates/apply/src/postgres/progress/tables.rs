@@ -106,7 +106,7 @@ struct Added {
 
 /// Each is added only where it is lacking: the command takes the whole table for itself even where
 /// there is nothing to add.
-const ADDED: [Added; 6] = [
+const ADDED: [Added; 7] = [
     Added {
         table: "subscription",
         column: "newest",
@@ -143,6 +143,13 @@ const ADDED: [Added; 6] = [
     },
     Added {
         table: "table_copy",
+        column: "own_types",
+        kind: "text[]",
+        comment: "Columns that had types of their own on the target when the definition was noted: \
+                  number, type and modifier",
+    },
+    Added {
+        table: "table_copy",
         column: "attached",
         kind: "bigint",
         comment: "Stands for how the publisher's table is attached below the one that publishes \
@@ -166,7 +173,7 @@ pub(super) const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NO
     to_regclass('farshore.conflicts') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
     AND attrelid = to_regclass('farshore.subscription')) AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'own_types' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Whether the parts are there that subscriptions do not do without.

@@ -8,6 +8,7 @@ use crate::log_feed::Definitions;
 use crate::postgres::follow_ddl::{
     Follow, is_same_table, load_definitions, note_definition, published_name, same_columns,
 };
+use crate::postgres::foreign_keys::ForeignKey;
 use crate::postgres::put_off;
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{
@@ -275,7 +276,7 @@ impl Writer {
             None if has_the_columns_of(&on_target, &relation) => {
                 self.ensure_begun().await?;
                 let session = self.session().await?;
-                note_definition(session, &subscription, &published, &relation).await?;
+                note_definition(session, &subscription, (&published, &table), &relation).await?;
             }
             Some(_) | None => return Err(not_as_it_is()),
         }
@@ -296,6 +297,10 @@ impl Writer {
             .cascades
             .as_ref()
             .is_some_and(|keys| keys.of_child(&target.table).any(|key| key.on_delete == 'c'));
+        target.loses_children = self
+            .cascades
+            .as_ref()
+            .is_some_and(|keys| keys.of_parent(&target.table).any(ForeignKey::acts_on_delete));
         self.relations.insert(id, target);
     }
 

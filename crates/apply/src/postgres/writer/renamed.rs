@@ -71,7 +71,8 @@ impl Writer {
         self.be_alone().await?;
         self.ensure_begun().await?;
         let subscription = self.subscription.clone();
-        note_definition(self.session().await?, &subscription, copied, relation).await?;
+        let names = (copied, &self.target_names.table(copied));
+        note_definition(self.session().await?, &subscription, names, relation).await?;
         self.copied.forget(copied, relation.oid);
         self.ahead.forget();
         self.superseded.extend(self.versions.remove(copied));
