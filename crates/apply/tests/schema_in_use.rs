@@ -45,7 +45,9 @@ fn what_is_added_to_the_schema_does_not_wait_for_who_reads_it() {
             .await
             .unwrap();
         session.ensure_schema().await.unwrap();
-        for column in ["attached", "own_types", "noted_in", "columns_left", "target_oid", "definition"] {
+        for column in
+            ["attached", "own_types", "noted_in", "columns_left", "target_oid", "definition"]
+        {
             assert!(has(&mut session, "farshore.table_copy", column).await, "{column}");
         }
         session.connection.close().await;

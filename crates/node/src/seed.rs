@@ -19,6 +19,8 @@ use tokio::sync::watch;
 const NODE_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is asked until then.
 const ASK_AGAIN: Duration = Duration::from_millis(100);
+/// A spool follows its principal to another timeline within this time, or is kept from it.
+const FOLLOWS_WITHIN: Duration = Duration::from_secs(10);
 
 /// Who may talk to the node and write for another user.
 const WHO_MAY_SEED: &str = "root, on a directory that belongs to the standby's user (install -d -o \
@@ -48,6 +50,10 @@ pub struct Reserved {
     pub system_id: String,
     /// From here on.
     pub kept_from: u64,
+    /// The spool's timeline.
+    pub timeline: u32,
+    /// Why the mirror takes nothing in, where it does not.
+    pub trouble: Option<String>,
 }
 
 /// Makes the data directory, and says how far it is on `progress`. What it gives is for a person.
@@ -69,24 +75,54 @@ pub async fn seed(
     farshore_mirror::seed::look(&options.pgdata, options.overwrite).map_err(|e| e.to_string())?;
     let slot = options.slot.clone();
     let slot = slot.unwrap_or_else(|| format!("standby_{}", name.replace('-', "_")));
-    let request = Request::Reserve { mirror: name.clone(), slot: slot.clone() };
-    let reserved = match ask_soon(config, &request).await {
-        Ok(Asked::Done(text)) => serde_json::from_str::<Reserved>(&text)
-            .map_err(|error| format!("the node answered what cannot be read ({error})"))?,
-        Ok(Asked::Refused(why)) => return Err(why),
-        Ok(Asked::NotRunning) => {
-            return Err("no node runs here: start it (farshore run), so that the log that the \
-                        standby needs is kept from now on"
-                .to_owned());
-        }
-        Err(error) => return Err(control::cannot_ask(&config.data_dir, &error, WHO_MAY_SEED)),
-    };
+    let reserved = reserve(config, name, &slot).await?;
     take(config, options, mirror, &slot, reserved, progress).await.map_err(|why| {
         format!(
             "{why}. The spool keeps log for the slot \"{slot}\" until this is run again. If it is \
              given up: farshore mirror drop-slot SITE.toml {name} {slot}"
         )
     })
+}
+
+/// Has the node keep log for the slot; it may be asked again.
+async fn reserve(config: &SiteConfig, mirror: &str, slot: &str) -> Result<Reserved, String> {
+    let request = Request::Reserve { mirror: mirror.to_owned(), slot: slot.to_owned() };
+    match ask_soon(config, &request).await {
+        Ok(Asked::Done(text)) => serde_json::from_str(&text)
+            .map_err(|error| format!("the node answered what cannot be read ({error})")),
+        Ok(Asked::Refused(why)) => Err(why),
+        Ok(Asked::NotRunning) => {
+            Err("no node runs here: start it (farshore run), so that the log \
+                                      that the standby needs is kept from now on"
+                .to_owned())
+        }
+        Err(error) => Err(control::cannot_ask(&config.data_dir, &error, WHO_MAY_SEED)),
+    }
+}
+
+/// Whether the spool takes in the log of the files' timeline. A principal that was promoted a moment
+/// ago is followed soon, if it is at all.
+async fn follows(
+    config: &SiteConfig,
+    (mirror, slot): (&str, &str),
+    timeline: u32,
+) -> Result<(), String> {
+    let begun = tokio::time::Instant::now();
+    loop {
+        let Reserved { timeline: spools, trouble, .. } = reserve(config, mirror, slot).await?;
+        if spools == timeline {
+            return Ok(());
+        }
+        if begun.elapsed() >= FOLLOWS_WITHIN {
+            let trouble = trouble.map(|why| format!(" ({why})")).unwrap_or_default();
+            return Err(format!(
+                "the principal is on timeline {timeline}, and the spool of mirror \"{mirror}\" on \
+                 {spools}{trouble}: a standby made of these files would find no log there. Nothing was \
+                 written over. See to the mirror first: farshore status says how it is"
+            ));
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
 }
 
 async fn take(
@@ -112,7 +148,10 @@ async fn take(
         slot: Some(slot.to_owned()),
     };
     let near_side = near_side(config, mirror)?;
-    let seeded = near_side.talk(Wanted::Seed(request), |session| take.run(session, progress)).await;
+    let names = (options.mirror.as_str(), slot);
+    let follows = async |timeline| follows(config, names, timeline).await;
+    let run = |session| take.run(session, follows, progress);
+    let seeded = near_side.talk(Wanted::Seed(request), run).await;
     let seeded = seeded.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     let kept = still_kept(config, options, slot, seeded.start).await?;
     Ok(format!("{}{kept}", said(&seeded, options, slot)))

@@ -1,6 +1,6 @@
 //! A new user's way to a mirror: three commands, and a standby that is the principal, byte by byte.
 
-use crate::mirrored::{LONG, report};
+use crate::mirrored::{LONG, position, report};
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::port::ReservedPort;
 use farshore_testkit::postgres::{Cluster, Installation, StopMode};
@@ -352,6 +352,60 @@ fn a_seeding_that_was_broken_off_goes_on() -> Result<()> {
     let taken = pair.seed(&home.path().join("more"), &[])?;
     ensure!(taken.stderr.contains("a standby streams by the slot"), "{taken:?}");
     Ok(())
+}
+
+/// A data directory that a server could start on is not given up before it is known that files come,
+/// and that they fit what the spool holds.
+#[test]
+fn a_directory_is_not_written_over_for_files_that_cannot_be_used() -> Result<()> {
+    let mut pair = Pair::start(15)?;
+    pair.near.start()?;
+    pair.far.start()?;
+    let home = pair.home()?;
+    let pgdata = home.path().join("data");
+    std::fs::create_dir(&pgdata)?;
+    own_as(&pgdata, home.path())?;
+    let seeded = pair.seed(&pgdata, &[])?;
+    ensure!(seeded.code == Some(0), "{seeded:?}");
+    let mut standby = pair.principal.adopt(&pgdata)?;
+    standby.start()?;
+    pair.compare(&standby)?;
+    standby.stop(StopMode::Fast)?;
+    let pgdata = standby.data_dir();
+    let control = pgdata.join("global/pg_control");
+    let before = std::fs::read(&control)?;
+
+    // Nobody gives them.
+    pair.principal.stop(StopMode::Fast)?;
+    let refused = pair.seed(&pgdata, &["--overwrite"])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(std::fs::read(&control)? == before, "a standby was destroyed: {refused:?}");
+
+    // They are those of a server that has left the timeline before what the spool holds.
+    pair.principal.start()?;
+    pair.principal.execute_script("INSERT INTO big VALUES (-1000000, 'the standby lacks it')")?;
+    let sql = "SELECT pg_current_wal_flush_lsn()::text";
+    let end: String = pair.principal.connect()?.query_one(sql, &[])?.get(0);
+    report(&pair.far, "the spool to have it", |mirror| {
+        mirror["durable"]
+            .as_str()
+            .is_some_and(|durable| position(durable).ok() >= position(&end).ok())
+    })?;
+    pair.far.stop()?;
+    pair.near.stop()?;
+    pair.principal.stop(StopMode::Fast)?;
+    standby.start()?;
+    standby.execute_script("SELECT pg_promote()")?;
+    pair.near.replace(&pair.principal.url("postgres"), &standby.url("postgres"))?;
+    pair.near.start()?;
+    pair.far.start()?;
+    let control = pair.principal.data_dir().join("global/pg_control");
+    let before = std::fs::read(&control)?;
+    let refused = pair.seed(&pair.principal.data_dir(), &["--overwrite"])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("is on timeline 2"), "{refused:?}");
+    ensure!(std::fs::read(&control)? == before, "the server with all the log was destroyed");
+    pair.principal.start()
 }
 
 fn own_all(path: &Path, other: &Path) -> Result<()> {

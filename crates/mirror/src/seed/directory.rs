@@ -26,6 +26,8 @@ pub struct Directory {
     pub owner: Option<(u32, u32)>,
     /// There may be files of an earlier run, or of a server that was.
     has_files: bool,
+    /// The control file that was there: no server starts without one.
+    control: Option<Vec<u8>>,
 }
 
 /// Looks whether a directory could be written to, and changes nothing.
@@ -62,7 +64,7 @@ pub fn look(root: &Path, overwrite: bool) -> Result<(), SeedError> {
                 .to_owned(),
         ));
     }
-    let there = Directory { root: root.to_owned(), owner: None, has_files };
+    let there = Directory { root: root.to_owned(), owner: None, has_files, control: None };
     there.check_links()
 }
 
@@ -73,7 +75,8 @@ fn server_of(postmaster_pid: &str) -> Option<&str> {
     is_there.then_some(pid)
 }
 
-/// Looks whether a directory may be written to, and marks it.
+/// Looks whether a directory may be written to, and makes it where there is none. What is in it stays
+/// as it is until it is [claimed](Directory::claim): a server that could start there still can.
 pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Directory, SeedError> {
     let refuse = |what: String| SeedError::Directory { path: root.to_owned(), what };
     if !root.exists() {
@@ -85,9 +88,8 @@ pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Director
     }
     let entries = std::fs::read_dir(root).map_err(SeedError::io("list", root))?;
     let has_files = entries.count() > 0;
-    let marker = root.join(MARKER);
     look(root, overwrite)?;
-    if has_files && !marker.exists() {
+    if has_files && !root.join(MARKER).exists() {
         let found = control_system_id(&root.join(CONTROL))?;
         if found.to_string() != system_id {
             return Err(refuse(format!(
@@ -95,22 +97,21 @@ pub fn prepare(root: &Path, system_id: &str, overwrite: bool) -> Result<Director
             )));
         }
     }
-    let text = format!("a standby of {system_id} is being made here by farshore mirror seed\n");
-    std::fs::write(&marker, text).map_err(SeedError::io("write", &marker))?;
     let there = root.metadata().map_err(SeedError::io("look at", root))?;
-    // A server takes no directory that others can write to.
-    if !matches!(there.mode() & 0o777, 0o700 | 0o750) {
-        std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))
-            .map_err(SeedError::io("change the mode of", root))?;
-    }
     // Not told by the marker: where an earlier run made it, it is the owner's already.
     let owner = (there.uid() != own_user()).then(|| (there.uid(), there.gid()));
-    let directory = Directory { root: root.to_owned(), owner, has_files };
-    directory.owned(&marker)?;
-    sync(root)?;
-    // From here on no server starts until all is there.
-    remove(&root.join(CONTROL))?;
-    Ok(directory)
+    let control = control_file(root)?;
+    Ok(Directory { root: root.to_owned(), owner, has_files, control })
+}
+
+/// What is in the control file, if there is one.
+fn control_file(root: &Path) -> Result<Option<Vec<u8>>, SeedError> {
+    let path = root.join(CONTROL);
+    match std::fs::read(&path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(SeedError::io("read", &path)(error)),
+    }
 }
 
 /// The log may be kept elsewhere, and tablespaces are.
@@ -157,6 +158,43 @@ pub struct Found {
 }
 
 impl Directory {
+    /// Marks it, and sees to it that no server starts there until all is there. From here on it is
+    /// what is being made, and no other: what speaks against that has been looked at before.
+    ///
+    /// # Errors
+    /// A server has been there since it was looked at; the disk.
+    pub fn claim(&self, system_id: &str, overwrite: bool) -> Result<(), SeedError> {
+        let root = &self.root;
+        look(root, overwrite)?;
+        if control_file(root)? != self.control {
+            return Err(SeedError::Directory {
+                path: root.clone(),
+                what:
+                    "was written to by a server since it was looked at, and is as that server left \
+                       it. Run this again"
+                        .to_owned(),
+            });
+        }
+        let marker = root.join(MARKER);
+        let text = format!("a standby of {system_id} is being made here by farshore mirror seed\n");
+        std::fs::write(&marker, text).map_err(SeedError::io("write", &marker))?;
+        self.owned(&marker)?;
+        sync(&marker)?;
+        let there = root.metadata().map_err(SeedError::io("look at", root))?;
+        // A server takes no directory that others can write to.
+        if !matches!(there.mode() & 0o777, 0o700 | 0o750) {
+            std::fs::set_permissions(root, std::fs::Permissions::from_mode(0o700))
+                .map_err(SeedError::io("change the mode of", root))?;
+        }
+        sync(root)?;
+        remove(&root.join(CONTROL))?;
+        // Or a power cut would have it back, among other files than its own.
+        match root.join(CONTROL).parent() {
+            Some(folder) if folder.is_dir() => sync(folder),
+            Some(_) | None => Ok(()),
+        }
+    }
+
     /// Gives a path to its owner.
     pub fn owned(&self, path: &Path) -> Result<(), SeedError> {
         let Some((user, group)) = self.owner else { return Ok(()) };
@@ -242,11 +280,11 @@ impl Directory {
             return Ok(());
         }
         let mut files = self.walk()?;
-        // A backup brings no log along.
+        // A backup brings no log along. The control file goes before anything comes.
         files.retain(|found| {
             !found.is_directory
                 && !found.relative.starts_with("pg_wal/")
-                && found.relative != MARKER
+                && ![MARKER, CONTROL].contains(&found.relative.as_str())
         });
         let threads = thread::available_parallelism().map_or(1, usize::from).min(DIGESTING_MAX);
         let next = AtomicUsize::new(0);
@@ -326,7 +364,12 @@ mod tests {
     fn only_what_may_be_written_to_is() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("new/pgdata");
-        let directory = prepare(&root, "7", false).unwrap();
+        let claimed = |root: &Path, overwrite| {
+            let directory = prepare(root, "7", overwrite)?;
+            directory.claim("7", overwrite)?;
+            Ok::<_, SeedError>(directory)
+        };
+        let directory = claimed(&root, false).unwrap();
         assert_eq!(directory.owner, None);
         // An earlier run's.
         std::fs::create_dir(root.join("global")).unwrap();
@@ -355,7 +398,16 @@ mod tests {
             assert!(refused.contains(said), "{refused}");
         }
         std::fs::remove_file(other.join("postmaster.pid")).unwrap();
-        prepare(&other, "7", true).unwrap();
+        // Until it is claimed, a server could start there; and one that did is not written over.
+        let directory = prepare(&other, "7", true).unwrap();
+        assert!(told(&directory).is_empty());
+        let started: Vec<u8> = [7_u64.to_ne_bytes(), 8_u64.to_ne_bytes()].concat();
+        std::fs::write(other.join(CONTROL), &started).unwrap();
+        let refused = directory.claim("7", true).unwrap_err().to_string();
+        assert!(refused.contains("by a server since"), "{refused}");
+        assert_eq!(std::fs::read(other.join(CONTROL)).unwrap(), started);
+        assert!(!other.join(MARKER).exists());
+        claimed(&other, true).unwrap();
         assert!(!other.join(CONTROL).exists());
     }
 
@@ -371,7 +423,9 @@ mod tests {
         let root = folder.path().join("pgdata");
         std::fs::create_dir(&root).unwrap();
         std::os::unix::fs::chown(&root, Some(OWNER.0), Some(OWNER.1)).unwrap();
-        assert_eq!(prepare(&root, "7", false).unwrap().owner, Some(OWNER));
+        let directory = prepare(&root, "7", false).unwrap();
+        assert_eq!(directory.owner, Some(OWNER));
+        directory.claim("7", false).unwrap();
         // Made and not given away yet when it was killed.
         let (space, outside) = (folder.path().join("space"), folder.path().join("outside"));
         std::fs::create_dir_all(space.join("PG_15_202209061/5")).unwrap();
@@ -418,7 +472,8 @@ mod tests {
         let chunks = DIGESTS_MAX as u64 + 2;
         let large = File::create(root.path().join("large")).unwrap();
         large.set_len(chunks * CHUNK_BYTES as u64).unwrap();
-        let directory = Directory { root: root.path().to_owned(), owner: None, has_files: true };
+        let directory =
+            Directory { root: root.path().to_owned(), owner: None, has_files: true, control: None };
         let mut known: HashMap<String, u64> = HashMap::new();
         for has in told(&directory) {
             let FromTaker::Has { path, first, digests } = has else { panic!("{has:?}") };
@@ -450,7 +505,8 @@ mod tests {
         }
         symlink(&tablespace, path.join("pg_tblspc/16400")).unwrap();
         look(path, true).unwrap();
-        let directory = Directory { root: path.to_owned(), owner: None, has_files: true };
+        let directory =
+            Directory { root: path.to_owned(), owner: None, has_files: true, control: None };
         let found: Vec<String> =
             directory.walk().unwrap().into_iter().map(|f| f.relative).collect();
         assert!(found.contains(&"pg_tblspc/16400/PG_15_202209061/5".to_owned()), "{found:?}");

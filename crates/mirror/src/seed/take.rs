@@ -122,14 +122,17 @@ pub struct Take {
 
 impl Take {
     /// Makes the data directory from what comes on a session that was opened with a
-    /// [`SeedRequest`](super::SeedRequest). Interrupted at any point, it leaves a directory that no
-    /// server starts on, and that another run completes.
+    /// [`SeedRequest`](super::SeedRequest). What is there is left alone until it is known that files
+    /// come, and that they fit the spool: `follows` is asked whether the spool has the log of the
+    /// timeline that they are of. Interrupted later, it leaves a directory that no server starts on,
+    /// and that another run completes.
     ///
     /// # Errors
     /// [`SeedError`].
     pub async fn run(
         &self,
         session: Session,
+        follows: impl AsyncFnOnce(u32) -> Result<(), String>,
         progress: &watch::Sender<Progress>,
     ) -> Result<Seeded, SeedError> {
         let site = session.peer_site().to_owned();
@@ -138,6 +141,14 @@ impl Take {
         let begins = self.begin(&site, &mut receiver).await?;
         progress.send_modify(|progress| progress.total = begins.bytes);
         let tablespaces = self.placed(&begins.tablespaces)?;
+        follows(begins.timeline).await.map_err(SeedError::DoesNotFit)?;
+        let take = self.clone();
+        let claim = move || {
+            directory.claim(&take.system_id, take.overwrite)?;
+            Ok::<_, SeedError>(directory)
+        };
+        let directory =
+            tokio::task::spawn_blocking(claim).await.map_err(|_| died(&self.pgdata))??;
         let writer = Writer::new(directory, tablespaces, progress.clone());
         let (queue, messages) = mpsc::channel(QUEUE_MESSAGES_MAX);
         let writing = tokio::task::spawn_blocking(move || writer.run(messages));
@@ -192,8 +203,8 @@ impl Take {
                     self.kept_from
                 )))
             }
-            SeedAnswer::Begins { start, bytes, tablespaces, .. } => {
-                Ok(Begins { start, bytes, tablespaces })
+            SeedAnswer::Begins { start, timeline, bytes, tablespaces, .. } => {
+                Ok(Begins { start, timeline, bytes, tablespaces })
             }
         }
     }
@@ -223,6 +234,7 @@ fn died(pgdata: &Path) -> SeedError {
 
 struct Begins {
     start: Lsn,
+    timeline: u32,
     bytes: u64,
     tablespaces: Vec<(u32, String)>,
 }

@@ -11,7 +11,7 @@ use crate::relay::compression::Unpacker;
 use crate::relay::message::Packing;
 use ring::digest::{Context, SHA256};
 use std::collections::{HashMap, HashSet};
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File, OpenOptions, Permissions};
 use std::io::Write;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -38,6 +38,7 @@ struct Current {
     relative: String,
     path: PathBuf,
     file: File,
+    mode: u32,
     bytes: u64,
     at: u64,
     sum: Context,
@@ -172,19 +173,30 @@ impl Writer {
             std::fs::create_dir_all(parent).map_err(SeedError::io("create", parent))?;
             self.directory.owned(parent)?;
         }
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(mode)
-            // A link that was put there meanwhile is not followed.
-            .custom_flags(libc::O_NOFOLLOW)
-            .open(&path)
-            .map_err(SeedError::io("create", &path))?;
+        let open = || {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(false)
+                .mode(mode)
+                // A link that was put there meanwhile is not followed.
+                .custom_flags(libc::O_NOFOLLOW)
+                .open(&path)
+        };
+        let opened = open().or_else(|error| {
+            if error.kind() != std::io::ErrorKind::PermissionDenied {
+                return Err(error);
+            }
+            // One of an earlier run or server that nobody may write to (a key): it may be written
+            // over all the same.
+            std::fs::set_permissions(&path, Permissions::from_mode(0o600))?;
+            open()
+        });
+        let file = opened.map_err(SeedError::io("create", &path))?;
         self.directory.owned(&path)?;
         let sum = Context::new(&SHA256);
-        self.current = Some(Current { relative, path, file, bytes, at: 0, sum });
+        self.current = Some(Current { relative, path, file, mode, bytes, at: 0, sum });
         Ok(())
     }
 
@@ -241,6 +253,9 @@ impl Writer {
         }
         let ended = current.file.set_len(current.bytes);
         ended.map_err(SeedError::io("write", &current.path))?;
+        // One that was there has the mode that it had.
+        let set = current.file.set_permissions(Permissions::from_mode(current.mode & 0o777));
+        set.map_err(SeedError::io("change the mode of", &current.path))?;
         let sum = manifest::hex(current.sum.finish().as_ref());
         self.written.files.insert(current.relative, (current.bytes, sum));
         self.durable.take(current.path, current.file)

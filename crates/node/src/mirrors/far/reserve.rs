@@ -46,7 +46,14 @@ impl FarAgent {
             .await
             .map_err(|_| "making the slot died".to_owned())?
             .map_err(|error| error.to_string())?;
-        Ok(Reserved { system_id: kept.identity().system_id.to_string(), kept_from: kept_from.0 })
+        // Not held while others look at it: a writer between would wait for us, and they for it.
+        let timeline = kept.positions().borrow().timeline;
+        Ok(Reserved {
+            system_id: kept.identity().system_id.to_string(),
+            kept_from: kept_from.0,
+            timeline: timeline.0,
+            trouble: self.report().error,
+        })
     }
 
     /// Drops a slot that nobody streams by: its standby was given up.
