@@ -192,6 +192,15 @@ impl FarAgent {
                 "the spool of mirror \"{name}\" could not be opened when this node started: {why}"
             ));
         }
+        // It would end with the same again: what the disk has is gone through when a spool is opened.
+        if let Some(spool) = self.far.spool().filter(|spool| spool.has_failed()) {
+            return Err(format!(
+                "the spool of mirror \"{name}\" has failed, and takes nothing in until it is opened \
+                 again: {}. See to its disk, and start this node again (farshore run): what a failed \
+                 write left is mended then",
+                spool.failure()
+            ));
+        }
         self.intake.resume().await;
         tracing::info!(mirror = %name, "resumed");
         Ok(format!("mirror \"{name}\" asks for log again; farshore status shows what comes of it"))
