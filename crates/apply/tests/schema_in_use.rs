@@ -23,7 +23,10 @@ fn what_is_added_to_the_schema_does_not_wait_for_who_reads_it() {
         assert!(has(&mut session, "farshore.subscription", "newest").await);
         assert!(has(&mut session, "farshore.table_copy", "attached").await);
         session
-            .simple("ALTER TABLE farshore.table_copy DROP COLUMN attached, DROP COLUMN noted_in")
+            .simple(
+                "ALTER TABLE farshore.table_copy DROP COLUMN own_types, DROP COLUMN attached, \
+                 DROP COLUMN noted_in",
+            )
             .await
             .unwrap();
 
