@@ -659,12 +659,17 @@ mod tests {
         keyed.columns[1].identity_always = true;
         assert_eq!(
             keyed.sql(&update(false, 0)).0,
-            "WITH same AS (UPDATE ONLY s.\"order\" SET c2 = $2 WHERE c0 = $3 AND c1 = $1::integer \
-             RETURNING 1), old AS (DELETE FROM ONLY s.\"order\" WHERE c0 = $3 AND NOT c1 = \
-             $1::integer RETURNING *), put AS (INSERT INTO s.\"order\" (c0, c1, c2) OVERRIDING \
+            "WITH same AS (UPDATE ONLY s.\"order\" SET c2 = $2 WHERE c0 = $3 AND (c1 = $1::integer) \
+             RETURNING 1), old AS (DELETE FROM ONLY s.\"order\" WHERE c0 = $3 AND NOT (c1 = \
+             $1::integer) RETURNING *), put AS (INSERT INTO s.\"order\" (c0, c1, c2) OVERRIDING \
              SYSTEM VALUE SELECT old.c0, $1, $2 FROM old RETURNING 1) \
              SELECT 1 FROM same UNION ALL SELECT 1 FROM put"
         );
+        // All of them are what they were, or the row is replaced.
+        let mut two = relation(ReplicaIdentity::Default, &[true, false, false, false]);
+        (two.columns[1].identity_always, two.columns[2].identity_always) = (true, true);
+        let sql = two.sql(&update(false, 0)).0;
+        assert!(sql.contains("AND NOT (c1 = $1::integer AND c2 = $2::integer)"), "{sql}");
         // With rules.
         keyed.takes_returning = false;
         assert_eq!(
