@@ -241,11 +241,32 @@ fn another_type_of_the_same_name_stops() -> Result<()> {
         pair.publish(&format!("{to_text}; UPDATE t SET note = 'y' WHERE id = 2"))?;
         stops_with(&pair, "column m has another type, text")?;
         mended(&mut pair, to_text)?;
+        // And back: what was noted of that column before it was text is no reason to stop.
+        pair.on_both("ALTER TABLE t ALTER m TYPE mail")?;
+        pair.publish("UPDATE t SET note = 'z' WHERE id = 3")?;
+        pair.assert_equal(&["public"])?;
         // A label more is no other type.
         pair.on_both("ALTER TYPE st ADD VALUE 'late'")?;
         pair.publish("INSERT INTO t VALUES (11, 'late', 'm'); ALTER TABLE t ADD COLUMN more st")?;
         pair.publish("UPDATE t SET more = s")?;
         pair.assert_equal(&["public"])
+    })
+}
+
+/// Added like a new one, it would be empty in the rows that are there.
+#[test]
+fn a_column_of_another_type_that_the_target_has_lost_stops() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v integer)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, i FROM generate_series(1, 10) AS i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.subscriber.execute_script("ALTER TABLE t DROP COLUMN v")?;
+        pair.publish("ALTER TABLE t ALTER v TYPE text; UPDATE t SET v = 'x' WHERE id = 1")?;
+        pair.site.start()?;
+        stops_with(&pair, "column v has another type")
     })
 }
 

@@ -207,12 +207,7 @@ impl Follow<'_> {
                 let may_differ = was_cast && keeps_values(old, column);
                 may_differ || now.is_verbatim() && (has_type || keeps_values(old, column))
             });
-            let Some(there) = on_target.columns.iter().find(|there| there.name == column.name)
-            else {
-                continue;
-            };
-            let is_own = there.type_oid >= FIRST_UNSTABLE_OID;
-            let stays = is_followed && is_own && self.has_type_as_noted(session, column).await?;
+            let stays = is_followed && self.has_type_as_noted(session, column).await?;
             if !is_followed || stays {
                 return Err(self.retyped(session, column, (was_cast, stays)).await?);
             }
@@ -220,8 +215,8 @@ impl Follow<'_> {
         Ok(())
     }
 
-    /// Whether the target's column has the very type of its own that it had when the definition was
-    /// noted: types of one name, or that hold the same values, are not told from each other by it.
+    /// Whether the target's column has a type of its own, and the very one that it had when the
+    /// definition was noted. Neither its name nor what it holds would tell another one from it.
     async fn has_type_as_noted(
         &self,
         session: &mut Session,
@@ -250,15 +245,13 @@ impl Follow<'_> {
         let definition = self.type_on_target(session, column).await?;
         if stays {
             let resync = remedy::resync(self.subscription, Some(&published_name(self.relation)));
+            let alter = self.alter(&format!("ALTER COLUMN {} TYPE …", quoted(column)));
             return Ok(self.stops(&format!(
                 "column {} has another type, {definition}, maybe a new one under the name of the old \
                  one, and what that made of rows that were there is not in the log. On the target the \
                  column's type is the one that it was: do there what was done on the publisher (make \
-                 the new type, and ALTER TABLE {} ALTER COLUMN {} TYPE it, with the same USING \
-                 clause); or {resync}",
+                 the new type, and {alter} with the same USING clause); or {resync}",
                 quoted(column),
-                self.table,
-                quoted(column)
             )));
         }
         let alter = self.alter(&format!("ALTER COLUMN {} TYPE {definition}", quoted(column)));
@@ -723,32 +716,28 @@ pub async fn note_definition(
 ) -> Result<(), ApplyError> {
     let definition = stored::encode_definition(relation);
     let hex: String = definition.iter().map(|byte| format!("{byte:02x}")).collect();
-    session
-        .execute(
-            "UPDATE farshore.table_copy SET definition = pg_catalog.decode($4, 'hex') \
-             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
-            &[Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)],
-        )
-        .await?;
-    if relation.columns.iter().all(|column| column.type_oid < FIRST_UNSTABLE_OID) {
-        return Ok(());
-    }
-    let may = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'own_types' \
-         AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
-    if session.query(may, &[]).await?.is_empty() {
-        return Ok(());
-    }
     let on_target = on_target.to_string();
-    let which =
-        [Some(subscription), Some(&table.schema), Some(&table.name), Some(on_target.as_str())];
-    session.execute(NOTE_TYPES, &which).await.map(drop)
+    let mut parameters =
+        vec![Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)];
+    // Also where there are none (any more): what was noted before is about other columns.
+    let types = if session.keeps_own_types().await? {
+        parameters.push(Some(&on_target));
+        OWN_TYPES
+    } else {
+        ""
+    };
+    let note = format!(
+        "UPDATE farshore.table_copy SET definition = pg_catalog.decode($4, 'hex'){types} \
+         WHERE subscription = $1 AND schema_name = $2 AND table_name = $3"
+    );
+    session.execute(&note, &parameters).await.map(drop)
 }
 
-const NOTE_TYPES: &str = "UPDATE farshore.table_copy SET own_types = ARRAY( \
-       SELECT attnum || ' ' || atttypid || ' ' || atttypmod FROM pg_catalog.pg_attribute \
-       WHERE attrelid = pg_catalog.to_regclass($4) AND attnum > 0 AND NOT attisdropped \
-         AND atttypid >= 10000) \
-     WHERE subscription = $1 AND schema_name = $2 AND table_name = $3";
+/// With their numbers: a column that is made again is another.
+const OWN_TYPES: &str = ", own_types = ARRAY( \
+     SELECT attnum || ' ' || atttypid || ' ' || atttypmod FROM pg_catalog.pg_attribute \
+     WHERE attrelid = pg_catalog.to_regclass($5) AND attnum > 0 AND NOT attisdropped \
+       AND atttypid >= 10000)";
 
 /// As JSON: a schema of before has no such column.
 const TYPE_AS_NOTED: &str = "SELECT FROM farshore.table_copy c \

@@ -52,6 +52,9 @@ const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached)
 const KEEPS_ATTACHED: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
     AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
 
+const KEEPS_OWN_TYPES: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'own_types' \
+    AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
+
 const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
 
 /// Moves progress on from where the last group left it. If it is not there (another writer was
@@ -259,6 +262,7 @@ impl Session {
         if is_latest {
             self.keeps_oids = Some(true);
             self.keeps_attached = Some(true);
+            self.keeps_own_types = Some(true);
         } else {
             self.ensure_schema().await?;
         }
@@ -478,6 +482,16 @@ impl Session {
         }
         let keeps = !self.query(KEEPS_ATTACHED, &[]).await?.is_empty();
         self.keeps_attached = Some(keeps);
+        Ok(keeps)
+    }
+
+    /// As [`Session::keeps_attached`].
+    pub(super) async fn keeps_own_types(&mut self) -> Result<bool, ApplyError> {
+        if let Some(keeps) = self.keeps_own_types {
+            return Ok(keeps);
+        }
+        let keeps = !self.query(KEEPS_OWN_TYPES, &[]).await?.is_empty();
+        self.keeps_own_types = Some(keeps);
         Ok(keeps)
     }
 

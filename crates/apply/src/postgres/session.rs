@@ -25,6 +25,8 @@ pub struct Session {
     pub(super) keeps_oids: Option<bool>,
     /// It keeps how tables are attached, once that was asked.
     pub(super) keeps_attached: Option<bool>,
+    /// It keeps which types of their own the target's columns had, once that was asked.
+    pub(super) keeps_own_types: Option<bool>,
 }
 
 impl Session {
@@ -63,6 +65,7 @@ impl Session {
             has_seen_schema: false,
             keeps_oids: None,
             keeps_attached: None,
+            keeps_own_types: None,
         };
         // What the database or the role sets is for others: we read what comes (bytea as hexadecimal
         // digits), and a text must mean here what it means on the publisher (money, NULL in arrays).

@@ -364,9 +364,10 @@ impl Writer {
             let published = published_name(&target.relation);
             return Err(ApplyError::Setup(format!(
                 "subscription \"{0}\", the transaction that ends at {position}: what the publisher \
-                 sent of a row of {published} has no column that tells which row it was. Its replica \
-                 identity is made of generated columns alone, which PostgreSQL does not send: choose \
-                 another one there (ALTER TABLE {published} REPLICA IDENTITY …), and {1}",
+                 sent of a row of {published} has no column that tells which row it was. Either its \
+                 replica identity is made of generated columns, which PostgreSQL does not send, or it \
+                 is partitioned and has none itself, although its partitions have: give it another one \
+                 there (ALTER TABLE {published} REPLICA IDENTITY …), and {1}",
                 self.subscription,
                 remedy::resync(&self.subscription, Some(&published))
             )));
