@@ -11,6 +11,10 @@
 //! ```
 //! All in the byte order of the server, which must be little-endian.
 
+mod settings;
+
+pub use settings::{NAMES as SETTINGS, Settings};
+
 use farshore_model::Lsn;
 use std::fmt;
 
@@ -222,7 +226,7 @@ pub fn first_record(pages: &mut impl Pages, address: Lsn) -> std::io::Result<Opt
 /// What a record turned out to be.
 enum Found {
     /// Whole and sound; the next one is looked for at `end`.
-    Record { begin: Lsn, previous: Lsn, bytes_end: Lsn, end: Lsn },
+    Record { begin: Lsn, previous: Lsn, bytes_end: Lsn, end: Lsn, settings: Option<Settings> },
     /// It was given up when the server crashed, and overwritten from this page on.
     GivenUp { go_on: Lsn },
     /// Not there, not whole, or not sound. Everything before `at` was as it should be.
@@ -252,6 +256,21 @@ pub fn scan(
     segment: SegmentBytes,
     bound: Lsn,
 ) -> std::io::Result<Scanned> {
+    scan_for_settings(pages, start, segment, bound, |_, _| {})
+}
+
+/// As [`scan`], and tells of records that say what settings a standby has to have: where each
+/// begins, and what it says.
+///
+/// # Errors
+/// The disk's.
+pub fn scan_for_settings(
+    pages: &mut impl Pages,
+    start: Lsn,
+    segment: SegmentBytes,
+    bound: Lsn,
+    mut tell: impl FnMut(Lsn, Settings),
+) -> std::io::Result<Scanned> {
     let (mut end, mut bytes_end) = (start, start);
     let mut at = start;
     let mut before: Option<Lsn> = None;
@@ -259,7 +278,10 @@ pub fn scan(
         let stopped_at = match record(pages, at, segment)? {
             Found::Record { begin, previous, .. } if before.is_some_and(|b| b != previous) => begin,
             Found::Record { end: next, .. } if next > bound => next,
-            Found::Record { begin, bytes_end: own, end: next, .. } => {
+            Found::Record { begin, bytes_end: own, end: next, settings, .. } => {
+                if let Some(settings) = settings {
+                    tell(begin, settings);
+                }
                 before = Some(begin);
                 (end, bytes_end, at) = (next, own, next);
                 continue;
@@ -279,6 +301,8 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
     let mut begin = start;
     let mut head: Vec<u8> = Vec::with_capacity(RECORD_HEADER);
     let mut body_crc = 0;
+    // The beginning of the body, of a record that says settings.
+    let mut body: Vec<u8> = Vec::new();
     // Bytes of the record not yet seen; the length stands in its first 4 bytes, which are always
     // on its first page.
     let mut left: Option<u32> = None;
@@ -331,6 +355,10 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
             piece = of_body;
         }
         body_crc = crc32c::crc32c_append(body_crc, piece);
+        if head.len() == RECORD_HEADER && Settings::are_in(head[16], head[17]) {
+            let wanted = settings::LOOKED_AT - body.len();
+            body.extend_from_slice(&piece[..piece.len().min(wanted)]);
+        }
         if remaining > 0 {
             continue;
         }
@@ -348,7 +376,8 @@ fn record(pages: &mut impl Pages, start: Lsn, segment: SegmentBytes) -> std::io:
             bytes_end
         };
         let previous = Lsn(u64::from_le_bytes(std::array::from_fn(|i| head[8 + i])));
-        return Ok(Found::Record { begin, previous, bytes_end, end });
+        let settings = Settings::decode(&body);
+        return Ok(Found::Record { begin, previous, bytes_end, end, settings });
     }
 }
 
@@ -454,6 +483,34 @@ mod tests {
         log.bytes.resize(log.bytes.len().next_multiple_of(8_192), 0);
         let found = scan(&mut Memory(log), Lsn(LONG_HEADER), size, Lsn::MAX).unwrap();
         assert_eq!(found.end, end);
+    }
+
+    #[test]
+    fn settings_are_told_wherever_their_record_begins() {
+        let size = SegmentBytes::new(SEGMENT_BYTES).unwrap();
+        let mut data = vec![0xFF, 28];
+        (1..=7_i32).for_each(|value| data.extend_from_slice(&value.to_le_bytes()));
+        // Whole on a page, and cut anywhere by the end of one.
+        for length in (PAGE_BYTES - LONG_HEADER - 80..PAGE_BYTES - LONG_HEADER).step_by(8) {
+            let mut log = Log::new(0);
+            log.push(length as u32);
+            log.push_as_server(0, RM_XLOG, 0x60, &data);
+            log.push(100);
+            let end = Lsn(log.end());
+            log.bytes.resize(log.bytes.len().next_multiple_of(8_192), 0);
+            let mut told = Vec::new();
+            let found = scan_for_settings(
+                &mut Memory(log),
+                Lsn(LONG_HEADER),
+                size,
+                Lsn::MAX,
+                |begin, settings| told.push((begin, settings)),
+            );
+            assert_eq!(found.unwrap().end, end, "{length}");
+            let [(begin, settings)] = told[..] else { panic!("{length}: {told:?}") };
+            assert!(begin.0 >= LONG_HEADER + length, "{length}: {begin}");
+            assert_eq!(settings, Settings([1, 2, 3, 4, 5]), "{length}");
+        }
     }
 
     #[test]
