@@ -38,6 +38,7 @@ mod writer;
 pub use closed::Closed;
 pub use error::SpoolError;
 pub use reader::SpoolReader;
+pub use recovery::ToReplay;
 pub use slots::{SlotName, SlotView};
 
 use crate::history::History;
@@ -137,6 +138,14 @@ impl Shared {
     }
 }
 
+/// That nothing is taken in any more.
+#[derive(Debug)]
+struct Closing {
+    closed: Closed,
+    /// Why that is not noted in the folder.
+    unsaved: Option<SpoolError>,
+}
+
 /// A spool that is open.
 #[derive(Debug)]
 pub struct Spool {
@@ -152,7 +161,7 @@ pub struct Spool {
     newest_timeline: Mutex<Timeline>,
     /// Removing segments, one at a time.
     forgetting: Mutex<()>,
-    closed: OnceLock<Closed>,
+    closed: Mutex<Option<Closing>>,
     has_taken_over: AtomicBool,
     /// Where it began.
     begin: Lsn,
@@ -216,10 +225,7 @@ impl Spool {
         recovered: recovery::Recovered,
     ) -> Result<Spool, SpoolError> {
         let slots = slots::KeptSlots::load(folder)?;
-        let closed = OnceLock::new();
-        if let Some(found) = Closed::read(folder)? {
-            let _ = closed.set(found);
-        }
+        let closed = Closed::read(folder)?.map(|closed| Closing { closed, unsaved: None });
         let noted = noted::read(folder)?;
         if let Err(error) = closed::reserve(folder) {
             tracing::warn!("a promotion will need room on the disk: {error}");
@@ -268,7 +274,7 @@ impl Spool {
             slots,
             newest_timeline: Mutex::new(newest_timeline),
             forgetting: Mutex::new(()),
-            closed,
+            closed: Mutex::new(closed),
             has_taken_over: AtomicBool::new(closed::is_promoted(folder)),
             begin,
             noted: Mutex::new(noted),
@@ -294,7 +300,16 @@ impl Spool {
 
     /// Where it was closed; `None` if it still takes log in.
     pub fn closed(&self) -> Option<Closed> {
-        self.closed.get().cloned()
+        self.closing().as_ref().map(|closing| closing.closed.clone())
+    }
+
+    /// Why a restart forgets that it was closed, or for whom; `None` if it does not.
+    pub fn unsaved_close(&self) -> Option<SpoolError> {
+        self.closing().as_ref().and_then(|closing| closing.unsaved.clone())
+    }
+
+    fn closing(&self) -> MutexGuard<'_, Option<Closing>> {
+        self.closed.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// The same, once a server has taken over for good: nobody needs what is here to become that one.
@@ -314,20 +329,27 @@ impl Spool {
         }
     }
 
-    /// Takes nothing in from now on, also after a restart. Durable when this returns. Blocks on
-    /// the disk.
+    /// Takes nothing in from now on, also after a restart; of one that is closed, for whom is noted
+    /// anew. Durable when this returns. Blocks on the disk.
     ///
     /// # Errors
-    /// [`SpoolError::Io`].
+    /// [`SpoolError::Io`]; then this spool goes on as before.
     pub fn close(&self, closed: Closed) -> Result<(), SpoolError> {
-        if self.closed().is_some() {
+        let is_noted = |closing: &Closing| closing.closed == closed && closing.unsaved.is_none();
+        if self.closing().as_ref().is_some_and(is_noted) {
             return Ok(());
         }
         fault::point("spool.before-close");
         closed.write(self.folder())?;
         fault::point("spool.after-close");
-        let _ = self.closed.set(closed);
+        *self.closing() = Some(Closing { closed, unsaved: None });
         Ok(())
+    }
+
+    /// Takes nothing in until a restart, where [`Spool::close`] failed.
+    pub fn close_until_restart(&self, closed: Closed, why: SpoolError) {
+        tracing::warn!("that the spool is closed is forgotten at a restart: {why}");
+        *self.closing() = Some(Closing { closed, unsaved: Some(why) });
     }
 
     /// How far the log has come. Who waits is woken when more of it is durable, or it stops; what

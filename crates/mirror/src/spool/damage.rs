@@ -1,6 +1,6 @@
 //! Looking for damage: whether what was durable is still there and sound.
 
-use super::recovery::{self, LookFrom};
+use super::recovery::{self, LookFrom, ToReplay};
 use super::{Positions, Spool, SpoolError, noted};
 use crate::wal::{Segment, Timeline};
 use farshore_model::Lsn;
@@ -99,6 +99,24 @@ impl Spool {
     pub fn check_from(&self, from: Lsn) -> Result<(), SpoolError> {
         let positions = *self.shared.positions.borrow();
         self.checked_record_end(positions, LookFrom::SegmentOf(from)).map(drop)
+    }
+
+    /// What a server needs that has replayed everything before `from`, to replay up to `end`. Blocks
+    /// on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`].
+    pub fn to_replay(&self, from: Lsn, end: Lsn) -> Result<ToReplay, SpoolError> {
+        let timeline = self.shared.positions.borrow().timeline;
+        loop {
+            let changes = self.shared.forgotten.changes();
+            let found =
+                recovery::to_replay(self.folder(), self.identity().segment, timeline, (from, end));
+            // Another segment's log was written to a file that was being read.
+            if self.shared.forgotten.changes() == changes {
+                return found;
+            }
+        }
     }
 
     /// Goes back to the last whole record, as a start would after a crash, where a record that never

@@ -26,7 +26,7 @@ use super::folder::{self, Listing};
 use super::state::State;
 use super::{Positions, SpoolError};
 use crate::history::History;
-use crate::wal::{self, PAGE_BYTES, Pages, Segment, Timeline};
+use crate::wal::{self, PAGE_BYTES, Pages, Segment, Settings, Timeline};
 use farshore_model::Lsn;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -262,6 +262,45 @@ pub(super) fn last_record_end(
         }
         Some(_) | None => Ok(None),
     }
+}
+
+/// What a server has to replay that goes on at `from`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToReplay {
+    /// The highest settings that the log says, and where it says the first of them.
+    pub needs: Option<(Lsn, Settings)>,
+    /// The record at `from` was read: what is there is no settings unless it is among those.
+    pub is_next_known: bool,
+}
+
+/// What the log between `from` and `end` says of settings, as far as it is here and sound.
+pub(super) fn to_replay(
+    folder: &Path,
+    size: wal::SegmentBytes,
+    timeline: Timeline,
+    (from, end): (Lsn, Lsn),
+) -> Result<ToReplay, SpoolError> {
+    let listing = Listing::read(folder, size)?;
+    let mut found = ToReplay { needs: None, is_next_known: false };
+    let Some(oldest) = listing.segments.first().map(|segment| segment.number) else {
+        return Ok(found);
+    };
+    let history = folder::history(folder, timeline)?;
+    let mut pages = SpoolPages::new(folder, size, timeline, &history, &listing);
+    let failed = |error: std::io::Error| SpoolError::io("read", folder)(error);
+    let row = row_into(&mut pages, oldest, size.number(from)).map_err(failed)?;
+    let Some(first) = row.1 else { return Ok(found) };
+    let tell = |begin: Lsn, settings: Settings| {
+        // What is before was replayed, and may have been more.
+        if begin >= from {
+            let (at, needed) = found.needs.unwrap_or((begin, settings));
+            found.needs = Some((at, needed.max(settings)));
+        }
+    };
+    let scanned = wal::scan_for_settings(&mut pages, first, size, end, tell).map_err(failed)?;
+    // The first record of a page begins behind the page's header.
+    found.is_next_known = size.number(from) >= oldest && scanned.end > from;
+    Ok(found)
 }
 
 /// Whether the segments before `candidate` can go: the newest segment's first record must still be

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::synthetic::{Log, SEGMENT_BYTES, SYSTEM_ID};
+use crate::wal::Settings;
 use futures_util::FutureExt;
 use std::os::unix::fs::FileExt;
 
@@ -925,4 +926,65 @@ async fn what_was_removed_since_the_last_look_is_no_damage() {
     assert!(removed > 0, "nothing was removed");
     spool.note_durable().unwrap();
     assert!(spool.damage().is_none(), "{:?}", spool.damage());
+}
+
+#[test]
+fn a_spool_whose_folder_takes_no_note_is_closed_until_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let spool = created(folder.path());
+    let closed_for =
+        |server: &str| Closed { timeline: Timeline(1), end: Lsn(BEGIN), server: server.to_owned() };
+    // Where the new file would be there is none to be made.
+    let obstacle = folder.path().join("closed.tmp");
+    std::fs::create_dir(&obstacle).unwrap();
+    let error = spool.close(closed_for("a")).unwrap_err();
+    assert!(spool.check_open().is_ok());
+    spool.close_until_restart(closed_for("a"), error);
+    assert!(matches!(spool.check_open(), Err(SpoolError::Promoted { .. })));
+    assert!(spool.unsaved_close().is_some());
+    // Once it takes one, the same call notes it.
+    std::fs::remove_dir(&obstacle).unwrap();
+    spool.close(closed_for("a")).unwrap();
+    assert!(spool.unsaved_close().is_none());
+    drop(spool);
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    assert_eq!(spool.closed(), Some(closed_for("a")));
+    // Another server in its place is noted as well.
+    spool.close(closed_for("b")).unwrap();
+    assert_eq!(spool.closed(), Some(closed_for("b")));
+    drop(spool);
+    let spool = Spool::open(folder.path()).unwrap().unwrap();
+    assert_eq!(spool.closed(), Some(closed_for("b")));
+}
+
+#[tokio::test]
+async fn what_a_server_needs_to_replay_the_log_is_read_from_where_it_stands() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut log = some_log();
+    let mut ends = Vec::new();
+    for connections in [300_i32, 100, 200] {
+        let mut data = vec![0xFF, 28];
+        for value in [connections, 8, 10, 0, 64, 1, 0] {
+            data.extend_from_slice(&value.to_le_bytes());
+        }
+        log.push_as_server(0, 0, 0x60, &data);
+        log.push(1_000);
+        ends.push(Lsn(log.end()));
+    }
+    let spool = created(folder.path());
+    append(&spool, &log, BEGIN, log.end()).await;
+    let needs = |from: Lsn, end: Lsn| {
+        let found = spool.to_replay(from, end).unwrap();
+        (found.needs.map(|(_, Settings(values))| values[0]), found.is_next_known)
+    };
+    let end = ends[2];
+    assert_eq!(needs(Lsn(log.ends[3]), end), (Some(300), true));
+    // What was replayed counts no more, nor what is not there yet.
+    assert_eq!(needs(ends[0], end), (Some(200), true));
+    assert_eq!(needs(ends[0], ends[1]), (Some(100), true));
+    assert_eq!(needs(ends[2], end), (None, false));
+    // Of log that is not here the rest is known.
+    std::fs::remove_file(segment(folder.path(), 0)).unwrap();
+    assert_eq!(needs(Lsn(log.ends[3]), end), (Some(300), false));
+    assert_eq!(needs(ends[0], end), (Some(200), true));
 }
