@@ -70,7 +70,8 @@ pub enum MirrorAction {
     ///
     /// Takes in no more log from then on, waits until the standby has every record that is durable
     /// in the spool, promotes it, and looks where its timeline begins. A standby that lacks
-    /// something is not promoted. Stop the old principal first if it still runs.
+    /// something is not promoted, nor one that cannot replay what it has. Stop the old principal
+    /// first if it still runs.
     Promote {
         /// Site file
         site: PathBuf,
@@ -80,8 +81,16 @@ pub enum MirrorAction {
         #[arg(long)]
         standby: Option<String>,
         /// Promote it also without what it lacks, and say how much that is
+        ///
+        /// Also where the spool's disk takes no note of it, and where nobody can tell why the
+        /// standby's replay is paused.
         #[arg(long)]
         allow_data_loss: bool,
+        /// The standby that was to be promoted before, as the error names it, and never will be
+        ///
+        /// All checks are made as ever. Make sure that it never becomes a primary: two would be.
+        #[arg(long, value_name = "SERVER")]
+        instead_of: Option<String>,
         /// Give up after so many seconds in which nothing more came to the standby
         #[arg(long, value_name = "SECONDS", default_value_t = 30)]
         wait: u64,
@@ -114,10 +123,12 @@ pub fn mirror(action: MirrorAction) -> ExitCode {
         MirrorAction::DropSlot { site, mirror, slot } => {
             request(&site, &Request::DropSlot { mirror, slot })
         }
-        MirrorAction::Promote { site, mirror, standby, allow_data_loss, wait } => request(
-            &site,
-            &Request::Promote { mirror, standby, allow_data_loss, wait_seconds: wait },
-        ),
+        MirrorAction::Promote { site, mirror, standby, allow_data_loss, instead_of, wait } => {
+            let wait_seconds = wait;
+            let wanted =
+                Request::Promote { mirror, standby, allow_data_loss, instead_of, wait_seconds };
+            request(&site, &wanted)
+        }
     }
 }
 

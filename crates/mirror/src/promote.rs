@@ -5,12 +5,14 @@
 //! whoever calls [`promote`] has ended the far end's session before.
 
 mod inherited;
+mod obstacle;
 
 pub use inherited::Inherited;
+pub use obstacle::TooLow;
 
 use crate::history::History;
 use crate::spool::{Closed, Spool, SpoolError};
-use crate::wal::{Timeline, history_file_name};
+use crate::wal::{SETTINGS, Settings, Timeline, history_file_name};
 use farshore_fault as fault;
 use farshore_model::Lsn;
 use farshore_pg::{Config, Connection, Mode};
@@ -36,12 +38,14 @@ pub struct Plan {
     pub listen: String,
     /// Promote it also without what it cannot be given.
     pub allow_data_loss: bool,
+    /// Promote it in the place of this one, which was chosen before and never became a primary.
+    pub instead_of: Option<String>,
     /// Give up when the standby has not come any further for so long.
     pub patience: Duration,
 }
 
 /// What came of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Promoted {
     /// The server's own timeline.
     pub timeline: Timeline,
@@ -53,6 +57,9 @@ pub struct Promoted {
     pub was_already: bool,
     /// What its settings are; `None` if they could not be asked for.
     pub inherited: Option<Inherited>,
+    /// Why the folder has no note that the spool is closed: a restart of the node does not know of
+    /// it. `None` if it has.
+    pub unsaved: Option<SpoolError>,
 }
 
 impl Promoted {
@@ -102,13 +109,35 @@ pub enum PromoteError {
     #[error(
         "{chosen} was to be promoted from this mirror before, and may be a primary by now: {server} \
          is not promoted beside it, and nothing was changed. If {chosen} never was promoted and \
-         never will be: --allow-data-loss"
+         never will be: --instead-of '{chosen}'"
     )]
     Chosen {
         /// Which server.
         server: String,
         /// The one before.
         chosen: String,
+    },
+    /// Another one was chosen, and is known to have taken over.
+    #[error(
+        "{chosen} has taken over from this mirror: what was committed there since is not on {server}, \
+         which is not promoted beside it. Nothing was changed. To give that up, once {chosen} is \
+         stopped for good: --instead-of '{chosen}' --allow-data-loss"
+    )]
+    TookOver {
+        /// Which server.
+        server: String,
+        /// The one before.
+        chosen: String,
+    },
+    /// None was chosen.
+    #[error(
+        "no standby of this mirror was to be promoted before, so there is none instead of which \
+         {server} could be. Nothing was changed. Leave --instead-of out, or name the mirror that is \
+         meant"
+    )]
+    NoneChosen {
+        /// Which server.
+        server: String,
     },
     /// It does not answer.
     #[error("{server} does not answer a question within {within:?}: nothing was changed")]
@@ -141,6 +170,41 @@ pub enum PromoteError {
         server: String,
         /// With its arguments.
         function: &'static str,
+    },
+    /// It cannot replay what it has.
+    #[error("{server} cannot be promoted: {too_low}. Nothing was changed")]
+    TooLow {
+        /// Which server.
+        server: String,
+        /// What keeps it from that.
+        too_low: TooLow,
+    },
+    /// Nobody can tell whether it can replay what it has.
+    #[error(
+        "replay is paused on {server} at {at}, and the spool does not have the log behind that to \
+         see why. It was not promoted. Look into its log: where that speaks of insufficient parameter \
+         settings, raise these, restart it, and run this again; where not, somebody asked for the \
+         pause: SELECT pg_wal_replay_resume() there (which would shut down a server with \
+         insufficient settings, as a promotion would), and run this again. To promote it as it is: \
+         --allow-data-loss"
+    )]
+    PausedUnknown {
+        /// Which server.
+        server: String,
+        /// Where.
+        at: Lsn,
+    },
+    /// It has everything, and the spool's disk takes no note of it.
+    #[error("{}", not_noted(server, *end, error, chosen.as_deref()))]
+    NotNoted {
+        /// Which server.
+        server: String,
+        /// The end of the last whole record in the spool.
+        end: Lsn,
+        /// Why not.
+        error: SpoolError,
+        /// Another one that is noted, instead of which it was to be promoted.
+        chosen: Option<String>,
     },
     /// It does not get further, and lacks something.
     #[error(
@@ -179,11 +243,25 @@ pub enum PromoteError {
     /// The server does not come out of recovery.
     #[error(
         "{server} was told to promote and has not come out of recovery within {PROMOTED_WITHIN_S} \
-         s. The spool is closed; look at the server's log, and run this again"
+         s. The spool is closed: {why}"
     )]
     NotYet {
         /// Which server.
         server: String,
+        /// As far as can be seen, and what to do.
+        why: String,
+    },
+    /// It went away once it was told.
+    #[error(
+        "{server} was told to promote, and then: {error}. The spool is closed. Look at the server's \
+         log (where that speaks of insufficient parameter settings, raise these); start it if it is \
+         down, and run this again"
+    )]
+    Told {
+        /// Which server.
+        server: String,
+        /// What came instead of an answer.
+        error: farshore_pg::Error,
     },
     /// Whoever promotes it, at the last moment.
     #[error("{0}")]
@@ -252,44 +330,46 @@ pub async fn promote<Fut: Future<Output = Result<(), String>>>(
             None => return Err(PromoteError::NoStandby { server }),
             // The old principal, for instance.
             Some(closed) if timeline(&mut connection).await? <= positions.timeline => {
-                return Err(PromoteError::Chosen { server, chosen: closed.server });
+                return Err(match plan.instead_of {
+                    None => PromoteError::Chosen { server, chosen: closed.server },
+                    Some(_) => PromoteError::NoStandby { server },
+                });
             }
             // A call of this that was broken off may have promoted it.
             Some(_) => {}
         }
     } else {
-        if let Some(closed) = spool.closed()
-            && closed.server != server
-            && !plan.allow_data_loss
-        {
-            return Err(PromoteError::Chosen { server, chosen: closed.server });
-        }
+        may_choose(spool, &server, plan)?;
         if let Some(settings) = view.stops_at(plan.allow_data_loss) {
             return Err(PromoteError::RecoveryTarget { server, settings });
         }
         fault::point("promote.before-drain");
         if !fault::defect("mirror-promote-without-drain") {
             let up_to = (positions.timeline, spool_end);
-            let drained = drain(&mut connection, plan, up_to, progress).await;
-            if let Err(error) = drained {
-                return Err(why_it_lacks(spool, error, damage, plan.patience).await);
+            match drain(&mut connection, plan, up_to, progress).await {
+                Ok(view) => {
+                    let of = (server.as_str(), &view);
+                    obstacle::check(spool, of, spool_end, plan.allow_data_loss).await?;
+                }
+                Err(error) => {
+                    return Err(why_it_lacks(spool, error, damage, plan.patience).await);
+                }
             }
         }
         fault::point("promote.after-drain");
         last_word().await.map_err(PromoteError::CalledOff)?;
-        let closed =
-            Closed { timeline: positions.timeline, end: spool_end, server: server.clone() };
-        let closing = spool.clone();
-        crate::keep::blocking(move || closing.close(closed)).await?;
+        close_for(spool, plan, (positions.timeline, spool_end), &server).await?;
         let _ = progress.try_send(format!("{server} is told to promote"));
         fault::point("promote.before-told");
         // A timeout that the standby has from its principal would end the wait, not the promotion.
         let no_timeouts = farshore_pg::no_timeouts(connection.server_version());
         connection.simple_query(&no_timeouts).await.map_err(standby)?;
         let sql = format!("SELECT pg_promote(true, {PROMOTED_WITHIN_S})");
-        let rows = connection.query(&sql, &[]).await.map_err(standby)?;
+        let rows = connection.query(&sql, &[]).await;
+        let rows = rows.map_err(|error| PromoteError::Told { server: server.clone(), error })?;
         if !rows.first().is_some_and(|row| row.parse_bool(0).unwrap_or(false)) {
-            return Err(PromoteError::NotYet { server });
+            let why = why_not_yet(spool, &mut connection, plan, spool_end).await;
+            return Err(PromoteError::NotYet { server, why });
         }
         fault::point("promote.after-told");
     }
@@ -297,7 +377,8 @@ pub async fn promote<Fut: Future<Output = Result<(), String>>>(
     let (timeline, fork) = fork(&mut connection, positions.timeline).await?;
     fault::point("promote.after-fork");
     let inherited = Inherited::ask(&mut connection).await.ok();
-    let promoted = Promoted { timeline, fork, spool_end, was_already, inherited };
+    let unsaved = spool.unsaved_close();
+    let promoted = Promoted { timeline, fork, spool_end, was_already, inherited, unsaved };
     let is_mutant = fault::defect("mirror-promote-without-drain");
     if promoted.lost_bytes() > 0 && !plan.allow_data_loss && !is_mutant {
         let what = format!(
@@ -309,6 +390,98 @@ pub async fn promote<Fut: Future<Output = Result<(), String>>>(
     }
     connection.close().await;
     Ok(promoted)
+}
+
+/// One server alone is promoted: the first that was chosen, but for who says that it will never be a
+/// primary.
+fn may_choose(spool: &Spool, server: &str, plan: &Plan) -> Result<(), PromoteError> {
+    let Some(Closed { server: chosen, .. }) = spool.closed() else {
+        return match plan.instead_of {
+            Some(_) => Err(PromoteError::NoneChosen { server: server.to_owned() }),
+            None => Ok(()),
+        };
+    };
+    // A call of this that was broken off may have named it instead already.
+    if chosen == server {
+        return Ok(());
+    }
+    let server = server.to_owned();
+    // It may be given as it was typed then.
+    let is_chosen = |named: &String| {
+        *named == chosen || Config::parse(named).is_ok_and(|named| named.redacted() == chosen)
+    };
+    if !plan.instead_of.as_ref().is_some_and(is_chosen) {
+        return Err(PromoteError::Chosen { server, chosen });
+    }
+    if spool.promoted().is_some() && !plan.allow_data_loss {
+        return Err(PromoteError::TookOver { server, chosen });
+    }
+    Ok(())
+}
+
+/// Closes the spool for a server that has everything. A disk that takes no note of it is no reason
+/// to be without a server where it has failed anyhow, or where that is allowed: nothing is taken in
+/// all the same, as long as the node runs.
+async fn close_for(
+    spool: &Arc<Spool>,
+    plan: &Plan,
+    (timeline, end): (Timeline, Lsn),
+    server: &str,
+) -> Result<(), PromoteError> {
+    let before = spool.closed();
+    let chosen =
+        before.as_ref().map(|before| before.server.clone()).filter(|chosen| chosen != server);
+    let server = server.to_owned();
+    let closed = match before {
+        // Nothing has come in since.
+        Some(before) => Closed { server: server.clone(), ..before },
+        None => Closed { timeline, end, server: server.clone() },
+    };
+    let (closing, noted) = (spool.clone(), closed.clone());
+    match crate::keep::blocking(move || closing.close(noted)).await {
+        Ok(()) => Ok(()),
+        Err(error @ SpoolError::Io { .. }) if spool.has_failed() || plan.allow_data_loss => {
+            spool.close_until_restart(closed, error);
+            Ok(())
+        }
+        Err(error @ SpoolError::Io { .. }) => {
+            Err(PromoteError::NotNoted { server, end, error, chosen })
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn not_noted(server: &str, end: Lsn, error: &SpoolError, chosen: Option<&str>) -> String {
+    let has = format!("{server} has every record that the spool holds, up to {end}");
+    match chosen {
+        None => format!(
+            "{has}; but that the spool takes nothing in any more cannot be noted: {error}. It was not \
+             promoted. See to that disk, and run this again. Without it: once the old principal is \
+             stopped for good, so that this mirror acknowledges nothing more, the server can be \
+             promoted without a loss, by --allow-data-loss here or by pg_promote() there"
+        ),
+        Some(chosen) => format!(
+            "{has}; but that it is promoted instead of {chosen} cannot be noted: {error}. It was not \
+             promoted. See to that disk, and run this again. Without it: once {chosen} is stopped \
+             for good, the server can be promoted without a loss, by --instead-of '{chosen}' \
+             --allow-data-loss here or by pg_promote() there"
+        ),
+    }
+}
+
+/// Of a server that was told.
+async fn why_not_yet(
+    spool: &Arc<Spool>,
+    connection: &mut Connection,
+    plan: &Plan,
+    spool_end: Lsn,
+) -> String {
+    if let Ok(view) = look_within(connection, plan.patience).await
+        && let (Some(too_low), _) = obstacle::obstacle(spool, &view, spool_end).await
+    {
+        return too_low.to_string();
+    }
+    "look at the server's log, and run this again".to_owned()
 }
 
 /// The error's own words name the server, mostly; those that came from it do not.
@@ -383,13 +556,13 @@ async fn why_it_lacks(
 
 /// Waits until the standby has replayed every whole record of the spool; where replay is held on
 /// purpose, until it has them on its disk: a server that is promoted replays all that it has first,
-/// if it has no recovery target.
+/// if it has no recovery target. How it showed itself last.
 async fn drain(
     connection: &mut Connection,
     plan: &Plan,
     (timeline, spool_end): (Timeline, Lsn),
     progress: &mpsc::Sender<String>,
-) -> Result<(), PromoteError> {
+) -> Result<View, PromoteError> {
     let server = connection.server().to_owned();
     let (mut best, mut moved) = (Lsn::ZERO, Instant::now());
     let mut said: Option<Instant> = None;
@@ -404,7 +577,7 @@ async fn drain(
         let has = view.has();
         // What it has of another timeline is not what the spool holds.
         if has >= spool_end && view.timeline == Some(timeline) {
-            return Ok(());
+            return Ok(view);
         }
         // Replay of what it has on its disk may be what it is at, before it asks for more.
         if has > best {
@@ -417,7 +590,7 @@ async fn drain(
                     "{server} lacks {bytes} bytes of log that the spool holds; promoted without \
                      them, as you allow"
                 ));
-                return Ok(());
+                return Ok(view);
             }
             let why = view.why_nothing_comes((timeline, spool_end), &plan.listen);
             let waited = plan.patience;
@@ -440,7 +613,7 @@ struct View {
     /// Log that came by streaming is on its disk up to here.
     received: Lsn,
     replayed: Lsn,
-    /// On purpose, by somebody or at a recovery target.
+    /// On purpose, by somebody or at a recovery target; or because its settings are too low.
     replay_is_paused: bool,
     replay_is_delayed: bool,
     /// Settings that name a recovery target.
@@ -451,6 +624,7 @@ struct View {
     status: Option<String>,
     may_promote: bool,
     may_read: bool,
+    settings: Settings,
 }
 
 impl View {
@@ -529,12 +703,16 @@ async fn look(connection: &mut Connection) -> Result<View, farshore_pg::Error> {
                (SELECT nullif(min_recovery_end_timeline, 0) FROM pg_control_recovery())), \
                has_function_privilege('pg_promote(boolean, integer)', 'EXECUTE'), \
                has_function_privilege('pg_read_file(text)', 'EXECUTE')";
+    let settings = SETTINGS.map(|name| format!(", current_setting('{name}')")).concat();
+    let sql = &format!("{sql}{settings}");
     let rows = connection.query(sql, &[]).await?;
     let row = rows
         .first()
         .ok_or_else(|| farshore_pg::Error::Protocol("no row to a SELECT without FROM".into()))?;
     // NULL as long as nothing has been received or replayed.
     let position = |column| row.get(column).and_then(|text| text.parse().ok()).unwrap_or(Lsn::ZERO);
+    // A setting that is no number is not known to be too low.
+    let setting = |i| row.get(11 + i).and_then(|text| text.parse().ok()).unwrap_or(i32::MAX);
     Ok(View {
         is_in_recovery: row.parse_bool(0)?,
         system_id: row.get(1).unwrap_or_default().to_owned(),
@@ -547,6 +725,7 @@ async fn look(connection: &mut Connection) -> Result<View, farshore_pg::Error> {
         timeline: row.get(8).and_then(|text| text.parse().ok()).map(Timeline),
         may_promote: row.parse_bool(9)?,
         may_read: row.parse_bool(10)?,
+        settings: Settings(std::array::from_fn(setting)),
     })
 }
 
@@ -599,6 +778,7 @@ mod tests {
             status: None,
             may_promote: true,
             may_read: true,
+            settings: Settings::default(),
         }
     }
 
@@ -642,7 +822,8 @@ mod tests {
             let (standby, count) = refusing(code).await;
             let server = standby.redacted();
             let patience = Duration::from_millis(500);
-            let plan = Plan { standby, listen: String::new(), allow_data_loss: false, patience };
+            let (listen, instead_of) = (String::new(), None);
+            let plan = Plan { standby, listen, allow_data_loss: false, instead_of, patience };
             let (progress, mut told) = mpsc::channel(8);
             let error = connect(&plan, &progress).await.err().unwrap().to_string();
             assert!(error.starts_with(&format!("the standby {server}: ")), "{error}");

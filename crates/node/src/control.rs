@@ -103,6 +103,9 @@ pub enum Request {
         standby: Option<String>,
         /// Also without log that it cannot be given.
         allow_data_loss: bool,
+        /// In the place of this one, which was chosen before.
+        #[serde(default)]
+        instead_of: Option<String>,
         /// Give up after so many seconds without progress.
         wait_seconds: u64,
     },

@@ -77,8 +77,9 @@ pub(crate) async fn answer(
             Ok(agent) => agent.drop_slot(&slot).await,
             Err(error) => Err(error),
         },
-        Request::Promote { mirror, standby, allow_data_loss, wait_seconds } => {
-            let wanted = Takeover { standby: standby.as_deref(), allow_data_loss, wait_seconds };
+        Request::Promote { mirror, standby, allow_data_loss, instead_of, wait_seconds } => {
+            let (standby, instead_of) = (standby.as_deref(), instead_of.as_deref());
+            let wanted = Takeover { standby, allow_data_loss, instead_of, wait_seconds };
             match site.far_mirror(&mirror) {
                 Ok(agent) => {
                     with_progress(&mut lines, |progress| async move {

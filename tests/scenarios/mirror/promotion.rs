@@ -1,5 +1,6 @@
 //! A standby takes over: with everything that was acknowledged, or not at all.
 
+use crate::bounds::write_segments;
 use crate::mirrored::{LONG, Mirrored, position, report};
 use anyhow::{Context, Result, bail, ensure};
 use farshore_testkit::postgres::{Cluster, Installation};
@@ -310,6 +311,188 @@ fn who_streams_on_is_told_of_the_promotion() -> Result<()> {
     mirrored.far.restart()?;
     let before = std::fs::metadata(second.log_path())?.len();
     is_told(usize::try_from(before)?)?;
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
+fn has_flushed(standby: &Cluster, end: i64) -> Result<()> {
+    wait_until("the standby to have the log", LONG, &[&standby.log_path()], || {
+        let sql = "SELECT coalesce(pg_last_wal_receive_lsn() - '0/0', 0)::bigint";
+        let has: i64 = standby.connect()?.query_one(sql, &[])?.get(0);
+        Ok((has >= end).then_some(()))
+    })
+}
+
+/// Replay is paused, and not only asked to be.
+fn await_pause(standby: &Cluster) -> Result<()> {
+    wait_until("the standby to pause", LONG, &[&standby.log_path()], || {
+        let sql = "SELECT pg_get_wal_replay_pause_state()";
+        let state: String = standby.connect()?.query_one(sql, &[])?.get(0);
+        Ok((state == "paused").then_some(()))
+    })
+}
+
+/// PostgreSQL pauses a standby that has lower settings than its principal, and shuts it down where
+/// it is told to promote: it is not told, and the mirror goes on.
+fn settings_too_low(major: u32) -> Result<()> {
+    let mut mirrored = Mirrored::start_idle(major, "far", None, Site::named("far")?)?;
+    let raise = [
+        "ALTER SYSTEM SET max_connections = 150",
+        "ALTER SYSTEM SET max_locks_per_transaction = 100",
+    ];
+    raise.iter().try_for_each(|sql| mirrored.principal.execute_script(sql))?;
+    mirrored.principal.restart()?;
+    mirrored.start_clients()?;
+    mirrored.await_commits(10)?;
+    await_pause(&mirrored.standby)?;
+    // The spool is closed for good for a server alone that can take over.
+    for more in [&["--wait", "5"][..], &["--wait", "5", "--allow-data-loss"]] {
+        let refused = promote(&mirrored, &mirrored.standby, more)?;
+        ensure!(refused.code == Some(1), "{refused:?}");
+        let said =
+            "max_connections 100 instead of 150, max_locks_per_transaction 64 instead of 100";
+        ensure!(refused.stderr.contains(said), "{refused:?}");
+        ensure!(refused.stderr.contains(&raise.join("; ")), "{refused:?}");
+        println!("{}", refused.stderr.trim());
+        mirrored.await_commits(5)?;
+    }
+    ensure!(is_in_recovery(&mirrored.standby)?, "it was promoted");
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    raise.iter().try_for_each(|sql| mirrored.standby.execute_script(sql))?;
+    mirrored.standby.restart()?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
+#[test]
+fn a_standby_with_lower_settings_is_not_told_to_take_over() -> Result<()> {
+    settings_too_low(15)
+}
+
+#[test]
+fn a_standby_of_18_with_lower_settings_is_not_told_to_take_over() -> Result<()> {
+    settings_too_low(18)
+}
+
+/// A pause that somebody asked for is none of PostgreSQL's own; that what is behind it cannot be
+/// replayed is seen all the same.
+#[test]
+fn a_standby_whose_replay_somebody_paused_takes_over_with_all_if_it_can() -> Result<()> {
+    let mut mirrored = Mirrored::start_idle(15, "far", None, Site::named("far")?)?;
+    mirrored.standby.execute_script("SELECT pg_wal_replay_pause()")?;
+    let raise = "ALTER SYSTEM SET max_worker_processes = 40";
+    mirrored.principal.execute_script(raise)?;
+    mirrored.principal.restart()?;
+    mirrored.start_clients()?;
+    mirrored.await_commits(10)?;
+    let refused = promote(&mirrored, &mirrored.standby, &["--wait", "5"])?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains(raise), "{refused:?}");
+    ensure!(is_in_recovery(&mirrored.standby)?, "it was promoted");
+    mirrored.standby.execute_script(raise)?;
+    mirrored.standby.restart()?;
+    mirrored.standby.execute_script("SELECT pg_wal_replay_pause()")?;
+    mirrored.await_commits(10)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    ensure!(check_rows(&mirrored.standby, &returned).is_err(), "nothing was paused");
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
+/// Why replay is paused is in the log behind it: where the spool has removed that, it has to be said.
+#[test]
+fn a_pause_that_nobody_can_explain_is_told() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    let upstream = "upstream = \"near\"\n";
+    mirrored.far.replace(upstream, &format!("{upstream}spool_size = \"64MB\"\n"))?;
+    mirrored.far.restart()?;
+    mirrored.await_commits(5)?;
+    mirrored.standby.execute_script("SELECT pg_wal_replay_pause()")?;
+    await_pause(&mirrored.standby)?;
+    let sql = "SELECT '00000001' || lpad(to_hex(((pg_last_wal_replay_lsn() - '0/0') / 16777216)::int), \
+               16, '0')";
+    let segment: String = mirrored.standby.connect()?.query_one(sql, &[])?.get(0);
+    write_segments(&mirrored.principal, 8)?;
+    let segment = mirrored.far.directory().join("data/mirrors/m").join(segment);
+    wait_until("the log to be removed", LONG, &[], || Ok((!segment.exists()).then_some(())))?;
+    mirrored.await_commits(5)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    let refused = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("insufficient parameter settings"), "{refused:?}");
+    println!("{}", refused.stderr.trim());
+    ensure!(is_in_recovery(&mirrored.standby)?, "it was promoted");
+    // As it says: it goes on replaying.
+    mirrored.standby.execute_script("SELECT pg_wal_replay_resume()")?;
+    let promoted = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)
+}
+
+/// The disk of the spool takes no note of a promotion: with everything on the standby, that is no
+/// reason to be without a server for good.
+#[test]
+fn a_spool_whose_disk_takes_no_note_is_closed_as_long_as_the_node_runs() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(10)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    // Where the new file would be there is none to be made.
+    let obstacle = mirrored.far.directory().join("data/mirrors/m/closed.tmp");
+    std::fs::create_dir(&obstacle)?;
+    let refused = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    for said in ["has every record that the spool holds", "closed.tmp", "pg_promote() there"] {
+        ensure!(refused.stderr.contains(said), "{refused:?}");
+    }
+    println!("{}", refused.stderr.trim());
+    ensure!(is_in_recovery(&mirrored.standby)?, "it was promoted");
+    let promoted = promote(&mirrored, &mirrored.standby, &["--allow-data-loss"])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    for said in ["nothing that this mirror acknowledged is lost", "remove the folder"] {
+        ensure!(promoted.stdout.contains(said), "{promoted:?}");
+    }
+    println!("{}", promoted.stdout.trim());
+    check_rows(&mirrored.standby, &returned)?;
+    check_fork(&mirrored.standby, told)?;
+    // The old principal comes back, and nothing of it is taken in.
+    let before = report(&mirrored.far, "the far end", |mirror| mirror["state"] == "promoted")?;
+    ensure!(before["error"].as_str().is_some_and(|error| error.contains("restart")), "{before}");
+    mirrored.principal.start()?;
+    let told_of_it = "the near end to hear of the promotion";
+    report(&mirrored.near, told_of_it, |mirror| {
+        let error = mirror["error"].as_str().unwrap_or_default();
+        error.contains("site \"far\" has promoted the standby")
+    })?;
+    let after = report(&mirrored.far, "the far end", |mirror| mirror["state"] == "promoted")?;
+    ensure!(before["durable"] == after["durable"], "{before} then {after}");
+    Ok(())
+}
+
+/// Where the spool has failed, nothing comes in anyhow, and nothing has to be allowed.
+#[test]
+fn a_standby_takes_over_where_the_spool_has_failed() -> Result<()> {
+    let mut mirrored = Mirrored::start(15, None)?;
+    mirrored.await_commits(10)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    let end = report(&mirrored.far, "the far end", |mirror| mirror["durable"] != "")?;
+    has_flushed(&mirrored.standby, position(end["durable"].as_str().unwrap_or_default())?)?;
+    std::fs::remove_dir_all(mirrored.far.directory().join("data/mirrors/m"))?;
+    report(&mirrored.far, "the spool to be missed", |mirror| {
+        mirror["error"].as_str().is_some_and(|error| error.contains("was removed while"))
+    })?;
+    let promoted = promote(&mirrored, &mirrored.standby, &["--wait", "5"])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    ensure!(promoted.stdout.contains("take [mirror.m] out of the site file"), "{promoted:?}");
+    println!("{}", promoted.stdout.trim());
     check_rows(&mirrored.standby, &returned)?;
     check_fork(&mirrored.standby, told)
 }

@@ -111,3 +111,70 @@ fn a_server_that_dies_after_it_was_promoted_is_still_the_one() -> Result<()> {
     })?;
     check_no_second(&mirrored, &second)
 }
+
+/// The machine of the server that was chosen is lost before it was promoted: another one takes its
+/// place, with all that the spool holds, and only where it is said whose.
+#[test]
+fn another_server_takes_the_place_of_one_that_is_lost() -> Result<()> {
+    let mut mirrored = Mirrored::start_idle(15, "far", None, Site::named("far")?)?;
+    let mut second = mirrored.another_standby("s2")?;
+    mirrored.start_clients()?;
+    mirrored.await_commits(10)?;
+    let none = promote(&mirrored, &second, &["--instead-of", "postgres://lost"])?;
+    ensure!(none.code == Some(1) && none.stderr.contains("there is none instead"), "{none:?}");
+    mirrored.await_commits(10)?;
+    // It lacks what comes from now on, and has to get that from the spool.
+    second.kill9()?;
+    mirrored.await_commits(10)?;
+    let told = mirrored.told()?;
+    let returned = mirrored.lose_the_principal()?;
+    kill_at(&mut mirrored, "promote.before-told")?;
+    mirrored.standby.kill9()?;
+    let state = |mirror: &serde_json::Value| mirror["state"] == "promoted";
+    report(&mirrored.far, "the spool to be closed", state)?;
+    mirrored.line.stall();
+    second.start()?;
+    check_no_second(&mirrored, &second)?;
+    let chosen = mirrored.standby.url("postgres");
+    for more in [&["--allow-data-loss"][..], &["--instead-of", "postgres://other"]] {
+        let refused = promote(&mirrored, &second, more)?;
+        ensure!(refused.code == Some(1), "{refused:?}");
+        ensure!(refused.stderr.contains("--instead-of 'postgres://"), "{refused:?}");
+        ensure!(is_in_recovery(&second)?, "two may be promoted");
+    }
+    // All is checked as ever.
+    let lacks = promote(&mirrored, &second, &["--instead-of", &chosen, "--wait", "1"])?;
+    ensure!(lacks.code == Some(1), "{lacks:?}");
+    ensure!(lacks.stderr.contains("bytes of log that the spool holds"), "{lacks:?}");
+    ensure!(is_in_recovery(&second)?, "promoted although it lacks log");
+    mirrored.line.cut();
+    mirrored.line.mend();
+    mirrored.far.kill9()?;
+    mirrored.far.env("FARSHORE_CRASH", "promote.before-told");
+    mirrored.far.start()?;
+    report(&mirrored.far, "the spool to be closed", state)?;
+    let broken_off = promote(&mirrored, &second, &["--instead-of", &chosen])?;
+    ensure!(broken_off.code == Some(1), "{broken_off:?}");
+    mirrored.far.await_kill("promote.before-told", LONG)?;
+    mirrored.far.env("FARSHORE_CRASH", "");
+    mirrored.far.start()?;
+    report(&mirrored.far, "the spool to be closed", state)?;
+    // It is the one that was chosen now, also after a crash, and the first one no more.
+    mirrored.standby.start()?;
+    check_no_second(&mirrored, &mirrored.standby)?;
+    let promoted = promote(&mirrored, &second, &["--instead-of", &chosen])?;
+    ensure!(promoted.code == Some(0), "{promoted:?}");
+    ensure!(
+        promoted.stdout.contains("nothing that this mirror acknowledged is lost"),
+        "{promoted:?}"
+    );
+    println!("{}", promoted.stdout.trim());
+    check_rows(&second, &returned)?;
+    check_fork(&second, told)?;
+    // What has taken over may have commits of its own.
+    let now = second.url("postgres");
+    let refused = promote(&mirrored, &mirrored.standby, &["--instead-of", &now])?;
+    ensure!(refused.code == Some(1) && refused.stderr.contains("has taken over"), "{refused:?}");
+    ensure!(is_in_recovery(&mirrored.standby)?, "two are promoted");
+    Ok(())
+}

@@ -285,8 +285,12 @@ impl FarAgent {
         let trouble = spool.as_ref().and_then(|spool| spool.trouble());
         let (failure, server) = (lock(&self.failure), lock(&self.server_failure));
         let closed = spool.as_ref().is_some_and(|spool| spool.closed().is_some());
+        let unsaved = spool.as_ref().and_then(|spool| {
+            let error = spool.unsaved_close()?;
+            Some(promote::unsaved_close(&self.config.name, spool.folder(), &error))
+        });
         let (state, error) = match (failure.stopped(), trouble, status.connected) {
-            _ if closed => ("promoted", None),
+            _ if closed => ("promoted", unsaved),
             // Where log flows again, somebody has mended it.
             (Some(error), _, false) => ("stopped", Some(error.to_owned())),
             (_, Some(trouble), _) => ("out of room", Some(trouble.to_string())),

@@ -7,10 +7,11 @@ use crate::sites::protocol::{AskEnd, Wanted};
 use crate::switch::Held;
 use farshore_mirror::promote::{Inherited, Plan, Promoted, promote};
 use farshore_mirror::relay::end::{EndAnswer, PrincipalsLog, hear_end};
-use farshore_mirror::spool::Spool;
+use farshore_mirror::spool::{Spool, SpoolError};
 use farshore_model::Lsn;
 use farshore_pg::Config;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -24,6 +25,7 @@ const RESTS_WITHIN: Duration = Duration::from_secs(10);
 pub(crate) struct Takeover<'a> {
     pub standby: Option<&'a str>,
     pub allow_data_loss: bool,
+    pub instead_of: Option<&'a str>,
     pub wait_seconds: u64,
 }
 
@@ -140,6 +142,7 @@ impl FarAgent {
             standby,
             listen: self.where_standbys_connect(),
             allow_data_loss: wanted.allow_data_loss,
+            instead_of: wanted.instead_of.map(str::to_owned),
             patience: Duration::from_secs(wanted.wait_seconds),
         };
         let told = Mutex::new(told);
@@ -158,6 +161,9 @@ impl FarAgent {
         );
         let told = told.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
         let mut text = said(name, &promoted, was_connected, (durable, &told));
+        if let Some(error) = &promoted.unsaved {
+            text.push_str(&format!(". {}", unsaved_close(name, spool.folder(), error)));
+        }
         // They are told once this is noted, and go then: nobody needs the spool to take over.
         text.push_str(&self.others().await);
         let noting = spool.clone();
@@ -475,6 +481,16 @@ fn holds_own(answer: &EndAnswer, spool: &Spool) -> bool {
         && matches!(&answer.log, PrincipalsLog::EndsAt { system_id, .. } if *system_id == own)
 }
 
+/// Of a spool that was closed, and whose folder does not tell.
+pub(super) fn unsaved_close(name: &str, folder: &Path, error: &SpoolError) -> String {
+    format!(
+        "The promotion could not be noted ({error}): nothing is taken in as long as this node runs, and \
+         a restart would know nothing of it, take in what an old principal writes, and acknowledge \
+         that. Before one, remove the folder {}, or take [mirror.{name}] out of the site file",
+        folder.display()
+    )
+}
+
 fn still_streaming(others: &[String]) -> String {
     if others.is_empty() {
         return String::new();
@@ -493,7 +509,7 @@ fn said(
     was_connected: bool,
     (durable, told): (Lsn, &Told),
 ) -> String {
-    let Promoted { timeline, fork, spool_end, was_already, inherited } = promoted;
+    let Promoted { timeline, fork, spool_end, was_already, inherited, unsaved: _ } = promoted;
     let was = if *was_already { "had been promoted already" } else { "is promoted" };
     let mut text =
         format!("the standby of mirror \"{name}\" {was}: timeline {timeline} begins at {fork}");
@@ -596,6 +612,7 @@ mod tests {
             spool_end: Lsn(96),
             was_already: false,
             inherited: None,
+            unsaved: None,
         };
         let said = |told| said("m", &promoted, false, (Lsn(100), &told));
         // The rest of a record that never ended is no loss.
