@@ -358,7 +358,8 @@ impl Spool {
         self.shared.positions.subscribe()
     }
 
-    /// Why nothing is written for the time being: there is no room. `None` while all is well.
+    /// Why nothing is written for the time being, or any more: there is no room, or the disk refuses.
+    /// `None` while all is well.
     pub fn trouble(&self) -> Option<SpoolError> {
         self.shared.failure.get().cloned().or_else(|| self.shared.trouble.borrow().clone())
     }

@@ -122,7 +122,7 @@ impl Verdict {
         match (state, error) {
             ("stopped", _) => self.find(Health::Critical, || "stopped".to_owned()),
             ("dropped", _) => self.find(Health::Critical, || "dropped".to_owned()),
-            ("out of room", _) => self.find(Health::Critical, || "out of room".to_owned()),
+            ("out of room" | "disk error", _) => self.find(Health::Critical, || state.to_owned()),
             (_, Some(_)) => self.find(Health::Warning, || format!("{state} with an error")),
             ("paused", None) => self.find(Health::Warning, || "paused by an operator".to_owned()),
             ("waiting", None) => {

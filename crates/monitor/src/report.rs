@@ -98,8 +98,8 @@ pub struct MirrorReport {
     #[serde(default)]
     pub direct: bool,
     /// At the near end `streaming`, `waiting` for the far end, or `dropped`; at the far end
-    /// `receiving`, `starting`, `retrying`, `out of room`, `promoted` or `stopped`, and where it is
-    /// direct `dropped`.
+    /// `receiving`, `starting`, `retrying`, `out of room`, `disk error`, `promoted` or `stopped`, and
+    /// where it is direct `dropped`.
     pub state: String,
     /// What is wrong.
     pub error: Option<String>,

@@ -19,13 +19,13 @@ pub enum SpoolError {
         /// Why.
         error: Arc<std::io::Error>,
     },
-    /// An fdatasync failed: what the kernel has of the file is not to be trusted any more.
+    /// An fsync failed: what the kernel has of the file or folder is not to be trusted any more.
     #[error(
         "cannot make {path} durable: {error}. What was not acknowledged is received again after a \
          restart; check the disk first"
     )]
     NotDurable {
-        /// The segment.
+        /// The segment, or the folder.
         path: PathBuf,
         /// Why.
         error: Arc<std::io::Error>,
@@ -187,6 +187,12 @@ impl SpoolError {
     ) -> impl FnOnce(std::io::Error) -> SpoolError {
         let path = path.to_owned();
         move |error| SpoolError::Io { action, path, error: Arc::new(error) }
+    }
+
+    /// Whether the same may succeed later: there is no room, no file descriptor or thread is left, the
+    /// file system is away or read-only for the time being.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, SpoolError::Io { .. })
     }
 
     /// Whether there is no room left: a state that ends when somebody makes some.

@@ -201,8 +201,9 @@ async fn a_boundary_is_not_claimed_before_the_next_segment_is_there() {
     // Nothing can be renamed over a folder, and no segment is written to one.
     std::fs::create_dir(segment(folder.path(), 1)).unwrap();
     let last = Bytes::copy_from_slice(log.between(boundary - 8, boundary));
+    let mut trouble = spool.shared.trouble.subscribe();
     spool.append(Timeline(1), Lsn(boundary - 8), &[last]).await.unwrap();
-    assert!(spool.settled().await.is_err());
+    trouble.wait_for(Option::is_some).await.unwrap();
     assert_eq!(spool.positions().borrow().durable, Lsn(boundary - 8));
     drop(spool);
     std::fs::remove_dir(segment(folder.path(), 1)).unwrap();
@@ -578,6 +579,26 @@ fn one_process_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let _spool = created(folder.path());
     assert!(matches!(refused(folder.path()), SpoolError::Locked { .. }));
+}
+
+/// A disk that refuses something for a while is no reason to take nothing in for good.
+#[tokio::test]
+async fn a_disk_that_refuses_a_segment_is_tried_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = some_log();
+    let spool = created(folder.path());
+    // Where the file for the first segment would be made, there is none to be made.
+    let obstacle = folder.path().join("spare.tmp");
+    std::fs::create_dir_all(obstacle.join("within")).unwrap();
+    let mut trouble = spool.shared.trouble.subscribe();
+    let data = Bytes::copy_from_slice(log.between(BEGIN, BEGIN + 1_000));
+    spool.append(Timeline(1), Lsn(BEGIN), &[data]).await.unwrap();
+    let told = trouble.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    assert!(told.to_string().contains("spare.tmp") && !told.is_out_of_room(), "{told}");
+    std::fs::remove_dir_all(&obstacle).unwrap();
+    trouble.wait_for(Option::is_none).await.unwrap();
+    assert_eq!(spool.settled().await.unwrap().durable, Lsn(BEGIN + 1_000));
+    append(&spool, &log, BEGIN + 1_000, log.end()).await;
 }
 
 /// What goes to a file that has lost its name is kept by nobody.

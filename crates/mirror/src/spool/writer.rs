@@ -21,8 +21,10 @@ use tokio::sync::mpsc;
 
 /// Most bytes that one fdatasync waits for.
 const GROUP_BYTES_MAX: usize = 4 << 20;
-/// How often a full disk is tried again.
-const ROOM_AGAIN: Duration = Duration::from_millis(250);
+/// How soon a disk that has no room, or refuses for another reason, is tried again: first, and at
+/// last where it is not for room.
+const AGAIN: Duration = Duration::from_millis(250);
+const AGAIN_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Writer {
@@ -217,7 +219,7 @@ impl Writer {
             let room = (self.size().get() - at) as usize;
             let (piece, more) = rest.split_at(rest.len().min(room));
             fault::point("spool.before-write");
-            self.with_room(|writer| {
+            self.until_it_goes(|writer| {
                 let open = writer.opened(number)?;
                 open.write(piece, at).map_err(SpoolError::io("write to", &open.path))
             })?;
@@ -242,7 +244,7 @@ impl Writer {
     fn roll(&mut self) -> Result<(), SpoolError> {
         self.sync()?;
         let (number, _) = self.place();
-        self.with_room(|writer| writer.opened(number).map(|_| ()))?;
+        self.until_it_goes(|writer| writer.opened(number).map(|_| ()))?;
         self.settle()
     }
 
@@ -271,7 +273,7 @@ impl Writer {
 
     /// What was written has been made durable: says so.
     fn settle(&mut self) -> Result<(), SpoolError> {
-        self.keep_floor()?;
+        self.until_it_goes(Writer::keep_floor)?;
         self.durable = self.written;
         self.publish();
         Ok(())
@@ -302,8 +304,7 @@ impl Writer {
             first => first.map_err(SpoolError::io("read", &folder))?,
         };
         self.state.floor = self.written;
-        let state = self.state;
-        self.with_room(|_| state.write(&folder))?;
+        self.state.write(&folder)?;
         self.needs_floor = first.is_none_or(|first| first > self.written);
         Ok(())
     }
@@ -351,7 +352,7 @@ impl Writer {
         if bytes > 0 {
             let new = folder.join(Segment { timeline, number }.file_name(size));
             let copy = folder.join("switch.tmp");
-            self.with_room(|_| {
+            self.until_it_goes(|_| {
                 zeroed(&copy, size)?;
                 let whole = std::fs::read(&old).map_err(SpoolError::io("read", &old))?;
                 let prefix = &whole[..whole.len().min(bytes as usize)];
@@ -430,7 +431,7 @@ impl Writer {
             };
         }
         // Also if it is there: an attempt before this one may have failed here.
-        folder::sync(&self.shared.folder)?;
+        sync_names(&self.shared.folder)?;
         if is_new {
             fault::point("spool.after-roll");
         }
@@ -441,26 +442,34 @@ impl Writer {
         Ok(Open { number, path, file, tracked, has_old_log })
     }
 
-    /// Does it again and again while the disk is full. Nothing is acknowledged meanwhile, so the
-    /// principal keeps what comes next.
-    fn with_room<T>(
+    /// Does it again and again while the disk is full, or refuses for another reason that may pass.
+    /// Nothing is acknowledged meanwhile, so the principal keeps what comes next.
+    fn until_it_goes<T>(
         &mut self,
         mut attempt: impl FnMut(&mut Writer) -> Result<T, SpoolError>,
     ) -> Result<T, SpoolError> {
+        let mut pause = AGAIN;
         loop {
             match attempt(self) {
-                Err(error) if error.is_out_of_room() => {
+                Err(error) if error.may_pass() => {
                     if self.shared.trouble.borrow().is_none() {
-                        tracing::warn!("the mirror waits for room on the disk: {error}");
+                        let what = if error.is_out_of_room() { "for room on" } else { "for" };
+                        tracing::warn!("the mirror waits {what} the disk: {error}");
+                    }
+                    if !error.is_out_of_room() {
+                        pause = AGAIN_MAX.min(pause * 2);
                     }
                     self.shared.trouble.send_replace(Some(error));
-                    if self.shared.is_closing.load(Relaxed) {
-                        return Err(SpoolError::Closing);
+                    let again_at = Instant::now() + pause;
+                    while Instant::now() < again_at {
+                        if self.shared.is_closing.load(Relaxed) {
+                            return Err(SpoolError::Closing);
+                        }
+                        if let Some(failure) = self.shared.failure.get() {
+                            return Err(failure.clone());
+                        }
+                        std::thread::park_timeout(AGAIN);
                     }
-                    if let Some(failure) = self.shared.failure.get() {
-                        return Err(failure.clone());
-                    }
-                    std::thread::park_timeout(ROOM_AGAIN);
                 }
                 done => {
                     if self.shared.trouble.borrow().is_some() {
@@ -543,6 +552,14 @@ fn clear_first_page(path: &Path) -> Result<(), SpoolError> {
         .open(path)
         .and_then(|file| file.write_all_at(&zeros, 0).and_then(|()| file.sync_data()))
         .map_err(SpoolError::io("write to", path))
+}
+
+/// As [`folder::sync`]; a failure that does not pass is known by its error.
+fn sync_names(folder: &Path) -> Result<(), SpoolError> {
+    let names = File::open(folder).map_err(SpoolError::io("open", folder))?;
+    names
+        .sync_all()
+        .map_err(|error| SpoolError::NotDurable { path: folder.to_owned(), error: Arc::new(error) })
 }
 
 /// A segment of zeros, durable.

@@ -293,7 +293,10 @@ impl FarAgent {
             _ if closed => ("promoted", unsaved),
             // Where log flows again, somebody has mended it.
             (Some(error), _, false) => ("stopped", Some(error.to_owned())),
-            (_, Some(trouble), _) => ("out of room", Some(trouble.to_string())),
+            (_, Some(trouble), _) if trouble.is_out_of_room() => {
+                ("out of room", Some(trouble.to_string()))
+            }
+            (_, Some(trouble), _) => ("disk error", Some(trouble.to_string())),
             (_, None, true) => ("receiving", None),
             (None, None, false) => match failure.retrying() {
                 Some(error) => ("retrying", Some(error.to_owned())),

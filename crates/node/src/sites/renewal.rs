@@ -107,9 +107,10 @@ fn seen(path: &Path) -> Option<(SystemTime, u64)> {
 impl Renewal {
     /// Looks again and again.
     pub async fn watch(self) {
-        let (mut used, mut tried, mut before) =
-            (self.loaded.clone(), self.loaded.clone(), self.loaded.clone());
+        let (mut used, mut before) = (self.loaded.clone(), self.loaded.clone());
         let mut told_at: Option<Instant> = None;
+        // Why those that are there cannot be used, as it was said last.
+        let mut refused: Option<String> = None;
         loop {
             if told_at.is_none_or(|told| told.elapsed() >= TELL_EVERY)
                 && let Some(ends) = lock(&self.lifetime).warning(SystemTime::now())
@@ -123,48 +124,47 @@ impl Renewal {
             // Who replaces several files is let finish.
             let is_settled = now == before;
             before = now.clone();
-            if now == tried || !is_settled {
+            if now == used {
+                refused = None;
                 continue;
             }
-            // What could not be used changes nothing: a revocation that came with it is still to end
-            // sessions when it can.
-            if self.take(&now, &used) {
-                used = now.clone();
+            if !is_settled {
+                continue;
             }
-            tried = now;
+            // Tried at each look until they can be used: what is mended may not show in what is seen,
+            // as with their permissions. Until then nothing changes: a revocation that came with
+            // them is still to end sessions when it can.
+            match self.take(&now, &used) {
+                Ok(()) => (used, refused) = (now, None),
+                Err(why) if refused.as_ref() == Some(&why) => {}
+                Err(why) => {
+                    tracing::error!("{why}. Going on with those from before");
+                    refused = Some(why);
+                }
+            }
         }
     }
 
-    /// Whether they can be used.
-    fn take(&self, now: &Seen, before: &Seen) -> bool {
+    /// Uses them.
+    ///
+    /// # Errors
+    /// Why they cannot be used; then those from before are.
+    fn take(&self, now: &Seen, before: &Seen) -> Result<(), String> {
         let certificate = self.files.certificate.display();
         let mut files = self.files.clone();
         if self.revocations.exists() {
             files.revoked = Some(self.revocations.clone());
         }
-        let identity = match Identity::load(&files) {
-            Ok(identity) if identity.site() == self.site => Arc::new(identity),
-            Ok(identity) => {
-                tracing::error!(
-                    "the certificate {certificate} was replaced by one for site \"{}\": going on \
-                     with the one from before",
-                    identity.site()
-                );
-                return false;
-            }
-            Err(error) => {
-                tracing::error!(
-                    "certificates were replaced and cannot be used: {error}. Going on with those \
-                     from before"
-                );
-                return false;
-            }
-        };
+        let unusable = |error| format!("certificates were replaced and cannot be used: {error}");
+        let identity = Arc::new(Identity::load(&files).map_err(unusable)?);
+        if identity.site() != self.site {
+            return Err(format!(
+                "the certificate {certificate} was replaced by one for site \"{}\"",
+                identity.site()
+            ));
+        }
         for dialer in &self.dialers {
-            if let Err(error) = dialer.set_identity(&identity) {
-                tracing::error!("certificates were replaced and cannot be used: {error}");
-                return false;
-            }
+            dialer.set_identity(&identity).map_err(unusable)?;
         }
         *lock(&self.lifetime) = Lifetime::of(&identity);
         if let Some(listener) = &self.listener {
@@ -176,7 +176,7 @@ impl Renewal {
             }
         }
         tracing::info!("certificates were replaced: {certificate} and its authorities are used");
-        true
+        Ok(())
     }
 }
 
