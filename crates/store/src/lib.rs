@@ -130,8 +130,8 @@ pub struct StoreStatus {
     pub stored_bytes_appended: u64,
     /// fdatasync calls since the store was opened.
     pub syncs: u64,
-    /// The disk is full: what the writer waits with, and what the operating system says. It goes
-    /// on by itself when there is room.
+    /// The disk is full, or refuses for another reason that may pass: what the writer waits with,
+    /// and what the operating system says. It goes on by itself when the disk takes it.
     pub waiting_for_room: Option<String>,
 }
 

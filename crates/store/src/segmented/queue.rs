@@ -168,7 +168,7 @@ impl Queue {
         }
     }
 
-    /// The disk is full: waits a moment. False when the store is being closed, and the writer must
+    /// The disk is full, or refuses for another reason that may pass: waits a moment. False when the store is being closed, and the writer must
     /// give up. Called by the writer alone.
     pub fn wait_for_room(&self, refused: &StoreError) -> bool {
         let mut state = lock(&self.state);
@@ -192,7 +192,7 @@ impl Queue {
     /// There was room.
     pub fn found_room(&self) {
         if lock(&self.state).waiting_for_room.take().is_some() {
-            tracing::info!("there is room on the disk again: the log goes on");
+            tracing::info!("the disk takes what it had no room for, or refused: the log goes on");
         }
     }
 

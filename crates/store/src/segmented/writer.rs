@@ -394,7 +394,7 @@ impl Writer {
         self.active.sink.seal()?;
         let old = self.active.segment.clone();
         self.save_index(&old);
-        let next = self.create_when_there_is_room(old.sequence + 1)?;
+        let next = self.create_when_the_disk_takes_it(old.sequence + 1)?;
         lock(&self.log.segments.segments).push_back(next.segment.clone());
         {
             // Only now: a reader that sees `sealed` goes on to the next segment in the list.
@@ -407,12 +407,13 @@ impl Writer {
         Ok(())
     }
 
-    fn create_when_there_is_room(&self, sequence: u64) -> Result<Active, StoreError> {
+    fn create_when_the_disk_takes_it(&self, sequence: u64) -> Result<Active, StoreError> {
         let mut waited = false;
         loop {
             match create_segment(&self.log, sequence, self.active.last) {
                 Err(error) if error.is_out_of_room() && self.log.old_files.give_up() => {}
-                Err(error) if error.is_out_of_room() && self.log.queue.wait_for_room(&error) => {
+                // Whatever else the system refuses may pass as well, and all is durable here.
+                Err(error @ StoreError::Io { .. }) if self.log.queue.wait_for_room(&error) => {
                     waited = true;
                 }
                 created => {
@@ -462,7 +463,11 @@ pub(crate) fn create_segment(log: &Log, sequence: u64, start: Lsn) -> Result<Act
         Some(begun) => begun,
         None => (begin_in_new_file(&path, &header)?, FILE_HEADER_LEN as u64),
     };
-    sync_dir(&log.dir)?;
+    if let Err(error) = sync_dir(&log.dir) {
+        // So that it can be tried again under this name.
+        let _ = std::fs::remove_file(&path);
+        return Err(error);
+    }
     let end = FILE_HEADER_LEN as u64;
     let segment = Arc::new(Segment {
         sequence,

@@ -1,8 +1,9 @@
 //! A disk that fails.
 
 use super::{open, small};
-use crate::conformance::{append, batch, block_on, entries, noise, read_all};
+use crate::conformance::{append, batch, block_on, entries, noise, read_all, wait_durable};
 use crate::segmented::SegmentedStore;
+use crate::segmented::folder::segment_path;
 use crate::{Batch, LogStore, Retention, StoreError};
 use farshore_model::{Applied, Durable, Lsn};
 use std::sync::atomic::Ordering;
@@ -39,6 +40,23 @@ fn a_failed_sync_ends_writing_for_good_and_reading_goes_on() {
     let found = entries(read_all(&*store, Lsn::ZERO));
     assert_eq!(&found[0].payload[..], b"durable");
     append(&*store, batch(&[(9, b"again")], &[]));
+}
+
+#[test]
+fn a_segment_that_cannot_be_begun_for_a_while_is_tried_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path());
+    append(&*store, batch(&[(1, &noise(100_000, 1))], &[]));
+    // Where the next one goes to, there is none to be made.
+    let obstacle = segment_path(dir.path(), Lsn(1));
+    std::fs::create_dir(&obstacle).unwrap();
+    block_on(store.append(batch(&[(2, b"later")], &[]))).unwrap();
+    let why = std::iter::repeat_with(|| store.status().waiting_for_room).find_map(|why| why);
+    assert!(why.unwrap().contains(&obstacle.display().to_string()));
+    std::fs::remove_dir(&obstacle).unwrap();
+    block_on(wait_durable(&*store, Lsn(2)));
+    assert_eq!(store.status().waiting_for_room, None);
+    assert_eq!(entries(read_all(&*store, Lsn::ZERO)).len(), 2);
 }
 
 #[test]
