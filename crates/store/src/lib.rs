@@ -207,7 +207,11 @@ pub enum StoreError {
         end: Lsn,
     },
     /// An earlier failure closed the store for writing; reopen it after mending the cause.
-    #[error("the store stopped taking writes after an earlier failure: {0}")]
+    #[error(
+        "the store takes no more since something failed: {}. See to that, and start this node again \
+         (farshore run): nothing that was durable is lost",
+        for_good(.0)
+    )]
     Failed(Arc<StoreError>),
     /// A name that no cursor or spill has.
     #[error("the store has no {0}")]
@@ -228,6 +232,16 @@ impl StoreError {
             | StoreError::Failed(_)
             | StoreError::Unknown(_) => false,
         }
+    }
+}
+
+/// A failure after which nothing goes on by itself.
+fn for_good(error: &StoreError) -> String {
+    match error {
+        StoreError::Io { action, path, error } => {
+            format!("cannot {action} {}: {error}", path.display())
+        }
+        error => error.to_string(),
     }
 }
 

@@ -318,10 +318,7 @@ impl Receive {
     }
 
     fn store_failure(&self) -> ReceiveError {
-        match self.store.failure() {
-            Some(error) => error.into(),
-            None => StoreError::Unknown("writer any more".to_owned()).into(),
-        }
+        of_failed(self.store.failure())
     }
 
     async fn take_in(&self, receiver: &mut Receiver) -> Result<(), ReceiveError> {
@@ -475,6 +472,15 @@ impl Taking {
     }
 }
 
+/// The log is closed for good then, whatever it was: trying again is for who starts the node again.
+fn of_failed(failure: Option<StoreError>) -> ReceiveError {
+    ReceiveError::Store(match failure {
+        Some(error @ StoreError::Failed(_)) => error,
+        Some(error) => StoreError::Failed(Arc::new(error)),
+        None => StoreError::Unknown("writer any more".to_owned()),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -544,6 +550,17 @@ mod tests {
             assert!(error(kind).is_transient(), "{kind}");
         }
         assert!(!error(io::ErrorKind::InvalidData).is_transient());
+    }
+
+    #[test]
+    fn a_log_that_failed_is_not_tried_again_and_says_what_to_do() {
+        let error = Arc::new(io::ErrorKind::StorageFull.into());
+        let failure = StoreError::Io { action: "sync", path: "1.log".into(), error };
+        let failed = of_failed(Some(failure));
+        let text = failed.to_string();
+        assert!(!failed.is_transient() && text.contains("start this node again"), "{text}");
+        // It does not.
+        assert!(text.contains("cannot sync 1.log") && !text.contains("by itself"), "{text}");
     }
 
     #[tokio::test]

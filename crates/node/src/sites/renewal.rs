@@ -155,8 +155,11 @@ impl Renewal {
         if self.revocations.exists() {
             files.revoked = Some(self.revocations.clone());
         }
-        let unusable = |error| format!("certificates were replaced and cannot be used: {error}");
-        let identity = Arc::new(Identity::load(&files).map_err(unusable)?);
+        let unusable = |error: &dyn std::error::Error| {
+            format!("certificates were replaced and cannot be used: {error}")
+        };
+        let identity = Identity::load(&files).map_err(|error| unusable(&error))?;
+        let identity = Arc::new(identity);
         if identity.site() != self.site {
             return Err(format!(
                 "the certificate {certificate} was replaced by one for site \"{}\"",
@@ -164,7 +167,7 @@ impl Renewal {
             ));
         }
         for dialer in &self.dialers {
-            dialer.set_identity(&identity).map_err(unusable)?;
+            dialer.set_identity(&identity).map_err(|error| unusable(&error))?;
         }
         *lock(&self.lifetime) = Lifetime::of(&identity);
         if let Some(listener) = &self.listener {
@@ -183,6 +186,49 @@ impl Renewal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farshore_link::certificates::Authority;
+    use std::fs::{Permissions, rename, set_permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    /// A mode that was mended shows in neither time nor length.
+    #[tokio::test(start_paused = true)]
+    async fn certificates_that_could_not_be_used_are_once_that_is_mended() {
+        let folder = tempfile::tempdir().unwrap();
+        let authority = Authority::create(&folder.path().join("authority")).unwrap();
+        let made = authority.issue("here", 30, folder.path()).unwrap();
+        let files = IdentityFiles {
+            certificate: made.certificate.clone(),
+            key: made.key.clone(),
+            authorities: authority.certificate(),
+            revoked: None,
+        };
+        let revocations = folder.path().join("revoked.crl");
+        let loaded = Seen::look(&files, &revocations);
+        let lifetime = Arc::new(Mutex::new(Lifetime::of(&Identity::load(&files).unwrap())));
+        let expires = || lock(&lifetime).expires;
+        let before = expires();
+        let renewal = Renewal {
+            files,
+            revocations,
+            loaded,
+            site: "here".to_owned(),
+            dialers: Vec::new(),
+            listener: None,
+            lifetime: lifetime.clone(),
+        };
+        tokio::spawn(renewal.watch());
+        let newer = folder.path().join("newer");
+        std::fs::create_dir(&newer).unwrap();
+        let newer = authority.issue("here", 60, &newer).unwrap();
+        set_permissions(&newer.key, Permissions::from_mode(0o644)).unwrap();
+        rename(&newer.key, &made.key).unwrap();
+        rename(&newer.certificate, &made.certificate).unwrap();
+        tokio::time::sleep(4 * LOOK_EVERY).await;
+        assert_eq!(expires(), before);
+        set_permissions(&made.key, Permissions::from_mode(0o600)).unwrap();
+        tokio::time::sleep(4 * LOOK_EVERY).await;
+        assert!(expires() > before);
+    }
 
     #[test]
     fn the_end_of_a_certificate_is_told_in_time() {
