@@ -331,7 +331,7 @@ fn begin(
 
 /// Refuses a site which has what this store does not: it was set back together with the publisher,
 /// or with the site that it comes from, and has come past what the site has with other changes. What
-/// has left the store since cannot be compared.
+/// has left the store since cannot be compared; what follows it can.
 async fn is_the_same_log(store: &Arc<SegmentedStore>, have: Option<Have>) -> Result<(), Refusal> {
     let Some(Have { log_id, durable, newest: Some(newest) }) = have else { return Ok(()) };
     if log_id != store.log_id() || durable > store.durable().borrow().0 {
@@ -341,15 +341,21 @@ async fn is_the_same_log(store: &Arc<SegmentedStore>, have: Option<Have>) -> Res
     let before = Lsn(position.0.saturating_sub(1));
     let store = store.clone();
     let found = on_disk(move || {
-        let there = store.first_transaction(before)?;
-        Ok((there, store.first_transaction(position)?))
+        let there = match store.first_transaction(before) {
+            Err(StoreError::Dropped { .. }) => None,
+            there => Some(there?),
+        };
+        let from = match store.first_transaction(position) {
+            Err(StoreError::Dropped { start, .. }) => start,
+            next => return Ok((there, next?)),
+        };
+        Ok((there, store.first_transaction(from)?))
     });
     let (there, next) = match found.await {
         Ok(found) => found,
-        Err(StoreError::Dropped { .. }) => return Ok(()),
         Err(error) => return Err(Refusal::passing(format!("its store refuses: {error}"))),
     };
-    let what = if there != Some((position, PgTime(commit_time))) {
+    let what = if there.is_some_and(|there| there != Some((position, PgTime(commit_time)))) {
         format!(
             "the site has a transaction at {position} ({}) that the log here",
             PgTime(commit_time)
@@ -439,6 +445,53 @@ mod tests {
         let mut unnamed = vec![HeldSpill { id: 7, blocks: Some(3), naming: None }];
         assert_eq!(blocks_there(&mut unnamed, SpillId(7), naming(1)), Some(3));
     }
+
+    /// What the site has newest has left the log here, and the log was set back to that and has gone
+    /// on with something else.
+    #[tokio::test]
+    async fn a_log_that_went_on_with_something_else_is_known_by_what_it_still_has() {
+        let dir = tempfile::tempdir().unwrap();
+        let options = Options { segment_bytes: 1, ..Options::default() };
+        let store = SegmentedStore::open(dir.path(), options).unwrap().0;
+        for (position, kind) in [
+            (20, EntryKind::Transaction),
+            (30, EntryKind::Watermark),
+            (40, EntryKind::Transaction),
+            (50, EntryKind::Watermark),
+        ] {
+            let mut batch = Batch::default();
+            // Nothing packs it: a segment for each.
+            let mut state = 1_u64;
+            let noise = std::iter::repeat_with(|| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (state >> 56) as u8
+            });
+            if kind == EntryKind::Transaction {
+                batch.payload.extend(noise.take(8_000));
+            }
+            let (position, commit_time) = (Lsn(position), PgTime(1));
+            let payload_len = batch.payload.len() as u32;
+            batch.entries.push(EntryMeta { position, commit_time, kind, payload_len });
+            store.append(batch).await.unwrap();
+            store.durable().wait_for(|durable| durable.0 >= position).await.unwrap();
+        }
+        let newest = Some(Newest { position: Lsn(20), commit_time: 1 });
+        let have = |durable| Have { log_id: store.log_id(), durable: Lsn(durable), newest };
+        let judged = async |durable| is_the_same_log(&store, Some(have(durable))).await;
+        for is_dropped in [false, true] {
+            if is_dropped {
+                store.register_cursor("@down").unwrap();
+                store.move_cursor("@down", Applied(Lsn(30))).unwrap();
+                store.enforce_retention(&farshore_store::Retention::default()).unwrap();
+                assert!(store.first_transaction(Lsn(19)).is_err());
+            }
+            assert!(judged(35).await.is_ok(), "{is_dropped}");
+            let refused = judged(45).await.unwrap_err();
+            assert!(!refused.passes, "{}", refused.why);
+            assert!(refused.why.contains("has a transaction at 0/28"), "{}", refused.why);
+        }
+    }
+
     #[tokio::test]
     async fn nothing_is_kept_for_a_site_that_is_refused_for_good() {
         let dir = tempfile::tempdir().unwrap();
