@@ -66,7 +66,8 @@ pub fn status(site: &Path, watch: bool, json: bool) -> ExitCode {
         if !watch || printed != Printed::Whole {
             return printed.or_failure(exit_code(&report, running));
         }
-        runtime.block_on(tokio::time::sleep(Duration::from_secs(1)));
+        // The timer is made within the runtime.
+        runtime.block_on(async { tokio::time::sleep(Duration::from_secs(1)).await });
     }
 }
 
