@@ -79,12 +79,10 @@ pub enum ApplyError {
         /// The publisher's OID of the table.
         oid: u32,
     },
-    /// The publisher's table has its columns in other places than before.
+    /// The publisher's table has its columns in other places than before, or others in their places.
     #[error(
-        "subscription \"{subscription}\": the publisher's table {table} was altered: its column \
-         {column} stands in another place than before, so columns were renamed, or dropped and \
-         added again, and what rows have in them is not in the log. To have it copied anew: {}",
-        remedy::resync(.subscription, Some(.table))
+        "subscription \"{subscription}\": the publisher's table {table} was altered: {}",
+        columns_moved(.subscription, .table, .column, .renames)
     )]
     ColumnsMoved {
         /// Subscription.
@@ -95,6 +93,9 @@ pub enum ApplyError {
         oid: u32,
         /// The first of them, quoted.
         column: String,
+        /// What does the same on the target, where nothing else can have happened than that columns
+        /// were renamed.
+        renames: Vec<String>,
     },
     /// An update brought a row within the publication's filter, and so came as an INSERT; what it
     /// left as it was, and lies apart from the row (TOAST), the publisher does not send.
@@ -267,6 +268,27 @@ pub struct RefusedCommit {
     pub position: Lsn,
     /// What the target said.
     pub error: Box<ServerError>,
+}
+
+fn columns_moved(
+    subscription: &str,
+    table: &TableName,
+    column: &str,
+    renames: &[String],
+) -> String {
+    if renames.is_empty() {
+        return format!(
+            "its column {column} stands in another place than before, so columns were renamed, or \
+             dropped and added again, and what rows have in them is not in the log. To have it \
+             copied anew: {}",
+            remedy::resync(subscription, Some(table))
+        );
+    }
+    format!(
+        "its column {column} had another name before. Do the same on the target: {}. Then go on \
+         (farshore resume)",
+        renames.join("; ")
+    )
 }
 
 impl ApplyError {

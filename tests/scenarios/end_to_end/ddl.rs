@@ -132,6 +132,23 @@ fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
         stops_with(&pair, "ALTER TABLE public.t RENAME COLUMN c TO z")?;
         mended(&mut pair, "ALTER TABLE t RENAME COLUMN c TO z")?;
 
+        // In front of others: each column has its place.
+        pair.publish(
+            "ALTER TABLE t RENAME a TO y; ALTER TABLE t RENAME b TO x; UPDATE t SET y = 'r'",
+        )?;
+        let rename = "ALTER TABLE public.t RENAME COLUMN a TO y; \
+                      ALTER TABLE public.t RENAME COLUMN b TO x";
+        stops_with(&pair, rename)?;
+        mended(&mut pair, rename)?;
+        pair.assert_equal(&["public"])?;
+        // The target first.
+        pair.subscriber
+            .execute_script("ALTER TABLE t RENAME y TO a; ALTER TABLE t RENAME x TO b")?;
+        pair.publish(
+            "ALTER TABLE t RENAME y TO a; ALTER TABLE t RENAME x TO b; UPDATE t SET a = 'a'",
+        )?;
+        pair.assert_equal(&["public"])?;
+
         pair.publish(
             "ALTER TABLE t ALTER COLUMN z TYPE numeric(12,2); UPDATE t SET z = 1.25 WHERE id < 5",
         )?;

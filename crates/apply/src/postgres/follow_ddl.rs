@@ -104,7 +104,7 @@ impl Follow<'_> {
                     oid: self.relation.oid,
                 });
             }
-            self.check_places(before)?;
+            self.check_places(before, on_target)?;
         }
         let columns = &self.relation.columns;
         if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
@@ -544,23 +544,28 @@ impl Follow<'_> {
         }
     }
 
-    /// PostgreSQL adds columns at the end, and leaves the others where they are.
-    fn check_places(&self, before: &Relation) -> Result<(), ApplyError> {
-        let now = &self.relation.columns;
-        let is_old = |column: &&Column| before.columns.iter().any(|old| old.name == column.name);
-        let is_left = |old: &&Column| now.iter().any(|column| column.name == old.name);
-        let left = before.columns.iter().filter(is_left);
-        let old = now.iter().filter(is_old);
-        let strayed = left.zip(old).find(|(left, old)| left.name != old.name).map(|(_, old)| old);
-        let first_new = now.iter().position(|column| !is_old(&column));
-        let behind_new = first_new.and_then(|at| now[at..].iter().find(is_old));
-        let Some(column) = strayed.or(behind_new) else { return Ok(()) };
-        Err(ApplyError::ColumnsMoved {
+    /// PostgreSQL adds columns at the end, and leaves the others where they are: what has another
+    /// name in front of one that stays was renamed. On the target it must have been, too.
+    fn check_places(&self, before: &Relation, on_target: &TargetTable) -> Result<(), ApplyError> {
+        let moved = |column: &Column, renames| ApplyError::ColumnsMoved {
             subscription: self.subscription.to_owned(),
             table: Box::new(published_name(self.relation)),
             oid: self.relation.oid,
-            column: quoted(column).to_string(),
-        })
+            column: quoted(column),
+            renames,
+        };
+        let renamed = renamed_in_place(&before.columns, &self.relation.columns);
+        let renamed = renamed.map_err(|column| moved(column, Vec::new()))?;
+        let is_there = |name: &str| on_target.columns.iter().any(|there| there.name == name);
+        let is_followed =
+            |(old, new): &&(&Column, &Column)| is_there(&new.name) && !is_there(&old.name);
+        let Some((_, first)) = renamed.iter().find(|pair| !is_followed(pair)) else {
+            return Ok(());
+        };
+        let left = renamed.iter().filter(|pair| !is_followed(pair));
+        let rename =
+            left.map(|(old, new)| format!("RENAME COLUMN {} TO {}", quoted(old), quoted(new)));
+        Err(moved(first, rename.map(|rename| self.alter(&rename)).collect()))
     }
 
     fn alter(&self, what: &str) -> String {
@@ -597,6 +602,48 @@ pub(super) fn name_in(text: &str) -> Option<TableName> {
     let mut names = bytes.split(|byte| *byte == 0);
     let mut name = || std::str::from_utf8(names.next()?).ok();
     Some(named(name()?, name()?))
+}
+
+/// Columns that got another name in front of one that has kept its own, and which one that was: as
+/// many are there as before, and each has its place.
+///
+/// # Errors
+/// One that stands where it cannot have come by that.
+fn renamed_in_place<'a>(
+    before: &'a [Column],
+    now: &'a [Column],
+) -> Result<Vec<(&'a Column, &'a Column)>, &'a Column> {
+    let has = |all: &[Column], name: &str| all.iter().any(|column| column.name == name);
+    let mut renamed = Vec::new();
+    let (mut left, mut gone) = (before.iter(), Vec::new());
+    let mut new: Vec<&Column> = Vec::new();
+    for column in now {
+        if !has(before, &column.name) {
+            new.push(column);
+            continue;
+        }
+        gone.clear();
+        // Up to the next one that has stayed, which is to be this one.
+        let stayed = left.by_ref().find(|old| {
+            let stays = has(now, &old.name);
+            if !stays {
+                gone.push(*old);
+            }
+            stays
+        });
+        let is_in_place = stayed.is_some_and(|stayed| stayed.name == column.name);
+        let pairs = || gone.iter().copied().zip(new.iter().copied());
+        let are_renamed = new.is_empty()
+            || new.len() == gone.len() && pairs().all(|(old, new)| same_type(old, new));
+        if !is_in_place || !are_renamed {
+            return Err(column);
+        }
+        if !new.is_empty() {
+            renamed.extend(pairs());
+        }
+        new.clear();
+    }
+    Ok(renamed)
 }
 
 fn same_type(a: &Column, b: &Column) -> bool {
@@ -810,6 +857,50 @@ mod tests {
             ((23, -1), (1700, -1)),
         ] {
             assert!(!keeps(old, new), "{old:?} {new:?}");
+        }
+    }
+
+    #[test]
+    fn columns_that_were_renamed_are_known_by_their_places() {
+        let columns = |names: &str| -> Vec<Column> {
+            let column = |name: &str| {
+                // One in capitals is of another type.
+                let is_other = name.chars().all(char::is_uppercase);
+                let type_oid = if is_other { 25 } else { 23 };
+                Column { key: false, name: name.to_owned(), type_oid, type_modifier: -1 }
+            };
+            names.split(' ').map(column).collect()
+        };
+        let renamed = |before: &str, now: &str| {
+            let (before, now) = (columns(before), columns(now));
+            let found = renamed_in_place(&before, &now).map(|pairs| {
+                let pair = |(old, new): &(&Column, &Column)| format!("{}>{}", old.name, new.name);
+                pairs.iter().map(pair).collect::<Vec<_>>().join(" ")
+            });
+            found.map_err(|column| column.name.clone())
+        };
+        for (before, now, pairs) in [
+            ("i a b", "i a b", ""),
+            ("i a b", "i x b", "a>x"),
+            ("i a b c", "x a y c", "i>x b>y"),
+            ("i a b c", "i x y c", "a>x b>y"),
+            // Those behind all that have stayed may be new.
+            ("i a b", "i a x", ""),
+            ("i a c", "i x c d", "a>x"),
+            ("i a b c", "i b c", ""),
+            ("i a b c", "i a c x", ""),
+        ] {
+            assert_eq!(renamed(before, now).as_deref(), Ok(pairs), "{before} to {now}");
+        }
+        for (before, now, first) in [
+            ("i a b", "i b a", "b"),
+            ("i a b c", "i x c", "c"),
+            ("i a b", "i x y b", "b"),
+            ("i a b", "i X b", "b"),
+            ("i a b", "i x a b", "a"),
+        ] {
+            let moved = renamed(before, now).unwrap_err();
+            assert_eq!(moved, first, "{before} to {now}");
         }
     }
 
