@@ -1,5 +1,5 @@
 //! Who on the target keeps a subscription waiting: a session that holds a lock may do so for hours,
-//! and nothing fails meanwhile.
+//! or a server hang, and nothing fails meanwhile.
 
 use crate::status::Phase;
 use crate::subscription::Subscription;
@@ -7,11 +7,15 @@ use farshore_model::Lsn;
 use farshore_pg::{Connection, Mode};
 use std::convert::Infallible;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// A transaction that is at work for longer than two looks is asked about.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 /// Who cannot be asked within this is asked again.
 const ASK_WITHIN: Duration = Duration::from_secs(5);
+
+/// A transaction that a target has not finished for so long is told of, whatever the reason.
+const SLOW_AFTER: Duration = Duration::from_secs(60);
 
 /// Sessions that our own wait for, but for our own; and prepared transactions that hold what they wait
 /// for, which no session has (PostgreSQL docs: 54.12. `pg_locks`): among who blocks they are process 0
@@ -40,26 +44,59 @@ const HOLDERS: &str = "WITH session AS ( \
        (w.locktype, w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid) \
      WHERE a.is_ours AND 0 = ANY (pg_catalog.pg_blocking_pids(a.pid)))) AS found (holder)";
 
+/// The oldest transaction that is not finished, as it was seen first.
+#[derive(Default)]
+struct Pending {
+    seen: Option<(Lsn, Instant)>,
+}
+
+impl Pending {
+    /// For how long it has been the same one; `None` if it was not the last time.
+    fn look(&mut self, oldest: Option<Lsn>, now: Instant) -> Option<Duration> {
+        match (self.seen, oldest) {
+            (Some((position, since)), Some(oldest)) if position == oldest => Some(now - since),
+            (_, oldest) => {
+                self.seen = oldest.map(|oldest| (oldest, now));
+                None
+            }
+        }
+    }
+}
+
 impl Subscription {
     /// Looks again and again, and says what it finds in the status.
     pub(crate) async fn watch_for_holders(&self) -> Infallible {
-        let mut before = None;
+        let mut pending = Pending::default();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
-            let now = {
+            let (oldest, streams) = {
                 let status = self.lock_status();
                 // A start and a copy have no position that moves.
                 let works =
                     matches!(status.phase, Phase::Starting | Phase::Copying | Phase::CatchingUp);
                 let pending = status.oldest_pending.map(|pending| pending.position);
-                pending.or(works.then_some(Lsn::ZERO))
+                let streams = status.phase == Phase::Streaming;
+                (pending.or(works.then_some(Lsn::ZERO)), streams)
             };
-            let is_held = now.is_some() && now == before;
-            before = now;
-            let holders = if is_held { self.holders().await } else { None };
-            let waits_for = holders.map(|holders| {
-                format!("waiting for a lock on the target that another session holds: {holders}")
-            });
+            let pending_for = pending.look(oldest, Instant::now());
+            let holders = match pending_for {
+                Some(_) => self.holders().await,
+                None => None,
+            };
+            let waits_for = match holders {
+                Some(holders) => Some(format!(
+                    "waiting for a lock on the target that another session holds: {holders}"
+                )),
+                None if streams && pending_for.is_some_and(|time| time >= SLOW_AFTER) => {
+                    Some(format!(
+                        "the target has not finished a transaction for more than {SLOW_AFTER:?}: one \
+                         that changes many rows takes that long, or a server or disk that hangs \
+                         (pg_stat_activity there shows what \"{}\" does)",
+                        self.spec.application_name()
+                    ))
+                }
+                None => None,
+            };
             if waits_for.is_some() && self.lock_status().waits_for != waits_for {
                 tracing::warn!(
                     subscription = %self.spec.name, "{}", waits_for.as_deref().unwrap_or_default()
@@ -80,5 +117,27 @@ impl Subscription {
             found?.first()?.get(0).map(str::to_owned)
         };
         tokio::time::timeout(ASK_WITHIN, asked).await.ok().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_transaction_is_pending_since_it_was_the_oldest() {
+        let (mut pending, began) = (Pending::default(), Instant::now());
+        let at = |seconds| began + Duration::from_secs(seconds);
+        let mut look = |oldest: Option<u64>, seconds| {
+            pending.look(oldest.map(Lsn), at(seconds)).map(|time| time.as_secs())
+        };
+        assert_eq!(look(None, 0), None);
+        assert_eq!(look(Some(7), 5), None);
+        assert_eq!(look(Some(7), 10), Some(5));
+        assert_eq!(look(Some(7), 65), Some(60));
+        assert_eq!(look(Some(8), 70), None);
+        assert_eq!(look(Some(8), 75), Some(5));
+        assert_eq!(look(None, 80), None);
+        assert_eq!(look(Some(8), 85), None);
     }
 }
