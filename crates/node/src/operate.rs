@@ -167,7 +167,7 @@ impl Site {
             return Ok(format!("subscription \"{subscription}\" goes on"));
         }
         let publication = publication.unwrap_or_default();
-        let unknown = || unknown("publication", publication);
+        let unknown = || self.no_publication(publication);
         let switch = self.log_switch(publication).ok_or_else(unknown)?;
         if let Some(failure) = self.log(publication).and_then(|log| log.failure()) {
             return Err(format!(
@@ -252,7 +252,7 @@ impl Site {
     pub(crate) fn store(&self, publication: &str) -> Result<Arc<dyn LogStore>, String> {
         match self.log(publication) {
             Some(log) => Ok(log),
-            None => Err(unknown("publication", publication)),
+            None => Err(self.no_publication(publication)),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod offline;
 mod running;
+mod unopened;
 
 pub use offline::offline_report;
 
@@ -36,6 +37,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use unopened::Unopened;
 
 /// How often retention is enforced.
 const RETENTION_EVERY: Duration = Duration::from_secs(2);
@@ -129,6 +131,7 @@ pub struct Site {
     publications: Vec<PublicationAgent>,
     received: Vec<ReceivedAgent>,
     subscriptions: Vec<SubscriptionAgent>,
+    unopened: Vec<Unopened>,
     near_mirrors: BTreeMap<String, Arc<NearAgent>>,
     far_mirrors: Vec<Arc<FarAgent>>,
     serving: Option<Arc<Serving>>,
@@ -174,10 +177,16 @@ impl Site {
             });
         }
         let identity = identity.map(Arc::new);
-        let mut publications = Vec::new();
+        let (mut publications, mut unopened) = (Vec::new(), Vec::new());
         for publication in &config.publications {
             let name = publication.spec.name.clone();
-            let store = stores::open(&config, publication)?;
+            let store = match stores::open(&config, publication) {
+                Ok(store) => store,
+                Err(why) => {
+                    unopened.push(Unopened::without(&name, None, why)?);
+                    continue;
+                }
+            };
             let (ready, _) = watch::channel(0);
             let capture = Capture {
                 spec: publication.spec.clone(),
@@ -208,7 +217,13 @@ impl Site {
             };
             dialers.push(dialer.clone());
             let folder = stores::received_folder(&config, &log.name);
-            let store = stores::open_at(&folder, &log.name, &upstream.log)?;
+            let store = match stores::open_at(&folder, &log.name, &upstream.log) {
+                Ok(store) => store,
+                Err(why) => {
+                    unopened.push(Unopened::without(&log.name, Some(&log.upstream), why)?);
+                    continue;
+                }
+            };
             received.push(ReceivedAgent {
                 name: log.name.clone(),
                 durability: Durability::default(),
@@ -228,6 +243,7 @@ impl Site {
                 retention: upstream.log.retention.clone(),
             });
         }
+        let unopened = unopened::check_rest(unopened, &config)?;
         let mut subscriptions = Vec::new();
         for subscription in &config.subscriptions {
             let followed = followed(&publications, &received, &subscription.publication);
@@ -293,13 +309,16 @@ impl Site {
         }
         let serving = config.sites.listen.as_ref().map(|_| {
             let publications = served(&publications, &received);
-            Arc::new(Serving::new(config.sites.clone(), publications, near_mirrors.clone()))
+            let missing = unopened.iter().map(|log| (log.name.clone(), log.why())).collect();
+            let (sites, mirrors) = (config.sites.clone(), near_mirrors.clone());
+            Arc::new(Serving::new(sites, publications, missing, mirrors))
         });
         let site = Site {
             config,
             publications,
             received,
             subscriptions,
+            unopened,
             near_mirrors,
             far_mirrors,
             serving,
@@ -531,7 +550,23 @@ impl Site {
 
     pub(crate) fn subscription(&self, name: &str) -> Result<&SubscriptionAgent, String> {
         let found = self.subscriptions.iter().find(|agent| agent.name == name);
-        found.ok_or_else(|| operate::unknown("subscription", name))
+        found.ok_or_else(|| {
+            let follows = self.config.subscriptions.iter().find(|s| s.spec.name == name);
+            match follows.and_then(|s| self.why_unopened(&s.publication)) {
+                Some(why) => format!("subscription \"{name}\" has stopped: {why}"),
+                None => operate::unknown("subscription", name),
+            }
+        })
+    }
+
+    /// Why a publication that is not known here is not, for a person.
+    pub(crate) fn no_publication(&self, name: &str) -> String {
+        self.why_unopened(name).unwrap_or_else(|| operate::unknown("publication", name))
+    }
+
+    fn why_unopened(&self, publication: &str) -> Option<String> {
+        let log = self.unopened.iter().find(|log| log.name == publication)?;
+        Some(log.why())
     }
 
     /// Publications of this site.
@@ -580,13 +615,19 @@ impl Site {
                 .iter()
                 .map(PublicationAgent::report)
                 .chain(self.received.iter().map(ReceivedAgent::report))
+                .chain(self.unopened.iter().map(Unopened::report))
                 .collect(),
             downstreams: self
                 .serving
                 .iter()
                 .flat_map(|serving| self.downstreams(serving))
                 .collect(),
-            subscriptions: self.subscriptions.iter().map(SubscriptionAgent::report).collect(),
+            subscriptions: self
+                .subscriptions
+                .iter()
+                .map(SubscriptionAgent::report)
+                .chain(unopened::followers(&self.unopened, &self.config))
+                .collect(),
             mirrors: self
                 .near_mirrors
                 .values()

@@ -1,7 +1,6 @@
 //! Tracer tokens: posted on the publisher, and waited for on every leg.
 
 use crate::agents::{PublicationAgent, lock};
-use crate::operate::unknown;
 use crate::report::{TracerArrival, TracerReport};
 use crate::site::Site;
 use farshore_capture::tracer;
@@ -154,7 +153,7 @@ impl Site {
             ));
         }
         let found = self.publication_agents().iter().find(|agent| agent.name == name);
-        found.ok_or_else(|| unknown("publication", name))
+        found.ok_or_else(|| self.no_publication(name))
     }
 }
 

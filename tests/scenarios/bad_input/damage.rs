@@ -1,9 +1,9 @@
 //! Files of the store that are damaged or not what they should be: what is said, that nothing is
 //! changed, and that all goes on when the file is as it was.
 
-use crate::case::{compare, normal, pair};
+use crate::case::{SCHEMA, compare, normal, pair};
 use anyhow::{Context, Result, bail, ensure};
-use farshore_tests::{DATABASE, Pair};
+use farshore_tests::{DATABASE, Direction, Pair};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -247,6 +247,57 @@ fn damaged_store_files() -> Result<()> {
     pair.assert_equal(&["public"])?;
     let rows = pair.subscriber_says("SELECT count(*) FROM t")?;
     ensure!(rows == "8100", "{rows} rows");
+    pair.site.stop().map(drop)
+}
+
+/// One log that cannot be opened stops what follows it, and nothing else of the site.
+#[test]
+fn one_damaged_log_stops_no_other() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.t"], SCHEMA)?;
+    let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+    pair.site.add(&format!(
+        "[publication.q]\nsource = \"{source}\"\ntables = [\"public.u\"]\n\
+         [subscription.s2]\npublication = \"q\"\ntarget = \"{target}\"\n"
+    ))?;
+    pair.publish("INSERT INTO u VALUES (1)")?;
+    let arrives = |pair: &mut Pair, table: &str, id: i32| -> Result<()> {
+        let mut target = pair.subscriber.connect_to(DATABASE)?;
+        let sql = format!("SELECT FROM {table} WHERE id = {id}");
+        pair.site.wait_for("the row", SOON, || Ok(target.query_opt(&sql, &[])?.map(drop)))
+    };
+    pair.site.start()?;
+    arrives(&mut pair, "u", 1)?;
+    pair.site.stop()?;
+    let cursors = pair.site.directory().join("data/publications/q/cursors");
+    let sound = std::fs::read(&cursors)?;
+    damage(&cursors, &Damage::Bytes(40, b"garbage"))?;
+    pair.publish("INSERT INTO t VALUES (1, 'c', 'v'); INSERT INTO u VALUES (2)")?;
+    pair.site.start()?;
+    arrives(&mut pair, "t", 1)?;
+    let status = pair.site.status()?;
+    for (kind, name) in [("publications", "q"), ("subscriptions", "s2")] {
+        let all = status[kind].as_array().context("a list")?;
+        let found = all.iter().find(|one| one["name"] == name).context("it is told of")?;
+        let error = found["error"].as_str().unwrap_or_default();
+        ensure!(found["state"] == "stopped" && found["health"] == "critical", "{found}");
+        ensure!(error.contains("cursors is damaged") && error.contains("start this node again"));
+    }
+    for (verb, arguments) in [
+        ("resume", &["--publication", "q"][..]),
+        ("resume", &["s2"]),
+        ("pause", &["s2"]),
+        ("resync", &["s2"]),
+        ("validate", &["s2"]),
+        ("tracer", &["q"]),
+    ] {
+        let refused = pair.site.verb(verb, arguments)?;
+        ensure!(refused.code == Some(1), "{verb}: {refused:?}");
+        ensure!(refused.stderr.contains("cursors is damaged"), "{verb}: {refused:?}");
+    }
+    pair.site.stop()?;
+    std::fs::write(&cursors, sound)?;
+    pair.site.start()?;
+    arrives(&mut pair, "u", 2)?;
     pair.site.stop().map(drop)
 }
 

@@ -111,6 +111,8 @@ impl Following {
 pub(crate) struct Serving {
     sites: SitesConfig,
     publications: BTreeMap<String, Served>,
+    /// Those whose log could not be opened, and why.
+    missing: BTreeMap<String, String>,
     /// Near ends by name.
     mirrors: BTreeMap<String, Arc<NearAgent>>,
     pacers: HashMap<String, Arc<Pacer>>,
@@ -133,6 +135,7 @@ impl Serving {
     pub fn new(
         sites: SitesConfig,
         publications: BTreeMap<String, Served>,
+        missing: BTreeMap<String, String>,
         mirrors: BTreeMap<String, Arc<NearAgent>>,
     ) -> Serving {
         let pacers = sites.downstreams.iter().map(|downstream| {
@@ -147,6 +150,7 @@ impl Serving {
         Serving {
             sites,
             publications,
+            missing,
             mirrors,
             pacers,
             following: Mutex::default(),
@@ -251,11 +255,14 @@ impl Serving {
         };
         let granted = downstream.publications.contains(&publication);
         let Some(served) = self.publications.get(&publication).filter(|_| granted) else {
-            // Whether there is such a publication is none of its business.
-            let why = format!(
-                "publication \"{publication}\" is not granted to site \"{site}\". Name it under \
-                 [downstream.{site}] publications, if that site may have it"
-            );
+            let why = match self.missing.get(&publication).filter(|_| granted) {
+                Some(why) => why.clone(),
+                // Whether there is such a publication is none of its business.
+                None => format!(
+                    "publication \"{publication}\" is not granted to site \"{site}\". Name it under \
+                     [downstream.{site}] publications, if that site may have it"
+                ),
+            };
             self.refusals.tell(&site, Some(peer), &why);
             return incoming.refuse(&why).await;
         };

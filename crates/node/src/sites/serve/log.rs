@@ -523,7 +523,8 @@ mod tests {
 
     #[test]
     fn what_a_site_is_refused_for_good_is_seen_here_too() {
-        let serving = Serving::new(SitesConfig::default(), BTreeMap::new(), BTreeMap::new());
+        let none = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let serving = Serving::new(SitesConfig::default(), none.0, none.1, none.2);
         let key = ("down".to_owned(), "p".to_owned());
         serving.note_refusal(&key, &Refusal::passing("not yet"));
         assert!(serving.following().is_empty());
