@@ -268,6 +268,15 @@ fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
     check_rows(&direct.standby, &returned)?;
     direct.standby.execute_script("INSERT INTO t VALUES (99, 1)")?;
     report(&direct.site, "the mirror to be promoted", |far| far["state"] == "promoted")?;
+    // The old principal comes back, and keeps log for nobody.
+    direct.principal.start()?;
+    let told = report(&direct.site, "what is kept to be told", |far| far["error"].is_string())?;
+    let said = told["error"].as_str().unwrap_or_default();
+    let drop = "SELECT pg_drop_replication_slot('farshore_m')";
+    ensure!(said.contains(drop) && !said.contains("[downstream"), "{told}");
+    ensure!(told["health"] == "warning", "{told}");
+    direct.principal.execute_script(drop)?;
+    report(&direct.site, "nothing to be kept any more", |far| far["error"].is_null())?;
     Ok(())
 }
 

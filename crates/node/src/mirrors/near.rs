@@ -233,12 +233,17 @@ impl NearAgent {
             "site \"{site}\" has promoted the standby of this mirror, or is about to: nothing more is \
              carried"
         );
+        // A direct mirror has no site that it is granted to.
+        let grant = match self.direct {
+            true => String::new(),
+            false => format!(", and out of `mirrors` under [downstream.{site}]"),
+        };
         let told = match spool {
             None => format!(
                 "{promoted}, and commits that wait for \"{application_name}\" do not return. Take \
                  that name out of synchronous_standby_names if the old principal is to go on by \
-                 itself; take [mirror.{name}] out of the site file here, and out of `mirrors` \
-                 under [downstream.{site}]; and drop the slot, which keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there"
+                 itself; take [mirror.{name}] out of the site file here{grant}; and drop the slot, which \
+                 keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there"
             ),
             Some(spool) => {
                 let first = spool.name();
@@ -251,8 +256,8 @@ impl NearAgent {
                 };
                 format!(
                     "{promoted}. Mirror \"{first}\", which it goes on from, {what}. Take \
-                     [mirror.{name}] out of the site file here, and out of `mirrors` under \
-                     [downstream.{site}]; and drop the slot, which keeps log for nobody: farshore mirror drop-slot SITE.toml {first} {slot}, here"
+                     [mirror.{name}] out of the site file here{grant}; and drop the slot, which keeps \
+                     log for nobody: farshore mirror drop-slot SITE.toml {first} {slot}, here"
                 )
             }
         };
@@ -363,6 +368,8 @@ impl NearAgent {
             let kept = seen.kept_bytes.filter(|_| !status.connected).unwrap_or(0);
             report.principal_end = status.principal_end.to_string();
             report.send_queue_bytes = status.principal_end.bytes_since(written).max(kept);
+        } else if seen.kept_bytes.is_some() {
+            report.error = with_warning(report.error.take(), lock(&self.promoted).clone());
         }
         match self.dropped(&seen).zip(seen.dropped.clone()) {
             // A far end that gets no log for that reason says so as well.
