@@ -475,6 +475,18 @@ impl PublicationSpec {
                 )));
             }
         }
+        for (table, above) in self.articles_without_effect(&chosen, sql).await? {
+            let why = format!(
+                "publication \"{}\": article {table} would have no effect: its rows are published \
+                 as those of {above} (publish_via_partition_root), and by the article of that alone. \
+                 Write it for {above}, or leave it out",
+                self.name
+            );
+            match unfit {
+                Unfit::Refuse => return Err(CaptureError::Setup(why)),
+                Unfit::LeaveOut => told.push(why),
+            }
+        }
         if !may_not.is_empty() {
             told.push(format!(
                 "publication \"{}\": its role does not own {}, so it cannot publish what is written \
@@ -557,6 +569,10 @@ impl PublicationSpec {
                      adopt. Create it, or remove `adopt_publication`",
                     self.name
                 )));
+            }
+            let missing = self.not_published(sql).await;
+            if let Some(missing) = missing.map_err(|error| self.publisher_error(error))? {
+                tracing::warn!(publication = %self.name, "{missing}");
             }
             return Ok(Vec::new());
         }

@@ -23,6 +23,7 @@ mod columns;
 mod creation;
 mod firing;
 pub mod gate;
+mod labels;
 mod mirrors;
 mod published;
 mod publisher;

@@ -51,7 +51,7 @@ const CASES: &[Case] = &[
             as_plain(pair, false)
         },
         check: &[
-            "subscription \"s\": row-level security of public.t on the target holds for role plain → ALTER ROLE plain BYPASSRLS (as a superuser), or ALTER TABLE public.t OWNER TO plain",
+            "subscription \"s\": row-level security of public.t on the target holds for role plain → ALTER ROLE plain BYPASSRLS (as a superuser), or ALTER TABLE public.t OWNER TO plain, NO FORCE ROW LEVEL SECURITY",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

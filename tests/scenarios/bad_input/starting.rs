@@ -58,6 +58,26 @@ const AT_THE_PUBLISHER: &[Case] = &[
         mend: |pair| pair.site.replace("[publication.p.article.\"x.y\"]\nwhere = \"true\"\n", ""),
     },
     Case {
+        name: "an article of a partition whose rows are published as its root's",
+        spoil: |pair| {
+            pair.on_both(
+                "CREATE TABLE pr (id integer PRIMARY KEY, v text) PARTITION BY RANGE (id); \
+                 CREATE TABLE pr_a PARTITION OF pr FOR VALUES FROM (0) TO (100)",
+            )?;
+            pair.site.replace(
+                "[subscription.s]",
+                "publish_via_partition_root = true\n\
+                 [publication.p.article.\"public.pr_a\"]\nwhere = \"id > 1\"\n[subscription.s]",
+            )
+        },
+        check: &[
+            "publication \"p\": article public.pr_a would have no effect: its rows are published as those of public.pr (publish_via_partition_root), and by the article of that alone → Write it for public.pr, or leave it out",
+        ],
+        run: AS_CHECKED,
+        then: Then::Stops,
+        mend: |pair| pair.site.replace("article.\"public.pr_a\"", "article.\"public.pr\""),
+    },
+    Case {
         name: "a row filter that is no SQL",
         spoil: |pair| {
             pair.site.replace(

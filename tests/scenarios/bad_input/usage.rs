@@ -125,3 +125,33 @@ fn a_port_that_is_in_use_is_named() -> Result<()> {
     ensure!(!said.contains("is in use"), "{said}");
     Ok(())
 }
+
+/// Where the monitor, or a mirror's standbys, could not be let in, is named before the start.
+#[test]
+fn an_address_of_another_machine_is_named() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let certificates = folder.path().join("certificates").display().to_string();
+    let (code, said, why) = farshore(&["site-cert", "issue", "--dir", &certificates, "x"])?;
+    ensure!(code == Some(0), "{said}{why}");
+    std::fs::write(folder.path().join("token"), "a token of some length\n")?;
+    let busy = TcpListener::bind("127.0.0.1:0")?;
+    let standbys = busy.local_addr()?;
+    // For documentation (RFC 5737).
+    let site = format!(
+        "[site]\nname = \"x\"\ndata_dir = \"d\"\nmonitor = \"192.0.2.1:80\"\n\
+         monitor_token = \"token\"\nmonitor_certificate = \"{certificates}/x.crt\"\n\
+         monitor_key = \"{certificates}/x.key\"\n[mirror.m]\n\
+         principal = \"postgres://127.0.0.1:1/none\"\nlisten = \"{standbys}\"\n"
+    );
+    std::fs::write(folder.path().join("site.toml"), site)?;
+    let path = folder.path().join("site.toml").display().to_string();
+    let (_, said, why) = farshore(&["check", &path])?;
+    for wanted in [
+        "[site] monitor: 192.0.2.1:80 cannot be listened on, so there will be no monitor: Cannot \
+         assign",
+        &format!("[mirror.m] listen: {standbys} is in use, so no standby could connect"),
+    ] {
+        ensure!(said.contains(wanted), "{wanted}: {said}{why}");
+    }
+    Ok(())
+}

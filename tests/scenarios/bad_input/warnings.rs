@@ -12,6 +12,8 @@ CREATE TABLE whole (a integer, b text);
 CREATE TABLE indexless (id integer);
 CREATE TABLE narrow (id bigint PRIMARY KEY, code character varying(20), at timestamp(3), v text);
 CREATE TABLE quiet (id integer PRIMARY KEY);
+CREATE TYPE \"Mood\" AS ENUM ('fine');
+CREATE TABLE felt (id integer PRIMARY KEY, how \"Mood\");
 CREATE FUNCTION nop() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$;
 CREATE TRIGGER ordinary AFTER INSERT ON quiet FOR EACH ROW EXECUTE FUNCTION nop();
 CREATE TRIGGER \"al'ways\" AFTER INSERT ON quiet FOR EACH ROW EXECUTE FUNCTION nop();
@@ -24,6 +26,8 @@ ALTER TABLE whole REPLICA IDENTITY FULL;
 ALTER TABLE indexless ADD PRIMARY KEY (id);
 CREATE UNLOGGED TABLE scratch (id integer PRIMARY KEY);
 CREATE VIEW seen AS SELECT * FROM quiet;
+ALTER TYPE \"Mood\" ADD VALUE 'so ''so';
+ALTER TYPE \"Mood\" ADD VALUE 'bad' BEFORE 'fine';
 ";
 
 const AT_THE_TARGET: &str = "
@@ -36,9 +40,10 @@ const WARNINGS: &[&str] = &[
     "publication \"p\": max_slot_wal_keep_size = 10GB (and wal_keep_size = 0): a slot that falls further behind is invalidated, and everything must be copied anew → Make it larger than what the publisher writes in the longest time that Farshore may be stopped, or ALTER SYSTEM SET max_slot_wal_keep_size = -1",
     "publication \"p\": idle_replication_slot_timeout = 1d: a slot that Farshore does not read for that long is invalidated, and everything must be copied anew → Make it longer than Farshore may be stopped, or ALTER SYSTEM SET idle_replication_slot_timeout = 0",
     "publication \"p\": unlogged tables are not published: public.scratch → ALTER TABLE public.scratch SET LOGGED, if its rows are wanted",
-    "publication \"p\": table public.deferred has only a deferrable primary key, which is no identity: inserts flow, but the publisher will refuse every UPDATE and DELETE of it → ALTER TABLE public.deferred ADD PRIMARY KEY (…), or ALTER TABLE public.deferred REPLICA IDENTITY FULL",
+    "publication \"p\": table public.deferred has only a deferrable primary key, which is no identity: inserts flow, but the publisher will refuse every UPDATE and DELETE of it → Make the primary key anew, NOT DEFERRABLE, or ALTER TABLE public.deferred REPLICA IDENTITY FULL",
     "publication \"p\": table public.keyless has no primary key or other replica identity: inserts flow, but the publisher will refuse every UPDATE and DELETE of it → ALTER TABLE public.keyless ADD PRIMARY KEY (…), or ALTER TABLE public.keyless REPLICA IDENTITY FULL",
-    "publication \"p\": table public.nothing has REPLICA IDENTITY NOTHING: inserts flow, but the publisher will refuse every UPDATE and DELETE of it → ALTER TABLE public.nothing ADD PRIMARY KEY (…), or ALTER TABLE public.nothing REPLICA IDENTITY FULL",
+    "publication \"p\": table public.nothing has REPLICA IDENTITY NOTHING: inserts flow, but the publisher will refuse every UPDATE and DELETE of it → ALTER TABLE public.nothing REPLICA IDENTITY DEFAULT (its primary key, if that is not deferrable), or ALTER TABLE public.nothing REPLICA IDENTITY FULL",
+    "subscription \"s\": type public.\"Mood\" on the target lacks labels that the publisher's has: 'bad', 'so ''so'. A row with one stops the subscription → On the target: ALTER TYPE public.\"Mood\" ADD VALUE 'bad'; ALTER TYPE public.\"Mood\" ADD VALUE 'so ''so'",
     "subscription \"s\": public.indexless on the target has no index on its key (id): every UPDATE and DELETE reads the whole table → ALTER TABLE public.indexless ADD PRIMARY KEY (id)",
     "subscription \"s\": public.keyless on the target is unlogged: a crash there empties it, and changes of rows that are gone stop the subscription → ALTER TABLE public.keyless SET LOGGED",
     "subscription \"s\": column public.narrow.id is bigint on the publisher and integer on the target: a value that does not fit stops the subscription → On the target: ALTER TABLE public.narrow ALTER COLUMN id TYPE bigint",
@@ -47,6 +52,26 @@ const WARNINGS: &[&str] = &[
     "subscription \"s\": public.whole has REPLICA IDENTITY FULL, and no primary key on the target: every UPDATE and DELETE reads the whole table → ALTER TABLE public.whole ADD PRIMARY KEY (…) on the target",
     "subscription \"s\": these triggers fire all the same, since they are ENABLE ALWAYS or REPLICA: \"al'ways\" on public.quiet → ALTER TABLE public.quiet DISABLE TRIGGER \"al'ways\", if replicated rows should not meet it",
 ];
+
+/// Who adopts a publication may not know what it leaves out.
+#[test]
+fn what_an_adopted_publication_leaves_out_is_said() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY)";
+    let mut pair = Pair::new(Direction::UP, &["public.t"], schema)?;
+    pair.publish("CREATE PUBLICATION \"Their\" FOR TABLE t WITH (publish = 'insert, truncate')")?;
+    pair.publish("ALTER PUBLICATION \"Their\" ADD TABLE farshore_marks.mark")?;
+    let tables = "tables = ['public.t', 'farshore_marks.mark']";
+    pair.site.replace(tables, "adopt_publication = \"Their\"")?;
+    let wanted =
+        "publication \"Their\" does not publish UPDATE, DELETE: none of it reaches a target";
+    let check = pair.site.verb("check", &["--json"])?;
+    ensure!(check.code == Some(0), "{check:?}");
+    let warnings = said(&check, "warning")?;
+    ensure!(warnings.iter().any(|said| said.contains(wanted)), "{warnings:?}");
+    pair.site.start()?;
+    pair.site.await_log(wanted, std::time::Duration::from_secs(30))?;
+    pair.site.stop().map(drop)
+}
 
 #[test]
 fn warnings_are_said_and_stop_nothing() -> Result<()> {

@@ -1,9 +1,9 @@
 //! What belongs to the publication on the publisher: tables by OID, their definitions, sequences.
 
-use super::{PublicationSpec, PublishedTable, TableName, Unfit};
+use super::{PublicationSpec, PublishedTable, TableName, ToPublish, Unfit};
 use crate::CaptureError;
 use crate::schema::{Definitions, SequencePosition, read_definitions, read_positions};
-use farshore_pg::Connection;
+use farshore_pg::{Connection, Row};
 use std::collections::HashMap;
 
 /// What a publication would publish.
@@ -192,5 +192,40 @@ impl PublicationSpec {
             }
         }
         Ok(wanted)
+    }
+
+    /// Articles that PostgreSQL would do without: of partitions whose rows come under the name of a
+    /// table that they are partitions of, which has its own; and that table.
+    pub(super) async fn articles_without_effect(
+        &self,
+        chosen: &ToPublish,
+        sql: &mut Connection,
+    ) -> Result<Vec<(TableName, TableName)>, CaptureError> {
+        if !self.via_partition_root || self.articles.is_empty() {
+            return Ok(Vec::new());
+        }
+        let rows = sql
+            .query(
+                "SELECT n.nspname, c.relname, an.nspname, a.relname FROM pg_class c \
+                 JOIN pg_namespace n ON n.oid = c.relnamespace \
+                 CROSS JOIN LATERAL pg_partition_ancestors(c.oid) AS above \
+                 JOIN pg_class a ON a.oid = above.relid AND a.oid <> c.oid \
+                 JOIN pg_namespace an ON an.oid = a.relnamespace \
+                 WHERE c.relispartition AND c.relkind IN ('r', 'p') ORDER BY 1, 2, 3, 4",
+                &[],
+            )
+            .await
+            .map_err(|error| self.publisher_error(error))?;
+        let name = |row: &Row, at: usize| TableName {
+            schema: row.get(at).unwrap_or_default().to_owned(),
+            name: row.get(at + 1).unwrap_or_default().to_owned(),
+        };
+        let mut found: Vec<(TableName, TableName)> =
+            rows.iter().map(|row| (name(row, 0), name(row, 2))).collect();
+        found.retain(|(table, above)| {
+            self.articles.contains_key(table) && chosen.contains_key(above)
+        });
+        found.dedup_by(|(table, _), (before, _)| table == before);
+        Ok(found)
     }
 }

@@ -5,7 +5,7 @@ use super::{
     create_statement, members_of, only,
 };
 use crate::CaptureError;
-use farshore_pg::{Connection, ResultSet, Row, quote_literal};
+use farshore_pg::{Connection, ResultSet, Row, quote_identifier, quote_literal};
 
 /// What came of trying to publish articles.
 #[derive(Debug, Default)]
@@ -78,6 +78,32 @@ fn by_table(rows: &[Row]) -> Vec<(TableName, Vec<String>)> {
 }
 
 impl PublicationSpec {
+    /// What an adopted publication does not publish of what is done to its tables, for people: their
+    /// rows on targets stay as they are then. `None` if it publishes everything, or is our own.
+    pub async fn not_published(
+        &self,
+        sql: &mut Connection,
+    ) -> Result<Option<String>, farshore_pg::Error> {
+        let Some(adopted) = &self.adopt_publication else { return Ok(None) };
+        let rows = sql
+            .query(
+                "SELECT concat_ws(', ', CASE WHEN NOT pubinsert THEN 'INSERT' END, \
+                   CASE WHEN NOT pubupdate THEN 'UPDATE' END, \
+                   CASE WHEN NOT pubdelete THEN 'DELETE' END, \
+                   CASE WHEN NOT pubtruncate THEN 'TRUNCATE' END) \
+                 FROM pg_publication WHERE pubname = $1",
+                &[Some(adopted)],
+            )
+            .await?;
+        let missing = rows.first().and_then(|row| row.get(0)).unwrap_or_default();
+        Ok((!missing.is_empty()).then(|| {
+            format!(
+                "publication {} does not publish {missing}: none of it reaches a target",
+                quote_identifier(adopted)
+            )
+        }))
+    }
+
     /// Whether the publisher's publication needs no change to publish just what is configured; an
     /// adopted one never does.
     pub async fn is_as_configured(

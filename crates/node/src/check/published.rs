@@ -1,6 +1,7 @@
 //! The tables that are to be published: what we may not read or publish, and what the publisher
 //! will refuse once they are published.
 
+use super::labels::Labels;
 use super::publisher::{self, Places};
 use super::server::Server;
 use super::tables::{self, Column, Leaf, Table};
@@ -30,6 +31,8 @@ pub struct Published {
     pub tables: Vec<(TableName, Table)>,
     /// What the columns' types are made of, where those are not PostgreSQL's own; sorted by OID.
     pub types: Vec<UserType>,
+    /// Of the enums among them; empty where another site asks the publisher.
+    pub labels: Labels,
     /// The publisher's foreign keys, where they could be read.
     pub foreign_keys: Option<ForeignKeys>,
     /// Places that it takes on the publisher's server, where they could be counted.
@@ -65,7 +68,8 @@ impl Published {
             })
             .collect();
         tables.sort_by(|(one, _), (other, _)| one.cmp(other));
-        Published { server: None, tables, types, foreign_keys: None, places: None }
+        let labels = Labels::new();
+        Published { server: None, tables, types, labels, foreign_keys: None, places: None }
     }
 }
 
@@ -331,9 +335,20 @@ fn check_identity(
                 "table {name} {why}: inserts flow, but the publisher will refuse every UPDATE \
                  and DELETE of it"
             ),
-            format!(
-                "ALTER TABLE {name} ADD PRIMARY KEY (…), or ALTER TABLE {name} REPLICA IDENTITY FULL"
-            ),
+            match (table.identity, table.primary_key) {
+                ('n' | 'i', true) => format!(
+                    "ALTER TABLE {name} REPLICA IDENTITY DEFAULT (its primary key, if that is not \
+                     deferrable), or ALTER TABLE {name} REPLICA IDENTITY FULL"
+                ),
+                (_, true) => format!(
+                    "Make the primary key anew, NOT DEFERRABLE, or ALTER TABLE {name} REPLICA \
+                     IDENTITY FULL"
+                ),
+                (_, false) => format!(
+                    "ALTER TABLE {name} ADD PRIMARY KEY (…), or ALTER TABLE {name} REPLICA IDENTITY \
+                     FULL"
+                ),
+            },
         );
     }
     let Some(columns) = columns else { return };

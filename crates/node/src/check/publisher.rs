@@ -2,7 +2,7 @@
 
 use super::published::{self, Published};
 use super::server::Server;
-use super::{Finding, Findings, some_of, tables};
+use super::{Finding, Findings, labels, some_of, tables};
 use crate::config::Publication;
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
@@ -119,6 +119,13 @@ async fn look(
              the publication on the publisher, or leave `tables` out",
         );
     }
+    if let Some(missing) = spec.not_published(sql).await? {
+        findings.warning(
+            missing,
+            "If that is not meant: ALTER PUBLICATION … SET (publish = 'insert, update, delete, \
+             truncate'), and copy its tables anew",
+        );
+    }
     let named = tables::Named::new(wanted.iter().map(|(name, _)| name));
     let catalogue = tables::named(sql, &named).await?;
     let mut tables =
@@ -144,7 +151,8 @@ async fn look(
     let mut catalog = TypeCatalog::default();
     catalog.describe(sql, columns().map(|column| column.type_oid)).await?;
     let types = catalog.closure(columns().map(|column| column.type_oid));
-    Ok(Some(Published { server: Some(server), tables, types, foreign_keys, places }))
+    let labels = labels::read(sql, &types).await?;
+    Ok(Some(Published { server: Some(server), tables, types, labels, foreign_keys, places }))
 }
 
 fn unreachable_server(error: &CaptureError, findings: &mut Findings) {

@@ -1,6 +1,6 @@
 //! The data folder.
 
-use super::Findings;
+use super::{Findings, Severity};
 use crate::config::SiteConfig;
 use crate::{control, mirrors};
 use farshore_capture::slot::{self, Begun};
@@ -82,6 +82,7 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
         );
     }
     check_left_behind(config, findings);
+    check_received_before(config, findings);
     check_ports(config, findings);
     if let Some(Err(error)) = config.monitor.as_ref().map(Settings::check_files) {
         findings.warning(
@@ -161,33 +162,69 @@ fn not_writable(folder: &Path, present: &Path, error: &dyn std::fmt::Display) ->
     )
 }
 
-/// Addresses that something else listens on. While this site's own node runs, it is that.
+/// Addresses that cannot be listened on. While this site's own node runs, it does.
 fn check_ports(config: &SiteConfig, findings: &mut Findings) {
     if UnixStream::connect(control::socket_path(&config.data_dir)).is_ok() {
         return;
     }
-    let refusal = |address: &str| match TcpListener::bind(address) {
-        Err(error) if error.kind() == ErrorKind::AddrInUse => Some(error),
-        Ok(_) | Err(_) => None,
-    };
     if let Some(address) = &config.sites.listen
-        && let Some(error) = refusal(address)
+        && let Some(refusal) = refusal(address)
     {
-        findings.error(
-            format!("[site] listen: {address} is in use: {error}"),
-            "Stop what listens there (ss -ltnp shows it), or choose another address",
-        );
+        refusal.tell(findings, &format!("[site] listen: {address}"), "", Severity::Error);
     }
     if let Some(monitor) = &config.monitor
-        && let Some(error) = refusal(&monitor.address.to_string())
+        && let Some(refusal) = refusal(&monitor.address.to_string())
     {
-        findings.warning(
-            format!(
-                "[site] monitor: {} is in use, so there will be no monitor: {error}",
-                monitor.address
-            ),
-            "Stop what listens there (ss -ltnp shows it), or choose another address",
-        );
+        let what = format!("[site] monitor: {}", monitor.address);
+        refusal.tell(findings, &what, ", so there will be no monitor", Severity::Warning);
+    }
+    for mirror in &config.mirrors.far {
+        if let Some(refusal) = refusal(&mirror.listen) {
+            let what = format!("[mirror.{}] listen: {}", mirror.name, mirror.listen);
+            refusal.tell(findings, &what, ", so no standby could connect", Severity::Error);
+        }
+    }
+}
+
+/// Why an address cannot be listened on.
+struct Refusal {
+    is_in_use: bool,
+    is_of_rights: bool,
+    error: std::io::Error,
+}
+
+fn refusal(address: &str) -> Option<Refusal> {
+    let error = TcpListener::bind(address).err()?;
+    let is = |kind| error.kind() == kind;
+    let (is_in_use, is_of_rights) = (is(ErrorKind::AddrInUse), is(ErrorKind::PermissionDenied));
+    Some(Refusal { is_in_use, is_of_rights, error })
+}
+
+impl Refusal {
+    fn tell(&self, findings: &mut Findings, what: &str, so: &str, severity: Severity) {
+        let error = &self.error;
+        let (what, severity, remedy) = if self.is_in_use {
+            (
+                format!("{what} is in use{so}: {error}"),
+                severity,
+                "Stop what listens there (ss -ltnp shows it), or choose another address",
+            )
+        } else if self.is_of_rights {
+            (
+                format!("{what} cannot be listened on by this user: {error}"),
+                // The node may run as another one.
+                Severity::Warning,
+                "Let the node's user do so (for a service: AmbientCapabilities=CAP_NET_BIND_SERVICE), \
+                 or choose a port above 1023",
+            )
+        } else {
+            (
+                format!("{what} cannot be listened on{so}: {error}"),
+                severity,
+                "Choose an address of this machine (ip address shows them)",
+            )
+        };
+        findings.add(severity, what, Some(remedy.to_owned()));
     }
 }
 
@@ -232,6 +269,34 @@ fn check_left_behind(config: &SiteConfig, findings: &mut Findings) {
     }
 }
 
+/// Logs that were received from another site, and that nothing in the site file follows any more:
+/// that site, which nobody tells, keeps its log for this one.
+fn check_received_before(config: &SiteConfig, findings: &mut Findings) {
+    let folders = std::fs::read_dir(config.data_dir.join("received"));
+    for folder in folders.into_iter().flatten().flatten() {
+        let Ok(name) = folder.file_name().into_string().map(|name| name.replace('+', "/")) else {
+            continue;
+        };
+        let Some((site, publication)) = name.split_once('/') else { continue };
+        if config.sites.received(&name).is_some() {
+            continue;
+        }
+        findings.warning(
+            format!(
+                "data_dir holds the log of publication \"{name}\", which nothing in the site file \
+                 follows: site \"{site}\" keeps its own for this site all the same, without bound \
+                 where it has no retention_size"
+            ),
+            format!(
+                "Follow it again; or, at site \"{site}\", take \"{publication}\" out of `publications` \
+                 under [downstream.{}] and start its node again, and here remove {}",
+                config.name,
+                folder.path().display()
+            ),
+        );
+    }
+}
+
 fn nearest_present(path: &Path) -> PathBuf {
     let here = if path.is_absolute() {
         path.to_owned()
@@ -251,7 +316,27 @@ fn bytes(bytes: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{nearest_present, not_writable};
+    use super::{Findings, check_received_before, nearest_present, not_writable};
+
+    #[test]
+    fn a_received_log_that_nothing_follows_is_told_of() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["up+p", "up+far+q"] {
+            std::fs::create_dir_all(folder.path().join("data/received").join(name)).unwrap();
+        }
+        let text = "[site]\nname = \"x\"\ndata_dir = \"data\"\ncertificate = \"c\"\nkey = \"k\"\n\
+            ca = \"a\"\n[upstream.up]\naddress = \"up:1\"\n[subscription.s]\n\
+            publication = \"up/p\"\ntarget = \"postgres://u@h/d\"\n";
+        let config = crate::config::parse(text, &folder.path().join("site.toml")).unwrap();
+        let mut findings = Findings::publication("p");
+        check_received_before(&config, &mut findings);
+        let [found] = &findings.all[..] else { panic!("{:?}", findings.all) };
+        let said = found.to_string();
+        assert!(
+            said.contains("publication \"up/far/q\"") && said.contains("[downstream.x]"),
+            "{said}"
+        );
+    }
 
     #[test]
     fn nobody_is_told_to_give_away_what_is_above_a_folder_that_is_not_there() {

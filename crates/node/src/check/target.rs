@@ -5,7 +5,7 @@ use super::firing::{self, Sides};
 use super::published::Published;
 use super::server::Server;
 use super::tables::{self, Named, Table};
-use super::{Findings, NAME, both, columns, creation, publisher, some_of};
+use super::{Findings, NAME, both, columns, creation, labels, publisher, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
@@ -18,7 +18,7 @@ use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Question, Row, text_array};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 /// Tables that are asked about in one statement.
@@ -372,6 +372,31 @@ fn check_circles(
     }
 }
 
+/// Enums of columns on both sides.
+async fn check_labels(
+    on_target: &[(TableName, Table)],
+    published: &Published,
+    (catalogue, types): (&HashMap<TableName, Table>, &TypeCatalog),
+    session: &mut Session,
+    findings: &mut Findings,
+) -> Result<(), ApplyError> {
+    let mut enums = BTreeSet::new();
+    for (name, source) in on_target {
+        let Some(table) = catalogue.get(name) else { continue };
+        let ours = source.columns.iter();
+        let ours = ours.filter(|column| published.labels.contains_key(&column.type_oid));
+        enums.extend(ours.filter_map(|ours| {
+            let theirs = table.columns.iter().find(|theirs| theirs.name == ours.name)?;
+            Some((ours.type_oid, theirs.type_oid))
+        }));
+    }
+    let types = types.closure(enums.iter().map(|(_, theirs)| *theirs));
+    let there = labels::read(&mut session.connection, &types).await;
+    let there = there.map_err(|error| session.error(error))?;
+    labels::check(&enums, &published.labels, (&there, &types), findings);
+    Ok(())
+}
+
 async fn check_tables(
     subscription: &Subscription,
     published: &Published,
@@ -397,6 +422,7 @@ async fn check_tables(
     let mut types = TypeCatalog::default();
     let described = types.describe(&mut session.connection, of_columns).await;
     described.map_err(|error| session.error(error))?;
+    check_labels(&on_target, published, (&catalogue, &types), session, findings).await?;
     let (mut to_be_empty, mut to_be_created) = (Vec::new(), Vec::new());
     for (name, source) in &on_target {
         let Some(table) = catalogue.get(name) else {
@@ -590,7 +616,8 @@ fn check_table(
         findings.error(
             format!("row-level security of {name} on the target holds for role {role}"),
             format!(
-                "ALTER ROLE {role} BYPASSRLS (as a superuser), or ALTER TABLE {name} OWNER TO {role}"
+                "ALTER ROLE {role} BYPASSRLS (as a superuser), or ALTER TABLE {name} OWNER TO \
+                 {role}, NO FORCE ROW LEVEL SECURITY"
             ),
         );
         return false;

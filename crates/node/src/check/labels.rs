@@ -1,0 +1,62 @@
+//! Labels of enums: one that the target's type lacks stops a subscription at the first row with it.
+
+use super::{Findings, some_of};
+use farshore_capture::publication::TableName;
+use farshore_model::{TypeKind, UserType};
+use farshore_pg::{Connection, Error, quote_literal, text_array};
+use std::collections::{BTreeSet, HashMap};
+
+/// Of enums, by OID on their server.
+pub type Labels = HashMap<u32, Vec<String>>;
+
+/// Those of the enums among `types`. Asks nothing where there are none.
+pub async fn read(sql: &mut Connection, types: &[UserType]) -> Result<Labels, Error> {
+    let enums = types.iter().filter(|known| known.kind == TypeKind::Enum);
+    let oids: Vec<String> = enums.map(|known| known.oid.to_string()).collect();
+    let mut labels = Labels::new();
+    if oids.is_empty() {
+        return Ok(labels);
+    }
+    let rows = sql
+        .query(
+            "SELECT enumtypid, enumlabel FROM pg_catalog.pg_enum \
+             WHERE enumtypid = ANY ($1::text::oid[]) ORDER BY enumtypid, enumsortorder",
+            &[Some(&text_array(oids.iter().map(String::as_str)))],
+        )
+        .await?;
+    for row in &rows {
+        labels.entry(row.parse(0)?).or_default().push(row.get(1).unwrap_or_default().to_owned());
+    }
+    Ok(labels)
+}
+
+/// Compares the enums of columns: of each `(publisher's, target's)` type.
+pub fn check(
+    columns: &BTreeSet<(u32, u32)>,
+    publishers: &Labels,
+    (targets, types): (&Labels, &[UserType]),
+    findings: &mut Findings,
+) {
+    for (ours, theirs) in columns {
+        let (Some(labels), Some(there)) = (publishers.get(ours), targets.get(theirs)) else {
+            continue;
+        };
+        let lacking: Vec<&String> = labels.iter().filter(|label| !there.contains(label)).collect();
+        let Some(known) = types.iter().find(|known| known.oid == *theirs) else { continue };
+        if lacking.is_empty() {
+            continue;
+        }
+        let name = TableName { schema: known.schema.clone(), name: known.name.clone() };
+        let quoted: Vec<String> = lacking.iter().map(|label| quote_literal(label)).collect();
+        let add: Vec<String> =
+            quoted.iter().map(|label| format!("ALTER TYPE {name} ADD VALUE {label}")).collect();
+        findings.warning(
+            format!(
+                "type {name} on the target lacks labels that the publisher's has: {}. A row with one \
+                 stops the subscription",
+                some_of(&quoted)
+            ),
+            format!("On the target: {}", add.join("; ")),
+        );
+    }
+}
