@@ -201,6 +201,78 @@ fn a_dump_goes_on_from_where_it_is_said_to_stand() -> Result<()> {
     pair.assert_equal(&["public"])
 }
 
+/// Rows that a row filter leaves out have to go before a backup is gone on from: nothing that happens
+/// to them would come. Columns outside a list stay as they are, and are named.
+#[test]
+fn a_backup_is_taken_without_rows_that_the_filter_leaves_out() -> Result<()> {
+    for version in [15, 18] {
+        let mut pair = Pair::bare(Direction { publisher: version, subscriber: version })?;
+        pair.publish(
+            "CREATE TABLE t (id bigint PRIMARY KEY, n bigint, secret text); \
+             ALTER TABLE t REPLICA IDENTITY FULL; \
+             INSERT INTO t SELECT i, i, 'kept' FROM generate_series(-50, 50) i; \
+             INSERT INTO t VALUES (1000, NULL, 'kept'); \
+             CREATE TABLE u (id bigint PRIMARY KEY, v text DEFAULT 'd', secret text DEFAULT 's'); \
+             INSERT INTO u SELECT i, 'u', 'kept' FROM generate_series(1, 50) i",
+        )?;
+        let articles = "[publication.p.article.\"public.t\"]\nwhere = \"n > 0\"\n\
+                        [publication.p.article.\"public.u\"]\ncolumns = [\"id\", \"v\"]";
+        pair.add_publication("p", &["public.*"], articles)?;
+        pair.site.start()?;
+        await_publication(&pair)?;
+        let standby = pair.publisher.standby(&[], &["farshore_p"])?;
+        pair.site.stop()?;
+        let target = standby.url(DATABASE);
+        add_subscription(&mut pair, &target)?;
+        pair.site.start()?;
+        pair.site.await_trouble("s", "standby")?;
+        await_publication(&pair)?;
+        pair.publish("INSERT INTO t VALUES (51, 51, 'kept'), (-51, -51, 'kept')")?;
+        let seen = pair.publisher_says("SELECT pg_current_wal_insert_lsn()")?;
+        wait_until("the standby to have it", SOON, &[], || {
+            let reached = format!("SELECT pg_last_wal_replay_lsn() >= '{seen}'");
+            let reached: bool = standby.connect()?.query_one(&reached, &[])?.get(0);
+            Ok(reached.then_some(()))
+        })?;
+        standby.execute_script("SELECT pg_promote(true, 60)")?;
+        pair.site.await_trouble("s", "waits for its backup")?;
+
+        let delete = "DELETE FROM ONLY public.t WHERE ((n > 0)) IS NOT TRUE";
+        let checked = pair.site.verb("check", &[])?;
+        let warned = checked.stdout.contains("DELETE FROM ONLY public.t WHERE (n > 0) IS NOT TRUE");
+        ensure!(warned, "{checked:?}");
+        ensure!(checked.stdout.contains("public.u (secret)"), "{checked:?}");
+        let refused = pair.site.verb("initialise", &["--subscription", "s"])?;
+        ensure!(refused.code == Some(1), "{refused:?}");
+        ensure!(refused.stderr.contains("row filters leave out"), "{refused:?}");
+        ensure!(refused.stderr.contains(delete), "{refused:?}");
+        standby.execute_script(delete)?;
+        let done = pair.site.verb("initialise", &["--subscription", "s"])?;
+        ensure!(done.code == Some(0), "{done:?}");
+        ensure!(done.stdout.contains("do not follow: public.u (secret)"), "{done:?}");
+        pair.subscriber = standby;
+
+        // Into the filter, out of it, and within it.
+        pair.publish(
+            "UPDATE t SET n = 7 WHERE id BETWEEN -9 AND -5 OR id = 1000; \
+             UPDATE t SET n = -7 WHERE id BETWEEN 5 AND 9; UPDATE t SET n = n + 1 WHERE id > 40; \
+             UPDATE u SET v = 'w', secret = 'new' WHERE id < 10; INSERT INTO u VALUES (99, 'x', 'y')",
+        )?;
+        pair.await_arrival()?;
+        let rows = "SELECT string_agg(t::text, ',' ORDER BY id) FROM t";
+        let (left, right) =
+            (pair.publisher_says(&format!("{rows} WHERE n > 0"))?, pair.subscriber_says(rows)?);
+        ensure!(left == right, "\n{left}\n{right}");
+        let rows = "SELECT string_agg(concat(id, v), ',' ORDER BY id) FROM u";
+        ensure!(pair.publisher_says(rows)? == pair.subscriber_says(rows)?);
+        let kept = "SELECT count(*) FILTER (WHERE secret = 'kept') || ' ' || \
+                    count(*) FILTER (WHERE secret = 's') FROM u";
+        ensure!(pair.subscriber_says(kept)? == "50 1", "{}", pair.subscriber_says(kept)?);
+        pair.site.stop()?;
+    }
+    Ok(())
+}
+
 /// A claim that retention ended is made anew, so that a new backup is of use.
 #[test]
 fn a_backup_that_took_too_long_for_retention_can_be_taken_again() -> Result<()> {

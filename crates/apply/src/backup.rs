@@ -10,10 +10,13 @@
 //! subscription's target, physical or a dump: its `farshore` schema came along, and what is noted
 //! there was committed with the rows.
 
+mod beyond;
+
 use crate::postgres::progress::{TABLE_COPIED, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
 use crate::{ApplyError, ahead};
+pub use beyond::{NotFollowed, delete_left_out};
 use farshore_capture::publication::{
     PublishedTable, TableName, above_sql, memberships_and_attached_above,
 };
@@ -80,6 +83,8 @@ pub struct Initialised {
     pub tables: usize,
     /// Published tables that are to be copied: the backup does not have them as published tables.
     pub left_out: Vec<TableName>,
+    /// Columns that the backup holds and that are not published: they stay as they are.
+    pub not_followed: Vec<NotFollowed>,
 }
 
 /// What keeps a subscription waiting that is to be initialised from a backup.
@@ -103,7 +108,8 @@ pub(crate) fn claim_anew(store: &dyn LogStore, name: &str) -> Result<Cursor, Sto
 ///
 /// # Errors
 /// The subscription has begun already; the position is not known, is before what the log is kept
-/// from or beyond what it has, or is not the one that the target itself tells; the servers.
+/// from or beyond what it has, or is not the one that the target itself tells; a table holds rows that
+/// its row filter leaves out; the servers. Nothing is noted then.
 pub async fn initialise(
     spec: &SubscriptionSpec,
     store: &Arc<dyn LogStore>,
@@ -199,6 +205,14 @@ pub async fn initialise(
     if held.is_empty() {
         return Err(refused("the target has none of the published tables".to_owned()));
     }
+    let beyond = session.beyond(&held, &spec.schema.names).await?;
+    if !beyond.rows.is_empty() {
+        return Err(refused(format!(
+            "the target holds rows that the publication's row filters leave out, and that would \
+             stay there for ever. Delete them on the target, and say it again: {}",
+            beyond.rows.join("; ")
+        )));
+    }
     match backup {
         Backup::CopiedFrom(other) => take_over(&mut session, spec, other, &left_out).await?,
         Backup::TellsItself | Backup::At(_) => {
@@ -207,7 +221,8 @@ pub async fn initialise(
     }
     session.connection.close().await;
     let tables = held.len();
-    Ok(Initialised { lsn, proved: proved.is_some(), tables, left_out })
+    let (proved, not_followed) = (proved.is_some(), beyond.columns);
+    Ok(Initialised { lsn, proved, tables, left_out, not_followed })
 }
 
 /// Writes what a copy of these tables at `lsn` would have left.

@@ -7,6 +7,7 @@
 //! tables      what a server's catalogue says of tables; read in one go, however many there are
 //! columns     a table on both sides: columns, types, keys
 //! creation    tables that are to be created, and their names
+//! restored    a target that waits for its backup: what that will hold beyond what is published
 //! firing      whether triggers and foreign keys of the target fire for replicated rows
 //! mirrors     the principal of a near end, and the room of a far end
 //! both        two servers side by side: the same database, encodings, clocks
@@ -27,6 +28,7 @@ mod labels;
 mod mirrors;
 mod published;
 mod publisher;
+mod restored;
 mod server;
 mod site;
 mod sites;

@@ -235,7 +235,7 @@ impl Site {
         let done = done.map_err(|error| error.to_string())?;
         agent.subscription.given.reaches(done.lsn);
         held.go_on();
-        let Initialised { lsn, proved, tables, left_out } = done;
+        let Initialised { lsn, proved, tables, left_out, not_followed } = done;
         let proof = if proved { "as the target itself tells" } else { "as given; not verified" };
         let mut text = format!(
             "subscription \"{subscription}\": {tables} tables are on the target as they were at \
@@ -244,6 +244,13 @@ impl Site {
         if !left_out.is_empty() {
             let names: Vec<String> = left_out.iter().map(ToString::to_string).collect();
             text.push_str(&format!("; to be copied: {}", names.join(", ")));
+        }
+        if !not_followed.is_empty() {
+            let columns: Vec<String> = not_followed.iter().map(ToString::to_string).collect();
+            text.push_str(&format!(
+                "; columns that are not published stay there as they are, and do not follow: {}",
+                columns.join(", ")
+            ));
         }
         tracing::info!(%subscription, %lsn, proved, tables, "initialised from a backup");
         Ok(text)

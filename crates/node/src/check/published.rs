@@ -9,7 +9,7 @@ use super::{Findings, some_of};
 use farshore_apply::postgres::foreign_keys::ForeignKeys;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{
-    PublicationSpec, PublishedColumn, PublishedTable, TableName, Unfit,
+    Article, PublicationSpec, PublishedColumn, PublishedTable, TableName, Unfit,
 };
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Connection, Error};
@@ -62,6 +62,7 @@ impl Published {
                 let table = Table {
                     kind: if published.partitioned { 'p' } else { 'r' },
                     columns: published.columns.iter().map(column).collect(),
+                    row_filter: published.row_filter.clone(),
                     ..Table::default()
                 };
                 (published.table.clone(), table)
@@ -73,13 +74,13 @@ impl Published {
     }
 }
 
-/// Names of the tables that the site file or the adopted publication names, and published columns
-/// where that is known already.
+/// Names of the tables that the site file or the adopted publication names, with row filters, and
+/// with published columns where they are known already.
 pub async fn expand(
     spec: &PublicationSpec,
     sql: &mut Connection,
     unfit: Unfit,
-) -> Result<Vec<(TableName, Option<Vec<String>>)>, CaptureError> {
+) -> Result<Vec<(TableName, Article)>, CaptureError> {
     if spec.adopt_publication.is_some() {
         spec.ensure_publication(sql).await?;
         let tables = spec.published_tables(sql).await?;
@@ -87,12 +88,11 @@ pub async fn expand(
             .into_iter()
             .map(|table| {
                 let columns = table.columns.into_iter().map(|column| column.name).collect();
-                (table.table, Some(columns))
+                (table.table, Article { columns: Some(columns), row_filter: table.row_filter })
             })
             .collect());
     }
-    let tables = spec.expand_tables(sql, unfit).await?;
-    Ok(tables.into_iter().map(|(table, article)| (table, article.columns)).collect())
+    Ok(spec.expand_tables(sql, unfit).await?.into_iter().collect())
 }
 
 /// Leaves the tables whose rows come under their own names: not partitions that are published
@@ -170,7 +170,7 @@ pub async fn check(
     server: &Server,
     sql: &mut Connection,
     unfit: Unfit,
-    wanted: Vec<(TableName, Option<Vec<String>>)>,
+    wanted: Vec<(TableName, Article)>,
     catalogue: &HashMap<TableName, Table>,
     findings: &mut Findings,
 ) -> Result<Vec<(TableName, Table)>, Error> {
@@ -188,7 +188,7 @@ pub async fn check(
         as_wanted || publisher::check_publication_rights(spec, server, sql, findings).await?;
     let mut tables = Vec::new();
     let mut all_named = true;
-    for (name, columns) in wanted {
+    for (name, Article { columns, row_filter }) in wanted {
         let Some(table) = catalogue.get(&name) else { continue };
         let before = findings.all.len();
         if !table.schema_usable {
@@ -207,7 +207,7 @@ pub async fn check(
         let is_published = as_wanted || unfit == Unfit::LeaveOut && !table.owned;
         check_table(&name, table, server, is_published, findings);
         all_named &= findings.all.len() == before;
-        let mut table = table.clone();
+        let mut table = Table { row_filter, ..table.clone() };
         check_identity(&name, &table, columns.as_deref(), findings);
         let listed = columns.as_deref().unwrap_or_default();
         check_generated_identity(&name, &table, listed, sql.server_version(), findings);
@@ -412,7 +412,7 @@ fn check_generated_identity(
 /// What patterns pass over, so that nobody waits for it.
 async fn not_published(
     spec: &PublicationSpec,
-    wanted: &[(TableName, Option<Vec<String>>)],
+    wanted: &[(TableName, Article)],
     sql: &mut Connection,
     findings: &mut Findings,
 ) -> Result<(), Error> {

@@ -61,6 +61,8 @@ pub struct Table {
     pub sequences: Vec<Sequence>,
     /// Columns in table order.
     pub columns: Vec<Column>,
+    /// Of a table that is published: the condition that its rows have to meet, as SQL.
+    pub row_filter: Option<String>,
 }
 
 /// A sequence of a table's column.
@@ -341,6 +343,7 @@ pub fn from_answers(
             owner: text(row, 15),
             row_security: row.parse_bool(16)?,
             sequences: Vec::new(),
+            row_filter: None,
             columns: Vec::new(),
         };
         tables.insert(name(row), table);

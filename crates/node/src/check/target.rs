@@ -5,7 +5,7 @@ use super::firing::{self, Sides};
 use super::published::Published;
 use super::server::Server;
 use super::tables::{self, Named, Table};
-use super::{Findings, NAME, both, columns, creation, labels, publisher, some_of};
+use super::{Findings, NAME, both, columns, creation, labels, publisher, restored, some_of};
 use crate::config::{SiteConfig, Subscription};
 use farshore_apply::postgres::follow_ddl::FollowDdl;
 use farshore_apply::postgres::session::Session;
@@ -149,6 +149,11 @@ async fn look(
     let left = check_progress(subscription, &asked.progress, findings);
     if from_backup && !left.begun {
         findings.note("it waits for its target to be restored from a backup (farshore initialise)");
+        if let Some((published, named)) = published.zip(named) {
+            // What cannot be read yet is looked at when it is initialised.
+            let there = tables::named(&mut session.connection, &named).await.unwrap_or_default();
+            restored::check(subscription, published, &there, findings);
+        }
         return Ok(());
     }
     let Some((published, named)) = published.zip(named) else { return Ok(()) };
