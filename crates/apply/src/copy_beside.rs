@@ -12,6 +12,7 @@ use crate::postgres::session::Session;
 use crate::streaming::StreamEnd;
 use crate::subscription::{Attempt, Start, Subscription};
 use crate::{ApplyError, TableCopy};
+use farshore_model::Lsn;
 use farshore_store::StoreError;
 use std::time::Duration;
 use tokio::sync::watch;
@@ -109,6 +110,11 @@ impl Subscription {
                     session.connection.close().await;
                     tokio::time::sleep(GIVE_WAY_FOR).await;
                 }
+                Err(ApplyError::LogBehind { point, what }) => {
+                    self.copy_waits_for_log(what);
+                    session.connection.close().await;
+                    self.log_reaches(point).await?;
+                }
                 // Each attempt holds up who uses the table after us, the stream too.
                 Err(ApplyError::InUse(why)) => {
                     self.leave_for_later(why);
@@ -128,6 +134,20 @@ impl Subscription {
                 }
                 Err(error) => return Err(error),
             }
+        }
+    }
+
+    /// Says that a copy waits for the log.
+    pub(crate) fn copy_waits_for_log(&self, why: String) {
+        tracing::info!("{why}");
+        self.set_status(|status| status.copy_waits = Some(why));
+    }
+
+    /// Waits until the store has the log up to `point`, however long that takes.
+    pub(crate) async fn log_reaches(&self, point: Lsn) -> Result<(), ApplyError> {
+        match self.store.durable().wait_for(|durable| durable.0 >= point).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
         }
     }
 

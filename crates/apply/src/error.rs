@@ -145,6 +145,14 @@ pub enum ApplyError {
     /// The initial copy ended to let somebody else at a table; it goes on at once.
     #[error("{0}")]
     GaveWay(String),
+    /// The log has not come as far as a copy's snapshot: another one is taken when it has.
+    #[error("{what}")]
+    LogBehind {
+        /// Where the log has to come.
+        point: Lsn,
+        /// Whose copy, for a person.
+        what: String,
+    },
     /// Others use a table of the target that is needed for itself; it is tried again later, and what
     /// does not need that goes on.
     #[error("{0}")]
@@ -306,6 +314,7 @@ impl ApplyError {
             ApplyError::Capture(error) => error.is_transient(),
             ApplyError::NotYet(_)
             | ApplyError::GaveWay(_)
+            | ApplyError::LogBehind { .. }
             | ApplyError::InUse(_)
             | ApplyError::StreamFirst(_)
             | ApplyError::BatchRefused { .. }

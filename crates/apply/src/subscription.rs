@@ -210,6 +210,14 @@ impl Subscription {
                     tokio::time::sleep(GIVE_WAY_FOR).await;
                     continue;
                 }
+                Err(ApplyError::LogBehind { point, what }) => {
+                    self.copy_waits_for_log(what);
+                    tokio::select! {
+                        _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
+                        reached = self.log_reaches(point) => reached?,
+                    }
+                    continue;
+                }
                 // Nothing can stream without it.
                 Err(ApplyError::InUse(why)) => {
                     self.leave_for_later(why);

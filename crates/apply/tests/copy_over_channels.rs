@@ -9,11 +9,13 @@ use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePa
 use farshore_capture::source::{
     Channel, ChannelError, Direct, Opener, Registry, Remote, Source, serve,
 };
+use farshore_model::{Lsn, PgTime};
 use farshore_pg::{Config, Connection, Mode};
 use farshore_store::segmented::{Options, SegmentedStore};
-use farshore_store::{BoxFuture, LogStore};
+use farshore_store::{Batch, BoxFuture, EntryKind, EntryMeta, LogStore};
 use farshore_testkit::postgres::{Cluster, Installation};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::runtime::Runtime;
@@ -112,6 +114,21 @@ fn cluster(setup: &str) -> (Cluster, PublicationSpec, Config) {
     (cluster, spec, target)
 }
 
+/// A log that has come further than any snapshot.
+async fn far_log(folder: &Path) -> Arc<dyn LogStore> {
+    let (store, _) = SegmentedStore::open(folder, Options::default()).unwrap();
+    let position = Lsn(u64::MAX >> 1);
+    let entry = EntryMeta {
+        position,
+        commit_time: PgTime(0),
+        kind: EntryKind::Watermark,
+        payload_len: 0,
+    };
+    store.append(Batch { entries: vec![entry], ..Batch::default() }).await.unwrap();
+    store.durable().wait_for(|durable| durable.0 >= position).await.unwrap();
+    store
+}
+
 /// A session on the target, where the subscription is known.
 async fn subscribed(spec: &PublicationSpec, target: &Config) -> Session {
     let mut sql = spec.connect(Mode::Sql).await.unwrap();
@@ -129,9 +146,8 @@ fn a_target_is_made_and_filled_over_channels() {
     let (_cluster, spec, target) = cluster(SETUP);
     let publisher = spec.source.clone();
     let folder = tempfile::tempdir().unwrap();
-    let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
-    let store: Arc<dyn LogStore> = store;
     Runtime::new().unwrap().block_on(async {
+        let store = far_log(folder.path()).await;
         let mut session = subscribed(&spec, &target).await;
         let (schema, status) = (SchemaSettings::default(), Arc::new(Mutex::default()));
         let status: Arc<Mutex<SubscriptionStatus>> = status;
@@ -196,9 +212,8 @@ fn a_range_is_not_committed_into_a_table_that_was_altered() {
          INSERT INTO orders SELECT i, i FROM generate_series(1, 20000) i;\nCREATE DATABASE target;\n",
     );
     let folder = tempfile::tempdir().unwrap();
-    let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
-    let store: Arc<dyn LogStore> = store;
     Runtime::new().unwrap().block_on(async {
+        let store = far_log(folder.path()).await;
         let mut session = subscribed(&spec, &target).await;
         // Behind the rows of the third range, while its transaction is open.
         let alters = "CREATE TABLE orders (id bigint PRIMARY KEY, amount integer); \
@@ -263,9 +278,8 @@ fn rows_that_the_target_leaves_out_are_missed() {
     let tables = vec![TablePattern::parse("public.orders").unwrap()];
     let spec = PublicationSpec { via_partition_root: true, tables, articles, ..spec };
     let folder = tempfile::tempdir().unwrap();
-    let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
-    let store: Arc<dyn LogStore> = store;
     Runtime::new().unwrap().block_on(async {
+        let store = far_log(folder.path()).await;
         let mut session = subscribed(&spec, &target).await;
         let schema = "SET search_path = public; \
             CREATE TABLE orders (id bigint, part integer) PARTITION BY LIST (part); \

@@ -23,7 +23,7 @@ use history::{check_history, log_end};
 pub use moving::nudge;
 pub(crate) use moving::{Place, SlotCopy, advance, end_walsender, place};
 pub use notes::{
-    Begun, begin_replica, begun, is_replica, log_begins, noted_slot, publisher_identity,
+    Begun, begin_replica, begun, is_replica, log_begins, noted_slot, publisher_identity, timeline,
 };
 use notes::{NOTE_CREATING, NOTE_SLOT, NOTE_START, NOTE_SYSTEM, NOTE_TIMELINE};
 pub(crate) use overlap::{Overlap, check_overlap};

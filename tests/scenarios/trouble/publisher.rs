@@ -230,6 +230,58 @@ fn it_fails_over_to_a_standby_that_lacks_changes() -> Result<()> {
     Ok(())
 }
 
+/// What is copied is in the log, so that a publisher that has lost it is found out, or it is not
+/// copied at all.
+#[test]
+fn a_copy_has_nothing_that_a_failover_loses() -> Result<()> {
+    let (publisher, link) = primary(&[])?;
+    let mut pair = Pair::of(publisher, subscriber_cluster(15)?.start()?)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let port = |port: u16| format!(":{port}/");
+    pair.site.replace(&port(pair.publisher.port()), &port(link.port()))?;
+    let target = pair.subscriber.url("postgres");
+    pair.add_subscription("s", "p", &target)?;
+    // Keeps the copy from beginning.
+    pair.subscriber.execute_script("INSERT INTO t VALUES (99)")?;
+    pair.site.start()?;
+    pair.site.await_trouble("s", "has rows already")?;
+    wait_until("the publication to stream", SOON, &[&pair.site.log_path()], || {
+        let status = pair.site.status()?;
+        Ok((status["publications"][0]["state"] == "streaming").then_some(()))
+    })?;
+    let mut standby =
+        pair.publisher.standby(&[("sync_replication_slots", "on")], &["farshore_p"])?;
+    pair.publish("INSERT INTO t VALUES (1)")?;
+    await_synced_slot(&standby)?;
+    standby.stop(StopMode::Fast)?;
+    // The standby is away, and the log of what is committed now does not come.
+    let walsender = pair.publisher_says(
+        "SELECT active_pid FROM pg_replication_slots WHERE slot_name = 'farshore_p'",
+    )?;
+    let stopped = std::process::Command::new("kill").args(["-STOP", &walsender]).status()?;
+    ensure!(stopped.success(), "{stopped}");
+    pair.publish("INSERT INTO t VALUES (2)")?;
+    pair.subscriber.execute_script("TRUNCATE t")?;
+    let resumed = pair.site.verb("resume", &["--subscription", "s"])?;
+    ensure!(resumed.code == Some(0), "{resumed:?}");
+    wait_until("the copy to wait, or to be done", SOON, &[&pair.site.log_path()], || {
+        let status = pair.site.status()?;
+        let s = &status["subscriptions"][0];
+        let waits = s["error"].as_str().is_some_and(|why| why.contains("waits for the log"));
+        Ok((waits || s["state"] == "streaming").then_some(()))
+    })?;
+    pair.publisher.kill9()?;
+    standby.start()?;
+    promote(&standby)?;
+    link.redirect(standby.port());
+    let old = std::mem::replace(&mut pair.publisher, standby);
+    pair.publish("INSERT INTO t VALUES (3)")?;
+    pair.assert_equal(&["public"])?;
+    drop(old);
+    Ok(())
+}
+
 /// In the middle of a failover an address leads to a standby for a moment: it is waited for.
 #[test]
 fn a_publisher_that_is_a_standby_for_a_while_is_waited_for() -> Result<()> {

@@ -5,6 +5,8 @@
 //! finished tables stay at the consistent point they were copied at, and an unfinished one goes on
 //! at a new point ([`crate::postgres::resume`]).
 
+mod point;
+
 use crate::ApplyError;
 use crate::postgres::apart::{Below, Detaching, PublishedNames, left_for};
 use crate::postgres::copy_order::{CopyOrder, Standing};
@@ -30,8 +32,8 @@ use farshore_model::{Lsn, PgTime, Relation, quote_identifier};
 use farshore_pg::Config;
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
+use point::{LOG_WAIT, Still, oids};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -80,28 +82,11 @@ pub struct InitialCopy<'a> {
     pub detaching: &'a Detaching,
 }
 
-/// How often it is looked whether somebody waits for a table that is being copied.
-const LOOK_EVERY: Duration = Duration::from_secs(2);
-
-/// How long the log may take to come as far as a snapshot that was taken.
-const LOG_WAIT: Duration = Duration::from_secs(60);
-
-/// A snapshot that takes longer is told of.
-const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
-
 /// How often it is looked whether the stream has come as far as a snapshot.
 const STREAM_LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Pause before another snapshot is tried when tables are locked.
 pub const GIVE_WAY_FOR: Duration = Duration::from_millis(200);
-
-/// A snapshot of the publisher whose tables stay as they are.
-struct Still {
-    snapshot: Box<dyn Snapshot>,
-    /// Holds the lock.
-    source: Box<dyn SnapshotSession>,
-    published: Vec<PublishedTable>,
-}
 
 /// What there is of an earlier copy of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +129,7 @@ impl InitialCopy<'_> {
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
         let copied = self.copy(session, known).await;
-        if let Err(ApplyError::GaveWay(_)) = copied {
+        if let Err(ApplyError::GaveWay(_) | ApplyError::LogBehind { .. }) = copied {
             // A statement that was left waits for its lock until the target notices, and others
             // wait behind it.
             if let Err(error) = session.connection.cancel_token().cancel().await {
@@ -159,7 +144,7 @@ impl InitialCopy<'_> {
         session: &mut Session,
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
-        let Still { snapshot, mut source, mut published } = self.open_source().await?;
+        let Still { snapshot, mut source, mut published } = self.take_snapshot().await?;
         let point = snapshot.consistent_point();
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
         let copied: HashSet<TableName> = published
@@ -408,77 +393,8 @@ impl InitialCopy<'_> {
         self.unless_in_the_way(source, held, created).await
     }
 
-    /// Does something that may have to wait on the target, behind a reader of one of its tables for
-    /// instance, and ends it when it is in somebody's way on the publisher.
-    async fn unless_in_the_way<T>(
-        &self,
-        source: &mut dyn SnapshotSession,
-        tables: &[u32],
-        work: impl Future<Output = Result<T, ApplyError>> + Send,
-    ) -> Result<T, ApplyError> {
-        tokio::select! {
-            done = work => done,
-            error = self.give_way(source, tables) => Err(error),
-        }
-    }
-
-    /// Ends the copy when somebody on the publisher has waited for an exclusive lock (TRUNCATE, DDL)
-    /// that we stand in the way of: everything else on that table would queue up behind them. The
-    /// copy then goes on at another snapshot.
-    async fn give_way(&self, source: &mut dyn SnapshotSession, tables: &[u32]) -> ApplyError {
-        loop {
-            tokio::time::sleep(LOOK_EVERY).await;
-            match source.is_in_the_way(tables).await {
-                Ok(true) => return self.gives_way(),
-                Ok(false) => {}
-                Err(error) => return error.into(),
-            }
-        }
-    }
-
-    fn gives_way(&self) -> ApplyError {
-        ApplyError::GaveWay(format!(
-            "subscription \"{}\": the initial copy gives way to a command on the publisher that \
-             needs a table for itself (TRUNCATE, DDL); it goes on at a new snapshot",
-            self.subscription
-        ))
-    }
-
-    /// A snapshot of the publisher, and a session in it. What keeps it waiting is told in the status.
-    async fn open_source(&self) -> Result<Still, ApplyError> {
-        let (since, told) = (PgTime::now(), AtomicBool::new(false));
-        let tell = |why: Option<String>| {
-            if let Some(why) = why {
-                told.store(true, Ordering::Relaxed);
-                self.set_waits(Some(format!("a copy cannot begin: {why}")));
-            }
-        };
-        let mut exporting = self.source.export_telling(self.subscription, &tell);
-        let exported = tokio::time::timeout(SNAPSHOT_WITHIN, &mut exporting).await;
-        let snapshot = match exported {
-            Ok(exported) => exported?,
-            Err(_) => {
-                // Of a publisher behind channels nobody says here what it waits for.
-                if !told.load(Ordering::Relaxed) {
-                    tell(Some(format!(
-                        "waiting for the publisher's snapshot since {since} (its slot waits for \
-                         every transaction that was open there)"
-                    )));
-                }
-                exporting.await?
-            }
-        };
-        if told.load(Ordering::Relaxed) {
-            self.set_waits(None);
-        }
-        let mut source = snapshot.open().await?;
-        let published = source.tables().await?;
-        // What an earlier attempt waited for is over, too: who is in the way on the target can be told.
-        self.set_waits(None);
-        Ok(Still { snapshot, source, published })
-    }
-
-    /// What happened to the tables of an earlier, unfinished copy since it took their rows.
+    /// What happened to the tables of an earlier, unfinished copy since it took their rows. The log
+    /// has come to `point`.
     async fn touched_since(
         &self,
         begun: &HashMap<TableName, (Since, Vec<BlockRange>)>,
@@ -489,25 +405,7 @@ impl InitialCopy<'_> {
         if since.is_empty() {
             return Ok(HashMap::new());
         }
-        self.await_log(point).await?;
         touched_between(self.store, &since, point).await
-    }
-
-    /// Waits until the store has the log up to `point`.
-    async fn await_log(&self, point: Lsn) -> Result<(), ApplyError> {
-        let mut durable = self.store.durable();
-        let arrived = durable.wait_for(|durable| durable.0 >= point);
-        match tokio::time::timeout(LOG_WAIT, arrived).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(_)) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
-            // The snapshot's locks and its slot are not held on the publisher for as long as a link
-            // may be down.
-            Err(_) => Err(ApplyError::GaveWay(format!(
-                "subscription \"{}\": the log has not come as far as the snapshot ({point}) \
-                     within {LOG_WAIT:?}; another snapshot is taken later",
-                self.subscription
-            ))),
-        }
     }
 
     /// A table that is copied from its first row on.
@@ -932,10 +830,6 @@ impl InitialCopy<'_> {
             change(copy);
         }
     }
-}
-
-fn oids(tables: &[PublishedTable]) -> Vec<u32> {
-    tables.iter().map(|table| table.oid).collect()
 }
 
 /// Ranges that are copied in one transaction, with the number of their table's work.

@@ -66,3 +66,9 @@ pub fn noted_slot(note: impl Fn(&str) -> Option<String>) -> Option<String> {
 pub fn publisher_identity(store: &dyn LogStore) -> Option<String> {
     store.note(NOTE_SYSTEM)
 }
+
+/// The publisher's timeline when capture last connected to it; `None` in a replica of another site's
+/// store.
+pub fn timeline(store: &dyn LogStore) -> Option<String> {
+    store.note(NOTE_TIMELINE)
+}

@@ -1,0 +1,159 @@
+//! The point that a copy is made at: a snapshot of the publisher whose tables stay as they are, and
+//! the log as far as that.
+
+use super::InitialCopy;
+use crate::ApplyError;
+use farshore_capture::publication::PublishedTable;
+use farshore_capture::slot;
+use farshore_capture::source::{Snapshot, SnapshotSession};
+use farshore_model::{Lsn, PgTime};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// How often it is looked whether somebody waits for a table that is being copied.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
+
+/// How long the log may take to come as far as a snapshot that was taken.
+pub(super) const LOG_WAIT: Duration = Duration::from_secs(60);
+
+/// A snapshot that takes longer is told of.
+const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
+
+/// Log that takes longer is told of.
+const LOG_WORD_AFTER: Duration = Duration::from_secs(2);
+
+/// A snapshot of the publisher whose tables stay as they are.
+pub(super) struct Still {
+    pub(super) snapshot: Box<dyn Snapshot>,
+    /// Holds the lock.
+    pub(super) source: Box<dyn SnapshotSession>,
+    pub(super) published: Vec<PublishedTable>,
+}
+
+pub(super) fn oids(tables: &[PublishedTable]) -> Vec<u32> {
+    tables.iter().map(|table| table.oid).collect()
+}
+
+impl InitialCopy<'_> {
+    /// A snapshot that the store's log has come to. Nothing of it goes to the target before: a
+    /// publisher that fails over to a server without its newest log, or that is put back, takes away
+    /// what was copied from there, and only who has the log can tell afterwards.
+    pub(super) async fn take_snapshot(&self) -> Result<Still, ApplyError> {
+        let timeline = slot::timeline(self.store.as_ref());
+        let mut still = self.open_source().await?;
+        let (point, held) = (still.snapshot.consistent_point(), oids(&still.published));
+        let arrived = self.await_log(point);
+        self.unless_in_the_way(still.source.as_mut(), &held, arrived).await?;
+        // What has come there may be another server's log.
+        if slot::timeline(self.store.as_ref()) != timeline {
+            return Err(ApplyError::GaveWay(format!(
+                "subscription \"{}\": the publisher has changed its timeline since the snapshot was \
+                 taken; another one is taken",
+                self.subscription
+            )));
+        }
+        Ok(still)
+    }
+
+    /// Waits until the store has the log up to `point`.
+    pub(super) async fn await_log(&self, point: Lsn) -> Result<(), ApplyError> {
+        let mut durable = self.store.durable();
+        let arrived = async { durable.wait_for(|durable| durable.0 >= point).await.map(drop) };
+        let mut arrived = std::pin::pin!(tokio::time::timeout(LOG_WAIT, arrived));
+        let in_time = match tokio::time::timeout(LOG_WORD_AFTER, &mut arrived).await {
+            Ok(in_time) => in_time,
+            Err(_) => {
+                self.set_waits(Some(format!(
+                    "a copy waits for the log, which has not come as far as its snapshot ({point})"
+                )));
+                let in_time = arrived.await;
+                self.set_waits(None);
+                in_time
+            }
+        };
+        match in_time {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(_)) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
+            // The snapshot's locks and its slot are not held on the publisher for as long as a link
+            // may be down.
+            Err(_) => Err(ApplyError::LogBehind {
+                point,
+                what: format!(
+                    "subscription \"{}\": a copy waits for the log, which has not come as far as its \
+                     snapshot ({point}) within {LOG_WAIT:?}; another snapshot is taken when it has",
+                    self.subscription
+                ),
+            }),
+        }
+    }
+
+    /// Does something that may have to wait on the target, behind a reader of one of its tables for
+    /// instance, and ends it when it is in somebody's way on the publisher.
+    pub(super) async fn unless_in_the_way<T>(
+        &self,
+        source: &mut dyn SnapshotSession,
+        tables: &[u32],
+        work: impl Future<Output = Result<T, ApplyError>> + Send,
+    ) -> Result<T, ApplyError> {
+        tokio::select! {
+            done = work => done,
+            error = self.give_way(source, tables) => Err(error),
+        }
+    }
+
+    /// Ends the copy when somebody on the publisher has waited for an exclusive lock (TRUNCATE, DDL)
+    /// that we stand in the way of: everything else on that table would queue up behind them. The
+    /// copy then goes on at another snapshot.
+    async fn give_way(&self, source: &mut dyn SnapshotSession, tables: &[u32]) -> ApplyError {
+        loop {
+            tokio::time::sleep(LOOK_EVERY).await;
+            match source.is_in_the_way(tables).await {
+                Ok(true) => return self.gives_way(),
+                Ok(false) => {}
+                Err(error) => return error.into(),
+            }
+        }
+    }
+
+    pub(super) fn gives_way(&self) -> ApplyError {
+        ApplyError::GaveWay(format!(
+            "subscription \"{}\": the initial copy gives way to a command on the publisher that \
+             needs a table for itself (TRUNCATE, DDL); it goes on at a new snapshot",
+            self.subscription
+        ))
+    }
+
+    /// A snapshot of the publisher, and a session in it. What keeps it waiting is told in the status.
+    async fn open_source(&self) -> Result<Still, ApplyError> {
+        let (since, told) = (PgTime::now(), AtomicBool::new(false));
+        let tell = |why: Option<String>| {
+            if let Some(why) = why {
+                told.store(true, Ordering::Relaxed);
+                self.set_waits(Some(format!("a copy cannot begin: {why}")));
+            }
+        };
+        let mut exporting = self.source.export_telling(self.subscription, &tell);
+        let exported = tokio::time::timeout(SNAPSHOT_WITHIN, &mut exporting).await;
+        let snapshot = match exported {
+            Ok(exported) => exported?,
+            Err(_) => {
+                // Of a publisher behind channels nobody says here what it waits for.
+                if !told.load(Ordering::Relaxed) {
+                    tell(Some(format!(
+                        "waiting for the publisher's snapshot since {since} (its slot waits for \
+                         every transaction that was open there)"
+                    )));
+                }
+                exporting.await?
+            }
+        };
+        if told.load(Ordering::Relaxed) {
+            self.set_waits(None);
+        }
+        let mut source = snapshot.open().await?;
+        let published = source.tables().await?;
+        // What an earlier attempt waited for is over, too: who is in the way on the target can be told.
+        self.set_waits(None);
+        Ok(Still { snapshot, source, published })
+    }
+}
