@@ -33,7 +33,7 @@ use farshore_wire::pgoutput::{OldTuple, Tuple, Value};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Keys are held in memory: more bytes of them than this, and the table starts over.
+/// Keys are held in memory: more bytes of them than this, and the table with most of them starts over.
 const KEY_BYTES_MAX: usize = 32 << 20;
 /// Statements that return no rows, sent before their answers are read.
 const DELETES_IN_FLIGHT: usize = 200;
@@ -76,7 +76,7 @@ pub async fn touched_between(
         tables,
         by_oid: by_oid.collect(),
         touched: tables.keys().map(|table| (table.clone(), Touched::Nothing)).collect(),
-        key_bytes: 0,
+        held: HeldKeys::default(),
     };
     let Some(oldest) = tables.values().map(|since| since.point).min() else {
         return Ok(reading.touched);
@@ -117,7 +117,7 @@ struct Reading<'a> {
     tables: &'a HashMap<TableName, Since>,
     by_oid: HashMap<u32, &'a TableName>,
     touched: HashMap<TableName, Touched>,
-    key_bytes: usize,
+    held: HeldKeys,
 }
 
 impl Reading<'_> {
@@ -185,38 +185,95 @@ impl Reading<'_> {
         tuples: [Option<Tuple<'_>>; 2],
     ) {
         let Some(touched) = self.touched.get_mut(&table) else { return };
+        let bytes = touched.add(relation, truncated, tuples);
+        if !matches!(touched, Touched::Keys { .. }) {
+            self.held.release(&table);
+            return;
+        }
+        self.held.hold(&table, bytes);
+        while let Some(largest) = self.held.too_many() {
+            self.touched.insert(largest, Touched::Unknown("too many of its rows were touched"));
+        }
+    }
+}
+
+impl Touched {
+    /// Adds a change; returns how many more bytes of keys there are.
+    fn add(
+        &mut self,
+        relation: &Arc<Relation>,
+        truncated: bool,
+        tuples: [Option<Tuple<'_>>; 2],
+    ) -> usize {
         let keyed = matches!(relation.identity, ReplicaIdentity::Default | ReplicaIdentity::Index)
             && relation.columns.iter().any(|column| column.key);
-        if matches!(touched, Touched::Truncated) {
-            return;
+        if matches!(self, Touched::Truncated) {
+            return 0;
         }
-        if truncated && matches!(touched, Touched::Nothing) {
-            *touched = Touched::Truncated;
+        if truncated && matches!(self, Touched::Nothing) {
+            *self = Touched::Truncated;
         } else if truncated {
-            *touched = Touched::Unknown("it was truncated");
+            *self = Touched::Unknown("it was truncated");
         } else if !keyed {
-            *touched = Touched::Unknown("it has no key");
+            *self = Touched::Unknown("it has no key");
         }
-        if matches!(touched, Touched::Nothing) {
-            *touched = Touched::Keys { relation: relation.clone(), keys: HashSet::new() };
+        if matches!(self, Touched::Nothing) {
+            *self = Touched::Keys { relation: relation.clone(), keys: HashSet::new() };
         }
-        let Touched::Keys { relation: first, keys } = touched else { return };
+        let Touched::Keys { relation: first, keys } = self else { return 0 };
         if first != relation {
-            *touched = Touched::Unknown("its definition changed");
-            return;
+            *self = Touched::Unknown("its definition changed");
+            return 0;
         }
+        let mut more = 0;
         for tuple in tuples.into_iter().flatten() {
             let mut key = Key::default();
             if !push_key(&mut key, relation, tuple) {
-                *touched = Touched::Unknown("a key value is missing in the log");
-                return;
+                *self = Touched::Unknown("a key value is missing in the log");
+                return 0;
             }
-            self.key_bytes += key.bytes();
-            keys.insert(key);
+            let bytes = key.bytes();
+            if keys.insert(key) {
+                more += bytes;
+            }
         }
-        if self.key_bytes > KEY_BYTES_MAX {
-            *touched = Touched::Unknown("too many of its rows were touched");
+        more
+    }
+}
+
+/// Bytes of keys that are in memory, table by table.
+#[derive(Default)]
+struct HeldKeys {
+    of_table: HashMap<TableName, usize>,
+    total: usize,
+}
+
+impl HeldKeys {
+    fn hold(&mut self, table: &TableName, bytes: usize) {
+        if bytes == 0 {
+            return;
         }
+        self.total += bytes;
+        match self.of_table.get_mut(table) {
+            Some(held) => *held += bytes,
+            None => drop(self.of_table.insert(table.clone(), bytes)),
+        }
+    }
+
+    fn release(&mut self, table: &TableName) {
+        self.total -= self.of_table.remove(table).unwrap_or(0);
+    }
+
+    /// Where they are too many, the table with most of them, whose keys count no more: it is that
+    /// one's changes that leave no room, and not those of tables that were touched last.
+    fn too_many(&mut self) -> Option<TableName> {
+        if self.total <= KEY_BYTES_MAX {
+            return None;
+        }
+        let largest = self.of_table.iter().max_by_key(|(_, bytes)| **bytes);
+        let largest = largest.map(|(table, _)| table.clone())?;
+        self.release(&largest);
+        Some(largest)
     }
 }
 
@@ -391,4 +448,77 @@ pub(super) fn rows_lost(
          rule (DO INSTEAD) keeps rows out, and none of that part was committed. Drop or disable it, \
          and go on (farshore resume)"
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farshore_model::Column;
+    use farshore_wire::pgoutput::encode;
+
+    const LARGE: usize = 1 << 20;
+
+    fn named(name: &str) -> TableName {
+        TableName { schema: "public".into(), name: name.into() }
+    }
+
+    /// Touches rows of tables that have one column, their key.
+    fn touched(
+        rows: impl Iterator<Item = (&'static str, Vec<u8>)>,
+    ) -> Vec<(String, Option<usize>)> {
+        let since = Since { point: Lsn(1), oid: None };
+        let tables: HashMap<TableName, Since> =
+            ["a", "b"].into_iter().map(|name| (named(name), since)).collect();
+        let mut reading = Reading {
+            tables: &tables,
+            by_oid: HashMap::new(),
+            touched: tables.keys().map(|table| (table.clone(), Touched::Nothing)).collect(),
+            held: HeldKeys::default(),
+        };
+        for (table, key) in rows {
+            let key_column =
+                Column { key: true, name: "id".into(), type_oid: 25, type_modifier: -1 };
+            let relation = Relation {
+                oid: 7,
+                schema: "public".into(),
+                name: table.into(),
+                identity: ReplicaIdentity::Default,
+                columns: vec![key_column],
+                types: Vec::new(),
+            };
+            let row = encode::tuple(&[Value::Text(&key)]);
+            let row = Tuple::parse(&row).unwrap();
+            reading.touch(named(table), &Arc::new(relation), false, [Some(row), None]);
+        }
+        let total: usize = reading.held.of_table.values().sum();
+        assert_eq!(total, reading.held.total);
+        let keys = |touched: &Touched| match touched {
+            Touched::Keys { keys, .. } => Some(keys.len()),
+            Touched::Nothing => Some(0),
+            Touched::Truncated | Touched::Unknown(_) => None,
+        };
+        let mut found: Vec<(String, Option<usize>)> =
+            reading.touched.iter().map(|(table, is)| (table.name.clone(), keys(is))).collect();
+        found.sort();
+        found
+    }
+
+    fn large(number: u8) -> Vec<u8> {
+        vec![number; LARGE]
+    }
+
+    #[test]
+    fn a_row_that_is_touched_often_counts_once() {
+        let rows = (0..200).map(|i| ("a", large(i % 3)));
+        assert_eq!(touched(rows), [("a".to_owned(), Some(3)), ("b".to_owned(), Some(0))]);
+    }
+
+    #[test]
+    fn a_table_with_many_touched_rows_leaves_room_for_the_others() {
+        let many = (0..31).map(|i| ("a", large(i)));
+        let few = (0..5).map(|i| ("b", large(i)));
+        let again = (0..31).map(|i| ("a", large(i)));
+        let found = touched(many.chain(few).chain(again));
+        assert_eq!(found, [("a".to_owned(), None), ("b".to_owned(), Some(5))]);
+    }
 }
