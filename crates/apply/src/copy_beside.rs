@@ -6,6 +6,7 @@
 //! to it by what the log says was touched meanwhile, and ends. The tables then stand ahead of the
 //! others, and the stream goes on from where it was. A cursor of its own keeps the log for that.
 
+use crate::backup::claim_anew;
 use crate::careful::Failure;
 use crate::postgres::initial_copy::{GIVE_WAY_FOR, InitialCopy};
 use crate::postgres::session::Session;
@@ -22,6 +23,11 @@ const COPY_CURSOR: &str = "/copy";
 
 /// Pause before a copy is tried again when the publisher is away.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
+
+/// Whether a cursor of a store keeps the log for a copy of tables, and not for its subscription.
+pub fn is_of_copy(cursor: &str) -> bool {
+    cursor.ends_with(COPY_CURSOR)
+}
 
 /// The subscription that a cursor of a store belongs to.
 pub fn cursor_owner(cursor: &str) -> &str {
@@ -151,9 +157,19 @@ impl Subscription {
         }
     }
 
-    /// Keeps the log from here on for a copy that streaming does not wait for.
+    /// Keeps the log from here on for a copy that streaming does not wait for. Where retention has
+    /// taken it from under an earlier part of the copy, it is kept anew: what was begun before starts
+    /// over by itself, and what is begun now needs it.
     pub(crate) fn keep_log_for_copy(&self) -> Result<(), StoreError> {
-        self.store.register_cursor(&self.copy_cursor()).map(drop)
+        let name = self.copy_cursor();
+        let Some(dropped) = self.store.register_cursor(&name)?.expired else { return Ok(()) };
+        let from = claim_anew(self.store.as_ref(), &name)?.applied;
+        tracing::warn!(
+            subscription = %self.spec.name, %dropped, %from,
+            "retention dropped log that was kept for a copy of tables: those whose copy was begun \
+             before start over, and the log is kept from here on"
+        );
+        Ok(())
     }
 
     /// Ends that claim on the log, if there is one.

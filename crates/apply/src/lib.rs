@@ -49,7 +49,7 @@ mod subscription;
 
 pub use ahead::Given;
 pub use conflict::{ConflictPolicy, OnConflict};
-pub use copy_beside::cursor_owner;
+pub use copy_beside::{cursor_owner, is_of_copy};
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
 pub use postgres::apart::Detaching;
 pub use remedy::follows_another;

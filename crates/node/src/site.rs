@@ -518,8 +518,8 @@ impl Site {
                                     publication = %name,
                                     reader = %stores::reader_of(&cursor.name),
                                     applied = %cursor.applied,
-                                    "retention limits dropped changes that it still needed; it must \
-                                     be copied anew"
+                                    "retention limits dropped changes that it still needed; {}",
+                                    stores::without_its_log(&cursor.name)
                                 );
                             }
                         }

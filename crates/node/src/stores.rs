@@ -4,7 +4,7 @@ use crate::config::{self, SiteConfig};
 use crate::operate::unknown;
 use crate::site::SiteError;
 use crate::sites::serve::cursor_of;
-use farshore_apply::cursor_owner;
+use farshore_apply::{cursor_owner, is_of_copy};
 use farshore_store::segmented::{Options, SegmentedStore};
 use farshore_store::{LogStore, StoreError};
 use std::path::{Path, PathBuf};
@@ -81,7 +81,19 @@ pub(crate) fn open_at(
 pub(crate) fn reader_of(cursor: &str) -> String {
     match cursor.strip_prefix('@') {
         Some(site) => format!("downstream site {site}"),
+        None if is_of_copy(cursor) => {
+            format!("a copy of tables of subscription {}", cursor_owner(cursor))
+        }
         None => format!("subscription {cursor}"),
+    }
+}
+
+/// What becomes of whom retention took log from that it still needed.
+pub(crate) fn without_its_log(cursor: &str) -> &'static str {
+    if is_of_copy(cursor) {
+        "tables whose copy was begun start over"
+    } else {
+        "it must be copied anew"
     }
 }
 
