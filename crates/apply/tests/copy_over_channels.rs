@@ -118,12 +118,8 @@ fn cluster(setup: &str) -> (Cluster, PublicationSpec, Config) {
 async fn far_log(folder: &Path) -> Arc<dyn LogStore> {
     let (store, _) = SegmentedStore::open(folder, Options::default()).unwrap();
     let position = Lsn(u64::MAX >> 1);
-    let entry = EntryMeta {
-        position,
-        commit_time: PgTime(0),
-        kind: EntryKind::Watermark,
-        payload_len: 0,
-    };
+    let entry =
+        EntryMeta { position, commit_time: PgTime(0), kind: EntryKind::Watermark, payload_len: 0 };
     store.append(Batch { entries: vec![entry], ..Batch::default() }).await.unwrap();
     store.durable().wait_for(|durable| durable.0 >= position).await.unwrap();
     store

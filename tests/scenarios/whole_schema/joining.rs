@@ -340,6 +340,29 @@ fn a_new_table_joins_whatever_kills_the_node() -> Result<()> {
     })
 }
 
+/// However long the copy of another takes.
+#[test]
+fn a_table_that_streams_is_not_held_while_another_is_copied() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+                      INSERT INTO t VALUES (0, '')";
+        let mut pair = pair(direction, schema, "")?;
+        pair.subscriber.execute_script(WIDE)?;
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("BEGIN; LOCK TABLE wide IN SHARE MODE")?;
+        pair.publish(&format!("{WIDE}; INSERT INTO wide VALUES (1, 'v')"))?;
+        await_copy_waits(&mut pair, &mut other)?;
+        pair.publish(
+            "SET lock_timeout = '15s'; ALTER TABLE t ADD COLUMN w text; TRUNCATE t; \
+             INSERT INTO t VALUES (1, 'v', 'w')",
+        )?;
+        ensure!(!pair.site.log().contains("gives way"), "{}", pair.site.log_tail());
+        other.batch_execute("COMMIT")?;
+        pair.await_copy("wide")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
 #[test]
 fn a_new_table_is_dropped_while_it_is_copied() -> Result<()> {
     both_ways(|direction| {

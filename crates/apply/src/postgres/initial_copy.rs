@@ -28,7 +28,7 @@ use farshore_capture::slot;
 use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, cut_into_ranges, ranges_left};
 use farshore_capture::source::{Snapshot, SnapshotSession, Source};
 use farshore_fault as fault;
-use farshore_model::{Lsn, PgTime, Relation, quote_identifier};
+use farshore_model::{Lsn, Relation, quote_identifier};
 use farshore_pg::Config;
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
@@ -144,7 +144,7 @@ impl InitialCopy<'_> {
         session: &mut Session,
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
-        let Still { snapshot, mut source, mut published } = self.take_snapshot().await?;
+        let Still { snapshot, mut source, mut published, held } = self.take_snapshot(known).await?;
         let point = snapshot.consistent_point();
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
         let copied: HashSet<TableName> = published
@@ -154,7 +154,6 @@ impl InitialCopy<'_> {
             .collect();
         session.forget_begun(self.subscription, &published, known).await?;
         let all = published.clone();
-        let held = oids(&all);
         if self.only_begun {
             published.retain(|table| known.iter().any(|known| known.is_still(table)));
         }

@@ -6,6 +6,7 @@ use crate::source::Tell;
 use crate::{CaptureError, slot};
 use farshore_model::Lsn;
 use farshore_pg::{Connection, Mode};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -30,7 +31,9 @@ pub struct StillSnapshot {
 }
 
 impl StillSnapshot {
-    /// Takes a snapshot in which every published table has all its rows.
+    /// Takes a snapshot in which every published table has all its rows, apart from tables that are
+    /// `followed` (OIDs): their rows are not read in it, and whoever wants one of them for himself
+    /// need not wait for what is copied.
     ///
     /// TRUNCATE and rewriting commands are not MVCC-safe (PostgreSQL docs: "13.6. Caveats"): a
     /// table that is emptied after the snapshot was taken looks empty in the snapshot. A lock
@@ -47,24 +50,29 @@ impl StillSnapshot {
     pub async fn take(
         spec: &PublicationSpec,
         reader: &str,
+        followed: &HashSet<u32>,
         tell: &Tell<'_>,
     ) -> Result<Self, CaptureError> {
         let mut sql = spec.connect(Mode::Sql).await?;
         for _ in 0..TRIES {
-            let before = spec.published_tables(&mut sql).await?;
+            let mut before = spec.published_tables(&mut sql).await?;
+            before.retain(|table| !followed.contains(&table.oid));
             let exported = ExportedSnapshot::export(spec, reader, tell).await?;
             until_standbys_have(spec, &mut sql, exported.consistent_point, tell).await?;
             let mut holder = exported.open(spec).await?;
-            let seen = holder.tables(spec).await?;
-            if !holder.hold_still(spec, &seen).await? {
+            let mut held = holder.tables(spec).await?;
+            let seen = Arc::new(held.iter().map(|table| table.oid).collect());
+            held.retain(|table| !followed.contains(&table.oid));
+            if !holder.hold_still(spec, &held).await? {
                 holder.close().await;
                 exported.close().await;
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }
-            if files(&before) == files(&holder.tables(spec).await?) {
+            let mut now = holder.tables(spec).await?;
+            now.retain(|table| !followed.contains(&table.oid));
+            if files(&before) == files(&now) {
                 sql.close().await;
-                let seen = Arc::new(seen.iter().map(|table| table.oid).collect());
                 return Ok(StillSnapshot { exported, holder, seen });
             }
             tracing::debug!(
@@ -196,7 +204,8 @@ mod tests {
             }
             let (said, mut heard) = watch::channel(None);
             let tell = |why| drop(said.send_replace(why));
-            let taken = StillSnapshot::take(&spec, "s", &tell);
+            let nothing = HashSet::new();
+            let taken = StillSnapshot::take(&spec, "s", &nothing, &tell);
             let standby = async {
                 let waits = |why: &Option<String>| {
                     why.as_ref().is_some_and(|why| why.contains("synchronized_standby_slots"))

@@ -142,10 +142,12 @@ impl Source for Direct {
     fn export_telling<'a>(
         &'a self,
         reader: &'a str,
+        followed: &'a [u32],
         tell: &'a Tell<'a>,
     ) -> Asked<'a, Box<dyn Snapshot>> {
         Box::pin(async move {
-            let snapshot = StillSnapshot::take(&self.spec, reader, tell).await?;
+            let followed = followed.iter().copied().collect();
+            let snapshot = StillSnapshot::take(&self.spec, reader, &followed, tell).await?;
             let snapshot = DirectSnapshot { spec: self.spec.clone(), snapshot };
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
         })

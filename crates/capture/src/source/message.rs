@@ -45,6 +45,9 @@ pub(super) enum Request {
     /// Makes the channel a snapshot's: when it ends, so does the snapshot.
     Export {
         reader: String,
+        /// Tables that need not be kept as they are; sites of earlier versions say nothing of them.
+        #[serde(default)]
+        followed: Vec<u32>,
     },
     /// Makes the channel a session inside the snapshot of that id.
     Open {
@@ -195,6 +198,23 @@ mod tests {
         key
     }
 
+    /// A request as a site of another version sends it.
+    fn sent_as(json: &str) -> Request {
+        let mut message = (json.len() as u32).to_be_bytes().to_vec();
+        message.extend_from_slice(json.as_bytes());
+        decode_request(message).unwrap().0
+    }
+
+    #[test]
+    fn a_snapshot_is_understood_as_sites_of_earlier_versions_ask_for_it() {
+        for (more, expected) in [("", vec![]), (r#","followed":[7,8]"#, vec![7, 8])] {
+            let asked = sent_as(&format!(
+                r#"{{"version":1,"request":{{"export":{{"reader":"s"{more}}}}}}}"#
+            ));
+            assert_eq!(asked, Request::Export { reader: "s".into(), followed: expected });
+        }
+    }
+
     fn look_up() -> Request {
         Request::LookUp {
             table: 7,
@@ -219,13 +239,10 @@ mod tests {
     #[test]
     fn a_copy_is_understood_as_sites_of_earlier_versions_ask_for_it() {
         let ask = |more: &str| {
-            let json = format!(
+            sent_as(&format!(
                 r#"{{"version":1,"request":{{"copy_range":{{"table":7,"range":{{"start":0,"end":9}},
                 "plan":{{"format":"text","casts":[]}}{more}}}}}}}"#
-            );
-            let mut message = (json.len() as u32).to_be_bytes().to_vec();
-            message.extend_from_slice(json.as_bytes());
-            decode_request(message).unwrap().0
+            ))
         };
         for (more, expected) in [("", false), (r#","counted":true,"later":1"#, true)] {
             let Request::CopyRange { counted, .. } = ask(more) else { panic!("another request") };

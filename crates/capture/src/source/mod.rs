@@ -97,14 +97,17 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// transactions that run now to end. `reader` names who reads, for people who look at the
     /// publisher.
     fn export<'a>(&'a self, reader: &'a str) -> Asked<'a, Box<dyn Snapshot>> {
-        self.export_telling(reader, &|_| ())
+        self.export_telling(reader, &[], &|_| ())
     }
 
-    /// As [`Source::export`]. `tell` is told which transactions are waited for, after a while and
+    /// As [`Source::export`], but tables that are `followed` (OIDs) need not be kept as they are, and
+    /// their rows are not to be read in the snapshot: whoever has a publisher's table for himself is
+    /// not to wait for a copy of others. (A site of an earlier version keeps them all.) `tell` is told which transactions are waited for, after a while and
     /// where that is known here: of a publisher behind channels it is not.
     fn export_telling<'a>(
         &'a self,
         reader: &'a str,
+        followed: &'a [u32],
         tell: &'a Tell<'a>,
     ) -> Asked<'a, Box<dyn Snapshot>>;
 }

@@ -3,10 +3,12 @@
 
 use super::InitialCopy;
 use crate::ApplyError;
+use crate::postgres::progress::TableProgress;
 use farshore_capture::publication::PublishedTable;
 use farshore_capture::slot;
 use farshore_capture::source::{Snapshot, SnapshotSession};
 use farshore_model::{Lsn, PgTime};
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -28,6 +30,8 @@ pub(super) struct Still {
     /// Holds the lock.
     pub(super) source: Box<dyn SnapshotSession>,
     pub(super) published: Vec<PublishedTable>,
+    /// OIDs of those that the lock is on: what is not to be copied may change.
+    pub(super) held: Vec<u32>,
 }
 
 pub(super) fn oids(tables: &[PublishedTable]) -> Vec<u32> {
@@ -38,12 +42,11 @@ impl InitialCopy<'_> {
     /// A snapshot that the store's log has come to. Nothing of it goes to the target before: a
     /// publisher that fails over to a server without its newest log, or that is put back, takes away
     /// what was copied from there, and only who has the log can tell afterwards.
-    pub(super) async fn take_snapshot(&self) -> Result<Still, ApplyError> {
+    pub(super) async fn take_snapshot(&self, known: &[TableProgress]) -> Result<Still, ApplyError> {
         let timeline = slot::timeline(self.store.as_ref());
-        let mut still = self.open_source().await?;
-        let (point, held) = (still.snapshot.consistent_point(), oids(&still.published));
-        let arrived = self.await_log(point);
-        self.unless_in_the_way(still.source.as_mut(), &held, arrived).await?;
+        let mut still = self.open_source_for(known).await?;
+        let arrived = self.await_log(still.snapshot.consistent_point());
+        self.unless_in_the_way(still.source.as_mut(), &still.held, arrived).await?;
         // What has come there may be another server's log.
         if slot::timeline(self.store.as_ref()) != timeline {
             return Err(ApplyError::GaveWay(format!(
@@ -53,6 +56,31 @@ impl InitialCopy<'_> {
             )));
         }
         Ok(still)
+    }
+
+    /// A snapshot, and a session in it, that keeps no table as it is which the stream follows. Of those
+    /// that it seems to follow some may be published otherwise by now, and are to be copied: then
+    /// another snapshot is taken.
+    async fn open_source_for(&self, known: &[TableProgress]) -> Result<Still, ApplyError> {
+        // In a first copy, what is copied may have to start over with what is bound to it.
+        let copied = known.iter().filter(|table| table.copied && self.streaming);
+        let mut followed: Vec<u32> = copied.filter_map(|table| table.oid).collect();
+        loop {
+            let mut still = self.open_source(&followed).await?;
+            let is_followed = |table: &PublishedTable| {
+                known.iter().any(|known| known.copied && known.is_still(table))
+            };
+            let uncopied = still.published.iter().filter(|table| !is_followed(table));
+            let uncopied: HashSet<u32> = uncopied.map(|table| table.oid).collect();
+            let so_many = followed.len();
+            followed.retain(|oid| !uncopied.contains(oid));
+            if followed.len() == so_many {
+                still.held.retain(|oid| !followed.contains(oid));
+                return Ok(still);
+            }
+            still.source.close().await;
+            still.snapshot.close().await;
+        }
     }
 
     /// Waits until the store has the log up to `point`.
@@ -124,7 +152,7 @@ impl InitialCopy<'_> {
     }
 
     /// A snapshot of the publisher, and a session in it. What keeps it waiting is told in the status.
-    async fn open_source(&self) -> Result<Still, ApplyError> {
+    async fn open_source(&self, followed: &[u32]) -> Result<Still, ApplyError> {
         let (since, told) = (PgTime::now(), AtomicBool::new(false));
         let tell = |why: Option<String>| {
             if let Some(why) = why {
@@ -132,7 +160,7 @@ impl InitialCopy<'_> {
                 self.set_waits(Some(format!("a copy cannot begin: {why}")));
             }
         };
-        let mut exporting = self.source.export_telling(self.subscription, &tell);
+        let mut exporting = self.source.export_telling(self.subscription, followed, &tell);
         let exported = tokio::time::timeout(SNAPSHOT_WITHIN, &mut exporting).await;
         let snapshot = match exported {
             Ok(exported) => exported?,
@@ -154,6 +182,7 @@ impl InitialCopy<'_> {
         let published = source.tables().await?;
         // What an earlier attempt waited for is over, too: who is in the way on the target can be told.
         self.set_waits(None);
-        Ok(Still { snapshot, source, published })
+        let held = oids(&published);
+        Ok(Still { snapshot, source, published, held })
     }
 }

@@ -24,6 +24,9 @@ use std::time::Duration;
 /// How long the other side may take to confirm that something has ended.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// So many tables are named that a snapshot need not keep as they are.
+const FOLLOWED_MAX: usize = 100_000;
+
 /// The publisher of a publication of another site.
 pub struct Remote {
     site: Site,
@@ -219,11 +222,14 @@ impl Source for Remote {
     fn export_telling<'a>(
         &'a self,
         reader: &'a str,
+        followed: &'a [u32],
         _tell: &'a Tell<'a>,
     ) -> Asked<'a, Box<dyn Snapshot>> {
         Box::pin(async move {
             let mut channel = self.site.open().await?;
-            let request = Request::Export { reader: reader.to_owned() };
+            // A request has its bounds; what is left out is kept as it is like all others.
+            let followed = followed.iter().copied().take(FOLLOWED_MAX).collect();
+            let request = Request::Export { reader: reader.to_owned(), followed };
             let answer = exchange(channel.as_mut(), &request, &[]).await;
             match answer.map_err(|error| self.site.error(error))? {
                 Answer::Exported { consistent_point, snapshot } => {

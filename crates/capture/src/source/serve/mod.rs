@@ -202,8 +202,10 @@ impl<'a> Server<'a> {
             Role::Session(session) => session.answer(request).await,
             Role::Snapshot(_) => Err(refused("a question on the channel that keeps a snapshot")),
             Role::Questions => match request {
-                Request::Export { reader } => {
-                    let snapshot = StillSnapshot::take(self.spec, &reader, &|_| ()).await?;
+                Request::Export { reader, followed } => {
+                    let followed = followed.into_iter().collect();
+                    let taken = StillSnapshot::take(self.spec, &reader, &followed, &|_| ());
+                    let snapshot = taken.await?;
                     let (name, seen) = (snapshot.name(), snapshot.seen());
                     let added = self.snapshots.add(&self.spec.name, name, seen);
                     let registered = added.ok_or_else(|| Failure::Refused {
