@@ -2,6 +2,7 @@
 
 use crate::definitions::assert_same;
 use anyhow::{Result, ensure};
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use std::time::Duration;
 
@@ -361,6 +362,42 @@ fn a_table_that_streams_is_not_held_while_another_is_copied() -> Result<()> {
         pair.await_copy("wide")?;
         pair.assert_equal(&["public"])
     })
+}
+
+/// Nothing would be kept for it otherwise, however often it begins anew.
+#[test]
+fn log_is_kept_anew_for_a_copy_that_retention_took_it_from() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text); INSERT INTO t VALUES (0, '')";
+    let small = "segment_size = \"64KB\"\nretention_size = \"256KB\"";
+    let mut pair = pair(Direction::UP, schema, small)?;
+    pair.subscriber.execute_script(WIDE)?;
+    let mut other = pair.subscriber.connect()?;
+    other.batch_execute("BEGIN; LOCK TABLE wide IN SHARE MODE")?;
+    pair.publish(&format!("{WIDE}; INSERT INTO wide VALUES (1, 'v')"))?;
+    await_copy_waits(&mut pair, &mut other)?;
+    let publisher = pair.publisher.url(DATABASE);
+    let mut publisher = postgres::Client::connect(&publisher, postgres::NoTls)?;
+    let mut id = 0;
+    let told = wait_until("retention to drop what the copy needs", SOON, &[], || {
+        for _ in 0..50 {
+            id += 1;
+            publisher.execute(
+                "INSERT INTO t SELECT $1, string_agg(md5(random()::text), '') \
+                 FROM generate_series(1, 100)",
+                &[&id],
+            )?;
+        }
+        let log = pair.site.log();
+        let told = log.lines().find(|line| line.contains("retention limits dropped changes"));
+        Ok(told.map(str::to_owned))
+    })?;
+    ensure!(told.contains("a copy of tables of subscription s"), "{told}");
+    pair.site.restart()?;
+    pair.site.await_log("retention dropped log that was kept for a copy of tables", SOON)?;
+    other.batch_execute("COMMIT")?;
+    pair.publish("INSERT INTO wide VALUES (2, 'w')")?;
+    pair.await_copy("wide")?;
+    pair.assert_equal(&["public"])
 }
 
 #[test]
