@@ -262,6 +262,23 @@ impl Connection {
         Ok(())
     }
 
+    /// Begins a pipeline of the caller's own whose reader may be dropped midway: whoever asks something
+    /// next, before [`Connection::end_pipeline`], first takes in what is left of the answers. It has
+    /// one Sync, at its end.
+    ///
+    /// # Errors
+    /// The connection is lost.
+    pub async fn begin_pipeline(&mut self) -> Result<(), Error> {
+        self.settle().await?;
+        self.unfinished = Unfinished::ExtendedAnswer;
+        Ok(())
+    }
+
+    /// ReadyForQuery has come, and with it the end of what [`Connection::begin_pipeline`] began.
+    pub fn end_pipeline(&mut self) {
+        self.unfinished = Unfinished::Nothing;
+    }
+
     /// ReadyForQuery has come.
     pub(crate) fn answer_ended(&mut self) {
         self.unfinished = match self.unfinished {

@@ -1,11 +1,22 @@
 use super::{CopyFormat, CopyPlan};
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
-use crate::source::{Key, run_for_keys};
+use crate::source::{Key, put_for_keys};
 use bytes::Bytes;
 use farshore_model::{TypeKind, quote_identifier};
-use farshore_pg::Connection;
+use farshore_pg::{Connection, Error};
+use farshore_wire::backend::Message;
 use farshore_wire::frontend::Format;
+
+/// Keys that are asked for in one round trip.
+const KEYS_AT_ONCE: usize = 1_000;
+
+/// And bytes of them, apart from one key that is larger: what a socket takes at once, so that no row
+/// has to be read before all keys are sent.
+const KEY_BYTES_AT_ONCE: usize = 48 << 10;
+
+/// Rows are handed on together up to this many bytes.
+const ROWS_BYTES: usize = 256 << 10;
 
 /// A row that was looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,23 +103,110 @@ impl LookUpStatement {
         Ok(LookUpStatement { sql, types, format })
     }
 
-    pub(super) async fn run(
-        &self,
-        spec: &PublicationSpec,
-        connection: &mut Connection,
-        keys: &[&Key],
-    ) -> Result<Vec<FoundRow>, CaptureError> {
-        let rows = run_for_keys(connection, &self.sql, &self.types, keys, self.format).await;
-        let rows = rows.map_err(|error| spec.publisher_error(error))?;
-        let found = rows.into_iter().map(|row| {
+    /// Puts the question for some keys, the first of `left` that are not too many; how many they are.
+    fn ask(&self, connection: &mut Connection, left: &[&Key]) -> Result<usize, Error> {
+        let mut bytes = 0;
+        let fitting = left.iter().take(KEYS_AT_ONCE).take_while(|key| {
+            bytes += key.bytes();
+            bytes <= KEY_BYTES_AT_ONCE
+        });
+        let keys = &left[..fitting.count().clamp(1, left.len())];
+        put_for_keys(connection, &self.sql, &self.types, keys, self.format)?;
+        Ok(keys.len())
+    }
+}
+
+/// Rows that come for keys, asked for many keys at a time: a round trip each would be long on a slow
+/// line. Rows are read only as they are taken. Dropped early, what is asked next on the connection
+/// takes in the rest first.
+pub struct LookingUp<'a> {
+    spec: &'a PublicationSpec,
+    connection: &'a mut Connection,
+    statement: LookUpStatement,
+    left: &'a [&'a Key],
+    /// Answers to what was asked last are still to come.
+    under_way: bool,
+    /// The first of them that was an error.
+    failed: Option<Error>,
+}
+
+impl<'a> LookingUp<'a> {
+    pub(super) fn new(
+        spec: &'a PublicationSpec,
+        connection: &'a mut Connection,
+        statement: LookUpStatement,
+        keys: &'a [&'a Key],
+    ) -> LookingUp<'a> {
+        LookingUp { spec, connection, statement, left: keys, under_way: false, failed: None }
+    }
+
+    /// The next rows that have one of the keys: some hundred kilobytes at most, apart from one row
+    /// that is larger. There may be none; `None` is the end. Cancel-safe.
+    ///
+    /// # Errors
+    /// The publisher's; the session takes other questions then.
+    pub async fn next(&mut self) -> Result<Option<Vec<FoundRow>>, CaptureError> {
+        let spec = self.spec;
+        let rows = self.answers().await.map_err(|error| spec.publisher_error(error))?;
+        let found = |row: Vec<Option<Bytes>>| {
             let mut values = row.into_iter();
             let place = values.next().flatten().as_deref().and_then(RowPlace::parse);
             let place = place.ok_or_else(|| {
                 CaptureError::Protocol("a row does not say where it stands".to_owned())
             })?;
             Ok(FoundRow { place, values: values.collect() })
-        });
-        found.collect()
+        };
+        rows.map(|rows| rows.into_iter().map(found).collect()).transpose()
+    }
+
+    async fn answers(&mut self) -> Result<Option<Vec<Vec<Option<Bytes>>>>, Error> {
+        if !self.under_way {
+            if self.left.is_empty() {
+                return Ok(None);
+            }
+            self.connection.begin_pipeline().await?;
+            let asked = self.statement.ask(self.connection, self.left);
+            if asked.is_err() {
+                self.connection.end_pipeline();
+            }
+            self.left = &self.left[asked?..];
+            self.under_way = true;
+        }
+        let (mut rows, mut bytes) = (Vec::new(), 0);
+        while bytes < ROWS_BYTES {
+            // Nothing that was read is in hand while we wait.
+            let message = if rows.is_empty() {
+                self.connection.receive().await?
+            } else {
+                match self.connection.try_receive()? {
+                    Some(message) => message,
+                    None => break,
+                }
+            };
+            match message {
+                Message::DataRow(row) => {
+                    let storage = row.storage();
+                    bytes += storage.len();
+                    let values = row.values().map(|v| v.map(|v| storage.slice_ref(v)));
+                    rows.push(values.collect());
+                }
+                Message::ErrorResponse(error) => {
+                    self.failed.get_or_insert(Error::Server(error));
+                }
+                Message::ReadyForQuery(_) => {
+                    self.connection.end_pipeline();
+                    self.under_way = false;
+                    if let Some(error) = self.failed.take() {
+                        self.left = &[];
+                        return Err(error);
+                    }
+                    break;
+                }
+                Message::ParseComplete | Message::BindComplete | Message::CommandComplete(_) => {}
+                other => return Err(Error::Protocol(format!("unexpected {other:?}"))),
+            }
+        }
+        Ok(Some(rows))
     }
 }
 

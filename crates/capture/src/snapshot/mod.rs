@@ -11,7 +11,7 @@ mod look_up;
 mod ranges;
 mod still;
 
-pub use look_up::{FoundRow, LookUpStatement, RowPlace};
+pub use look_up::{FoundRow, LookUpStatement, LookingUp, RowPlace};
 pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
 pub use still::StillSnapshot;
 
@@ -292,14 +292,14 @@ impl SnapshotConnection {
         spec.definitions(&mut self.connection, tables).await
     }
 
-    /// Reads the rows that have one of these keys. They are held in memory, all at once.
-    pub async fn look_up(
-        &mut self,
-        spec: &PublicationSpec,
-        statement: &LookUpStatement,
-        keys: &[&Key],
-    ) -> Result<Vec<FoundRow>, CaptureError> {
-        statement.run(spec, &mut self.connection, keys).await
+    /// Starts to read the rows that have one of these keys.
+    pub fn look_up<'a>(
+        &'a mut self,
+        spec: &'a PublicationSpec,
+        statement: LookUpStatement,
+        keys: &'a [&'a Key],
+    ) -> LookingUp<'a> {
+        LookingUp::new(spec, &mut self.connection, statement, keys)
     }
 
     /// Ends the transaction and the connection.

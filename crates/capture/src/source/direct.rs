@@ -3,13 +3,15 @@
 
 use super::shared_answer::SharedAnswer;
 use super::{
-    AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, Key, LookUp, OldValue,
-    Snapshot, SnapshotSession, Source, Tell,
+    AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, LookUp, OldValue, Snapshot,
+    SnapshotSession, Source, Tell,
 };
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
-use crate::snapshot::{BlockRange, CopyPlan, LookUpStatement, SnapshotConnection, StillSnapshot};
+use crate::snapshot::{
+    BlockRange, CopyPlan, LookUpStatement, LookingUp, SnapshotConnection, StillSnapshot,
+};
 use crate::timelines::Timelines;
 use bytes::Bytes;
 use farshore_model::Lsn;
@@ -17,9 +19,6 @@ use farshore_pg::CopyOut;
 use farshore_store::BoxFuture;
 use futures_util::FutureExt;
 use std::sync::Arc;
-
-/// Rows looked up at once; they are held in memory and may be large.
-pub(super) const ROWS_IN_FLIGHT: usize = 8;
 
 /// Pieces of a copy are handed on together up to this many bytes.
 const PIECES_BYTES: usize = 256 << 10;
@@ -217,10 +216,8 @@ impl SnapshotSession for DirectSession {
             let LookUp { table, plan, key_columns, keys } = wanted;
             let statement =
                 LookUpStatement::new(table, plan, key_columns).map_err(CaptureError::Setup)?;
-            let left = keys.chunks(ROWS_IN_FLIGHT);
-            let Self { spec, connection } = self;
-            Ok(Box::new(DirectRows { spec, connection, statement, left })
-                as Box<dyn FoundRows + 'a>)
+            let rows = self.connection.look_up(&self.spec, statement, keys);
+            Ok(Box::new(rows) as Box<dyn FoundRows + 'a>)
         })
     }
 
@@ -263,19 +260,8 @@ impl CopyData for DirectCopy<'_> {
     }
 }
 
-struct DirectRows<'a> {
-    spec: &'a PublicationSpec,
-    connection: &'a mut SnapshotConnection,
-    statement: LookUpStatement,
-    left: std::slice::Chunks<'a, &'a Key>,
-}
-
-impl FoundRows for DirectRows<'_> {
+impl FoundRows for LookingUp<'_> {
     fn next(&mut self) -> Asked<'_, Option<Vec<FoundRow>>> {
-        Box::pin(async move {
-            let Some(keys) = self.left.next() else { return Ok(None) };
-            let found = self.connection.look_up(self.spec, &self.statement, keys).await?;
-            Ok::<_, CaptureError>(Some(found))
-        })
+        Box::pin(LookingUp::next(self))
     }
 }

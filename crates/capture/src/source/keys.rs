@@ -71,6 +71,19 @@ pub async fn run_for_keys(
     keys: &[&Key],
     results: Format,
 ) -> Result<Vec<Vec<Option<Bytes>>>, Error> {
+    put_for_keys(connection, sql, types, keys, results)?;
+    connection.flush().await?;
+    answers(connection).await
+}
+
+/// Puts one statement for each key, and a Sync, among what is to be written.
+pub(crate) fn put_for_keys(
+    connection: &mut Connection,
+    sql: &str,
+    types: &[u32],
+    keys: &[&Key],
+    results: Format,
+) -> Result<(), Error> {
     frontend::parse(connection.out(), "", sql, types)?;
     for key in keys {
         let values = key.values();
@@ -82,8 +95,7 @@ pub async fn run_for_keys(
         frontend::execute(connection.out(), "", 0)?;
     }
     frontend::sync(connection.out());
-    connection.flush().await?;
-    answers(connection).await
+    Ok(())
 }
 
 /// Reads up to ReadyForQuery; the first error, or all rows.

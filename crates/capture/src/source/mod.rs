@@ -32,6 +32,7 @@ pub use crate::snapshot::{FoundRow, RowPlace};
 pub use channel::{Channel, ChannelError, Opener};
 pub use direct::Direct;
 pub use frame::MESSAGE_BYTES_MAX;
+pub(crate) use keys::put_for_keys;
 pub use keys::{Key, run_for_keys};
 pub use remote::Remote;
 pub use serve::{Registry, serve};

@@ -3,6 +3,7 @@
 
 mod over;
 mod refused;
+mod slow_line;
 
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{AddedColumn, OldValue, PublicationSpec, PublishedTable};

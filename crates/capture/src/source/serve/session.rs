@@ -7,7 +7,7 @@ use crate::snapshot::{
     BlockRange, CopyPlan, ExportedSnapshot, LookUpStatement, SeenTables, SnapshotConnection,
 };
 use crate::source::channel::Channel;
-use crate::source::direct::{DirectCopy, ROWS_IN_FLIGHT};
+use crate::source::direct::DirectCopy;
 use crate::source::frame::FRAME_BYTES;
 use crate::source::message::{Answer, Request, encode_answer};
 use crate::source::rows::encode_row;
@@ -170,10 +170,11 @@ impl<'a> Session<'a> {
         send_begins(channel).await?;
         let keys: Vec<&Key> = keys.iter().collect();
         let mut data = BytesMut::new();
-        for some in keys.chunks(ROWS_IN_FLIGHT) {
-            let found = self.connection.look_up(self.spec, &statement, some);
-            let rows = match while_open(channel, found).await? {
-                Ok(rows) => rows,
+        let mut found = self.connection.look_up(self.spec, statement, &keys);
+        loop {
+            let rows = match while_open(channel, found.next()).await? {
+                Ok(Some(rows)) => rows,
+                Ok(None) => break,
                 Err(error) => return Ok(Err(error.into())),
             };
             for row in rows {
