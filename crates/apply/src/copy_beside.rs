@@ -8,7 +8,7 @@
 
 use crate::backup::claim_anew;
 use crate::careful::Failure;
-use crate::postgres::initial_copy::{GIVE_WAY_FOR, InitialCopy};
+use crate::postgres::initial_copy::{GIVE_WAY_FOR, InitialCopy, Which};
 use crate::postgres::session::Session;
 use crate::streaming::StreamEnd;
 use crate::subscription::{Attempt, Start, Subscription};
@@ -99,7 +99,7 @@ impl Subscription {
                 settings: self.spec.copy,
                 streaming: true,
                 ends: false,
-                only_begun: false,
+                which: Which::All,
                 schema: &self.spec.schema,
                 follow_ddl: self.spec.follow_ddl,
                 status: &self.status,

@@ -7,6 +7,7 @@
 //! netting       pure: what consecutive changes of one table come to
 //! early         a large transaction applied while it arrives, committed in its turn
 //! copy_beside   tables copied anew while the others stream on
+//! cut_offs      pure: which of those cannot end so, because the stream ends too often
 //! ahead         a target that has more than its store can have given it
 //! log_feed      store blocks → transactions, read ahead, memory bounded
 //! question      what the publisher publishes by now, asked beside the stream
@@ -30,6 +31,7 @@ pub mod browse;
 mod careful;
 pub mod conflict;
 mod copy_beside;
+mod cut_offs;
 mod early;
 mod error;
 mod held_up;

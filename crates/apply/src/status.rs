@@ -45,6 +45,8 @@ pub struct TableCopy {
     pub bytes: u64,
     /// Bytes of the table on the publisher.
     pub bytes_total: u64,
+    /// Rows of it that were on the target had to go.
+    pub starts_over: bool,
 }
 
 /// What one subscription is doing.

@@ -5,6 +5,7 @@ mod start;
 
 use crate::careful::{Careful, CarefulSpan, Failure};
 use crate::conflict::ConflictPolicy;
+use crate::cut_offs::{CutOffs, Ending};
 use crate::early::EarlySettings;
 use crate::log_backoff::LogBackoff;
 use crate::log_feed::LogFeed;
@@ -35,9 +36,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::sync::watch;
-
-/// How often a copy beside the stream may be cut off.
-const CUT_OFF_MAX: u32 = 5;
 
 /// How long a stop waits for the open target transaction.
 const STOP_GRACE: Duration = Duration::from_secs(2);
@@ -191,18 +189,17 @@ impl Subscription {
         let mut alone = LogBackoff::default();
         // A row found no partition; in which table.
         let (mut without_partition, mut no_place_in) = (None, None);
-        let mut copied_beside = false;
         let mut tried_as_batch = None;
         // What the publisher was asked about: once for where the target stands.
         let mut asked_about = HashSet::new();
-        let mut cut_off = 0;
+        let (mut cut_offs, mut ending) = (CutOffs::default(), Ending::Nothing);
         loop {
             let mut stop_early = stop.clone();
             let table = no_place_in.as_deref();
             let started = tokio::select! {
                 biased;
                 _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
-                started = self.start(session.take(), copied_beside, table) => started,
+                started = self.start(session.take(), &ending, table) => started,
             };
             let (session, start) = match started {
                 Err(ApplyError::GaveWay(why)) => {
@@ -242,16 +239,16 @@ impl Subscription {
             let (asked_in_vain, copies_wait) = (start.ask_again, start.copies_wait);
             let from = start.applied;
             let ended = if start.beside.is_empty() {
-                cut_off = 0;
+                (cut_offs, ending) = (CutOffs::default(), Ending::Nothing);
                 self.stream(session, start, attempt, &mut stop).await
             } else {
-                cut_off += 1;
-                self.stream_beside_copy(session, start, attempt, &stop).await
+                self.set_status(|status| status.copies = Vec::new());
+                let ended = self.stream_beside_copy(session, start, attempt, &stop).await;
+                ending = cut_offs.note(&self.lock_status().copies);
+                ended
             };
-            // A table without a key starts over each time. The others wait for it in the end.
-            copied_beside = cut_off >= CUT_OFF_MAX;
             match ended {
-                Ok(StreamEnd::CopiedBeside) => copied_beside = true,
+                Ok(StreamEnd::CopiedBeside) => ending = Ending::Begun,
                 Ok(StreamEnd::Stopped) => return Ok(()),
                 Ok(StreamEnd::StartAgain) => {}
                 Ok(StreamEnd::Halted(position)) => {

@@ -1,7 +1,7 @@
 //! An initial copy whose publisher is behind channels, as at a far site.
 
 use bytes::Bytes;
-use farshore_apply::postgres::initial_copy::{CopySettings, InitialCopy};
+use farshore_apply::postgres::initial_copy::{CopySettings, InitialCopy, Which};
 use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::postgres::session::Session;
 use farshore_apply::{Detaching, SubscriptionStatus};
@@ -161,7 +161,7 @@ fn a_target_is_made_and_filled_over_channels() {
                 schema: &schema,
                 follow_ddl: farshore_apply::postgres::follow_ddl::FollowDdl::Add,
                 ends: true,
-                only_begun: false,
+                which: Which::All,
                 status: &status,
                 detaching: &Detaching::default(),
             };
@@ -236,7 +236,7 @@ fn a_range_is_not_committed_into_a_table_that_was_altered() {
                 schema: &schema,
                 follow_ddl: farshore_apply::postgres::follow_ddl::FollowDdl::Add,
                 ends: true,
-                only_begun: false,
+                which: Which::All,
                 status: &status,
                 detaching: &Detaching::default(),
             };
@@ -303,7 +303,7 @@ fn rows_that_the_target_leaves_out_are_missed() {
                 schema: &schema,
                 follow_ddl: farshore_apply::postgres::follow_ddl::FollowDdl::Add,
                 ends: true,
-                only_begun: false,
+                which: Which::All,
                 status: &status,
                 detaching: &Detaching::default(),
             };

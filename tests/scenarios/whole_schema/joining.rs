@@ -502,6 +502,90 @@ fn a_partition_is_emptied_while_its_table_is_copied_through_its_root() -> Result
 
 const MANY_ROWS: &str = "SELECT i, repeat('v', 500) FROM generate_series(1, 2000) AS i";
 
+/// A table without a key starts over each time its copy is cut off, and is copied while nothing
+/// streams in the end. One with a key goes on beside the stream.
+#[test]
+fn a_copy_that_is_cut_off_again_and_again_halts_only_for_what_cannot_go_on() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both("CREATE TABLE t (id integer PRIMARY KEY, v text)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.add("copy_range = \"64KB\"\ncopy_workers = 2\non_conflict = \"overwrite\"")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    // The last row of each waits for a lock of ours.
+    pair.subscriber.execute_script(&format!(
+        "{WIDE}; CREATE TABLE bag (id integer, v text); \
+         CREATE FUNCTION waits() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
+           IF NEW.id = 2000 THEN PERFORM pg_advisory_xact_lock(length(TG_TABLE_NAME)); END IF; \
+           RETURN NEW; END $$; \
+         CREATE TRIGGER waits BEFORE INSERT ON wide FOR EACH ROW EXECUTE FUNCTION waits(); \
+         CREATE TRIGGER waits BEFORE INSERT ON bag FOR EACH ROW EXECUTE FUNCTION waits(); \
+         ALTER TABLE wide ENABLE ALWAYS TRIGGER waits; ALTER TABLE bag ENABLE ALWAYS TRIGGER waits"
+    ))?;
+    let mut other = pair.subscriber.connect()?;
+    other.batch_execute(
+        "SELECT pg_advisory_lock(length('wide')), pg_advisory_lock(length('bag'))",
+    )?;
+    let rows = "SELECT i, repeat('v', 200) FROM generate_series(1, 2000) i";
+    pair.publish(&format!(
+        "{WIDE}; INSERT INTO wide {rows}; CREATE TABLE bag (id integer, v text); INSERT INTO bag {rows}"
+    ))?;
+    // Those of an attempt that was cut off take their time to go.
+    let mut seen: Vec<i32> = Vec::new();
+    let mut waiting = |seen: &[i32]| -> Result<Vec<i32>> {
+        let waiting = "SELECT pid FROM pg_stat_activity \
+                       WHERE application_name LIKE 'farshore % copy' \
+                       AND pg_backend_pid() = ANY (pg_blocking_pids(pid))";
+        other.batch_execute("SELECT pg_stat_clear_snapshot()")?;
+        let pids = other.query(waiting, &[])?.into_iter().map(|row| row.get(0));
+        Ok(pids.filter(|pid| !seen.contains(pid)).collect())
+    };
+    let mut target = pair.subscriber.connect()?;
+    let log = pair.site.log_path();
+    let mut conflicts = 0_i64;
+    loop {
+        let (halts, pids) = wait_until("both copies to wait", SOON, &[&log], || {
+            let recorded = "SELECT count(*) FROM farshore.conflicts";
+            let recorded: i64 = target.query_one(recorded, &[])?.get(0);
+            let pids = waiting(&seen)?;
+            if recorded == conflicts && pids.len() == 2 {
+                return Ok(Some((false, pids)));
+            }
+            let halts = pair.site.status()?["subscriptions"][0]["state"] == "copying";
+            Ok((halts && !pids.is_empty()).then_some((true, pids)))
+        })?;
+        if halts {
+            break;
+        }
+        seen.extend(pids);
+        conflicts += 1;
+        ensure!(conflicts < 20, "{}", pair.site.log_tail());
+        let id = 1000 + conflicts;
+        pair.subscriber.execute_script(&format!("INSERT INTO t VALUES ({id}, 'in its way')"))?;
+        pair.publish(&format!(
+            "INSERT INTO bag VALUES ({id}, 'more'); UPDATE wide SET v = 'w' WHERE id = {conflicts}; \
+             INSERT INTO t VALUES ({id}, 'v')"
+        ))?;
+    }
+    other.batch_execute("SELECT pg_advisory_unlock(length('bag'))")?;
+    wait_until("the table without a key", SOON, &[&log], || {
+        let copied =
+            "SELECT FROM farshore.table_copy WHERE table_name = 'bag' AND state = 'copied'";
+        Ok(target.query_opt(copied, &[])?.map(drop))
+    })?;
+    pair.publish("INSERT INTO t VALUES (5000, 'beside the other')")?;
+    wait_until("the stream beside the other", SOON, &[&log], || {
+        Ok(target.query_opt("SELECT FROM t WHERE id = 5000", &[])?.map(drop))
+    })?;
+    let copied = "SELECT state FROM farshore.table_copy WHERE table_name = 'wide'";
+    ensure!(pair.subscriber_says(copied)? != "copied");
+    other.batch_execute("SELECT pg_advisory_unlock(length('wide'))")?;
+    pair.await_copy("wide")?;
+    pair.assert_equal(&["public"])
+}
+
 /// A copy of `wide` that was interrupted. A publication to be adopted is made by `by_hand`.
 fn interrupted(direction: Direction, by_hand: &str) -> Result<Pair> {
     let mut pair = Pair::bare(direction)?;

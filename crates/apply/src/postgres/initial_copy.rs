@@ -74,12 +74,23 @@ pub struct InitialCopy<'a> {
     /// Tables whose rows are all on the target are done; otherwise they wait for another run, at a
     /// point that follows everything the stream has passed over.
     pub ends: bool,
-    /// Tables whose copy was not begun are left for another run.
-    pub only_begun: bool,
+    /// Which tables.
+    pub which: Which,
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
     /// What was left for later by an earlier run.
     pub detaching: &'a Detaching,
+}
+
+/// Which tables are copied; others are left for another run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All that are not copied.
+    All,
+    /// Those whose copy was begun.
+    Begun,
+    /// These, if their copy was begun.
+    These(HashSet<TableName>),
 }
 
 /// How often it is looked whether the stream has come as far as a snapshot.
@@ -118,6 +129,8 @@ struct Work {
     ranges: Vec<BlockRange>,
     /// Every range is on the target already.
     finished: bool,
+    /// It is copied from its first row on.
+    anew: bool,
 }
 
 impl InitialCopy<'_> {
@@ -154,8 +167,13 @@ impl InitialCopy<'_> {
             .collect();
         session.forget_begun(self.subscription, &published, known).await?;
         let all = published.clone();
-        if self.only_begun {
-            published.retain(|table| known.iter().any(|known| known.is_still(table)));
+        let was_begun = |table: &PublishedTable| known.iter().any(|known| known.is_still(table));
+        match &self.which {
+            Which::All => {}
+            Which::Begun => published.retain(was_begun),
+            Which::These(these) => {
+                published.retain(|table| these.contains(&table.table) && was_begun(table));
+            }
         }
         self.create_tables(session, source.as_mut(), &published, &copied, &held).await?;
         let order = CopyOrder::load(session).await?;
@@ -186,13 +204,16 @@ impl InitialCopy<'_> {
         let known: Vec<&TableProgress> =
             known.iter().filter(|k| published.iter().any(|table| k.is_still(table))).collect();
         let log_begins = slot::log_begins(self.store.as_ref()).unwrap_or(Lsn::MAX);
-        let mut begun = HashMap::new();
+        let (mut begun, mut had_rows) = (HashMap::new(), HashSet::new());
         for table in &published {
             if let Some(progress) = known.iter().find(|progress| progress.table == table.table) {
                 if over.contains(&table.table) {
                     continue;
                 }
                 let done = session.load_ranges(self.subscription, &table.table).await?;
+                if !done.ranges.is_empty() {
+                    had_rows.insert(table.table.clone());
+                }
                 let definition = load_definition(session, self.subscription, &table.table).await?;
                 let is_same = |before: &Relation| same_columns(before, &definition_of(table));
                 if done.file_node == table.file_node
@@ -235,7 +256,7 @@ impl InitialCopy<'_> {
             Ok::<_, ApplyError>(work)
         };
         let mut work = self.unless_in_the_way(source.as_mut(), &held, beginning).await?;
-        self.set_copies(&work);
+        self.set_copies(&work, &had_rows);
         for work in work.iter().filter(|work| work.finished && self.ends) {
             self.finish_table(session, work).await?;
         }
@@ -449,7 +470,7 @@ impl InitialCopy<'_> {
         let blocks = if table.partitioned { 0 } else { table.blocks };
         let ranges = cut_into_ranges(blocks, self.settings.range_blocks);
         let seen = (there.oid, (there.stamp, target.clone()));
-        Ok(Work { table, target, seen, plan, ranges, finished: false })
+        Ok(Work { table, target, seen, plan, ranges, finished: false, anew: true })
     }
 
     /// Whether the rows on the target of a table whose copy was begun are there by that copy. They
@@ -564,7 +585,7 @@ impl InitialCopy<'_> {
             "the copy of this table goes on where it stopped"
         );
         let finished = ranges.is_empty();
-        Ok(Work { table, target: into, seen, plan, ranges, finished })
+        Ok(Work { table, target: into, seen, plan, ranges, finished, anew: false })
     }
 
     /// Adds what a table that was copied before, and is empty now, lacks of the publisher's columns:
@@ -806,13 +827,15 @@ impl InitialCopy<'_> {
         Ok(())
     }
 
-    fn set_copies(&self, work: &[Work]) {
+    /// `had_rows` are tables of which an earlier run left ranges on the target.
+    fn set_copies(&self, work: &[Work], had_rows: &HashSet<TableName>) {
         let copies = work
             .iter()
             .map(|work| TableCopy {
                 table: work.table.table.to_string(),
                 ranges: work.ranges.len() as u64,
                 bytes_total: work.table.bytes,
+                starts_over: work.anew && had_rows.contains(&work.table.table),
                 ..TableCopy::default()
             })
             .collect();

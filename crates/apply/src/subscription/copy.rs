@@ -2,7 +2,7 @@
 
 use super::Subscription;
 use crate::ApplyError;
-use crate::postgres::initial_copy::InitialCopy;
+use crate::postgres::initial_copy::{InitialCopy, Which};
 use crate::postgres::progress::{Progress, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::status::Phase;
@@ -11,18 +11,18 @@ use farshore_fault as fault;
 use farshore_model::Applied;
 
 impl Subscription {
-    /// Copies what is not copied, or only what was begun, while nothing streams.
+    /// Copies what is not copied, or only some of it, while nothing streams.
     pub(super) async fn copy_waiting(
         &self,
         session: &mut Session,
         progress: Option<&Progress>,
         pinned: Applied,
-        only_begun: bool,
+        which: Which,
     ) -> Result<(), ApplyError> {
         let name = &self.spec.name;
         session.wait_for_copiers(name).await?;
         let known = session.load_tables(name).await?;
-        self.copy(session, progress, pinned, &known, only_begun).await
+        self.copy(session, progress, pinned, &known, which).await
     }
 
     async fn copy(
@@ -31,7 +31,7 @@ impl Subscription {
         progress: Option<&Progress>,
         pinned: Applied,
         known: &[TableProgress],
-        only_begun: bool,
+        which: Which,
     ) -> Result<(), ApplyError> {
         let name = self.spec.name.as_str();
         self.set_status(|status| status.phase = Phase::Copying);
@@ -81,7 +81,7 @@ impl Subscription {
             store: &self.store,
             settings: self.spec.copy,
             ends: true,
-            only_begun,
+            which,
             streaming: progress.is_some_and(|progress| progress.state != state::COPYING),
             schema: &self.spec.schema,
             follow_ddl: self.spec.follow_ddl,
@@ -89,7 +89,10 @@ impl Subscription {
             detaching: &self.detaching,
         };
         copy.run(session, known).await?;
-        session.finish_tables(name).await?;
+        // Indexes and constraints of tables that are half copied wait.
+        if !matches!(copy.which, Which::These(_)) {
+            session.finish_tables(name).await?;
+        }
         let tables = session.load_tables(name).await?;
         // Without a table nothing is on the target, and the log goes on from where it is kept.
         let kept = pinned.0.max(slot::log_begins(self.store.as_ref()).unwrap_or_default());

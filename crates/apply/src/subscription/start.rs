@@ -4,7 +4,9 @@
 use super::{Initialise, Subscription, SubscriptionSpec};
 use crate::ApplyError;
 use crate::backup::{self, claim_anew};
+use crate::cut_offs::Ending;
 use crate::postgres::apart::{Below, PublishedNames, left_for};
+use crate::postgres::initial_copy::Which;
 use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::resume::Touched;
 use crate::postgres::schema::create_missing;
@@ -188,7 +190,7 @@ impl Subscription {
     pub(super) async fn start(
         &self,
         session: Option<Session>,
-        copied_beside: bool,
+        ending: &Ending,
         no_place_in: Option<&str>,
     ) -> Result<(Session, Start), ApplyError> {
         let name = self.spec.name.as_str();
@@ -244,12 +246,12 @@ impl Subscription {
             self.check_origin(progress, &tables)?;
         }
         let looked = if unfinished {
-            self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, false).await?;
+            let which = Which::All;
+            self.copy_waiting(&mut session, progress.as_ref(), cursor.applied, which).await?;
             Looked { copied: true, ..Looked::default() }
         } else {
             let progress = progress.as_ref();
-            self.look_for_uncopied(&mut session, progress, &tables, cursor.applied, copied_beside)
-                .await?
+            self.look_for_uncopied(&mut session, progress, &tables, cursor.applied, ending).await?
         };
         let Looked { published, ask_again, beside, copied, copies_wait } = looked;
         let mut is_known = !copied && beside.is_empty();
@@ -328,23 +330,28 @@ impl Subscription {
     }
 
     /// Finds what a subscription that was copied once has not copied: tables that joined since, or
-    /// are copied anew. They are copied here if nothing can stream beside them; and what was copied
-    /// beside is ended here, whatever else has joined.
+    /// are copied anew. They are copied here if nothing can stream beside them; and what is to be
+    /// ended is ended here, whatever else has joined.
     async fn look_for_uncopied(
         &self,
         session: &mut Session,
         progress: Option<&Progress>,
         tables: &[TableProgress],
         pinned: Applied,
-        copied_beside: bool,
+        ending: &Ending,
     ) -> Result<Looked, ApplyError> {
-        let half_copied: Vec<TableProgress> =
-            tables.iter().filter(|table| !table.copied).cloned().collect();
+        let half_copied = tables.iter().filter(|table| !table.copied).cloned();
+        let (ended, left): (Vec<TableProgress>, Vec<TableProgress>) =
+            half_copied.partition(|half_copied| ending.has(&half_copied.table));
         let begun: Vec<TableProgress> =
             tables.iter().map(|table| TableProgress { copied: true, ..table.clone() }).collect();
-        let ends = copied_beside && !half_copied.is_empty();
+        let ends = !ended.is_empty();
         if ends {
-            self.copy_waiting(session, progress, pinned, true).await?;
+            let which = match left.is_empty() {
+                true => Which::Begun,
+                false => Which::These(ended.into_iter().map(|ended| ended.table).collect()),
+            };
+            self.copy_waiting(session, progress, pinned, which).await?;
         }
         let published = published(self.source.as_ref(), &self.spec.name);
         let published = tokio::time::timeout(ANSWER_WITHIN, published).await.unwrap_or_default();
@@ -352,7 +359,6 @@ impl Subscription {
         let ask_again = joined.is_none();
         let joined = joined.unwrap_or_default();
         let mut looked = Looked { published, ask_again, copied: ends, ..Looked::default() };
-        let left = if ends { Vec::new() } else { half_copied };
         if left.is_empty() && joined.is_empty() {
             return Ok(looked);
         }
@@ -364,7 +370,7 @@ impl Subscription {
             looked.beside.retain(|table| !joined.iter().any(|joined| joined.table == table.table));
             looked.beside.extend(joined.iter().map(TableProgress::not_begun));
         } else {
-            match self.copy_waiting(session, progress, pinned, false).await {
+            match self.copy_waiting(session, progress, pinned, Which::All).await {
                 // Nothing streams beside a copy: what is there streams on before it.
                 Err(ApplyError::StreamFirst(why) | ApplyError::InUse(why)) => {
                     self.leave_for_later(why);
