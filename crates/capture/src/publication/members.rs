@@ -30,7 +30,8 @@ pub fn columns_sent(published: &[PublishedTable]) -> HashMap<TableName, Vec<Stri
 
 impl PublicationSpec {
     /// OIDs of the tables that the publication names, by themselves or with their schema or all:
-    /// partitions of a named table are not among them.
+    /// partitions of a named table are not among them, nor is what no publication publishes: temporary
+    /// and unlogged tables, and the server's own (those below 16384).
     pub async fn listed_tables(&self, sql: &mut Connection) -> Result<Vec<u32>, CaptureError> {
         // Schemas in publications came with 15.
         let schemas = if sql.server_version() >= 150_000 {
@@ -49,7 +50,7 @@ impl PublicationSpec {
                WHERE p.pubname = $1 AND p.puballtables AND c.relkind IN ('r', 'p') {schemas}) \
                AS l (oid) \
              JOIN pg_class c ON c.oid = l.oid JOIN pg_namespace n ON n.oid = c.relnamespace \
-             WHERE n.nspname <> 'farshore'"
+             WHERE n.nspname <> 'farshore' AND c.oid >= 16384 AND c.relpersistence = 'p'"
         );
         let rows = sql
             .query(&text, &[Some(&self.publication_name())])
@@ -99,7 +100,8 @@ impl PublicationSpec {
                    (SELECT string_agg(concat(i.inhrelid, ' ', i.inhparent, ' ', i.xmin), ',' \
                       ORDER BY i.inhrelid) \
                     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
-                    WHERE c.relispartition AND c.relkind IN ('r', 'p'))), 'UTF8')), 'hex')",
+                    WHERE c.relispartition AND c.relkind IN ('r', 'p') \
+                      AND c.relpersistence <> 't')), 'UTF8')), 'hex')",
                 &[Some(&self.publication_name())],
             )
             .await
@@ -227,5 +229,59 @@ impl PublicationSpec {
         });
         found.dedup_by(|(table, _), (before, _)| table == before);
         Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PublicationSpec;
+    use farshore_pg::{Config, Mode};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use std::collections::BTreeMap;
+    use tokio::runtime::Runtime;
+
+    #[test]
+    fn what_is_never_published_neither_joins_nor_leaves() {
+        for major in [15, 18] {
+            let installation = Installation::find(major).unwrap();
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+            cluster
+                .execute_script(
+                    "CREATE SCHEMA s; CREATE TABLE s.t (i integer PRIMARY KEY); \
+                     CREATE TABLE s.root (i integer PRIMARY KEY) PARTITION BY RANGE (i); \
+                     CREATE TABLE s.leaf PARTITION OF s.root FOR VALUES FROM (0) TO (9); \
+                     CREATE PUBLICATION of_all FOR ALL TABLES; \
+                     CREATE PUBLICATION of_schema FOR TABLES IN SCHEMA s",
+                )
+                .unwrap();
+            for adopted in ["of_all", "of_schema"] {
+                let spec = PublicationSpec {
+                    name: "p".to_owned(),
+                    source: Config::parse(&cluster.url("postgres")).unwrap(),
+                    tables: Vec::new(),
+                    articles: BTreeMap::new(),
+                    via_partition_root: false,
+                    adopt_publication: Some(adopted.to_owned()),
+                    adopt_slot: None,
+                };
+                Runtime::new().unwrap().block_on(async {
+                    let mut sql = spec.connect(Mode::Sql).await.unwrap();
+                    assert_eq!(spec.listed_tables(&mut sql).await.unwrap().len(), 3, "{adopted}");
+                    let signature = spec.membership_signature(&mut sql).await.unwrap();
+                    let unpublished = "CREATE TEMPORARY TABLE of_a_session (i integer); \
+                        CREATE TEMPORARY TABLE parted (i integer) PARTITION BY RANGE (i); \
+                        CREATE TEMPORARY TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9); \
+                        DROP TABLE IF EXISTS s.unlogged; CREATE UNLOGGED TABLE s.unlogged (i integer)";
+                    sql.simple_query(unpublished).await.unwrap();
+                    let now = spec.membership_signature(&mut sql).await.unwrap();
+                    assert_eq!(now, signature, "{adopted}");
+                    sql.simple_query("ALTER TABLE s.unlogged SET LOGGED").await.unwrap();
+                    let now = spec.membership_signature(&mut sql).await.unwrap();
+                    assert_ne!(now, signature, "{adopted}");
+                    sql.simple_query("DROP TABLE s.unlogged").await.unwrap();
+                });
+            }
+        }
     }
 }
