@@ -1,9 +1,7 @@
 //! What can be said of a publication before anything is made.
 
-use super::{
-    PublicationSpec, TableName, TablePattern, TablePatternDisplay, Unfit, comment,
-    create_statement, members_of, only,
-};
+use super::ours::{comment, create_statement, members_of, only};
+use super::{PublicationSpec, TableName, TablePattern, TablePatternDisplay, Unfit};
 use crate::CaptureError;
 use farshore_pg::{Connection, ResultSet, Row, quote_identifier, quote_literal};
 
