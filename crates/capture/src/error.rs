@@ -101,6 +101,14 @@ impl CaptureError {
     }
 }
 
+impl CaptureError {
+    /// Whether the publisher says that a lock was waited for longer than it may.
+    pub(crate) fn is_of_a_lock(&self) -> bool {
+        let CaptureError::Publisher { error, .. } = self else { return false };
+        error.sqlstate() == Some("55P03")
+    }
+}
+
 /// Whether a server says that it was about to look at a table which was dropped meanwhile: the next
 /// look does not meet it. (`pg_publication_tables` does not hold what it lists.)
 pub(crate) fn is_of_a_dropped_table(error: &farshore_pg::Error) -> bool {

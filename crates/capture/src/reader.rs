@@ -38,6 +38,9 @@ const STATUS_EVERY: Duration = Duration::from_secs(10);
 /// Tables that match the patterns are looked for this often.
 const TABLES_EVERY: Duration = Duration::from_secs(5);
 
+/// Others' locks on a table hold up the rest, and whoever waits behind us, no longer.
+const LOCK_WAIT: &str = "SET lock_timeout = '2s'";
+
 /// A stream that is silent for this long is taken for dead, where the publisher sets no
 /// `wal_sender_timeout` that says otherwise.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -131,8 +134,8 @@ impl Capture {
             None => self.spec.connect(Mode::Sql).await?,
         };
         let silence_max = check_settings(&self.spec, &mut sql).await?;
-        let left_out =
-            alterations::ensure_publication(&self.spec, &mut sql, self.store.as_ref()).await?;
+        let ensured = self.ensure_publication(&mut sql, &mut stop).await?;
+        let Some(left_out) = ensured else { return Ok(()) };
         self.set_status(|status| status.tables_stay = together(left_out));
         let tell = |why| self.set_status(|status| status.waits_for = why);
         tell(None);
@@ -218,6 +221,46 @@ impl Capture {
         result
     }
 
+    /// Makes sure that the publication is as configured, once nobody has one of its tables for himself;
+    /// returns what is left out, for a person, or `None` where `stop` turned true first. Who comes
+    /// behind us to a table does not wait for long.
+    async fn ensure_publication(
+        &self,
+        sql: &mut Connection,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Option<Vec<String>>, CaptureError> {
+        let failed = |error| self.spec.publisher_error(error);
+        sql.simple_query(LOCK_WAIT).await.map_err(failed)?;
+        loop {
+            let ensure = alterations::ensure_publication(&self.spec, sql, self.store.as_ref());
+            // What is given up ends there by itself, soon.
+            let ensured = tokio::select! {
+                ensured = ensure => ensured,
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            };
+            match ensured {
+                Err(error) if error.is_of_a_lock() => {
+                    let why = format!("its tables cannot be published yet: {error}");
+                    self.set_status(|status| {
+                        if status.waits_for.as_ref() != Some(&why) {
+                            tracing::warn!(publication = %self.spec.name, "{why}");
+                        }
+                        status.waits_for = Some(why);
+                    });
+                }
+                Err(error) => return Err(error),
+                Ok(left_out) => {
+                    sql.simple_query("SET lock_timeout = 0").await.map_err(failed)?;
+                    return Ok(Some(left_out));
+                }
+            }
+            tokio::select! {
+                () = tokio::time::sleep(TABLES_EVERY) => {}
+                _ = stop.wait_for(|stop| *stop) => return Ok(None),
+            }
+        }
+    }
+
     /// Whether no published table is known to have values that must not come in binary. One that
     /// somebody has for himself is not waited for: its columns are looked at when changes of it come.
     async fn may_come_in_binary(&self, sql: &mut Connection) -> Result<bool, CaptureError> {
@@ -225,7 +268,7 @@ impl Capture {
         sql.simple_query("SET lock_timeout = '1s'").await.map_err(failed)?;
         let published = self.spec.published_tables(sql).await;
         match published {
-            Err(CaptureError::Publisher { error, .. }) if error.sqlstate() == Some("55P03") => {
+            Err(error) if error.is_of_a_lock() => {
                 tracing::info!(publication = %self.spec.name, %error, "a table is not waited for");
                 sql.simple_query("SET lock_timeout = 0").await.map_err(failed)?;
                 Ok(true)
@@ -336,8 +379,7 @@ impl Capture {
                 let mut fresh = self.spec.connect(Mode::Sql).await?;
                 // It may be altered.
                 server.check(&self.spec, &mut fresh).await?;
-                // Others' locks on a table must not hold up the rest for long.
-                let timeout = fresh.simple_query("SET lock_timeout = '2s'").await;
+                let timeout = fresh.simple_query(LOCK_WAIT).await;
                 timeout.map_err(|error| self.spec.publisher_error(error))?;
                 sql.insert(fresh)
             }

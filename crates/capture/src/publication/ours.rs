@@ -130,10 +130,9 @@ impl PublicationSpec {
         if let Err(error) = sql.simple_query(&statement).await {
             // Outside of a transaction this does nothing.
             sql.simple_query("ROLLBACK").await.map_err(|error| self.publisher_error(error))?;
-            let waits = error.sqlstate() == Some("55P03") && overlooks_joins(sql.server_version());
-            if waits && is_followed && only_joins {
+            if error.sqlstate() == Some("55P03") && is_followed && only_joins {
                 let joins: BTreeSet<TableName> = joins.into_iter().cloned().collect();
-                told.push(self.joins_later(&joins, &error));
+                told.push(self.joins_later(&joins, sql.server_version(), error));
                 return Ok(told);
             }
             return Err(self.refused(&members, error));
@@ -193,14 +192,23 @@ impl PublicationSpec {
         Ok(Vec::new())
     }
 
-    fn joins_later(&self, joins: &BTreeSet<TableName>, error: &farshore_pg::Error) -> String {
-        format!(
-            "publication \"{}\": {} can join only while no transaction is open that has written there: \
-             {error}. Tried again; a publisher of version 14.18, 15.13, 16.9, 17.5 or later needs no \
-             such moment",
-            self.name,
-            some_of(joins)
-        )
+    fn joins_later(
+        &self,
+        joins: &BTreeSet<TableName>,
+        server_version: u32,
+        error: farshore_pg::Error,
+    ) -> String {
+        let (name, tables) = (&self.name, some_of(joins));
+        if overlooks_joins(server_version) {
+            format!(
+                "publication \"{name}\": {tables} can join only while no transaction is open that has \
+                 written there: {error}. Tried again; a publisher of version 14.18, 15.13, 16.9, 17.5 \
+                 or later needs no such moment"
+            )
+        } else {
+            let error = self.publisher_error(error);
+            format!("publication \"{name}\": {tables} cannot join now: {error}")
+        }
     }
 
     pub(super) fn refused(&self, members: &str, error: farshore_pg::Error) -> CaptureError {
