@@ -401,16 +401,34 @@ impl Capture {
         let mut connection = self.spec.connect(Mode::LogicalReplication).await?;
         let asked = server.check(&self.spec, &mut connection);
         catch_up::in_time(&self.spec, asked).await??;
-        let stream = connection
-            .start_replication(&self.spec.slot_name(), start, &options)
-            .await
-            .map_err(|error| self.spec.publisher_error(error))?;
+        let started = connection.start_replication(&self.spec.slot_name(), start, &options).await;
+        let stream = match started {
+            Ok(stream) => stream,
+            Err(error) => return Err(self.not_started(error).await),
+        };
         // Until now nobody had the slot: a stream passes over what something else has moved it
         // past, and does not say so. From now on nothing can.
         if let Some(place) = catch_up::in_time(&self.spec, attendant.place()).await?? {
             slot::check_not_ahead(&self.spec, place.confirmed, start)?;
         }
         Ok(stream)
+    }
+
+    /// Why no stream has begun: while batches were taken, or on the way here, the slot may have been
+    /// dropped or lost.
+    async fn not_started(&self, error: farshore_pg::Error) -> CaptureError {
+        if matches!(error.sqlstate(), Some("42704" | "55000")) {
+            let look = async {
+                let mut sql = self.spec.connect(Mode::Sql).await?;
+                slot::check_there(&self.spec, &mut sql).await
+            };
+            if let Ok(Err(found @ (CaptureError::Gap(_) | CaptureError::Setup(_)))) =
+                catch_up::in_time(&self.spec, look).await
+            {
+                return found;
+            }
+        }
+        self.spec.publisher_error(error)
     }
 
     fn set_status(&self, change: impl FnOnce(&mut CaptureStatus)) {
@@ -444,3 +462,6 @@ async fn check_settings(
         spec.source.redacted()
     )))
 }
+
+#[cfg(test)]
+mod tests;

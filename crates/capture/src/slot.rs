@@ -66,6 +66,18 @@ pub async fn look_at_slot(
     }
 }
 
+/// Refuses a slot that the store continues and that is gone, was lost, or is another one now.
+pub(crate) async fn check_there(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+) -> Result<(), CaptureError> {
+    let slot = spec.slot_name();
+    match slot_row(spec, sql, &slot).await? {
+        Some(row) => check_slot(spec, &slot, &row).map(drop),
+        None => Err(gone(spec, &slot)),
+    }
+}
+
 fn gone(spec: &PublicationSpec, slot: &str) -> CaptureError {
     CaptureError::Gap(format!(
         "publication \"{}\": replication slot \"{slot}\" is gone from {}. Changes after what this \
