@@ -1,7 +1,10 @@
 //! No room where the log is kept, and no room at the target.
 
 use anyhow::{Context, Result, ensure};
-use farshore_tests::{Checked, Site, SmallDisk, publisher_cluster, subscriber_cluster};
+use farshore_testkit::postgres::StopMode;
+use farshore_tests::{
+    Checked, DATABASE, Direction, Pair, Site, SmallDisk, publisher_cluster, subscriber_cluster,
+};
 use std::process::Command;
 
 /// Keeps the disk full until `agent` tells of it: what is applied leaves the log, and the room of
@@ -48,6 +51,44 @@ fn the_distributors_disk_is_full() -> Result<()> {
     checked.pair.site.start()?;
     checked.pair.await_arrival()?;
     checked.finish().map(drop)
+}
+
+/// A server that shuts down waits until who streams from it has all of its log: not for a disk that
+/// has no room.
+#[test]
+fn a_publisher_shuts_down_while_the_distributors_disk_is_full() -> Result<()> {
+    for (publisher, subscriber) in [(15, 18), (18, 15)] {
+        let mut pair = Pair::bare(Direction { publisher, subscriber })?;
+        pair.on_both("CREATE TABLE t (id serial PRIMARY KEY, v text)")?;
+        pair.add_publication("p", &["public.*"], "segment_size = \"64KB\"")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        let Some(disk) = pair.site.small_disk("data", 16)? else { return Ok(()) };
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        // What is applied leaves the log, and makes room.
+        pair.subscriber.stop(StopMode::Fast)?;
+        pair.site.await_trouble_while("p", "No space left on device", || {
+            disk.fill()?;
+            // None of them so large that it goes to a spill.
+            pair.publish(
+                "DO $$ BEGIN FOR n IN 1..20 LOOP \
+                   INSERT INTO t (v) SELECT string_agg(sha512(concat(now(), n, j)::bytea)::text, '') \
+                   FROM generate_series(1, 60) j; COMMIT; \
+                 END LOOP; END $$",
+            )
+        })?;
+        pair.publisher.stop(StopMode::Fast)?;
+        let log = std::fs::read_to_string(pair.publisher.log_path())?;
+        ensure!(!log.contains("immediate shutdown"), "it had to be ended:\n{log}");
+        pair.publisher.start()?;
+        let (state, error) = pair.site.await_trouble("p", "No space left on device")?;
+        ensure!(state == "retrying", "{state}: {error}");
+        disk.free()?;
+        pair.subscriber.start()?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
 }
 
 #[test]

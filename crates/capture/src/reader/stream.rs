@@ -71,6 +71,10 @@ pub(super) struct Session<'s, 'a> {
 const HELD_BACK_AFTER: Duration =
     Duration::from_secs(if cfg!(feature = "faults") { 1 } else { 30 });
 
+/// The stream is kept for so long while the disk has no room.
+const WITHOUT_ROOM_MAX: Duration =
+    Duration::from_secs(if cfg!(feature = "faults") { 1 } else { 30 });
+
 /// How fast messages come.
 ///
 /// A walsender sends each message by itself. When they come in a flood, to be woken for every few
@@ -381,46 +385,51 @@ impl<'s, 'a> Session<'s, 'a> {
         Ok(())
     }
 
-    /// Hands the waiting entries to the store. A slow disk must not cost us the connection, so the
-    /// publisher keeps hearing from us meanwhile.
+    /// Hands the waiting entries to the store.
     async fn append(&mut self) -> Result<(), CaptureError> {
         let Some(batch) = self.intake.take_batch() else { return Ok(()) };
         let store = self.intake.capture.store.clone();
-        let mut appended = std::pin::pin!(append_owned(store, batch));
-        loop {
-            tokio::select! {
-                result = &mut appended => {
-                    self.heard_at = Instant::now();
-                    return result;
-                }
-                () = tokio::time::sleep(LOOK_EVERY) => self.meanwhile().await?,
-            }
-        }
+        self.wait_for_disk(append_owned(store, batch)).await?
     }
 
     async fn wait_durable(&mut self, position: Lsn) -> Result<(), CaptureError> {
         let mut durable = self.intake.durable.clone();
         let reached = async { durable.wait_for(|durable| durable.0 >= position).await.is_ok() };
-        let mut reached = std::pin::pin!(reached);
-        loop {
-            tokio::select! {
-                reached = &mut reached => {
-                    self.heard_at = Instant::now();
-                    return if reached { Ok(()) } else { Err(self.intake.store_failure()) };
-                }
-                () = tokio::time::sleep(LOOK_EVERY) => self.meanwhile().await?,
-            }
+        match self.wait_for_disk(reached).await? {
+            true => Ok(()),
+            false => Err(self.intake.store_failure()),
         }
     }
 
-    /// While the disk is waited for, the publisher hears from us, and a stop does not wait for a
-    /// disk that is full.
-    async fn meanwhile(&mut self) -> Result<(), CaptureError> {
-        self.intake.check_stop()?;
-        if self.acknowledged_at.elapsed() >= STATUS_EVERY {
-            self.acknowledge().await?;
+    /// A slow disk must not cost us the connection, so while it is waited for the publisher hears from
+    /// us. A stop does not wait for a disk that is full; nor does the publisher, which could not shut
+    /// down before we have all of its log.
+    async fn wait_for_disk<T>(&mut self, work: impl Future<Output = T>) -> Result<T, CaptureError> {
+        let mut work = std::pin::pin!(work);
+        let mut no_room_since = None;
+        loop {
+            tokio::select! {
+                done = &mut work => {
+                    self.heard_at = Instant::now();
+                    return Ok(done);
+                }
+                () = tokio::time::sleep(LOOK_EVERY) => {}
+            }
+            self.intake.check_stop()?;
+            if self.acknowledged_at.elapsed() >= STATUS_EVERY {
+                self.acknowledge().await?;
+            }
+            let Some(why) = self.intake.capture.store.status().waiting_for_room else {
+                no_room_since = None;
+                continue;
+            };
+            if no_room_since.get_or_insert_with(Instant::now).elapsed() >= WITHOUT_ROOM_MAX {
+                return Err(CaptureError::Interrupted(format!(
+                    "{why}. Until then the publisher's stream is left, or the publisher could not \
+                     shut down"
+                )));
+            }
         }
-        Ok(())
     }
 
     async fn acknowledge_if_moved(&mut self) -> Result<(), CaptureError> {
