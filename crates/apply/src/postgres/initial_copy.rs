@@ -32,7 +32,7 @@ use farshore_model::{Lsn, Relation, quote_identifier};
 use farshore_pg::Config;
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
-use point::{LOG_WAIT, Still, oids};
+use point::{LOG_WAIT, Point, Still, oids};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -157,8 +157,9 @@ impl InitialCopy<'_> {
         session: &mut Session,
         known: &[TableProgress],
     ) -> Result<Lsn, ApplyError> {
-        let Still { snapshot, mut source, mut published, held } = self.take_snapshot(known).await?;
-        let point = snapshot.consistent_point();
+        let still = self.take_snapshot(known).await?;
+        let Still { snapshot, mut source, mut published, held, point: log_point } = still;
+        let point = log_point.lsn;
         tracing::info!(subscription = %self.subscription, %point, "initial copy begins");
         let copied: HashSet<TableName> = published
             .iter()
@@ -228,7 +229,7 @@ impl InitialCopy<'_> {
         }
         let held = oids(&published);
         let beginning = async {
-            let mut touched = self.touched_since(&begun, point).await?;
+            let mut touched = self.touched_since(&begun, &log_point).await?;
             // Its own session: the other one looks out for who waits meanwhile.
             let mut reader = match begun.is_empty() {
                 true => None,
@@ -272,8 +273,8 @@ impl InitialCopy<'_> {
                 shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).queue =
                     stage.iter().flat_map(|unit| jobs(unit, &work)).collect();
                 let workers = 0..self.settings.workers.max(1);
-                try_join_all(workers.map(|_| self.worker(snapshot.as_ref(), &work, &shared)))
-                    .await?;
+                let worker = |_| self.worker(snapshot.as_ref(), &log_point, &work, &shared);
+                try_join_all(workers.map(worker)).await?;
             }
             Ok::<(), ApplyError>(())
         };
@@ -413,19 +414,19 @@ impl InitialCopy<'_> {
         self.unless_in_the_way(source, held, created).await
     }
 
-    /// What happened to the tables of an earlier, unfinished copy since it took their rows. The log
-    /// has come to `point`.
+    /// What happened to the tables of an earlier, unfinished copy since it took their rows.
     async fn touched_since(
         &self,
         begun: &HashMap<TableName, (Since, Vec<BlockRange>)>,
-        point: Lsn,
+        point: &Point,
     ) -> Result<HashMap<TableName, Touched>, ApplyError> {
         let since: HashMap<TableName, Since> =
             begun.iter().map(|(table, (since, _))| (table.clone(), *since)).collect();
         if since.is_empty() {
             return Ok(HashMap::new());
         }
-        touched_between(self.store, &since, point).await
+        self.log_has(point).await?;
+        touched_between(self.store, &since, point.lsn).await
     }
 
     /// A table that is copied from its first row on.
@@ -685,6 +686,7 @@ impl InitialCopy<'_> {
     async fn worker(
         &self,
         snapshot: &dyn Snapshot,
+        point: &Point,
         work: &[Work],
         shared: &Mutex<Shared>,
     ) -> Result<(), ApplyError> {
@@ -696,7 +698,7 @@ impl InitialCopy<'_> {
         let mut target = Session::connect(self.target, &name).await?;
         target.join_copy(self.subscription).await?;
         loop {
-            self.copy_job(source.as_mut(), &mut target, work, &job).await?;
+            self.copy_job(source.as_mut(), &mut target, point, work, &job).await?;
             for (index, _) in job {
                 let finished = {
                     let mut shared = shared.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -719,6 +721,7 @@ impl InitialCopy<'_> {
         &self,
         source: &mut dyn SnapshotSession,
         target: &mut Session,
+        point: &Point,
         work: &[Work],
         job: &Job,
     ) -> Result<(), ApplyError> {
@@ -730,6 +733,7 @@ impl InitialCopy<'_> {
         for (index, range) in job {
             copied.push(self.copy_range(source, target, &work[*index], *range, *index).await?);
         }
+        self.log_has(point).await?;
         fault::point("snapshot.before-range-commit");
         let seen = job.iter().map(|(index, _)| work[*index].seen.clone()).collect();
         target.commit_unaltered(self.subscription, &seen).await?;

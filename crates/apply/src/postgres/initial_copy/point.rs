@@ -22,7 +22,7 @@ pub(super) const LOG_WAIT: Duration = Duration::from_secs(60);
 const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 
 /// Log that takes longer is told of.
-const LOG_WORD_AFTER: Duration = Duration::from_secs(2);
+const LOG_WORD_AFTER: Duration = Duration::from_secs(5);
 
 /// A snapshot of the publisher whose tables stay as they are.
 pub(super) struct Still {
@@ -32,6 +32,15 @@ pub(super) struct Still {
     pub(super) published: Vec<PublishedTable>,
     /// OIDs of those that the lock is on: what is not to be copied may change.
     pub(super) held: Vec<u32>,
+    pub(super) point: Point,
+}
+
+/// What a snapshot holds, and whether the log is known to have come there.
+pub(super) struct Point {
+    pub(super) lsn: Lsn,
+    /// The publisher's, as capture saw it before the snapshot was taken.
+    timeline: Option<String>,
+    is_reached: AtomicBool,
 }
 
 pub(super) fn oids(tables: &[PublishedTable]) -> Vec<u32> {
@@ -39,29 +48,31 @@ pub(super) fn oids(tables: &[PublishedTable]) -> Vec<u32> {
 }
 
 impl InitialCopy<'_> {
-    /// A snapshot that the store's log has come to. Nothing of it goes to the target before: a
-    /// publisher that fails over to a server without its newest log, or that is put back, takes away
-    /// what was copied from there, and only who has the log can tell afterwards.
-    pub(super) async fn take_snapshot(&self, known: &[TableProgress]) -> Result<Still, ApplyError> {
-        let timeline = slot::timeline(self.store.as_ref());
-        let mut still = self.open_source_for(known).await?;
-        let arrived = self.await_log(still.snapshot.consistent_point());
-        self.unless_in_the_way(still.source.as_mut(), &still.held, arrived).await?;
+    /// Waits until the store has the log up to the snapshot's point. No row is committed on the target
+    /// before: a publisher that fails over to a server without its newest log, or that is put back,
+    /// takes away what was copied from there, and only who has the log can tell afterwards.
+    pub(super) async fn log_has(&self, point: &Point) -> Result<(), ApplyError> {
+        if point.is_reached.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.await_log(point.lsn).await?;
         // What has come there may be another server's log.
-        if slot::timeline(self.store.as_ref()) != timeline {
+        if slot::timeline(self.store.as_ref()) != point.timeline {
             return Err(ApplyError::GaveWay(format!(
                 "subscription \"{}\": the publisher has changed its timeline since the snapshot was \
                  taken; another one is taken",
                 self.subscription
             )));
         }
-        Ok(still)
+        point.is_reached.store(true, Ordering::Release);
+        Ok(())
     }
 
     /// A snapshot, and a session in it, that keeps no table as it is which the stream follows. Of those
     /// that it seems to follow some may be published otherwise by now, and are to be copied: then
     /// another snapshot is taken.
-    async fn open_source_for(&self, known: &[TableProgress]) -> Result<Still, ApplyError> {
+    pub(super) async fn take_snapshot(&self, known: &[TableProgress]) -> Result<Still, ApplyError> {
+        let timeline = slot::timeline(self.store.as_ref());
         // In a first copy, what is copied may have to start over with what is bound to it.
         let copied = known.iter().filter(|table| table.copied && self.streaming);
         let mut followed: Vec<u32> = copied.filter_map(|table| table.oid).collect();
@@ -76,6 +87,7 @@ impl InitialCopy<'_> {
             followed.retain(|oid| !uncopied.contains(oid));
             if followed.len() == so_many {
                 still.held.retain(|oid| !followed.contains(oid));
+                still.point.timeline = timeline;
                 return Ok(still);
             }
             still.source.close().await;
@@ -183,6 +195,8 @@ impl InitialCopy<'_> {
         // What an earlier attempt waited for is over, too: who is in the way on the target can be told.
         self.set_waits(None);
         let held = oids(&published);
-        Ok(Still { snapshot, source, published, held })
+        let lsn = snapshot.consistent_point();
+        let point = Point { lsn, timeline: None, is_reached: AtomicBool::new(false) };
+        Ok(Still { snapshot, source, published, held, point })
     }
 }
