@@ -162,6 +162,7 @@ impl Assembler {
             self.batch.payload.truncate(open.payload_start);
         }
         self.relations.clear();
+        self.types.expire();
         self.streams.clear();
         self.current_stream = None;
         self.held_elsewhere = 0;

@@ -38,6 +38,8 @@ pub struct TypeCatalog {
     described: BTreeMap<u32, Described>,
     /// Schema and name, as pgoutput's Type messages said.
     named: BTreeMap<u32, (String, String)>,
+    /// What is described may be otherwise by now.
+    stale: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -90,7 +92,24 @@ impl TypeCatalog {
             .collect()
     }
 
-    /// Asks the server about those of `oids` that are [missing](TypeCatalog::missing).
+    /// What has been described is asked about once more before the next types are: they may have other
+    /// names by now.
+    pub fn expire(&mut self) {
+        self.stale = !self.described.is_empty();
+    }
+
+    /// What the server is to be asked about before `oids` are used: those that are
+    /// [missing](TypeCatalog::missing), and all that has [expired](TypeCatalog::expire).
+    pub fn to_ask(&self, oids: impl IntoIterator<Item = u32>) -> BTreeSet<u32> {
+        let mut to_ask = self.missing(oids);
+        if self.stale {
+            to_ask.extend(self.described.keys());
+        }
+        to_ask
+    }
+
+    /// Asks the server about `oids`, as far as there is something [to ask](TypeCatalog::to_ask). What is
+    /// known of a type that is gone stays known.
     ///
     /// # Errors
     /// The server's.
@@ -99,12 +118,12 @@ impl TypeCatalog {
         sql: &mut Connection,
         oids: impl IntoIterator<Item = u32>,
     ) -> Result<(), Error> {
-        let missing = self.missing(oids);
-        if missing.is_empty() {
+        let to_ask = self.to_ask(oids);
+        if to_ask.is_empty() {
             return Ok(());
         }
-        let missing: Vec<String> = missing.iter().map(u32::to_string).collect();
-        let list = format!("{{{}}}", missing.join(","));
+        let to_ask: Vec<String> = to_ask.iter().map(u32::to_string).collect();
+        let list = format!("{{{}}}", to_ask.join(","));
         for row in sql.query(DESCRIBE, &[Some(&list)]).await? {
             let oid = row.parse(0)?;
             let parts = row.get(5).unwrap_or_default().split(' ');
@@ -132,12 +151,18 @@ impl TypeCatalog {
             let binary_form = row.get(4) == Some("t");
             self.described.insert(oid, Described { known, binary_form, parts });
         }
+        self.stale = false;
         Ok(())
     }
 
-    /// Keeps a name that pgoutput told, for types that are gone when the server is asked.
+    /// Keeps a name that pgoutput told, for types that are gone when the server is asked. Another one
+    /// than it told before lets what is described [expire](TypeCatalog::expire).
     pub fn name(&mut self, oid: u32, schema: &str, name: &str) {
-        self.named.insert(oid, (schema.to_owned(), name.to_owned()));
+        let name = (schema.to_owned(), name.to_owned());
+        let before = self.named.insert(oid, name.clone());
+        if before.is_some_and(|before| before != name) {
+            self.expire();
+        }
     }
 
     /// What is known of a type.

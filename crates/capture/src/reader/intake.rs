@@ -127,7 +127,7 @@ impl<'a> Intake<'a> {
         let types = self.assembler.column_types(data);
         let types = types.map_err(|error| error.at(spec.source.redacted(), near))?;
         let catalog = self.assembler.types();
-        if !catalog.missing(types.iter().copied()).is_empty() {
+        if !catalog.to_ask(types.iter().copied()).is_empty() {
             if self.catalog.is_none() {
                 let mut sql = spec.connect(Mode::Sql).await?;
                 self.server.check(spec, &mut sql).await?;
@@ -259,4 +259,103 @@ pub(super) async fn append_owned(
     batch: Batch,
 ) -> Result<(), CaptureError> {
     store.append(batch).await.map_err(CaptureError::Store)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::publication::PublicationSpec;
+    use crate::reader::CaptureStatus;
+    use farshore_model::{Column, Relation, ReplicaIdentity};
+    use farshore_pg::Config;
+    use farshore_store::segmented::{Options, SegmentedStore};
+    use farshore_testkit::postgres::{Cluster, Installation};
+    use farshore_wire::pgoutput::{Context, Message, encode};
+    use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
+    use tokio::runtime::Runtime;
+
+    #[test]
+    fn a_relation_has_its_types_as_they_are_now() {
+        let installation = Installation::find(18).unwrap();
+        let cluster = Cluster::builder(&installation).start().unwrap();
+        cluster
+            .execute_script(
+                "CREATE TYPE mood AS ENUM ('fine'); CREATE DOMAIN today AS mood; \
+                 CREATE TYPE gone AS ENUM ('gone')",
+            )
+            .unwrap();
+        let spec = PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: Vec::new(),
+            articles: std::collections::BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        };
+        Runtime::new().unwrap().block_on(async {
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            let server = Server::ask(&spec, &mut sql).await.unwrap();
+            let mut oids = Vec::new();
+            for name in ["mood", "today", "gone"] {
+                let ask = "SELECT oid FROM pg_type WHERE typname = $1";
+                let rows = sql.query(ask, &[Some(name)]).await.unwrap();
+                oids.push(rows[0].parse::<u32>(0).unwrap());
+            }
+            let column = |type_oid: &u32| Column {
+                key: false,
+                name: "c".into(),
+                type_oid: *type_oid,
+                type_modifier: -1,
+            };
+            let relation = Relation {
+                oid: 16_500,
+                schema: "public".into(),
+                name: "t".into(),
+                identity: ReplicaIdentity::Default,
+                columns: oids[1..].iter().map(column).collect(),
+                types: vec![],
+            };
+            let relation = encode::relation(&relation, None);
+
+            let folder = tempfile::tempdir().unwrap();
+            let (store, _) = SegmentedStore::open(folder.path(), Options::default()).unwrap();
+            let capture = Capture {
+                spec: spec.clone(),
+                store: store.clone(),
+                status: Arc::new(Mutex::new(CaptureStatus::default())),
+                ready: watch::Sender::new(0),
+                text_only: AtomicBool::new(true),
+                stream_only: AtomicBool::new(true),
+            };
+            let assembler = Assembler::new(store, Context::new(2, false), Lsn(100));
+            let (_stop, stopped) = watch::channel(false);
+            let mut intake = Intake::new(&capture, assembler, false, true, server, stopped);
+            let told = |name: &'static str| {
+                let told = Message::Type { oid: oids[1], schema: "public", name };
+                encode::message(&told, None)
+            };
+            intake.message(&told("today"), Lsn(100)).await.unwrap();
+            intake.message(&relation, Lsn(100)).await.unwrap();
+            let renamed = "ALTER TYPE mood RENAME TO humour; ALTER DOMAIN today RENAME TO now_; \
+                DROP TYPE gone";
+            sql.simple_query(renamed).await.unwrap();
+            // The publisher tells the names of the columns' types before each Relation message.
+            intake.message(&told("now_"), Lsn(200)).await.unwrap();
+            intake.message(&relation, Lsn(200)).await.unwrap();
+            // Of what is gone that is told which is known.
+            assert_eq!(names(&mut intake, &oids), ["humour", "now_", "gone"]);
+            // And not those of what they are made of.
+            sql.simple_query("ALTER TYPE humour RENAME TO temper").await.unwrap();
+            intake.assembler.begin_again();
+            intake.message(&relation, Lsn(300)).await.unwrap();
+            assert_eq!(names(&mut intake, &oids), ["temper", "now_", "gone"]);
+        });
+    }
+
+    fn names(intake: &mut Intake<'_>, oids: &[u32]) -> Vec<String> {
+        let mut name = |oid: &u32| intake.assembler.types().get(*oid).unwrap().name.clone();
+        oids.iter().map(&mut name).collect()
+    }
 }
