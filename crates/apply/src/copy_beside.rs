@@ -21,6 +21,9 @@ use tokio::sync::watch;
 /// Between a subscription's name and what its cursor for a copy is called; in no name.
 const COPY_CURSOR: &str = "/copy";
 
+/// A copy waits for the log no longer than this before it takes another snapshot.
+const LOG_AWAITED_MAX: Duration = Duration::from_secs(300);
+
 /// Pause before a copy is tried again when the publisher is away.
 const TRY_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
@@ -149,11 +152,14 @@ impl Subscription {
         self.set_status(|status| status.copy_waits = Some(why));
     }
 
-    /// Waits until the store has the log up to `point`, however long that takes.
+    /// Waits until the store has the log up to `point`, or for a while: a publisher that failed over
+    /// may never come there.
     pub(crate) async fn log_reaches(&self, point: Lsn) -> Result<(), ApplyError> {
-        match self.store.durable().wait_for(|durable| durable.0 >= point).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
+        let mut durable = self.store.durable();
+        let reached = durable.wait_for(|durable| durable.0 >= point);
+        match tokio::time::timeout(LOG_AWAITED_MAX, reached).await {
+            Ok(Ok(_)) | Err(_) => Ok(()),
+            Ok(Err(_)) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
         }
     }
 

@@ -45,8 +45,8 @@ pub(crate) struct CutOffs {
 
 impl CutOffs {
     /// Takes down how far a copy had come when it was cut off; says what is to be ended.
-    pub(crate) fn note(&mut self, copies: &[TableCopy]) -> Ending {
-        let brought = copies.iter().any(|copy| copy.ranges_done > 0);
+    /// `brought`: something of it has come to the target, or could not come yet.
+    pub(crate) fn note(&mut self, copies: &[TableCopy], brought: bool) -> Ending {
         self.in_vain = if brought { 0 } else { self.in_vain + 1 };
         for copy in copies.iter().filter(|copy| copy.starts_over) {
             *self.started_over.entry(copy.table.clone()).or_default() += 1;
@@ -64,19 +64,19 @@ impl CutOffs {
 mod tests {
     use super::*;
 
-    fn copy(table: &str, ranges_done: u64, starts_over: bool) -> TableCopy {
-        TableCopy { table: table.to_owned(), ranges_done, starts_over, ..TableCopy::default() }
+    fn copy(table: &str, starts_over: bool) -> TableCopy {
+        TableCopy { table: table.to_owned(), starts_over, ..TableCopy::default() }
     }
 
     #[test]
     fn only_a_table_that_starts_over_each_time_is_ended_while_nothing_streams() {
         let mut cut_offs = CutOffs::default();
         assert_eq!(
-            cut_offs.note(&[copy("keyed", 1, false), copy("other", 3, false)]),
+            cut_offs.note(&[copy("keyed", false), copy("other", false)], true),
             Ending::Nothing
         );
         for time in 1..=IN_VAIN_MAX {
-            let ending = cut_offs.note(&[copy("keyed", 1, false), copy("other", 3, true)]);
+            let ending = cut_offs.note(&[copy("keyed", false), copy("other", true)], true);
             let others = Ending::These(HashSet::from(["other".to_owned()]));
             assert_eq!(ending, if time < IN_VAIN_MAX { Ending::Nothing } else { others });
         }
@@ -86,12 +86,13 @@ mod tests {
     fn all_are_where_nothing_comes_any_more() {
         let mut cut_offs = CutOffs::default();
         for time in 1..IN_VAIN_MAX {
-            let copies = [copy("t", 0, false)];
-            assert_eq!(cut_offs.note(if time == 1 { &[] } else { &copies }), Ending::Nothing);
+            let copies = [copy("t", false)];
+            let copies = if time == 1 { &[][..] } else { &copies };
+            assert_eq!(cut_offs.note(copies, false), Ending::Nothing);
         }
-        assert_eq!(cut_offs.note(&[copy("t", 1, false)]), Ending::Nothing);
+        assert_eq!(cut_offs.note(&[copy("t", false)], true), Ending::Nothing);
         for time in 1..=IN_VAIN_MAX {
-            let ending = cut_offs.note(&[copy("t", 0, false)]);
+            let ending = cut_offs.note(&[copy("t", false)], false);
             assert_eq!(ending, if time < IN_VAIN_MAX { Ending::Nothing } else { Ending::Begun });
         }
     }

@@ -85,6 +85,10 @@ pub struct SubscriptionStatus {
     pub waits_for: Option<String>,
     /// Why a copy does not begin, or not go on, for a person.
     pub copy_waits: Option<String>,
+    /// Ranges of tables that copies have committed on the target since the agent started.
+    pub copied_ranges: u64,
+    /// How often the longest wait was doubled for the log to come as far as a copy's snapshot.
+    pub log_wait_doublings: u32,
     /// What is to be detached on the target and is left for later, and why, for a person.
     pub left_for_later: Option<String>,
     /// Last error, with what to do; cleared when the agent works again.

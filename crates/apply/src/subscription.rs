@@ -209,6 +209,8 @@ impl Subscription {
                 }
                 Err(ApplyError::LogBehind { point, what }) => {
                     self.copy_waits_for_log(what);
+                    // What can be copied beside the stream goes on so: who streams lets go of the log.
+                    ending = Ending::Nothing;
                     tokio::select! {
                         _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
                         reached = self.log_reaches(point) => reached?,
@@ -243,8 +245,12 @@ impl Subscription {
                 self.stream(session, start, attempt, &mut stop).await
             } else {
                 self.set_status(|status| status.copies = Vec::new());
+                let before = self.lock_status().copied_ranges;
                 let ended = self.stream_beside_copy(session, start, attempt, &stop).await;
-                ending = cut_offs.note(&self.lock_status().copies);
+                let status = self.lock_status();
+                // Nor is it in vain that it waits for the log.
+                let brought = status.copied_ranges > before || status.log_wait_doublings > 0;
+                ending = cut_offs.note(&status.copies, brought);
                 ended
             };
             match ended {

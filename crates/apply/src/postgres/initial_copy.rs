@@ -747,6 +747,8 @@ impl InitialCopy<'_> {
                 copy.ranges_done += 1;
             });
         }
+        let mut status = self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        status.copied_ranges += job.len() as u64;
         Ok(())
     }
 

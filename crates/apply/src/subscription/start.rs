@@ -372,7 +372,11 @@ impl Subscription {
         } else {
             match self.copy_waiting(session, progress, pinned, Which::All).await {
                 // Nothing streams beside a copy: what is there streams on before it.
-                Err(ApplyError::StreamFirst(why) | ApplyError::InUse(why)) => {
+                Err(
+                    ApplyError::StreamFirst(why)
+                    | ApplyError::InUse(why)
+                    | ApplyError::LogBehind { what: why, .. },
+                ) => {
                     self.leave_for_later(why);
                     looked.copies_wait = true;
                 }

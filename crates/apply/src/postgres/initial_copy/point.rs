@@ -4,19 +4,25 @@
 use super::InitialCopy;
 use crate::ApplyError;
 use crate::postgres::progress::TableProgress;
+use crate::status::SubscriptionStatus;
 use farshore_capture::publication::PublishedTable;
 use farshore_capture::slot;
 use farshore_capture::source::{Snapshot, SnapshotSession};
 use farshore_model::{Lsn, PgTime};
 use std::collections::HashSet;
+use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often it is looked whether somebody waits for a table that is being copied.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How long the log may take to come as far as a snapshot that was taken.
+/// How long the log may take to come as far as a snapshot that was taken, at first; twice as long
+/// each time that it was not enough, or a log that is always further behind would have no copy begin.
 pub(super) const LOG_WAIT: Duration = Duration::from_secs(60);
+
+/// About an hour.
+const DOUBLINGS_MAX: u32 = 6;
 
 /// A snapshot that takes longer is told of.
 const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
@@ -47,7 +53,16 @@ pub(super) fn oids(tables: &[PublishedTable]) -> Vec<u32> {
     tables.iter().map(|table| table.oid).collect()
 }
 
+/// For the next snapshot, whose log may take twice as long as that of the last one.
+fn doublings_for(waited: Duration) -> u32 {
+    (0..DOUBLINGS_MAX).find(|n| LOG_WAIT * 2_u32.pow(*n) >= 2 * waited).unwrap_or(DOUBLINGS_MAX)
+}
+
 impl InitialCopy<'_> {
+    fn status(&self) -> MutexGuard<'_, SubscriptionStatus> {
+        self.status.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
     /// Waits until the store has the log up to the snapshot's point. No row is committed on the target
     /// before: a publisher that fails over to a server without its newest log, or that is put back,
     /// takes away what was copied from there, and only who has the log can tell afterwards.
@@ -99,7 +114,9 @@ impl InitialCopy<'_> {
     pub(super) async fn await_log(&self, point: Lsn) -> Result<(), ApplyError> {
         let mut durable = self.store.durable();
         let arrived = async { durable.wait_for(|durable| durable.0 >= point).await.map(drop) };
-        let mut arrived = std::pin::pin!(tokio::time::timeout(LOG_WAIT, arrived));
+        let doublings = self.status().log_wait_doublings.min(DOUBLINGS_MAX);
+        let (wait, begun) = (LOG_WAIT * 2_u32.pow(doublings), Instant::now());
+        let mut arrived = std::pin::pin!(tokio::time::timeout(wait, arrived));
         let in_time = match tokio::time::timeout(LOG_WORD_AFTER, &mut arrived).await {
             Ok(in_time) => in_time,
             Err(_) => {
@@ -112,18 +129,24 @@ impl InitialCopy<'_> {
             }
         };
         match in_time {
-            Ok(Ok(())) => Ok(()),
+            Ok(Ok(())) => {
+                self.status().log_wait_doublings = doublings_for(begun.elapsed());
+                Ok(())
+            }
             Ok(Err(_)) => Err(ApplyError::NotYet("the store stopped taking writes".to_owned())),
             // The snapshot's locks and its slot are not held on the publisher for as long as a link
             // may be down.
-            Err(_) => Err(ApplyError::LogBehind {
-                point,
-                what: format!(
-                    "subscription \"{}\": a copy waits for the log, which has not come as far as its \
-                     snapshot ({point}) within {LOG_WAIT:?}; another snapshot is taken when it has",
-                    self.subscription
-                ),
-            }),
+            Err(_) => {
+                self.status().log_wait_doublings = doublings + 1;
+                Err(ApplyError::LogBehind {
+                    point,
+                    what: format!(
+                        "subscription \"{}\": a copy waits for the log, which has not come as far as \
+                         its snapshot ({point}) within {wait:?}; another snapshot is taken when it has",
+                        self.subscription
+                    ),
+                })
+            }
         }
     }
 
@@ -198,5 +221,19 @@ impl InitialCopy<'_> {
         let lsn = snapshot.consistent_point();
         let point = Point { lsn, timeline: None, is_reached: AtomicBool::new(false) };
         Ok(Still { snapshot, source, published, held, point })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_that_took_long_is_waited_for_longer_the_next_time() {
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        for (waited, doublings) in [(0, 0), (1, 1), (2, 2), (3, 3), (16, 5), (32, 6), (64, 6)] {
+            assert_eq!(doublings_for(minutes(waited)), doublings, "{waited}");
+        }
+        assert_eq!(doublings_for(Duration::from_secs(30)), 0);
     }
 }
