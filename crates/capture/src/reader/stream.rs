@@ -308,9 +308,7 @@ impl<'s, 'a> Session<'s, 'a> {
 
     /// The connection is gone: what was complete before is kept. Returns what that means.
     async fn lost(&mut self, error: farshore_pg::Error) -> CaptureError {
-        if let Some(batch) = self.intake.take_batch()
-            && let Err(failure) = append_owned(self.intake.capture.store.clone(), batch).await
-        {
+        if let Err(failure) = self.intake.hand_over().await {
             return failure;
         }
         // "no binary output function available for type …", of a part of a value.
