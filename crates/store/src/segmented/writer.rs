@@ -408,9 +408,17 @@ impl Writer {
     }
 
     fn create_when_the_disk_takes_it(&self, sequence: u64) -> Result<Active, StoreError> {
-        let mut waited = false;
+        let (mut waited, mut is_ours) = (false, false);
         loop {
-            match create_segment(&self.log, sequence, self.active.last) {
+            if is_ours {
+                // What an attempt before this one made, and could not remove.
+                let _ = std::fs::remove_file(segment_path(&self.log.dir, self.active.last));
+            }
+            let created = create_segment(&self.log, sequence, self.active.last);
+            if let Err(StoreError::Io { error, .. }) = &created {
+                is_ours |= error.kind() != std::io::ErrorKind::AlreadyExists;
+            }
+            match created {
                 Err(error) if error.is_out_of_room() && self.log.old_files.give_up() => {}
                 // Whatever else the system refuses may pass as well, and all is durable here.
                 Err(error @ StoreError::Io { .. }) if self.log.queue.wait_for_room(&error) => {
