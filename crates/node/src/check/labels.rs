@@ -30,6 +30,21 @@ pub async fn read(sql: &mut Connection, types: &[UserType]) -> Result<Labels, Er
     Ok(labels)
 }
 
+/// What adds the labels that `there` lacks, each in its place: labels have an order.
+fn additions<'a>(labels: &'a [String], there: &'a [String]) -> impl Iterator<Item = String> + 'a {
+    labels.iter().enumerate().filter(|(_, label)| !there.contains(label)).map(|(at, label)| {
+        let place = match at.checked_sub(1) {
+            // It is there, or was added before this one.
+            Some(before) => format!(" AFTER {}", quote_literal(&labels[before])),
+            None => {
+                let next = labels.iter().find(|label| there.contains(label));
+                next.map_or_else(String::new, |next| format!(" BEFORE {}", quote_literal(next)))
+            }
+        };
+        format!("{}{place}", quote_literal(label))
+    })
+}
+
 /// Compares the enums of columns: of each `(publisher's, target's)` type.
 pub fn check(
     columns: &BTreeSet<(u32, u32)>,
@@ -48,8 +63,8 @@ pub fn check(
         }
         let name = TableName { schema: known.schema.clone(), name: known.name.clone() };
         let quoted: Vec<String> = lacking.iter().map(|label| quote_literal(label)).collect();
-        let add: Vec<String> =
-            quoted.iter().map(|label| format!("ALTER TYPE {name} ADD VALUE {label}")).collect();
+        let add = additions(labels, there).map(|add| format!("ALTER TYPE {name} ADD VALUE {add}"));
+        let add: Vec<String> = add.collect();
         findings.warning(
             format!(
                 "type {name} on the target lacks labels that the publisher's has: {}. A row with one \
@@ -58,5 +73,22 @@ pub fn check(
             ),
             format!("On the target: {}", add.join("; ")),
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn labels_are_added_in_their_places() {
+        let all = |labels: &str| labels.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let add = |ours: &str, theirs: &str| {
+            additions(&all(ours), &all(theirs)).collect::<Vec<_>>().join("; ")
+        };
+        assert_eq!(add("a b c", "a b c own"), "");
+        assert_eq!(add("a b c d", "own b d"), "'a' BEFORE 'b'; 'c' AFTER 'b'");
+        assert_eq!(add("a b c", "c"), "'a' BEFORE 'c'; 'b' AFTER 'a'");
+        assert_eq!(add("a b", "own"), "'a'; 'b' AFTER 'a'");
     }
 }
