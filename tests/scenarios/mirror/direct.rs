@@ -272,7 +272,7 @@ fn a_direct_mirror_seeds_and_promotes() -> Result<()> {
     direct.principal.start()?;
     let told = report(&direct.site, "what is kept to be told", |far| far["error"].is_string())?;
     let said = told["error"].as_str().unwrap_or_default();
-    let drop = "SELECT pg_drop_replication_slot('farshore_m')";
+    let drop = "SELECT pg_drop_replication_slot('farshore_mirror_m')";
     ensure!(said.contains(drop) && !said.contains("[downstream"), "{told}");
     ensure!(told["health"] == "warning", "{told}");
     direct.principal.execute_script(drop)?;
