@@ -6,12 +6,13 @@
 //! target      its rights, and what earlier subscriptions left there
 //! tables      what a server's catalogue says of tables; read in one go, however many there are
 //! columns     a table on both sides: columns, types, keys
+//! labels      those of enums on both sides
 //! creation    tables that are to be created, and their names
 //! restored    a target that waits for its backup: what that will hold beyond what is published
 //! firing      whether triggers and foreign keys of the target fire for replicated rows
 //! mirrors     the principal of a near end, and the room of a far end
 //! both        two servers side by side: the same database, encodings, clocks
-//! site        the data folder
+//! site        the data folder, and addresses to listen on
 //! gate        the same questions when a node starts an agent
 //! ```
 //!
