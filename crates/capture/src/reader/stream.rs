@@ -18,11 +18,6 @@ const ACKNOWLEDGE_EVERY: Duration = Duration::from_millis(20);
 /// On an idle database the slot follows the log after this long.
 const WATERMARK_EVERY: Duration = Duration::from_secs(2);
 
-/// For so long after a stream has begun, and so often then: a first copy waits until the log has come
-/// to its snapshot.
-const FIRST_FOR: Duration = Duration::from_secs(5);
-const WATERMARK_EVERY_FIRST: Duration = Duration::from_millis(100);
-
 /// That something was heard of the publisher is told at most so often.
 const NOTE_HEARD_EVERY: Duration = Duration::from_secs(1);
 
@@ -63,9 +58,8 @@ pub(super) struct Session<'s, 'a> {
     heard_noted_at: Option<Instant>,
     /// From where on the log's traffic is counted, and what had been counted there.
     traffic_from: (Lsn, Counted),
-    /// Where this stream began, and when.
+    /// Where this stream began.
     began_at: Lsn,
-    begun: Instant,
     /// How far the publisher has said that it has come.
     sent: Lsn,
     /// With that, how far the standbys were that it waits for, and since when neither moves.
@@ -140,7 +134,6 @@ impl<'s, 'a> Session<'s, 'a> {
             heard_noted_at: None,
             traffic_from,
             began_at,
-            begun: Instant::now(),
             sent: began_at,
             held: None,
         }
@@ -198,7 +191,7 @@ impl<'s, 'a> Session<'s, 'a> {
                     if self.intake.capture.store.failure().is_some() {
                         return Err(self.intake.store_failure());
                     }
-                    if self.is_watermark_due() {
+                    if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
                         self.follow_quiet_log().await?;
                     }
                     if self.acknowledged_at.elapsed() >= STATUS_EVERY {
@@ -371,18 +364,12 @@ impl<'s, 'a> Session<'s, 'a> {
                     self.append().await?;
                     self.wait_durable(self.intake.assembler.last_position()).await?;
                     self.acknowledge().await?;
-                } else if self.is_watermark_due() {
+                } else if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
                     self.follow_quiet_log().await?;
                 }
             }
         }
         Ok(())
-    }
-
-    fn is_watermark_due(&self) -> bool {
-        let is_new = self.begun.elapsed() < FIRST_FOR;
-        let every = if is_new { WATERMARK_EVERY_FIRST } else { WATERMARK_EVERY };
-        self.intake.handed_over_at.elapsed() >= every
     }
 
     /// Everything before the last keepalive's position has been sent to us, so when nothing of it
