@@ -209,8 +209,10 @@ impl Subscription {
                 }
                 Err(ApplyError::LogBehind { point, what }) => {
                     self.copy_waits_for_log(what);
-                    // What can be copied beside the stream goes on so: who streams lets go of the log.
-                    ending = Ending::Nothing;
+                    // What was copied beside the stream waits there: who streams lets go of the log.
+                    if std::mem::take(&mut ending) != Ending::Nothing {
+                        continue;
+                    }
                     tokio::select! {
                         _ = stop_early.wait_for(|stop| *stop) => return Ok(()),
                         reached = self.log_reaches(point) => reached?,

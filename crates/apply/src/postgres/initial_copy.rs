@@ -32,7 +32,7 @@ use farshore_model::{Lsn, Relation, quote_identifier};
 use farshore_pg::Config;
 use farshore_store::LogStore;
 use futures_util::future::try_join_all;
-use point::{LOG_WAIT, Point, Still, oids};
+use point::{LOG_WAIT, Point, Still};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -227,7 +227,6 @@ impl InitialCopy<'_> {
                 }
             }
         }
-        let held = oids(&published);
         let beginning = async {
             let mut touched = self.touched_since(&begun, &log_point).await?;
             // Its own session: the other one looks out for who waits meanwhile.

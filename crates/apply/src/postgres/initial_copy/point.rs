@@ -49,7 +49,7 @@ pub(super) struct Point {
     is_reached: AtomicBool,
 }
 
-pub(super) fn oids(tables: &[PublishedTable]) -> Vec<u32> {
+fn oids(tables: &[PublishedTable]) -> Vec<u32> {
     tables.iter().map(|table| table.oid).collect()
 }
 
