@@ -258,11 +258,16 @@ const WIDE: &str = "CREATE TABLE wide (id integer PRIMARY KEY, v text)";
 
 /// Waits until what copies `wide` waits for the session that is in its way.
 fn await_copy_waits(pair: &mut Pair, in_its_way: &mut postgres::Client) -> Result<()> {
-    let waiting = "SELECT FROM pg_stat_activity WHERE application_name LIKE 'farshore % copy' \
+    await_waits(pair, in_its_way, "farshore % copy")
+}
+
+/// Waits for a session of ours, by what it calls itself, to be held up on the target.
+fn await_waits(pair: &mut Pair, in_its_way: &mut postgres::Client, name: &str) -> Result<()> {
+    let waiting = "SELECT FROM pg_stat_activity WHERE application_name LIKE $1 \
                    AND pg_backend_pid() = ANY (pg_blocking_pids(pid)) LIMIT 1";
     pair.site.wait_for("the copy to wait", SOON, || {
         in_its_way.batch_execute("SELECT pg_stat_clear_snapshot()")?;
-        Ok(in_its_way.query_opt(waiting, &[])?.map(drop))
+        Ok(in_its_way.query_opt(waiting, &[&name])?.map(drop))
     })
 }
 
@@ -360,6 +365,34 @@ fn a_table_that_streams_is_not_held_while_another_is_copied() -> Result<()> {
         ensure!(!pair.site.log().contains("gives way"), "{}", pair.site.log_tail());
         other.batch_execute("COMMIT")?;
         pair.await_copy("wide")?;
+        pair.assert_equal(&["public"])
+    })
+}
+
+/// It is held as long as the others of a first copy are not done, which takes another snapshot each
+/// time.
+#[test]
+fn a_table_that_is_copied_is_given_way_to_while_another_is_not() -> Result<()> {
+    both_ways(|direction| {
+        let schema = format!("CREATE TABLE t (id integer PRIMARY KEY); {WIDE}");
+        let mut pair = Pair::new(direction, &["public.*"], &schema)?;
+        pair.publish("INSERT INTO t VALUES (0); INSERT INTO wide VALUES (1, 'v')")?;
+        let mut other = pair.subscriber.connect()?;
+        other.batch_execute("BEGIN; LOCK TABLE wide IN SHARE MODE")?;
+        pair.site.start()?;
+        pair.site.await_log("table copied subscription=s table=public.t", SOON)?;
+        for (round, column) in (1..).zip(["v", "w", "x"]) {
+            wait_until("another snapshot to be taken", SOON, &[&pair.site.log_path()], || {
+                let begun = pair.site.log().matches("initial copy begins").count();
+                Ok((begun >= round).then_some(()))
+            })?;
+            await_waits(&mut pair, &mut other, "farshore %")?;
+            pair.publish(&format!(
+                "SET lock_timeout = '15s'; ALTER TABLE t ADD COLUMN {column} text"
+            ))?;
+        }
+        other.batch_execute("COMMIT")?;
+        pair.publish("INSERT INTO t VALUES (1, 'v', 'w', 'x')")?;
         pair.assert_equal(&["public"])
     })
 }
