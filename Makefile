@@ -7,10 +7,10 @@ CARGO ?= cargo
 # which something is run: which features a crate from elsewhere has depends on who asks for it, and
 # each choice of packages would have it compiled once more.
 FAULTS = --workspace --features farshore-cli/faults --config profile.dev.opt-level=1
-# The scenarios, all in the package farshore-tests: those that mostly wait for their line, and the
-# others.
-WAITING = pull
-BUSY = $(filter-out $(WAITING),$(patsubst tests/scenarios/%.rs,%,$(wildcard tests/scenarios/*.rs)))
+# The scenarios, all in the package farshore-tests. Most of a scenario's time it waits, for a line, a
+# server or a pause: so many side by side keep two processors at work.
+SCENARIOS = $(patsubst tests/scenarios/%.rs,--test %,$(wildcard tests/scenarios/*.rs))
+SIDE_BY_SIDE = 6
 
 .PHONY: setup setup-monitor demo test test-pure test-crates test-scenarios test-versions test-browser stress stress-study bench bench-disk lint fuzz clean
 
@@ -52,9 +52,7 @@ test-crates:
 
 ## Whole-system scenarios on real servers, with fault injection.
 test-scenarios:
-	$(CARGO) test $(FAULTS) $(BUSY:%=--test %) --no-fail-fast -- --test-threads=2; \
-	  others=$$?; \
-	  $(CARGO) test $(FAULTS) $(WAITING:%=--test %) -- --test-threads=4 && exit $$others
+	$(CARGO) test $(FAULTS) $(SCENARIOS) --no-fail-fast -- --test-threads=$(SIDE_BY_SIDE)
 
 ## The monitor in Debian's Chromium; pictures of every view go to out/pictures.
 test-browser:

@@ -97,6 +97,8 @@ pub struct Capture {
     /// The publisher has refused to give batches by function. Found out on the way; false at
     /// first.
     pub stream_only: AtomicBool,
+    /// A quiet log is followed at once as far as this, and only now and then otherwise.
+    pub awaited: watch::Sender<Lsn>,
 }
 
 impl Capture {

@@ -45,6 +45,7 @@ fn capture(spec: &PublicationSpec, folder: &tempfile::TempDir) -> Capture {
         ready: watch::Sender::new(0),
         text_only: AtomicBool::new(false),
         stream_only: AtomicBool::new(false),
+        awaited: watch::Sender::default(),
     }
 }
 

@@ -188,6 +188,7 @@ impl Site {
                 }
             };
             let (ready, _) = watch::channel(0);
+            let source = Direct::new(publication.spec.clone());
             let capture = Capture {
                 spec: publication.spec.clone(),
                 store: store.clone(),
@@ -195,12 +196,13 @@ impl Site {
                 ready,
                 text_only: AtomicBool::new(false),
                 stream_only: AtomicBool::new(false),
+                awaited: source.awaited(),
             };
             publications.push(PublicationAgent {
                 name,
                 store,
                 durability: Durability::default(),
-                source: Direct::new(capture.spec.clone()),
+                source,
                 asked_by_gates: PublisherAsked::default(),
                 capture: Arc::new(capture),
                 failure: Arc::default(),

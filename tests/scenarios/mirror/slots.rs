@@ -56,6 +56,8 @@ fn a_seeding_that_was_given_up_keeps_no_log_unseen() -> Result<()> {
     // The standby has no slot: it must not be a whole spool behind when its segments go.
     for _ in 0..6 {
         write_segments(&mirrored.principal, 2)?;
+        // Behind those segments.
+        mirrored.await_commits(1)?;
         mirrored.check_standby(&mirrored.returned())?;
     }
     let lost = report(&mirrored.far, "the slot to be lost", |mirror| said(mirror, "drop_behind"))?;

@@ -328,6 +328,7 @@ mod tests {
                 ready: watch::Sender::new(0),
                 text_only: AtomicBool::new(true),
                 stream_only: AtomicBool::new(true),
+                awaited: watch::Sender::new(Lsn::ZERO),
             };
             let assembler = Assembler::new(store, Context::new(2, false), Lsn(100));
             let (_stop, stopped) = watch::channel(false);

@@ -10,6 +10,7 @@ use farshore_fault as fault;
 use farshore_model::{Durable, Lsn, PgTime};
 use farshore_pg::replication::{ReplicationStream, StreamMessage};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 /// Acknowledgements are at least this far apart while the log moves.
@@ -50,6 +51,8 @@ pub(super) struct Session<'s, 'a> {
     acknowledged_at: Instant,
     /// Where the publisher said that everything before has been sent, when nothing came after.
     quiet_at: Option<Lsn>,
+    /// How far a snapshot needs the log.
+    awaited: watch::Receiver<Lsn>,
     pace: Pace,
     silence_max: Duration,
     /// When the publisher last said something, or we last had no ear for it.
@@ -105,6 +108,7 @@ enum Event {
     Durable,
     StoreClosed,
     Looked(Option<Place>),
+    Awaited,
     Found(CaptureError),
     Tick,
     Stop,
@@ -121,6 +125,7 @@ impl<'s, 'a> Session<'s, 'a> {
     ) -> Session<'s, 'a> {
         let began_at = intake.assembler.last_position();
         let traffic_from = (began_at, intake.counted);
+        let awaited = intake.capture.awaited.subscribe();
         Session {
             intake,
             stream,
@@ -128,6 +133,7 @@ impl<'s, 'a> Session<'s, 'a> {
             acknowledged: Durable(Lsn::ZERO),
             acknowledged_at: Instant::now(),
             quiet_at: None,
+            awaited,
             pace: Pace { since: Instant::now(), messages: 0, flood: false },
             silence_max,
             heard_at: Instant::now(),
@@ -170,6 +176,7 @@ impl<'s, 'a> Session<'s, 'a> {
                     Err(error) => Event::Lost(error),
                 },
                 found = self.attendant.finds() => Event::Found(found),
+                Ok(()) = self.awaited.changed() => Event::Awaited,
                 _ = tick.tick() => Event::Tick,
             };
             match event {
@@ -184,6 +191,7 @@ impl<'s, 'a> Session<'s, 'a> {
                 }
                 Event::Lost(error) => return Err(self.lost(error).await),
                 Event::Durable => self.acknowledge().await?,
+                Event::Awaited => self.follow_if_due().await?,
                 Event::StoreClosed => return Err(self.intake.store_failure()),
                 Event::Found(found) => return Err(found),
                 Event::Tick => {
@@ -191,9 +199,7 @@ impl<'s, 'a> Session<'s, 'a> {
                     if self.intake.capture.store.failure().is_some() {
                         return Err(self.intake.store_failure());
                     }
-                    if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
-                        self.follow_quiet_log().await?;
-                    }
+                    self.follow_if_due().await?;
                     if self.acknowledged_at.elapsed() >= STATUS_EVERY {
                         self.acknowledge().await?;
                     }
@@ -364,10 +370,20 @@ impl<'s, 'a> Session<'s, 'a> {
                     self.append().await?;
                     self.wait_durable(self.intake.assembler.last_position()).await?;
                     self.acknowledge().await?;
-                } else if self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
-                    self.follow_quiet_log().await?;
+                } else {
+                    self.follow_if_due().await?;
                 }
             }
+        }
+        Ok(())
+    }
+
+    /// An idle database's log is followed now and then, and at once to where somebody waits for it.
+    async fn follow_if_due(&mut self) -> Result<(), CaptureError> {
+        let (awaited, have) = (*self.awaited.borrow(), self.intake.assembler.last_position());
+        let is_awaited = have < awaited && self.quiet_at.is_some_and(|quiet| quiet >= awaited);
+        if is_awaited || self.intake.handed_over_at.elapsed() >= WATERMARK_EVERY {
+            self.follow_quiet_log().await?;
         }
         Ok(())
     }
@@ -614,6 +630,7 @@ mod tests {
                 ready: watch::Sender::new(0),
                 text_only: AtomicBool::new(true),
                 stream_only: AtomicBool::new(true),
+                awaited: watch::Sender::new(Lsn::ZERO),
             };
             let (stop, stopped) = watch::channel(false);
             let assembler = Assembler::new(store, Context::new(2, false), Lsn(100));

@@ -26,6 +26,7 @@ fn capture(cluster: &Cluster, folder: &tempfile::TempDir) -> Capture {
         ready: watch::Sender::new(0),
         text_only: AtomicBool::new(false),
         stream_only: AtomicBool::new(false),
+        awaited: watch::Sender::new(Lsn::ZERO),
     }
 }
 

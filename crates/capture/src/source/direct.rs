@@ -19,6 +19,7 @@ use farshore_pg::CopyOut;
 use farshore_store::BoxFuture;
 use futures_util::FutureExt;
 use std::sync::Arc;
+use tokio::sync::watch;
 
 /// Pieces of a copy are handed on together up to this many bytes.
 const PIECES_BYTES: usize = 256 << 10;
@@ -31,6 +32,7 @@ pub struct Direct {
     published_tables: Arc<SharedAnswer<Vec<PublishedTable>>>,
     partitioned_tables: Arc<SharedAnswer<Vec<u32>>>,
     sequences: Arc<SharedAnswer<Vec<SequencePosition>>>,
+    awaited: watch::Sender<Lsn>,
 }
 
 impl Direct {
@@ -41,7 +43,13 @@ impl Direct {
             published_tables: Arc::default(),
             partitioned_tables: Arc::default(),
             sequences: Arc::default(),
+            awaited: watch::Sender::new(Lsn::ZERO),
         }
+    }
+
+    /// The newest point of a snapshot that was taken: its rows wait for the log up to there.
+    pub fn awaited(&self) -> watch::Sender<Lsn> {
+        self.awaited.clone()
     }
 
     /// Which publication, and where.
@@ -147,6 +155,7 @@ impl Source for Direct {
         Box::pin(async move {
             let followed = followed.iter().copied().collect();
             let snapshot = StillSnapshot::take(&self.spec, reader, &followed, tell).await?;
+            self.awaited.send_replace(snapshot.consistent_point());
             let snapshot = DirectSnapshot { spec: self.spec.clone(), snapshot };
             Ok(Box::new(snapshot) as Box<dyn Snapshot>)
         })

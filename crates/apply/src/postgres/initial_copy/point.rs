@@ -44,8 +44,8 @@ pub(super) struct Still {
 /// What a snapshot holds, and whether the log is known to have come there.
 pub(super) struct Point {
     pub(super) lsn: Lsn,
-    /// The publisher's, as capture saw it before the snapshot was taken.
-    timeline: Option<String>,
+    /// The publisher's, as it was seen before the snapshot was taken.
+    timeline: String,
     is_reached: AtomicBool,
 }
 
@@ -72,7 +72,7 @@ impl InitialCopy<'_> {
         }
         self.await_log(point.lsn).await?;
         // What has come there may be another server's log.
-        if slot::timeline(self.store.as_ref()) != point.timeline {
+        if self.timeline().await? != point.timeline {
             return Err(ApplyError::GaveWay(format!(
                 "subscription \"{}\": the publisher has changed its timeline since the snapshot was \
                  taken; another one is taken",
@@ -83,11 +83,20 @@ impl InitialCopy<'_> {
         Ok(())
     }
 
+    /// The timeline that the publisher's log is on, as capture saw it last; where that is at another
+    /// site, the publisher is asked.
+    async fn timeline(&self) -> Result<String, ApplyError> {
+        if let Some(timeline) = slot::timeline(self.store.as_ref()) {
+            return Ok(timeline);
+        }
+        Ok(self.source.timelines().await?.current.to_string())
+    }
+
     /// A snapshot, and a session in it, that keeps no table as it is which the stream follows. Of those
     /// that it seems to follow some may be published otherwise by now, and are to be copied: then
     /// another snapshot is taken.
     pub(super) async fn take_snapshot(&self, known: &[TableProgress]) -> Result<Still, ApplyError> {
-        let timeline = slot::timeline(self.store.as_ref());
+        let timeline = self.timeline().await?;
         // In a first copy, what is copied may have to start over with what is bound to it.
         let copied = known.iter().filter(|table| table.copied && self.streaming);
         let mut followed: Vec<u32> = copied.filter_map(|table| table.oid).collect();
@@ -219,7 +228,7 @@ impl InitialCopy<'_> {
         self.set_waits(None);
         let held = oids(&published);
         let lsn = snapshot.consistent_point();
-        let point = Point { lsn, timeline: None, is_reached: AtomicBool::new(false) };
+        let point = Point { lsn, timeline: String::new(), is_reached: AtomicBool::new(false) };
         Ok(Still { snapshot, source, published, held, point })
     }
 }
