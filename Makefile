@@ -10,7 +10,7 @@ FAULTS = --workspace --features farshore-cli/faults --config profile.dev.opt-lev
 # The scenarios, all in the package farshore-tests. Most of a scenario's time it waits, for a line, a
 # server or a pause: so many side by side keep two processors at work.
 SCENARIOS = $(patsubst tests/scenarios/%.rs,--test %,$(wildcard tests/scenarios/*.rs))
-SIDE_BY_SIDE = 6
+SIDE_BY_SIDE = 4
 
 .PHONY: setup setup-monitor demo test test-pure test-crates test-scenarios test-versions test-browser stress stress-study bench bench-disk lint fuzz clean
 

@@ -15,9 +15,12 @@ const CLOSE: Duration = Duration::from_millis(10);
 /// process, and takes its time from what is waited for.
 const PATIENT: Duration = Duration::from_millis(50);
 const PATIENT_AFTER: Duration = Duration::from_millis(300);
+/// What takes seconds is looked at less often still: that makes a wait longer by a twentieth at most.
+const PATIENT_SHARE: u32 = 20;
+const MOST_PATIENT: Duration = Duration::from_millis(250);
 
-/// Asks `probe` every 1 to 10 ms until it gives a value, and after 0.3 s every 50 ms, for at most
-/// `timeout`.
+/// Asks `probe` every 1 to 10 ms until it gives a value, after 0.3 s every 50 ms and from there on ever
+/// more rarely, up to every 250 ms, for at most `timeout`.
 ///
 /// # Errors
 /// What `probe` returns as an error ends the wait at once. On timeout the error names `what`, and
@@ -28,7 +31,7 @@ pub fn wait_until<T>(
     logs: &[&Path],
     probe: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    wait(what, timeout, logs, PATIENT, probe)
+    wait(what, timeout, logs, true, probe)
 }
 
 /// As [`wait_until`], and never less often than every 10 ms: for what is timed, or is there for a
@@ -42,14 +45,14 @@ pub fn watch_until<T>(
     logs: &[&Path],
     probe: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
-    wait(what, timeout, logs, CLOSE, probe)
+    wait(what, timeout, logs, false, probe)
 }
 
 fn wait<T>(
     what: &str,
     timeout: Duration,
     logs: &[&Path],
-    pause_max: Duration,
+    is_patient: bool,
     mut probe: impl FnMut() -> Result<Option<T>>,
 ) -> Result<T> {
     let begin = Instant::now();
@@ -64,12 +67,15 @@ fn wait<T>(
             bail!("timed out after {timeout:?} waiting for {what}{tails}");
         }
         std::thread::park_timeout(pause);
-        pause = next_pause(pause, waited, pause_max);
+        pause = next_pause(pause, waited, is_patient);
     }
 }
 
-fn next_pause(pause: Duration, waited: Duration, pause_max: Duration) -> Duration {
-    let longest = if waited < PATIENT_AFTER { CLOSE } else { pause_max };
+fn next_pause(pause: Duration, waited: Duration, is_patient: bool) -> Duration {
+    let longest = match is_patient && waited >= PATIENT_AFTER {
+        true => (waited / PATIENT_SHARE).clamp(PATIENT, MOST_PATIENT),
+        false => CLOSE,
+    };
     (pause * 3 / 2).min(longest)
 }
 
@@ -102,21 +108,23 @@ mod tests {
 
     #[test]
     fn looks_become_rarer_for_who_is_patient() {
-        let pauses = |pause_max| {
+        let pauses = |is_patient| {
             let (mut waited, mut pause) = (Duration::ZERO, Duration::from_millis(1));
             let mut pauses = Vec::new();
             while waited < Duration::from_secs(1) {
                 pauses.push(pause);
                 waited += pause;
-                pause = next_pause(pause, waited, pause_max);
+                pause = next_pause(pause, waited, is_patient);
             }
             pauses
         };
-        let (close, patient) = (pauses(CLOSE), pauses(PATIENT));
+        let (close, patient) = (pauses(false), pauses(true));
         assert_eq!(close[..30], patient[..30], "the first 0.3 s are the same");
         assert_eq!(close.last(), Some(&CLOSE));
         assert_eq!(patient.last(), Some(&PATIENT));
         assert!(patient.len() < 60 && close.len() > 100, "{} {}", patient.len(), close.len());
+        let after = |seconds| next_pause(PATIENT * 9, Duration::from_secs(seconds), true);
+        assert_eq!([after(2), after(60)], [2 * PATIENT, MOST_PATIENT]);
     }
 
     #[test]
