@@ -86,6 +86,22 @@ impl SmallDisk {
     }
 }
 
+impl SmallDisk {
+    /// Gives the disk this size.
+    ///
+    /// # Errors
+    /// When `mount` cannot be run, or refuses.
+    pub fn resize(&self, megabytes: u32) -> Result<()> {
+        let mount = Command::new("mount")
+            .args(["-o", &format!("remount,size={megabytes}m")])
+            .arg(&self.path)
+            .output()
+            .context("run mount")?;
+        ensure!(mount.status.success(), "{}", String::from_utf8_lossy(&mount.stderr));
+        Ok(())
+    }
+}
+
 impl Drop for Mount {
     fn drop(&mut self) {
         // Lazily: a server may still have files open.

@@ -238,6 +238,7 @@ impl Site {
                     status: Mutex::new(ReceiveStatus::default()),
                     spills: Arc::default(),
                     held: Mutex::default(),
+                    lack: Mutex::default(),
                     ready: watch::channel(0).0,
                 }),
                 failure: Arc::default(),

@@ -249,6 +249,11 @@ pub trait StoredReader: Send {
     fn pass_over(&mut self) -> Result<bool, StoreError> {
         self.next_stored().map(|block| block.is_some())
     }
+
+    /// Bytes on disk of all that it reads, where that is known: of a spill.
+    fn bytes_on_disk(&self) -> Option<u64> {
+        None
+    }
 }
 
 /// Takes the blocks of one spill. Blocking. Dropping it before [`SpillReceiver::finish`] removes

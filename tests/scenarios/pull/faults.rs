@@ -79,6 +79,39 @@ fn a_large_transaction_crosses_a_link_that_is_cut_again_and_again() -> Result<()
     pair.assert_equal(&["public"])
 }
 
+/// A transaction that the disk has no room for does not cross again and again for nothing.
+#[test]
+fn a_transaction_without_room_crosses_once_there_is_room() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], "CREATE TABLE t (id integer, v text)")?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    let Some(disk) = pair.site.small_disk("data", 12)? else { return Ok(()) };
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (0, 'before')")?;
+    pair.await_arrival()?;
+    let before = upstream.link.passed();
+    pair.publish(
+        "INSERT INTO t SELECT i, md5(random()::text) || md5(random()::text) || \
+         md5(random()::text) FROM generate_series(1, 400000) AS i",
+    )?;
+    let (state, error) = pair.site.await_trouble("up/p", "Free space on that disk")?;
+    ensure!(state == "retrying", "{state}: {error}");
+    let restarts = |pair: &Pair| -> Result<u64> {
+        pair.site.status()?["publications"][0]["restarts"].as_u64().context("restarts")
+    };
+    let until = restarts(&pair)? + 6;
+    wait_until("further attempts", Duration::from_secs(60), &[&pair.site.log_path()], || {
+        Ok((restarts(&pair)? >= until).then_some(()))
+    })?;
+    let crossed = upstream.link.passed() - before;
+    println!("{crossed} bytes crossed in vain");
+    ensure!(crossed < 12 << 20, "{crossed} bytes crossed for nothing");
+    let (state, error) = pair.site.await_trouble("up/p", "bytes free there")?;
+    ensure!(state == "retrying", "{state}: {error}");
+    disk.resize(64)?;
+    pair.assert_equal(&["public"])
+}
+
 /// What the upstream site does not get does not come here: that is said here too, and ends.
 #[test]
 fn a_site_is_told_that_its_upstream_gets_nothing_more() -> Result<()> {

@@ -32,6 +32,9 @@ pub(crate) enum Wanted {
         /// The downstream site can be told which block names a spill.
         #[serde(default)]
         hears_naming: bool,
+        /// The downstream site can be told how many bytes a spill has, beside that.
+        #[serde(default)]
+        hears_bytes: bool,
     },
     /// To ask the publisher something: an initial copy, a table's definition.
     Source {
@@ -170,8 +173,15 @@ pub(crate) enum FromUpstream {
     Block(StoredBlock),
     /// The log's next blocks, in one pack ([`farshore_store::packs`]).
     Packed(Bytes),
-    /// A spill that the next block names begins; which block that is, for who can hear it.
-    SpillBegins(SpillId, Option<Naming>),
+    /// A spill that the next block names begins.
+    SpillBegins {
+        /// Which.
+        id: SpillId,
+        /// Which block that is, for who can hear it.
+        naming: Option<Naming>,
+        /// Bytes that it takes on the upstream site's disk, for who can hear it too.
+        bytes: Option<u64>,
+    },
     /// A spill goes on behind what the downstream site has said that it has.
     SpillGoesOn(SpillId),
     /// A block of that spill.
@@ -219,6 +229,9 @@ const TAG_READY: u8 = b'R';
 const TAG_TROUBLE: u8 = b'T';
 const TAG_DURABLE: u8 = b'D';
 
+/// Bytes behind the tag: the number alone, with what names it, with that and its size.
+const SPILL_BEGINS_LENS: [usize; 3] = [8, 8 + Naming::LEN, 8 + Naming::LEN + 8];
+
 impl FromUpstream {
     /// The message in parts, one after the other, so that payloads are not copied.
     pub fn encode(&self) -> Vec<Bytes> {
@@ -237,11 +250,14 @@ impl FromUpstream {
             }
             FromUpstream::Packed(pack) => vec![tag(TAG_PACKED, &[]), pack.clone()],
             FromUpstream::SpillPacked(pack) => vec![tag(TAG_SPILL_PACKED, &[]), pack.clone()],
-            FromUpstream::SpillBegins(spill, naming) => {
-                let mut rest = BytesMut::with_capacity(8 + Naming::LEN);
-                rest.put_u64_le(spill.0);
+            FromUpstream::SpillBegins { id, naming, bytes } => {
+                let mut rest = BytesMut::with_capacity(8 + Naming::LEN + 8);
+                rest.put_u64_le(id.0);
                 if let Some(naming) = naming {
                     naming.put(&mut rest);
+                    if let Some(bytes) = bytes {
+                        rest.put_u64_le(*bytes);
+                    }
                 }
                 vec![tag(TAG_SPILL_BEGINS, &rest)]
             }
@@ -267,12 +283,11 @@ impl FromUpstream {
             TAG_SPILL_BLOCK => StoredBlock::decode(bytes).map(FromUpstream::SpillBlock),
             TAG_PACKED => Ok(FromUpstream::Packed(bytes)),
             TAG_SPILL_PACKED => Ok(FromUpstream::SpillPacked(bytes)),
-            TAG_SPILL_BEGINS if bytes.len() == 8 => {
-                Ok(FromUpstream::SpillBegins(SpillId(bytes.get_u64_le()), None))
-            }
-            TAG_SPILL_BEGINS if bytes.len() == 8 + Naming::LEN => {
-                let spill = SpillId(bytes.get_u64_le());
-                Ok(FromUpstream::SpillBegins(spill, Some(Naming::get(&mut bytes))))
+            TAG_SPILL_BEGINS if SPILL_BEGINS_LENS.contains(&bytes.len()) => {
+                let id = SpillId(bytes.get_u64_le());
+                let naming = (bytes.len() >= Naming::LEN).then(|| Naming::get(&mut bytes));
+                let bytes = (!bytes.is_empty()).then(|| bytes.get_u64_le());
+                Ok(FromUpstream::SpillBegins { id, naming, bytes })
             }
             TAG_SPILL_GOES_ON if bytes.len() == 8 => {
                 Ok(FromUpstream::SpillGoesOn(SpillId(bytes.get_u64_le())))
@@ -317,7 +332,7 @@ mod tests {
     #[test]
     fn messages_round_trip_and_no_cut_passes() {
         for message in [
-            FromUpstream::SpillBegins(SpillId(7), None),
+            FromUpstream::SpillBegins { id: SpillId(7), naming: None, bytes: None },
             FromUpstream::SpillGoesOn(SpillId(8)),
             FromUpstream::SpillEnds,
             FromUpstream::Ready,
@@ -330,13 +345,21 @@ mod tests {
             }
         }
         let naming = Naming { last: Lsn(9), commit_times: (i64::MIN, 3) };
-        let bytes = FromUpstream::SpillBegins(SpillId(7), Some(naming)).encode().concat();
-        let FromUpstream::SpillBegins(SpillId(7), Some(again)) =
-            FromUpstream::decode(Bytes::from(bytes)).unwrap()
-        else {
-            panic!("another message")
-        };
-        assert_eq!(again, naming);
+        for bytes in [None, Some(u64::MAX)] {
+            let begins = FromUpstream::SpillBegins { id: SpillId(7), naming: Some(naming), bytes };
+            let begins = begins.encode().concat();
+            let FromUpstream::SpillBegins { id: SpillId(7), naming: Some(again), bytes: told } =
+                FromUpstream::decode(Bytes::from(begins.clone())).unwrap()
+            else {
+                panic!("another message")
+            };
+            assert_eq!((again, told), (naming, bytes));
+            for len in 0..begins.len() {
+                let is_one = SPILL_BEGINS_LENS.contains(&len.wrapping_sub(1));
+                let cut = Bytes::from(begins[..len].to_vec());
+                assert_eq!(FromUpstream::decode(cut).is_ok(), is_one, "{len}");
+            }
+        }
         let durable = FromDownstream::Durable(Lsn(5));
         assert_eq!(FromDownstream::decode(durable.encode()), Ok(durable));
         for len in 0..9 {
@@ -363,6 +386,7 @@ mod tests {
                 hears_trouble: true,
                 spills: Vec::new(),
                 hears_naming: false,
+                hears_bytes: false,
             },
             Wanted::Log {
                 publication: "sales".into(),
@@ -378,6 +402,7 @@ mod tests {
                     },
                 ],
                 hears_naming: true,
+                hears_bytes: true,
             },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest {

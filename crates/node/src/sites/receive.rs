@@ -1,5 +1,7 @@
 //! A publication's log from its upstream site into a store here.
 
+mod room;
+
 use super::on_disk;
 use super::protocol::{
     Answer, FromDownstream, FromUpstream, Have, HeldSpill, Naming, Newest, Wanted,
@@ -15,10 +17,12 @@ use farshore_store::{
     Batch, EntryKind, EntryMeta, LogStore, Replicate, SpillId, SpillReceiver, StoreError,
     StoredBlock,
 };
+use room::{Lack, free_bytes, with_margin};
 use std::io;
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::{OwnedMutexGuard, watch};
 
 /// zstd level of blocks that came in packs, as they are stored here.
@@ -56,6 +60,21 @@ pub(crate) enum ReceiveError {
     /// The store here.
     #[error("{0}")]
     Store(#[from] StoreError),
+    /// A large transaction does not fit on the disk here, and is not asked for before it does.
+    #[error(
+        "a large transaction from site \"{site}\" has no room in {folder}: it is asked for again once \
+         there are {needed} bytes free there. Free space on that disk: it goes on by itself, and \
+         nothing is lost meanwhile"
+    )]
+    NoRoom {
+        /// The upstream site.
+        site: String,
+        /// The store's folder.
+        folder: String,
+        /// Bytes that have to be free; of a transaction whose size the upstream site does not tell
+        /// it may be more in the end.
+        needed: u64,
+    },
     /// The upstream site says no.
     #[error("site \"{site}\" does not give it: {why}")]
     Refused {
@@ -114,7 +133,7 @@ impl ReceiveError {
     pub fn is_transient(&self) -> bool {
         match self {
             // Also when certificates are refused: whoever mends that may do so at the other site.
-            ReceiveError::Link(_) => true,
+            ReceiveError::Link(_) | ReceiveError::NoRoom { .. } => true,
             // A disk that could not be read or written, or had no room, for a moment. A log that failed
             // stays closed and says so; what came and does not belong into it never will.
             ReceiveError::Store(StoreError::Io { error, .. }) => {
@@ -148,6 +167,8 @@ pub(crate) struct Receive {
     pub spills: Arc<tokio::sync::Mutex<()>>,
     /// What has come of spills whose block has not: after a cut it does not come again.
     pub held: Mutex<Held>,
+    /// A spill that did not fit on the disk.
+    pub lack: Mutex<Option<Lack>>,
     /// As a capture's: counts occasions on which tables may have joined the publication.
     pub ready: watch::Sender<u64>,
 }
@@ -203,7 +224,49 @@ impl Receive {
         ReceiveError::Protocol { site: self.site.clone(), what: what.into() }
     }
 
+    fn lack(&self) -> MutexGuard<'_, Option<Lack>> {
+        self.lack.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    fn no_room(&self, lack: Lack) -> ReceiveError {
+        let (site, folder) = (self.site.clone(), self.folder.clone());
+        ReceiveError::NoRoom { site, folder, needed: lack.needed() }
+    }
+
+    async fn free(&self) -> Result<Option<u64>, StoreError> {
+        let folder = PathBuf::from(&self.folder);
+        on_disk(move || Ok(free_bytes(&folder))).await
+    }
+
+    /// Fails for as long as what had no room has none.
+    async fn room_for_what_had_none(&self) -> Result<(), ReceiveError> {
+        let Some(lack) = *self.lack() else { return Ok(()) };
+        if lack.lasts(self.free().await?, Instant::now()) {
+            return Err(self.no_room(lack));
+        }
+        tracing::info!(
+            site = %self.site, publication = %self.publication,
+            "there may be room now for the transaction that had none"
+        );
+        *self.lack() = None;
+        Ok(())
+    }
+
+    /// What is told of an error that came while a spill of so many bytes was written, as far as is
+    /// known; what had come of it was given back.
+    async fn of_spill(&self, bytes: u64, error: StoreError) -> ReceiveError {
+        if !error.is_out_of_room() {
+            return error.into();
+        }
+        let lack = Lack::of(bytes, self.free().await.ok().flatten(), Instant::now());
+        // Once, with the file and what the disk said; then it is told what has to be free.
+        tracing::warn!(site = %self.site, publication = %self.publication, "{error}");
+        *self.lack() = Some(lack);
+        self.no_room(lack)
+    }
+
     async fn session(&self) -> Result<(), ReceiveError> {
+        self.room_for_what_had_none().await?;
         if self.held().coming.is_none() {
             drop(self.spills.lock().await);
         }
@@ -219,6 +282,7 @@ impl Receive {
             hears_trouble: true,
             spills,
             hears_naming: true,
+            hears_bytes: true,
         };
         let request = serde_json::to_vec(&wanted).map_err(|error| {
             self.protocol(format!("nothing, since a request could not be written ({error})"))
@@ -332,14 +396,12 @@ impl Receive {
                         self.take_block(block).await?;
                     }
                 }
-                FromUpstream::SpillBegins(id, naming) => {
+                FromUpstream::SpillBegins { id, naming, bytes } => {
                     // What is here is another block's, or the upstream site knows nothing of going
                     // on.
                     drop(self.held().coming.take());
                     self.held().whole.retain(|(held, _)| *held != id);
-                    let turn = self.spills.clone().lock_owned().await;
-                    let taking = Taking::begin(self.store.clone(), turn, (id, naming)).await?;
-                    self.held().coming = Some(taking);
+                    self.begin_spill(id, naming, bytes.unwrap_or_default()).await?;
                 }
                 FromUpstream::SpillGoesOn(id) => {
                     let is_held = self.held().coming.as_ref().is_some_and(|c| c.id == id);
@@ -354,8 +416,10 @@ impl Receive {
                 }
                 FromUpstream::SpillEnds => {
                     let taking = self.coming("the end of no spill")?;
-                    let held = (taking.id, taking.naming);
-                    taking.finish().await?;
+                    let (held, bytes) = ((taking.id, taking.naming), taking.bytes_known());
+                    if let Err(error) = taking.finish().await {
+                        return Err(self.of_spill(bytes, error).await);
+                    }
                     self.held().whole.push(held);
                 }
                 FromUpstream::Ready => self.ready.send_modify(|times| *times += 1),
@@ -384,12 +448,39 @@ impl Receive {
         self.held().coming.take().ok_or_else(|| self.protocol(without))
     }
 
+    /// Begins to take a spill of so many bytes; zero if the upstream site does not tell. Without room
+    /// for it nothing of it is taken: it would cross for nothing.
+    async fn begin_spill(
+        &self,
+        id: SpillId,
+        naming: Option<Naming>,
+        whole_bytes: u64,
+    ) -> Result<(), ReceiveError> {
+        let turn = self.spills.clone().lock_owned().await;
+        let free = self.free().await?;
+        if whole_bytes > 0 && free.is_some_and(|free| free < with_margin(whole_bytes)) {
+            let lack = Lack::of(whole_bytes, free, Instant::now());
+            *self.lack() = Some(lack);
+            return Err(self.no_room(lack));
+        }
+        let begun = Taking::begin(self.store.clone(), turn, (id, naming), whole_bytes);
+        match begun.await {
+            Ok(taking) => self.held().coming = Some(taking),
+            Err(error) => return Err(self.of_spill(whole_bytes, error).await),
+        }
+        Ok(())
+    }
+
     /// Between two blocks the spill is where a session that begins after this one finds it.
     async fn take_spilled(&self, blocks: Vec<StoredBlock>) -> Result<(), ReceiveError> {
         for block in blocks {
             fault::point("receive.before-spill-block");
-            let taking = self.coming("a piece of no spill")?.take(block).await?;
-            self.held().coming = Some(taking);
+            let taking = self.coming("a piece of no spill")?;
+            let bytes = taking.bytes_known();
+            match taking.take(block).await {
+                Ok(taking) => self.held().coming = Some(taking),
+                Err(error) => return Err(self.of_spill(bytes, error).await),
+            }
         }
         Ok(())
     }
@@ -434,6 +525,10 @@ struct Taking {
     naming: Option<Naming>,
     /// Taken.
     blocks: u64,
+    /// Bytes of those.
+    bytes: u64,
+    /// Bytes of the whole of it at the upstream site; zero if that does not tell.
+    whole_bytes: u64,
     receiver: Box<dyn SpillReceiver>,
     // Let go of last, when nothing touches the file any more.
     turn: OwnedMutexGuard<()>,
@@ -444,31 +539,39 @@ impl Taking {
         store: Arc<SegmentedStore>,
         turn: OwnedMutexGuard<()>,
         (id, naming): (SpillId, Option<Naming>),
-    ) -> Result<Taking, ReceiveError> {
-        let done = on_disk(move || {
+        whole_bytes: u64,
+    ) -> Result<Taking, StoreError> {
+        let begun = on_disk(move || {
             let receiver = store.receive_spill(id)?;
-            Ok(Taking { id, naming, blocks: 0, receiver, turn })
+            Ok(Taking { id, naming, blocks: 0, bytes: 0, whole_bytes, receiver, turn })
         });
-        Ok(done.await?)
+        begun.await
     }
 
-    async fn take(mut self, block: StoredBlock) -> Result<Taking, ReceiveError> {
-        let done = on_disk(move || {
+    /// Bytes that it takes on the disk, at least.
+    fn bytes_known(&self) -> u64 {
+        self.whole_bytes.max(self.bytes)
+    }
+
+    async fn take(mut self, block: StoredBlock) -> Result<Taking, StoreError> {
+        let taken = on_disk(move || {
+            let bytes = block.payload.len() as u64;
             self.receiver.take(block)?;
             self.blocks += 1;
+            self.bytes += bytes;
             Ok(self)
         });
-        Ok(done.await?)
+        taken.await
     }
 
-    async fn finish(self) -> Result<(), ReceiveError> {
+    async fn finish(self) -> Result<(), StoreError> {
         let done = on_disk(move || {
             let Taking { receiver, turn, .. } = self;
             let finished = receiver.finish().map(drop);
             drop(turn);
             finished
         });
-        Ok(done.await?)
+        done.await
     }
 }
 
@@ -509,6 +612,7 @@ mod tests {
             status: Mutex::default(),
             spills: Arc::default(),
             held: Mutex::default(),
+            lack: Mutex::default(),
             ready: watch::Sender::new(0),
         }
     }
@@ -550,6 +654,34 @@ mod tests {
             assert!(error(kind).is_transient(), "{kind}");
         }
         assert!(!error(io::ErrorKind::InvalidData).is_transient());
+    }
+
+    #[tokio::test]
+    async fn a_spill_that_has_no_room_is_not_asked_for_before_it_has() {
+        let folder = tempfile::tempdir().unwrap();
+        let receive = receive_into(folder.path());
+        let refused = receive.begin_spill(SpillId(1), None, u64::MAX / 2).await.unwrap_err();
+        assert!(refused.is_transient() && receive.held().coming.is_none(), "{refused}");
+        let text = refused.to_string();
+        assert!(
+            text.contains("Free space on that disk") && text.contains(&receive.folder),
+            "{text}"
+        );
+        // The site is not even called.
+        let waits = receive.session().await.unwrap_err();
+        assert!(matches!(waits, ReceiveError::NoRoom { .. }), "{waits}");
+        // An upstream site that does not tell the size sends until the disk is full.
+        let full = || {
+            let error = Arc::new(io::ErrorKind::StorageFull.into());
+            StoreError::Io { action: "write", path: "1.spill".into(), error }
+        };
+        let refused = receive.of_spill(u64::MAX / 2, full()).await;
+        assert!(matches!(refused, ReceiveError::NoRoom { .. }), "{refused}");
+        *receive.lack() = Some(Lack::of(0, Some(0), Instant::now()));
+        receive.room_for_what_had_none().await.unwrap();
+        assert_eq!(*receive.lack(), None);
+        receive.begin_spill(SpillId(1), None, 0).await.unwrap();
+        assert!(receive.held().coming.is_some());
     }
 
     #[test]

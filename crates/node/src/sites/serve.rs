@@ -441,8 +441,11 @@ impl Serving {
         halted: watch::Receiver<bool>,
     ) -> Result<(), LinkError> {
         match wanted {
-            Wanted::Log { have, packs, hears_trouble, spills, hears_naming, .. } => {
-                let takes = Takes { packs, trouble: hears_trouble, naming: hears_naming };
+            Wanted::Log {
+                have, packs, hears_trouble, spills, hears_naming, hears_bytes, ..
+            } => {
+                let (trouble, naming, bytes) = (hears_trouble, hears_naming, hears_bytes);
+                let takes = Takes { packs, trouble, naming, bytes };
                 let key = (downstream.site.clone(), publication.to_owned());
                 let mut newer = self.begin_session(&key);
                 tokio::select! {

@@ -118,6 +118,10 @@ impl StoredReader for StoredSpillReader {
         self.at += header.block_len();
         Ok(true)
     }
+
+    fn bytes_on_disk(&self) -> Option<u64> {
+        Some(self.spill.bytes)
+    }
 }
 
 fn own_header(file: &File, at: u64, end: u64, container: Container) -> Result<Header, BlockError> {

@@ -44,6 +44,8 @@ pub(super) struct Takes {
     pub trouble: bool,
     /// It hears which block names a spill.
     pub naming: bool,
+    /// It hears how many bytes a spill has.
+    pub bytes: bool,
 }
 
 /// Whether the log gets nothing more is looked at this often while there is nothing to send.
@@ -217,12 +219,16 @@ impl Serving {
                 Ok(Some(crossing)) => {
                     for (spill, naming) in crossing.spilled() {
                         let Some(there) = blocks_there(&mut held, spill, naming) else { continue };
-                        let begins = match there {
-                            0 => FromUpstream::SpillBegins(spill, takes.naming.then_some(naming)),
-                            _ => FromUpstream::SpillGoesOn(spill),
-                        };
                         match served.store.read_stored_spill(spill) {
                             Ok(reader) => {
+                                let begins = match there {
+                                    0 => FromUpstream::SpillBegins {
+                                        id: spill,
+                                        naming: takes.naming.then_some(naming),
+                                        bytes: reader.bytes_on_disk().filter(|_| takes.bytes),
+                                    },
+                                    _ => FromUpstream::SpillGoesOn(spill),
+                                };
                                 let blocks = Blocks::behind(reader, there);
                                 let sent = send_spill(&mut sender, begins, blocks, &mut packing);
                                 if let Err(error) = sent.await? {
