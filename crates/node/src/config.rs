@@ -2,6 +2,7 @@
 
 pub mod mirrors;
 mod monitor;
+pub mod secrets;
 pub mod sites;
 mod thresholds;
 pub mod typed;
@@ -17,6 +18,7 @@ use farshore_capture::schema::NameMap;
 use farshore_model::nearest;
 use farshore_store::Retention;
 use mirrors::MirrorsConfig;
+use secrets::SecretFile;
 use sites::SitesConfig;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -43,6 +45,8 @@ pub struct SiteConfig {
     pub tracer_every: Option<Duration>,
     /// From when on something is worth a warning, or critical.
     pub limits: farshore_monitor::Limits,
+    /// Files with secrets whose rights are looked at nowhere else.
+    pub secret_files: Vec<SecretFile>,
 }
 
 impl SiteConfig {
@@ -202,6 +206,7 @@ pub fn parse(text: &str, path: &Path) -> Result<SiteConfig, ConfigError> {
         tracer_every: monitor::tracer_every(&typed.site)
             .map_err(|(section, what)| meaning(section, what))?,
         limits: farshore_monitor::Limits::default(),
+        secret_files: secrets::files(folder, path, &typed),
     };
     let thresholds = typed.take_thresholds();
     let sites = sites::resolve(folder, &typed);

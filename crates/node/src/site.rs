@@ -8,7 +8,7 @@ pub use offline::offline_report;
 
 use crate::agents::{PublicationAgent, ReceivedAgent, SubscriptionAgent, lock};
 use crate::check::gate::PublisherAsked;
-use crate::config::SiteConfig;
+use crate::config::{SiteConfig, secrets};
 use crate::control;
 use crate::legs::{self, Durability};
 use crate::mirrors::{self, FarAgent, NearAgent, NearSide};
@@ -284,6 +284,9 @@ impl Site {
             .iter()
             .map(|mirror| (mirror.name.clone(), Arc::new(NearAgent::new(mirror, &config.data_dir))))
             .collect();
+        for open in secrets::open_to_all(&config.secret_files) {
+            tracing::warn!("{}: {}", open.what, open.remedy);
+        }
         for left in mirrors::left_behind(&config) {
             tracing::warn!("{}. {}", left.what, left.remedy);
         }

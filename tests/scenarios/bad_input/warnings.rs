@@ -2,7 +2,8 @@
 
 use crate::case::{compare, normal, said};
 use anyhow::{Result, ensure};
-use farshore_tests::{Direction, Pair};
+use farshore_tests::{Direction, Pair, Site};
+use std::os::unix::fs::PermissionsExt;
 
 const ON_BOTH: &str = "
 CREATE TABLE keyless (v text);
@@ -112,4 +113,32 @@ fn warnings_are_said_and_stop_nothing() -> Result<()> {
         ensure!(said == wanted, "{query}: {said}, not {wanted}");
     }
     pair.site.stop().map(drop)
+}
+
+/// As libpq says of its password file; a node that ran before goes on all the same.
+#[test]
+fn secrets_that_everybody_can_read_are_told_of() -> Result<()> {
+    let mut site = Site::new()?;
+    site.add(
+        "[publication.p]\nsource = \"postgres://a:geheim@127.0.0.1:1/d\"\ntables = ['public.t']\n",
+    )?;
+    let wanted = "site.toml, which holds a server's password";
+    let folder = site.directory().to_owned();
+    let set = |name: &str, mode| {
+        std::fs::set_permissions(folder.join(name), std::fs::Permissions::from_mode(mode))
+    };
+    set("", 0o755)?;
+    for (mode, is_told) in [(0o600, false), (0o644, true)] {
+        set("site.toml", mode)?;
+        let check = site.verb("check", &["--json"])?;
+        let warnings = said(&check, "warning")?;
+        let told =
+            warnings.iter().any(|said| said.contains(wanted) && said.contains("chmod o-rwx"));
+        ensure!(told == is_told && !check.stdout.contains("geheim"), "{check:?}");
+    }
+    site.start()?;
+    let told = site.await_log(wanted, std::time::Duration::from_secs(30))?;
+    ensure!(told.contains("chmod o-rwx"), "{told}");
+    ensure!(!site.log().contains("geheim"), "{}", site.log());
+    site.stop().map(drop)
 }

@@ -1,7 +1,7 @@
 //! The data folder.
 
 use super::{Findings, Severity};
-use crate::config::SiteConfig;
+use crate::config::{SiteConfig, secrets};
 use crate::{control, mirrors};
 use farshore_capture::slot::{self, Begun};
 use farshore_monitor::Settings;
@@ -89,6 +89,9 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
             format!("there will be no monitor: {error}"),
             "Correct [site] monitor_token, monitor_certificate or monitor_key, or the file",
         );
+    }
+    for open in secrets::open_to_all(&config.secret_files) {
+        findings.warning(open.what, open.remedy);
     }
     for left in mirrors::left_behind(config) {
         findings.warning(left.what, left.remedy);
