@@ -11,7 +11,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use ring::digest::{SHA256, digest};
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// The header that every action carries: no form and no link of another page can set it.
 pub(crate) const ACTION_HEADER: HeaderName = HeaderName::from_static("x-farshore-action");
@@ -20,18 +20,50 @@ pub(crate) const ACTION_HEADER: HeaderName = HeaderName::from_static("x-farshore
 const POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; \
                       form-action 'none'; object-src 'none'";
 
+/// A token, which may be replaced. Clones are replaced together.
+#[derive(Clone)]
+pub(crate) struct Token {
+    /// Its SHA-256. Hashes are compared, so that time tells nothing of the token.
+    hash: Arc<Mutex<[u8; 32]>>,
+}
+
+impl std::fmt::Debug for Token {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("(hidden)")
+    }
+}
+
+impl Token {
+    pub fn new(token: &str) -> Token {
+        Token { hash: Arc::new(Mutex::new(hashed(token.as_bytes()))) }
+    }
+
+    fn hash(&self) -> MutexGuard<'_, [u8; 32]> {
+        self.hash.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// From now on this one is asked for. Whether that is another one than before.
+    pub fn replace(&self, token: &str) -> bool {
+        let new = hashed(token.as_bytes());
+        std::mem::replace(&mut *self.hash(), new) != new
+    }
+
+    pub fn is(&self, given: &[u8]) -> bool {
+        *self.hash() == hashed(given)
+    }
+}
+
 /// What is asked of those who ask.
 #[derive(Clone, Debug)]
 pub(crate) struct Guard {
-    /// SHA-256 of the token.
-    token: Option<[u8; 32]>,
+    token: Option<Token>,
     tls: bool,
 }
 
 impl Guard {
     /// Asks for `token`, if there is one.
-    pub fn new(token: Option<&str>, tls: bool) -> Guard {
-        Guard { token: token.map(|token| hashed(token.as_bytes())), tls }
+    pub fn new(token: Option<Token>, tls: bool) -> Guard {
+        Guard { token, tls }
     }
 
     fn refusal(&self, method: &Method, headers: &HeaderMap) -> Option<Response> {
@@ -42,14 +74,12 @@ impl Guard {
             let what = "the monitor answers to localhost and to addresses, not to names";
             return Some((StatusCode::MISDIRECTED_REQUEST, what).into_response());
         }
-        if let Some(token) = &self.token {
-            // Hashes are compared, so that time tells nothing of the token.
-            let given = given_token(headers).map(|given| hashed(&given));
-            if given.as_ref() != Some(token) {
-                let ask = [(WWW_AUTHENTICATE, "Basic realm=\"farshore\", charset=\"UTF-8\"")];
-                let what = "the monitor asks for a token: as password (any name), or as bearer";
-                return Some((StatusCode::UNAUTHORIZED, ask, what).into_response());
-            }
+        if let Some(token) = &self.token
+            && !given_token(headers).is_some_and(|given| token.is(&given))
+        {
+            let ask = [(WWW_AUTHENTICATE, "Basic realm=\"farshore\", charset=\"UTF-8\"")];
+            let what = "the monitor asks for a token: as password (any name), or as bearer";
+            return Some((StatusCode::UNAUTHORIZED, ask, what).into_response());
         }
         if *method == Method::GET || *method == Method::HEAD {
             return None;

@@ -1,6 +1,6 @@
 //! Connections of the monitor: how many, how long, with TLS.
 
-use crate::guard::Guard;
+use crate::guard::{Guard, Token};
 use crate::sample::Snapshot;
 use crate::{Settings, Source, api};
 use axum::Router;
@@ -23,7 +23,7 @@ use tokio_rustls::TlsAcceptor;
 const CONNECTIONS_MAX: usize = 64;
 /// A client has this long for a TLS handshake, and for the head of a request.
 const HEAD_MAX: Duration = Duration::from_secs(10);
-/// The certificate's files are looked at this often.
+/// The files of the certificate and of the token are looked at this often.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 /// A token shorter than this can be guessed.
 const TOKEN_CHARS_MIN: usize = 16;
@@ -65,7 +65,89 @@ pub struct Monitor {
     listener: TcpListener,
     address: SocketAddr,
     tls: Option<Tls>,
+    token: Option<TokenFile>,
     routes: Router,
+}
+
+/// Files as they were looked at.
+type Seen = Vec<Option<(SystemTime, u64)>>;
+
+/// Files that may be replaced while the monitor runs.
+#[derive(Clone)]
+struct Watched {
+    files: Vec<PathBuf>,
+    /// As they were when they were used, or tried to be.
+    tried: Seen,
+    before: Seen,
+}
+
+impl Watched {
+    /// As they are before they are used.
+    fn new(files: &[&Path]) -> Watched {
+        let files: Vec<PathBuf> = files.iter().map(|path| (*path).to_owned()).collect();
+        let seen = Watched::seen(&files);
+        Watched { files, tried: seen.clone(), before: seen }
+    }
+
+    fn seen(files: &[PathBuf]) -> Seen {
+        let look = |path: &PathBuf| {
+            let metadata = std::fs::metadata(path).ok()?;
+            Some((metadata.modified().ok()?, metadata.len()))
+        };
+        files.iter().map(look).collect()
+    }
+
+    /// Waits until they are to be used again.
+    async fn replaced(&mut self, every: Duration) {
+        loop {
+            tokio::time::sleep(every).await;
+            let now = Watched::seen(&self.files);
+            // Who replaces several is let finish.
+            let is_settled = now == self.before;
+            self.before = now.clone();
+            if now != self.tried && is_settled {
+                self.tried = now;
+                return;
+            }
+        }
+    }
+}
+
+/// Where the token is; one that is replaced is asked for from then on.
+#[derive(Clone)]
+struct TokenFile {
+    path: PathBuf,
+    watched: Watched,
+    token: Token,
+}
+
+impl TokenFile {
+    fn load(path: &Path) -> Result<TokenFile, MonitorError> {
+        let watched = Watched::new(&[path]);
+        let token = Token::new(&read_token(path)?);
+        Ok(TokenFile { path: path.to_owned(), watched, token })
+    }
+
+    /// Looks again and again.
+    async fn renew(mut self, every: Duration) {
+        loop {
+            self.watched.replaced(every).await;
+            match read_token(&self.path) {
+                Ok(new) => {
+                    if self.token.replace(&new) {
+                        let path = self.path.display();
+                        tracing::info!(
+                            "the monitor's token was replaced: that in {path} is asked for"
+                        );
+                    }
+                }
+                Err(error) => tracing::error!(
+                    "the monitor's token was replaced and cannot be used: {error}. Going on with the \
+                     one from before"
+                ),
+            }
+        }
+    }
 }
 
 /// What connections are accepted with; a certificate that is replaced is used from then on.
@@ -73,40 +155,25 @@ pub struct Monitor {
 struct Tls {
     certificate: PathBuf,
     key: PathBuf,
+    watched: Watched,
     acceptor: Arc<Mutex<TlsAcceptor>>,
 }
 
 impl Tls {
     fn load((certificate, key): &(PathBuf, PathBuf)) -> Result<Tls, MonitorError> {
+        let watched = Watched::new(&[certificate, key]);
         let acceptor = Arc::new(Mutex::new(acceptor(certificate, key)?));
-        Ok(Tls { certificate: certificate.clone(), key: key.clone(), acceptor })
+        Ok(Tls { certificate: certificate.clone(), key: key.clone(), watched, acceptor })
     }
 
     fn acceptor(&self) -> TlsAcceptor {
         self.acceptor.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
     }
 
-    fn seen(&self) -> [Option<(SystemTime, u64)>; 2] {
-        [&self.certificate, &self.key].map(|path| {
-            let metadata = std::fs::metadata(path).ok()?;
-            Some((metadata.modified().ok()?, metadata.len()))
-        })
-    }
-
     /// Looks again and again.
-    async fn renew(self, every: Duration) {
-        let mut tried = self.seen();
-        let mut before = tried;
+    async fn renew(mut self, every: Duration) {
         loop {
-            tokio::time::sleep(every).await;
-            let now = self.seen();
-            // Who replaces both is let finish.
-            let is_settled = now == before;
-            before = now;
-            if now == tried || !is_settled {
-                continue;
-            }
-            tried = now;
+            self.watched.replaced(every).await;
             match acceptor(&self.certificate, &self.key) {
                 Ok(new) => {
                     *self.acceptor.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = new;
@@ -138,9 +205,9 @@ impl Monitor {
         let listen = |error| MonitorError::Listen { address, error };
         let listener = TcpListener::bind(address).await.map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
-        let guard = Guard::new(token.as_deref(), tls.is_some());
+        let guard = Guard::new(token.as_ref().map(|file| file.token.clone()), tls.is_some());
         let routes = api::routes(source, snapshots, settings.history.clone(), guard);
-        Ok(Monitor { listener, address, tls, routes })
+        Ok(Monitor { listener, address, tls, token, routes })
     }
 
     /// Where it listens.
@@ -154,6 +221,9 @@ impl Monitor {
         let mut serving = JoinSet::new();
         if let Some(tls) = self.tls.clone() {
             serving.spawn(tls.renew(LOOK_EVERY));
+        }
+        if let Some(token) = self.token.clone() {
+            serving.spawn(token.renew(LOOK_EVERY));
         }
         loop {
             while serving.try_join_next().is_some() {}
@@ -199,8 +269,8 @@ impl Settings {
         self.read_files().map(drop)
     }
 
-    fn read_files(&self) -> Result<(Option<String>, Option<Tls>), MonitorError> {
-        let token = self.token.as_deref().map(read_token).transpose()?;
+    fn read_files(&self) -> Result<(Option<TokenFile>, Option<Tls>), MonitorError> {
+        let token = self.token.as_deref().map(TokenFile::load).transpose()?;
         Ok((token, self.tls.as_ref().map(Tls::load).transpose()?))
     }
 }
@@ -244,6 +314,28 @@ fn acceptor(certificate: &Path, key: &Path) -> Result<TlsAcceptor, MonitorError>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_token_that_is_replaced_is_asked_for_when_it_can_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        std::fs::write(&path, "the first of these tokens\n").unwrap();
+        let file = TokenFile::load(&path).unwrap();
+        let is = |token: &str| file.token.is(token.as_bytes());
+        assert!(is("the first of these tokens"));
+        let every = Duration::from_millis(20);
+        let mut watched = file.watched.clone();
+        let renewing = tokio::spawn(file.clone().renew(every));
+        std::fs::write(&path, "too short").unwrap();
+        watched.replaced(every).await;
+        assert!(is("the first of these tokens"), "one that cannot be used changes nothing");
+        std::fs::write(&path, "the second one of these tokens").unwrap();
+        while !is("the second one of these tokens") {
+            tokio::time::sleep(every).await;
+        }
+        assert!(!is("the first of these tokens"));
+        renewing.abort();
+    }
 
     #[tokio::test]
     async fn a_certificate_that_is_replaced_is_used_when_it_can_be() {

@@ -3,7 +3,7 @@
 use crate::asking::Monitor;
 use anyhow::{Context, Result, ensure};
 use farshore_testkit::wait::wait_until;
-use farshore_tests::{DATABASE, Direction, Pair};
+use farshore_tests::{DATABASE, Direction, Pair, Site};
 use serde_json::Value;
 use std::time::Duration;
 
@@ -116,4 +116,26 @@ fn no_secret_is_told_and_hostile_names_are_text() -> Result<()> {
     let answer = monitor.get_any("/api/v1/subscriptions/s/conflicts")?;
     ensure!(answer.status == 409 && answer.body.contains("postgres"), "{answer:?}");
     has_none(&everything(&pair, monitor)?)
+}
+
+/// One that leaked is not good until somebody can restart the node.
+#[test]
+fn a_token_that_is_replaced_is_asked_for() -> Result<()> {
+    const OTHER: &str = "geheim4711-another-token";
+    let mut site = Site::new()?;
+    let token = site.directory().join("token");
+    std::fs::write(&token, TOKEN)?;
+    site.add_to_site("monitor = \"127.0.0.1:0\"\nmonitor_token = \"token\"\n")?;
+    site.add("[publication.p]\nsource = \"postgres://a@127.0.0.1:1/d\"\ntables = ['public.t']\n")?;
+    site.start()?;
+    let before = Monitor { token: Some(TOKEN), ..Monitor::of(&site)? };
+    let after = Monitor { token: Some(OTHER), ..before };
+    ensure!(before.get_any("/metrics")?.status == 200 && after.get_any("/metrics")?.status == 401);
+    std::fs::write(&token, OTHER)?;
+    wait_until("the other token to be asked for", SOON, &[&site.log_path()], || {
+        Ok((after.get_any("/metrics")?.status == 200).then_some(()))
+    })?;
+    ensure!(before.get_any("/metrics")?.status == 401, "the one from before is good still");
+    ensure!(!site.log().contains(SECRET), "{}", site.log());
+    site.stop().map(drop)
 }
