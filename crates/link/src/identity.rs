@@ -1,6 +1,6 @@
 //! Who this site is, and whom it trusts.
 
-use crate::site_name::{site_of, validity_of};
+use crate::site_name::{last_second_of_signer, site_of, validity_of};
 use crate::trust::{PeerCheck, why_untrusted};
 use rustls::client::{Resumption, WebPkiServerVerifier};
 use rustls::crypto::CryptoProvider;
@@ -132,8 +132,12 @@ impl Identity {
         server.send_tls13_tickets = 0;
         let seconds =
             |seconds: i64| Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
-        let expires = UNIX_EPOCH + seconds(not_after);
-        let a_third = seconds(not_after.saturating_sub(not_before)) / 3;
+        // What an authority in between has signed is refused once its own certificate has expired.
+        let of_between =
+            certificates[1..].iter().filter_map(|signer| last_second_of_signer(signer));
+        let last_second = of_between.fold(not_after, i64::min);
+        let expires = UNIX_EPOCH + seconds(last_second);
+        let a_third = seconds(last_second.saturating_sub(not_before)) / 3;
         let expires_soon_from = expires.checked_sub(TOLD_BEFORE.min(a_third)).unwrap_or(expires);
         let server = Arc::new(server);
         Ok(Identity {
@@ -153,7 +157,8 @@ impl Identity {
         &self.site
     }
 
-    /// When our own certificate stops being valid.
+    /// When our own certificate stops being valid, or one of those that stand behind it in its file,
+    /// if that is sooner.
     pub fn expires(&self) -> SystemTime {
         self.expires
     }

@@ -56,6 +56,15 @@ pub(crate) fn validity_of(certificate: &CertificateDer<'_>) -> Result<(i64, i64)
     Ok((validity.not_before.timestamp(), validity.not_after.timestamp()))
 }
 
+/// Until when the certificate of an authority between a site and the trusted one is valid, in seconds
+/// of Unix time; `None` of one that has signed itself, whose dates a peer does not look at, and of one
+/// that cannot be read.
+pub(crate) fn last_second_of_signer(certificate: &CertificateDer<'_>) -> Option<i64> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let is_root = parsed.subject() == parsed.issuer();
+    (!is_root).then(|| parsed.validity().not_after.timestamp())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

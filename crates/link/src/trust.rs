@@ -147,7 +147,8 @@ pub(crate) fn why_untrusted(error: &rustls::Error) -> Option<String> {
         }
         CertificateError::UnknownIssuer => {
             "no authority that this site trusts has signed it. Compare the authorities' \
-             certificates (ca.crt) of both sites"
+             certificates (ca.crt) of both sites; that of an authority between the two has to stand \
+             in that site's certificate file, behind its own"
                 .to_owned()
         }
         CertificateError::Other(other) => other.to_string(),
@@ -167,7 +168,8 @@ pub(crate) fn why_rejected(alert: AlertDescription) -> Option<&'static str> {
         }
         AlertDescription::UnknownCA => {
             "no authority that it trusts has signed ours. Compare the authorities' certificates \
-             (ca.crt) of both sites"
+             (ca.crt) of both sites; that of an authority between the two has to stand in our \
+             certificate file, behind our own"
         }
         AlertDescription::CertificateRequired => "it got none. Check [site] certificate and key",
         AlertDescription::BadCertificate
