@@ -32,7 +32,7 @@ const SETTINGS: [&str; 17] = [
 const OWN_SESSIONS: u64 = 3;
 /// Sessions that are left to whoever comes.
 const SPARE_SESSIONS: u64 = 2;
-/// Log kept by a slot on a server whose disk cannot be looked at: this much is taken for harmless.
+/// Log that may be kept on a server whose disk cannot be looked at: this much is taken for harmless.
 const KEPT_BLINDLY_MAX: u64 = 1 << 30;
 
 /// What a server said of itself.
@@ -259,23 +259,34 @@ impl Server {
                 }
                 Ok(())
             }
-            None if !self.slots.is_empty() && kept > KEPT_BLINDLY_MAX => refuse(format!(
-                "slot {} may keep all of about {} of log that would be written, and the free space of \
-                 the server's disk cannot be seen from here; ask for less than {} with --rows, or run \
-                 it on the server's machine with a role that may read data_directory \
-                 (pg_read_all_settings)",
-                self.slots.join(", "),
-                bytes(planned),
-                bytes(KEPT_BLINDLY_MAX)
-            )),
-            None => Ok(()),
+            None => match self.who_keeps_log() {
+                Some(keeper) if kept > KEPT_BLINDLY_MAX => refuse(format!(
+                    "{keeper} may keep all of about {} of log that would be written, and the free \
+                     space of the server's disk cannot be seen from here; ask for less than {} with \
+                     --rows, or run it on the server's machine with a role that may read \
+                     data_directory (pg_read_all_settings)",
+                    bytes(planned),
+                    bytes(KEPT_BLINDLY_MAX)
+                )),
+                Some(_) | None => Ok(()),
+            },
         }
+    }
+
+    /// Whatever may keep log beyond the next checkpoints: slots, and an archive that takes none.
+    fn who_keeps_log(&self) -> Option<String> {
+        let is_archived =
+            self.settings.iter().any(|s| s.name == "archive_mode" && s.value != "off");
+        let slots = (!self.slots.is_empty()).then(|| format!("slot {}", self.slots.join(", ")));
+        let archive =
+            is_archived.then(|| "an archive (archive_mode) that fails or falls behind".to_owned());
+        let keepers: Vec<String> = slots.into_iter().chain(archive).collect();
+        (!keepers.is_empty()).then(|| keepers.join(", or "))
     }
 
     /// Bytes of log that may lie there at once.
     fn kept_bytes(&self, planned: u64) -> u64 {
-        let archived = self.settings.iter().any(|s| s.name == "archive_mode" && s.value != "off");
-        if archived || !self.slots.is_empty() {
+        if self.who_keeps_log().is_some() {
             planned
         } else {
             planned.min(self.max_wal_bytes.saturating_mul(2))
@@ -346,4 +357,60 @@ fn in_bytes(setting: &str, unit: u64) -> String {
 
 fn names(rows: &[Row]) -> Vec<String> {
     rows.iter().filter_map(|row| row.get(0)).map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GB: u64 = 1 << 30;
+
+    /// A server whose disk cannot be seen.
+    fn server(slots: &[&str], archive_mode: &str) -> Server {
+        Server {
+            name: "server s".to_owned(),
+            version: 180_000,
+            version_text: "18.0".to_owned(),
+            database: "d".to_owned(),
+            role: "r".to_owned(),
+            is_standby: false,
+            is_read_only: false,
+            may_create: true,
+            free_sessions: 90,
+            publications: Vec::new(),
+            slots: slots.iter().map(|slot| (*slot).to_owned()).collect(),
+            max_wal_bytes: GB,
+            settings: vec![Fact::new("archive_mode", archive_mode)],
+            standbys: String::new(),
+            connected: Vec::new(),
+            data_directory: None,
+            is_local: false,
+            times_io: true,
+        }
+    }
+
+    #[test]
+    fn whatever_keeps_log_counts_where_the_disk_cannot_be_seen() {
+        let demand = |planned| Demand {
+            clients: 1,
+            planned_bytes: Some(planned),
+            table_bytes: 0,
+            log_bytes_max: 32 * GB,
+        };
+        for (slots, archive_mode, keepers) in [
+            (&["a", "b"][..], "off", &["slot a, b"][..]),
+            (&[], "on", &["archive_mode"]),
+            (&[], "always", &["archive_mode"]),
+            (&["a"], "on", &["slot a", "archive_mode"]),
+        ] {
+            let server = server(slots, archive_mode);
+            assert!(server.ensure_fit(demand(GB)).is_ok(), "{slots:?} {archive_mode}");
+            let Err(Error::Refused(why)) = server.ensure_fit(demand(2 * GB)) else {
+                panic!("not refused: {slots:?} {archive_mode}")
+            };
+            assert!(keepers.iter().all(|keeper| why.contains(keeper)), "{why}");
+        }
+        // Checkpoints remove it.
+        assert!(server(&[], "off").ensure_fit(demand(30 * GB)).is_ok());
+    }
 }
