@@ -261,6 +261,10 @@ fn is_out_of_room(error: &std::io::Error) -> bool {
 /// The note of the newest transaction that retention dropped.
 const NOTE_NEWEST_DROPPED: &str = "newest.dropped";
 
+/// The same, and up to where what was dropped is known: "position commit-time start". It holds also of
+/// a log that comes from another site, and only as long as the log begins at `start` or before.
+const NOTE_NEWEST_GONE: &str = "newest.gone";
+
 /// Position and commit time of the newest transaction that was dropped from a store, noted where no
 /// newer one was left in its log; `None` if that never happened. Of a replica it is not known.
 pub fn newest_dropped(store: &dyn LogStore) -> Option<(Lsn, PgTime)> {

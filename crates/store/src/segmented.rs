@@ -55,7 +55,7 @@ use spill::{SegmentedSpillFollower, SegmentedSpillWriter, SpillError, SpillFile,
 use std::collections::HashSet;
 use std::hash::{BuildHasher, Hasher};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -148,6 +148,8 @@ struct Log {
     cursors: Cursors,
     notes: Notes,
     newest: Mutex<Newest>,
+    /// Blocks of another site's log have come, which are not looked into as they come.
+    takes_stored: AtomicBool,
     queue: Arc<Queue>,
     counters: Counters,
     /// The last position that an fsync has covered.
@@ -251,6 +253,7 @@ impl SegmentedStore {
             cursors,
             notes: Notes::new(dir.join("notes"), recovered.notes),
             newest: Mutex::default(),
+            takes_stored: AtomicBool::new(false),
             queue: Arc::new(Queue::new(options.queue_bytes_max, end)),
             options,
             counters: Counters::default(),
@@ -313,6 +316,15 @@ impl SegmentedStore {
     /// The log cannot be read.
     pub fn newest_transaction(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
         self.log.newest_transaction()
+    }
+
+    /// As [`SegmentedStore::newest_transaction`]; of a log whose newest transaction was dropped that
+    /// one, as far as it is known.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn newest_transaction_ever(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        self.log.newest_transaction_ever()
     }
 
     /// Position and commit time of the log's first transaction after `after`. Blocks on the disk.

@@ -325,7 +325,7 @@ impl Receive {
         };
         let durable = self.store.durable().borrow().0.max(begins);
         let store = self.store.clone();
-        let newest = on_disk(move || store.newest_transaction()).await?;
+        let newest = on_disk(move || store.newest_transaction_ever()).await?;
         let newest =
             newest.map(|(position, commit_time)| Newest { position, commit_time: commit_time.0 });
         Ok(Some(Have { log_id, durable, newest }))

@@ -207,9 +207,17 @@ impl Notes {
 
     /// Durable when it returns; unchanged if it fails.
     pub fn set(&self, key: &str, value: &str) -> Result<(), StoreError> {
+        self.set_all([(key, value.to_owned())])
+    }
+
+    /// Sets several at once, or none of them if it fails.
+    pub fn set_all<'a>(
+        &self,
+        notes: impl IntoIterator<Item = (&'a str, String)>,
+    ) -> Result<(), StoreError> {
         let mut by_key = lock(&self.by_key);
         let mut changed = by_key.clone();
-        changed.insert(key.to_owned(), value.to_owned());
+        changed.extend(notes.into_iter().map(|(key, value)| (key.to_owned(), value)));
         if *by_key != changed {
             write_small(&self.path, "notes", &to_json(&changed))?;
             *by_key = changed;

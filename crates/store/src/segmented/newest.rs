@@ -4,8 +4,9 @@
 use super::Log;
 use super::reader::SegmentedReader;
 use super::segment::lock;
-use crate::{EntryKind, Item, LogReader, NOTE_NEWEST_DROPPED, StoreError};
+use crate::{EntryKind, Item, LogReader, NOTE_NEWEST_DROPPED, NOTE_NEWEST_GONE, StoreError};
 use farshore_model::{Lsn, PgTime};
+use std::sync::atomic::Ordering;
 
 /// So often a log is looked through while retention drops what is being read.
 const LOOKS_MAX: u32 = 5;
@@ -103,16 +104,66 @@ impl Log {
         Ok(None)
     }
 
-    /// Notes the newest transaction if the log, which begins at `start` now, does not have it any
-    /// more. Durable when it returns.
-    pub fn note_newest_dropped(&self, start: Lsn) -> Result<(), StoreError> {
+    /// Looks before something is dropped, and says up to where the newest transaction is known: nothing
+    /// behind that may be dropped. `None` if it cannot be told; that keeps nothing.
+    pub fn look_before_dropping(&self) -> Option<Lsn> {
+        if !self.takes_stored.load(Ordering::Acquire) {
+            // What comes is noted as it comes.
+            self.look_for_newest();
+            return Some(Lsn::MAX);
+        }
+        let end = lock(&self.segments.segments).back().map(|active| lock(&active.published).last);
+        match self.newest_transaction() {
+            Ok(_) => end,
+            Err(error) => {
+                tracing::warn!("the newest transaction is not known: {error}");
+                None
+            }
+        }
+    }
+
+    /// Notes the newest transaction if the log, which began at `before` and begins at `start` now,
+    /// does not have it any more. `is_known`: none was dropped that is newer than what is known here.
+    /// Durable when it returns.
+    pub fn note_newest_dropped(
+        &self,
+        (before, start): (Lsn, Lsn),
+        is_known: bool,
+    ) -> Result<(), StoreError> {
         let newest = *lock(&self.newest);
+        let gone = |(position, commit_time): (Lsn, PgTime)| {
+            (NOTE_NEWEST_GONE, format!("{position} {} {start}", commit_time.0))
+        };
         match newest {
             Newest::Known(Some((position, commit_time))) if position <= start => {
-                self.notes.set(NOTE_NEWEST_DROPPED, &format!("{position} {}", commit_time.0))
+                let dropped = (NOTE_NEWEST_DROPPED, format!("{position} {}", commit_time.0));
+                let gone = is_known.then(|| gone((position, commit_time)));
+                self.notes.set_all(std::iter::once(dropped).chain(gone))
             }
+            // Of what went now none was a transaction: what was noted before holds up to here.
+            Newest::Known(None) if is_known => match self.newest_gone(before) {
+                Some(newest) => self.notes.set_all([gone(newest)]),
+                None => Ok(()),
+            },
             Newest::Known(_) | Newest::NotLookedFor => Ok(()),
         }
+    }
+
+    /// The newest transaction of what stood before `start`, where the log begins, if it is known.
+    fn newest_gone(&self, start: Lsn) -> Option<(Lsn, PgTime)> {
+        let note = self.notes.get(NOTE_NEWEST_GONE)?;
+        let mut words = note.split(' ');
+        let position = words.next()?.parse().ok()?;
+        let commit_time = PgTime(words.next()?.parse().ok()?);
+        let known_to: Lsn = words.next()?.parse().ok()?;
+        // An earlier version drops more and says nothing.
+        (known_to >= start).then_some((position, commit_time))
+    }
+
+    /// The newest transaction that the log has or ever had, as far as that is known.
+    pub fn newest_transaction_ever(&self) -> Result<Option<(Lsn, PgTime)>, StoreError> {
+        let found = self.newest_transaction()?;
+        Ok(found.or_else(|| self.newest_gone(self.segments.start())))
     }
 }
 

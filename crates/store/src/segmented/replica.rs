@@ -13,6 +13,7 @@ use farshore_model::{DictionaryId, Lsn};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// What a replica has been told that the next entries may refer to.
 #[derive(Debug, Default)]
@@ -184,6 +185,8 @@ impl Log {
                 told.definitions.clone()
             }
         };
+        // Before it is there: retention looks into what it drops.
+        self.takes_stored.store(true, Ordering::Release);
         let bytes = block.payload.len() + block.items as usize * ENTRY_OVERHEAD;
         let Some(permit) = self.queue.room_for(bytes).await else { return Err(self.failed()) };
         let spills = block.spilled.clone();

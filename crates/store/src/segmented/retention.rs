@@ -99,17 +99,21 @@ impl Log {
                 self.queue.roll();
             }
         }
-        if lock(&self.segments.segments).len() > 1 {
-            self.look_for_newest();
+        let before = self.segments.start();
+        let (sealed, active) = self.all_facts();
+        let claim = claim.unwrap_or(Lsn::MAX);
+        if active.is_none_or(|active| drop_count(&sealed, active, claim, retention) == 0) {
+            return Ok(Vec::new());
         }
-        let (dropped, expired) = self.take_from_list(retention);
+        let known_to = self.look_before_dropping();
+        let (dropped, expired) = self.take_from_list(retention, known_to.unwrap_or(Lsn::MAX));
         if dropped.is_empty() {
             return Ok(Vec::new());
         }
         // Before any file goes: a cursor on disk must not need what is gone, and one that expired
         // must say so; and the newest transaction is noted if it goes.
         let saved = self
-            .note_newest_dropped(self.segments.start())
+            .note_newest_dropped((before, self.segments.start()), known_to.is_some())
             .and_then(|()| self.cursors.save(Lsn(self.synced_end.load(Ordering::Acquire))));
         if let Err(error) = saved {
             self.put_back(dropped);
@@ -156,13 +160,18 @@ impl Log {
     }
 
     /// Decides, expires cursors and takes segments from the list in one step that cursors cannot
-    /// move in, so that no cursor moves back to what is about to go.
-    fn take_from_list(&self, retention: &Retention) -> (Vec<Arc<Segment>>, Vec<Cursor>) {
+    /// move in, so that no cursor moves back to what is about to go. Nothing behind `known_to` goes.
+    fn take_from_list(
+        &self,
+        retention: &Retention,
+        known_to: Lsn,
+    ) -> (Vec<Arc<Segment>>, Vec<Cursor>) {
         let mut state = lock(&self.cursors.state);
         let (sealed, active) = self.all_facts();
         let Some(active) = active else { return (Vec::new(), Vec::new()) };
         let claim = needed_after(&state).unwrap_or(Lsn::MAX);
-        let count = drop_count(&sealed, active, claim, retention);
+        let known = sealed.iter().take_while(|facts| facts.last <= known_to).count();
+        let count = drop_count(&sealed, active, claim, retention).min(known);
         let (dropped, start) = {
             let mut segments = lock(&self.segments.segments);
             let dropped: Vec<_> = segments.drain(..count).collect();

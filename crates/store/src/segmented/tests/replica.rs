@@ -388,3 +388,67 @@ fn the_newest_of_a_replica_is_found_without_all_that_came_since() {
     assert_eq!(newest(), Some(63));
     assert_eq!(newest(), Some(63), "nothing came since");
 }
+
+#[test]
+fn the_newest_of_a_replica_is_known_once_all_of_it_was_dropped() {
+    let (log_dir, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let log = open_with(log_dir.path(), 1 << 20);
+    let grow = |replica: &SegmentedStore, position, kind| {
+        let mut batch = Batch::default();
+        // A segment, or nearly.
+        let payload =
+            if kind == EntryKind::Watermark { Vec::new() } else { noise(5_000, position) };
+        push(&mut batch, position, kind, &payload);
+        append(&*log, batch);
+        until_durable(&log);
+        let mut reader = log.read_stored(replica.durable().borrow().0).unwrap();
+        while let Some(block) = reader.next_stored().unwrap() {
+            run(replica.append_stored(block)).unwrap();
+            until_durable(replica);
+        }
+    };
+    let newest =
+        |replica: &SegmentedStore| replica.newest_transaction_ever().unwrap().map(|(at, _)| at.0);
+    let drop_all = |replica: &SegmentedStore| {
+        let end = replica.durable().borrow().0;
+        replica.move_cursor("s", Applied(end)).unwrap();
+        replica.enforce_retention(&Retention::default()).unwrap();
+        assert_eq!(replica.status().start, end, "something is left");
+    };
+    let replica = open_with(dir.path(), 4 << 10);
+    replica.register_cursor("s").unwrap();
+    assert_eq!(newest(&replica), None);
+    for position in 1..10 {
+        grow(&replica, position, EntryKind::Transaction);
+    }
+    // As a session does that begins: what comes after it is not seen by that.
+    assert_eq!(newest(&replica), Some(9));
+    for position in 10..20 {
+        grow(&replica, position, EntryKind::Transaction);
+    }
+    drop_all(&replica);
+    assert_eq!(newest(&replica), Some(19));
+    drop(replica);
+    let replica = open_with(dir.path(), 4 << 10);
+    assert_eq!(newest(&replica), Some(19), "it is noted");
+    // What has no transaction goes as well.
+    for position in 20..400 {
+        grow(&replica, position, EntryKind::Watermark);
+    }
+    let nothing = Retention { bytes_max: Some(1), ..Retention::default() };
+    replica.enforce_retention(&nothing).unwrap();
+    assert!(replica.status().start > Lsn(19), "nothing was dropped");
+    assert_eq!(newest(&replica), Some(19));
+    // What an earlier version drops it does not note.
+    let start = replica.status().start;
+    let note = |known_to: u64| {
+        let note = format!("{} 0 {}", Lsn(19), Lsn(known_to));
+        replica.log.notes.set(crate::NOTE_NEWEST_GONE, &note).unwrap();
+    };
+    note(start.0 - 1);
+    assert_eq!(newest(&replica), None);
+    note(start.0);
+    assert_eq!(newest(&replica), Some(19));
+    grow(&replica, 400, EntryKind::Transaction);
+    assert_eq!(newest(&replica), Some(400));
+}
