@@ -19,7 +19,10 @@ use farshore_model::Lsn;
 use farshore_pg::{Connection, Error, Mode};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// A note of whom a spool was told to that could not be written is tried again after this.
+const NOTE_AGAIN_AFTER: Duration = Duration::from_secs(5);
 
 /// How long is waited for the principal's answer on who waits.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -92,8 +95,15 @@ pub(super) struct Beginning {
 pub struct BegunAnew {
     note: PathBuf,
     hold: Mutex<Option<Hold>>,
-    /// That this cluster was told of a spool is noted, or was tried to be.
-    told: Mutex<Option<u64>>,
+    told: Mutex<Option<Told>>,
+}
+
+/// A cluster was told of a spool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Told {
+    system_id: u64,
+    /// That is not noted; when it is to be tried again.
+    note_again_at: Option<Instant>,
 }
 
 impl BegunAnew {
@@ -155,6 +165,10 @@ impl Near {
         if !self.promise.is_of_the_spool() {
             return Ok(false);
         }
+        // Known even where it could not be noted.
+        if self.told().is_some_and(|told| told.system_id == system_id) {
+            return Ok(true);
+        }
         match std::fs::read_to_string(self.begun_anew.told_note()) {
             Ok(note) => Ok(note == self.told_text(system_id)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
@@ -164,7 +178,7 @@ impl Near {
 
     /// When the slot was made: whoever dropped the one before it has begun anew.
     pub(super) fn forget_told(&self) {
-        let mut told = self.begun_anew.told.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut told = self.told();
         *told = None;
         match std::fs::remove_file(self.begun_anew.told_note()) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => tracing::warn!(
@@ -175,21 +189,39 @@ impl Near {
         }
     }
 
-    /// Before the principal is told that the spool has something. Blocks on the disk, once.
-    pub(super) fn note_told(&self) {
+    fn told(&self) -> MutexGuard<'_, Option<Told>> {
+        self.begun_anew.told.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Before the principal is told that the spool has something. Blocks on the disk, once; and again
+    /// after a while, for as long as the disk does not take it.
+    pub(super) fn note_told(&self, now: Instant) {
         let Some(system_id) = self.status().system_id else { return };
-        let mut told = self.begun_anew.told.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        if !self.promise.is_of_the_spool() || *told == Some(system_id) {
+        if !self.promise.is_of_the_spool() {
             return;
         }
-        // Commits that wait for the far end do not wait for a disk here.
-        *told = Some(system_id);
+        let mut told = self.told();
+        let before = told.filter(|told| told.system_id == system_id);
+        let is_due = before.is_none_or(|told| told.note_again_at.is_some_and(|at| at <= now));
+        if !is_due {
+            return;
+        }
         let noted = write_note(&self.begun_anew.told_note(), &self.told_text(system_id));
-        if let Err(error) = noted {
-            tracing::warn!(
+        // Commits that wait for the far end do not wait for a disk here.
+        let note_again_at = noted.is_err().then_some(now + NOTE_AGAIN_AFTER);
+        *told = Some(Told { system_id, note_again_at });
+        match (noted, before) {
+            (Err(error), None) => tracing::warn!(
                 mirror = %self.name,
-                "should the far end's spool be lost, it will not be seen that it is: {error}"
-            );
+                "should this node be started again and the far end's spool be lost, it will not be \
+                 seen that it is: {error}. It is tried again every {} s",
+                NOTE_AGAIN_AFTER.as_secs()
+            ),
+            (Err(error), Some(_)) => tracing::debug!(mirror = %self.name, "still: {error}"),
+            (Ok(()), Some(_)) => {
+                tracing::info!(mirror = %self.name, "it is noted now that a spool was told of");
+            }
+            (Ok(()), None) => {}
         }
     }
 
@@ -393,6 +425,44 @@ fn write_note(path: &Path, text: &str) -> Result<(), MirrorError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::receive::Promise;
+    use crate::relay::compression::Compression;
+    use farshore_pg::Config;
+
+    /// The near end of a mirror, whose notes are in this folder, after a look at its principal.
+    fn near(folder: &Path) -> Near {
+        let near = Near {
+            name: "m".to_owned(),
+            principal: Config::parse("postgres://a@127.0.0.1:1/b").unwrap(),
+            slot: "s".to_owned(),
+            application_name: "m".to_owned(),
+            promise: Promise::Far,
+            compression: Compression::Auto,
+            begun_anew: BegunAnew::noted_in(folder.join("mirrors/m.begun")),
+            status: Mutex::default(),
+        };
+        near.status().system_id = Some(7);
+        near
+    }
+
+    #[test]
+    fn that_a_spool_was_told_of_is_noted_once_the_disk_takes_it() {
+        let folder = tempfile::tempdir().unwrap();
+        // No folder can be made there.
+        let in_the_way = folder.path().join("mirrors");
+        std::fs::write(&in_the_way, "").unwrap();
+        let (told, now) = (near(folder.path()), Instant::now());
+        told.note_told(now);
+        assert!(told.was_told().unwrap(), "it was, whatever the disk says");
+        std::fs::remove_file(&in_the_way).unwrap();
+        // Not at every word that the principal is told.
+        told.note_told(now + NOTE_AGAIN_AFTER / 2);
+        assert!(!near(folder.path()).was_told().unwrap());
+        told.note_told(now + NOTE_AGAIN_AFTER);
+        assert!(near(folder.path()).was_told().unwrap(), "a node that is started again knows");
+        told.forget_told();
+        assert!(!told.was_told().unwrap() && !near(folder.path()).was_told().unwrap());
+    }
 
     #[test]
     fn a_note_is_read_as_it_was_written() {

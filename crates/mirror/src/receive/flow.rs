@@ -263,7 +263,7 @@ impl Flow<'_> {
             return Ok(());
         }
         if reply.flushed > Lsn::ZERO {
-            self.near.note_told();
+            self.near.note_told(Instant::now());
         }
         fault::point("mirror.before-acknowledge");
         stream.send_status(reply.written, reply.flushed, reply.applied, false).await?;
