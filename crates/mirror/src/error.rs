@@ -55,6 +55,18 @@ pub enum MirrorError {
         /// Where it comes from.
         from: String,
     },
+    /// Another spool has gone on with the mirror, and this one was copied from it, or it from this one.
+    #[error(
+        "another spool has gone on with mirror \"{mirror}\" since this one did: this one is a copy, or \
+         was copied, or was set back to an earlier state (a machine that was cloned or restored, say). \
+         What was acknowledged is in the other one. Take the wrong one out of service. If this one is \
+         to go on: farshore mirror resume SITE.toml {mirror}, at the near end, takes whichever asks \
+         next; until it has caught up, commits that have returned may not be in it"
+    )]
+    CopiedSpool {
+        /// The mirror.
+        mirror: String,
+    },
     /// It was dropped, and waits for an operator.
     #[error("{0}")]
     Dropped(String),
@@ -166,6 +178,7 @@ impl MirrorError {
             | MirrorError::Unfinished { .. } => true,
             MirrorError::WrongPrincipal { .. }
             | MirrorError::LeftBefore { .. }
+            | MirrorError::CopiedSpool { .. }
             | MirrorError::Protocol { .. } => false,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::error::MirrorError;
 use crate::relay::compression::Unpacker;
-use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest};
+use crate::relay::message::{Answer, FarPositions, FromFar, FromNear, Have, MirrorRequest, Turn};
 use crate::serve::Standbys;
 use crate::spool::tail;
 use crate::spool::{HERE_BYTES, Identity, SlotName, Spool, SpoolError};
@@ -165,6 +165,7 @@ impl Far {
                 timeline: positions.timeline.0,
                 durable: positions.durable,
                 tail,
+                turn: spool.turn(),
             });
         }
         let restores = !self.takes_no_reduced.load(Relaxed);
@@ -179,7 +180,14 @@ impl Far {
     pub async fn keep(&self, session: Session, request: &MirrorRequest) -> Result<(), MirrorError> {
         let site = session.peer_site().to_owned();
         let (sender, mut receiver) = session.split();
-        let (spool, awaited) = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        let begun = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
+        let (spool, awaited, turn) = begun;
+        let mut sender = sender;
+        if let Some(turn) = turn
+            && self.note_turn(&spool, turn).await
+        {
+            sender.send(FromFar::TurnNoted.encode()).await?;
+        }
         self.standbys.set_waited_for(awaited == Awaited::Replayed);
         self.status().connected = true;
         let _connected = Connected(self);
@@ -196,12 +204,12 @@ impl Far {
         site: &str,
         receiver: &mut Receiver,
         have: Option<&Have>,
-    ) -> Result<(Arc<Spool>, Awaited), MirrorError> {
+    ) -> Result<(Arc<Spool>, Awaited, Option<Turn>), MirrorError> {
         let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
         let first = receiver.next().await?.ok_or_else(|| protocol("no answer".to_owned()))?;
         let answer: Answer = serde_json::from_slice(&first)
             .map_err(|error| protocol(format!("an answer that cannot be read ({error})")))?;
-        let (system_id, timeline, start, identity, awaited) = match answer {
+        let (system_id, timeline, start, identity, awaited, turn) = match answer {
             Answer::Follows {
                 system_id,
                 timeline,
@@ -210,6 +218,7 @@ impl Far {
                 server_version,
                 applied_counts,
                 nothing_counts,
+                turn,
             } => {
                 let identity = Identity {
                     system_id: system_id
@@ -224,7 +233,7 @@ impl Far {
                     (true, false) => Awaited::Replayed,
                     (false, false) => Awaited::Durable,
                 };
-                (system_id, timeline, start, identity, awaited)
+                (system_id, timeline, start, identity, awaited, turn)
             }
             Answer::Refused { why, passes, left } => {
                 if let Some(left) = left {
@@ -241,7 +250,7 @@ impl Far {
                 if spool.identity().segment != identity.segment {
                     return Err(protocol(format!("segments of {} bytes", identity.segment.get())));
                 }
-                Ok((spool, awaited))
+                Ok((spool, awaited, turn))
             }
             (None, None) => {
                 let folder = self.folder.clone();
@@ -249,11 +258,24 @@ impl Far {
                 let spool = Arc::new(blocking(create).await.map_err(MirrorError::of_file)?);
                 tracing::info!(mirror = %self.name, %start, timeline, "the spool begins");
                 self.spool.send_replace(Some(spool.clone()));
-                Ok((spool, awaited))
+                Ok((spool, awaited, turn))
             }
             _ => Err(protocol(format!(
                 "log of {system_id} from {start} on timeline {timeline}, which was not asked for"
             ))),
+        }
+    }
+
+    /// Before anything is acknowledged. Log comes in all the same where that cannot be noted: the near
+    /// end goes by what it has heard of.
+    async fn note_turn(&self, spool: &Arc<Spool>, turn: Turn) -> bool {
+        let of = spool.clone();
+        match blocking(move || of.note_turn(turn)).await {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::warn!(mirror = %self.name, "a copy of the spool would not be told from it: {error}");
+                false
+            }
         }
     }
 
@@ -547,6 +569,7 @@ mod tests {
             server_version: 180_000,
             applied_counts: false,
             nothing_counts: false,
+            turn: None,
         };
         let log = Bytes::from(vec![7; 8_192]);
         let zstd = Compression::Fixed(Method::Zstd(1));
@@ -611,6 +634,7 @@ mod tests {
                 server_version: 150_018,
                 applied_counts: false,
                 nothing_counts: false,
+                turn: None,
             };
             let (near, session) = Session::within("near", 8);
             let (mut sender, _receiver) = near.split();
@@ -778,7 +802,7 @@ mod tests {
         let mut applied_when_told = async || loop {
             match FromFar::decode(heard.next().await.unwrap().unwrap()).unwrap() {
                 FromFar::Positions(far) => return far.applied,
-                FromFar::Feedback(_) => {}
+                FromFar::Feedback(_) | FromFar::TurnNoted => {}
             }
         };
         let listening = async {

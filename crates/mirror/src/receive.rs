@@ -9,16 +9,18 @@
 mod begun_anew;
 mod flow;
 mod promise;
+mod turns;
 
 pub use begun_anew::BegunAnew;
 pub use promise::Promise;
+pub use turns::Turns;
 
 use crate::descent;
 use crate::error::MirrorError;
 use crate::history::History;
 use crate::relay::compression::{Compression, Method, Packer};
 use crate::relay::message::{
-    Answer, FarPositions, Feedback, FromNear, Have, Left, MirrorRequest, Tail,
+    Answer, FarPositions, Feedback, FromNear, Have, Left, MirrorRequest, Tail, Turn,
 };
 use crate::wal::{SegmentBytes, Timeline};
 use begun_anew::Beginning;
@@ -31,7 +33,7 @@ use farshore_pg::{Config, Connection, Mode};
 use flow::{Flow, hear, send};
 use promise::Reply;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, watch};
 
@@ -120,6 +122,8 @@ pub struct Near {
     pub compression: Compression,
     /// Commits that wait beside a spool that was begun anew.
     pub begun_anew: BegunAnew,
+    /// By which a copy of the far end's spool is told from it.
+    pub turns: Arc<Turns>,
     /// How it goes.
     pub status: Mutex<NearStatus>,
 }
@@ -268,6 +272,7 @@ impl Near {
                 system.system_id, have.system_id
             )));
         }
+        self.turns.check(&self.name, have)?;
         let shown = connection.simple_query("SHOW wal_segment_size").await?;
         let shown = shown.first().and_then(|set| set.rows.first()?.get(0).map(str::to_owned));
         let shown = shown.unwrap_or_default();
@@ -301,7 +306,17 @@ impl Near {
         };
         self.look_for_waiting(start, begins, &mut connection).await?;
         let server_version = connection.server_version();
-        Ok(Begun { connection, system, segment, server_version, timeline, start, is_slot_new })
+        let turn = self.turns.offer(have);
+        Ok(Begun {
+            connection,
+            system,
+            segment,
+            server_version,
+            timeline,
+            start,
+            turn,
+            is_slot_new,
+        })
     }
 
     /// Where a far end that has nothing begins: with the oldest log that the slot keeps, so that a
@@ -384,7 +399,14 @@ impl Near {
         let (far, positions) = watch::channel(self.status().far);
         let (needs, feedback) = watch::channel(Feedback::default());
         let sent = AtomicU64::new(begun.start.0);
-        let mut hearing = std::pin::pin!(hear(site, receiver, &sent, far, needs));
+        let offered = begun.turn;
+        let turn_noted = || {
+            if let Some(turn) = offered {
+                self.turns.confirm(turn);
+            }
+        };
+        let hearing = hear(site, receiver, &sent, (far, needs), turn_noted);
+        let mut hearing = std::pin::pin!(hearing);
         let mut is_heard_out = false;
         let ended = tokio::select! {
             ended = self.stream(begun, request, queue, positions, feedback) => ended,
@@ -608,6 +630,8 @@ struct Begun {
     server_version: u32,
     timeline: Timeline,
     start: Lsn,
+    /// What the far end is to note.
+    turn: Option<Turn>,
     /// The slot was made in this session.
     is_slot_new: bool,
 }
@@ -622,6 +646,7 @@ impl Begun {
             server_version: self.server_version,
             applied_counts: promise == Promise::FarApplied,
             nothing_counts: promise == Promise::Async,
+            turn: self.turn,
         }
     }
 }

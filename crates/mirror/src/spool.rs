@@ -5,6 +5,7 @@
 //!          spool.state                whose log it is and where it begins (checksummed, replaced whole)
 //!          slots                      how far each standby's slot has come (likewise)
 //!          noted                      how far whole records were durable, now and then
+//!          turn                       the last turn with the near end
 //!          closed                     a standby was promoted: nothing more is taken in
 //!          promoted                   it has become a server of its own
 //!          00000001000000000000002A   a segment; all but the newest are whole and durable
@@ -33,6 +34,7 @@ mod recovery;
 mod slots;
 mod state;
 pub(crate) mod tail;
+mod turn;
 mod writer;
 
 pub use closed::Closed;
@@ -42,6 +44,7 @@ pub use recovery::ToReplay;
 pub use slots::{SlotName, SlotView};
 
 use crate::history::History;
+use crate::relay::message::Turn;
 use crate::wal::{Segment, SegmentBytes, Timeline};
 use bytes::Bytes;
 use damage::{Damages, Looked};
@@ -163,6 +166,8 @@ pub struct Spool {
     forgetting: Mutex<()>,
     closed: Mutex<Option<Closing>>,
     has_taken_over: AtomicBool,
+    /// The last turn with the near end.
+    turn: Mutex<Option<Turn>>,
     /// Where it began.
     begin: Lsn,
     /// The end of a whole record that was durable.
@@ -276,6 +281,7 @@ impl Spool {
             forgetting: Mutex::new(()),
             closed: Mutex::new(closed),
             has_taken_over: AtomicBool::new(closed::is_promoted(folder)),
+            turn: Mutex::new(turn::read(folder)),
             begin,
             noted: Mutex::new(noted),
             looked: Mutex::new(Looked::since(noted, begin, recovered.positions)),
@@ -296,6 +302,31 @@ impl Spool {
     /// The folder.
     pub fn folder(&self) -> &Path {
         &self.shared.folder
+    }
+
+    /// Which spool it is for its near end, and which session was its last; `None` as long as no near
+    /// end has said so.
+    pub fn turn(&self) -> Option<Turn> {
+        *self.lock_turn()
+    }
+
+    fn lock_turn(&self) -> MutexGuard<'_, Option<Turn>> {
+        self.turn.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Notes a turn, unless a later one is noted: a session that was dropped may still be at it. Blocks
+    /// on the disk.
+    ///
+    /// # Errors
+    /// [`SpoolError::Io`]; nothing has changed then.
+    pub fn note_turn(&self, turn: Turn) -> Result<(), SpoolError> {
+        let mut noted = self.lock_turn();
+        if noted.is_some_and(|noted| noted.spool == turn.spool && noted.number >= turn.number) {
+            return Ok(());
+        }
+        turn::write(self.folder(), turn)?;
+        *noted = Some(turn);
+        Ok(())
     }
 
     /// Where it was closed; `None` if it still takes log in.

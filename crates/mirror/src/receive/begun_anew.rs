@@ -414,7 +414,8 @@ fn note(path: &Path, hold: &Hold) -> Result<(), MirrorError> {
     write_note(path, &hold.encode())
 }
 
-fn write_note(path: &Path, text: &str) -> Result<(), MirrorError> {
+/// Durable when this returns. Makes the folder that it is in, if that is not there.
+pub(super) fn write_note(path: &Path, text: &str) -> Result<(), MirrorError> {
     if let Some(above) = path.parent() {
         let action = "make the folder of mirrors";
         std::fs::create_dir_all(above).map_err(|error| MirrorError::Io { action, error })?;
@@ -425,9 +426,10 @@ fn write_note(path: &Path, text: &str) -> Result<(), MirrorError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::receive::Promise;
+    use crate::receive::{Promise, Turns};
     use crate::relay::compression::Compression;
     use farshore_pg::Config;
+    use std::sync::Arc;
 
     /// The near end of a mirror, whose notes are in this folder, after a look at its principal.
     fn near(folder: &Path) -> Near {
@@ -439,6 +441,7 @@ mod tests {
             promise: Promise::Far,
             compression: Compression::Auto,
             begun_anew: BegunAnew::noted_in(folder.join("mirrors/m.begun")),
+            turns: Arc::new(Turns::noted_in(folder.join("mirrors/m.turn"))),
             status: Mutex::default(),
         };
         near.status().system_id = Some(7);

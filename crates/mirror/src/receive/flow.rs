@@ -58,8 +58,8 @@ pub(super) async fn hear(
     site: &str,
     mut receiver: Receiver,
     sent: &AtomicU64,
-    far: watch::Sender<FarPositions>,
-    needs: watch::Sender<Feedback>,
+    (far, needs): (watch::Sender<FarPositions>, watch::Sender<Feedback>),
+    turn_noted: impl Fn(),
 ) -> Result<(), MirrorError> {
     let protocol = |what: String| MirrorError::Protocol { site: site.to_owned(), what };
     while let Some(message) = receiver.next().await? {
@@ -77,6 +77,7 @@ pub(super) async fn hear(
             FromFar::Feedback(feedback) => {
                 needs.send_replace(feedback);
             }
+            FromFar::TurnNoted => turn_noted(),
         }
     }
     Err(protocol("no more, without a reason".to_owned()))

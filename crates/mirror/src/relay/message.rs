@@ -40,6 +40,19 @@ pub struct Have {
     /// What it ends with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tail: Option<Tail>,
+    /// What it was given in its last session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<Turn>,
+}
+
+/// Which spool it is, and the number of its last session with the near end: a copy of a spool is told
+/// from it by that once one of the two has had another session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// A random number that the near end gave it when it began.
+    pub spool: u64,
+    /// Higher in each session.
+    pub number: u64,
 }
 
 /// A piece of log, by which it is told from other log at the same positions.
@@ -79,6 +92,10 @@ pub enum Answer {
         /// No commit waits for anything of the far end: that it is told now and then is enough.
         #[serde(default)]
         nothing_counts: bool,
+        /// What the far end is to note, and to say that it has ([`FromFar::TurnNoted`]); absent where
+        /// the near end does not ask for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        turn: Option<Turn>,
     },
     /// It cannot be had.
     Refused {
@@ -239,6 +256,8 @@ pub enum FromFar {
     Positions(FarPositions),
     /// What its standbys need.
     Feedback(Feedback),
+    /// The turn that the answer gave it is noted there, durably.
+    TurnNoted,
 }
 
 /// Bytes that are no message.
@@ -270,6 +289,7 @@ const TAG_FAILED: u8 = b'E';
 const WHY_BYTES_MAX: usize = 64 << 10;
 const TAG_POSITIONS: u8 = b'P';
 const TAG_FEEDBACK: u8 = b'F';
+const TAG_TURN_NOTED: u8 = b'N';
 const LOG_HEAD: usize = 25;
 
 impl FromNear {
@@ -388,6 +408,7 @@ impl FromFar {
                 out.put_u32_le(feedback.catalog_xmin);
                 out.put_u32_le(feedback.catalog_xmin_epoch);
             }
+            FromFar::TurnNoted => out.put_u8(TAG_TURN_NOTED),
         }
         out.freeze()
     }
@@ -415,6 +436,7 @@ impl FromFar {
                     catalog_xmin_epoch: bytes.get_u32_le(),
                 }))
             }
+            (Some(&TAG_TURN_NOTED), 1) => Ok(FromFar::TurnNoted),
             _ => Err(NoMessage("a message of an unknown kind")),
         }
     }
@@ -458,7 +480,8 @@ mod tests {
         }
         let positions = FarPositions { written: Lsn(3), durable: Lsn(2), applied: Lsn(1) };
         let feedback = Feedback { xmin: 1, xmin_epoch: 2, catalog_xmin: 3, catalog_xmin_epoch: 4 };
-        for message in [FromFar::Positions(positions), FromFar::Feedback(feedback)] {
+        let all = [FromFar::Positions(positions), FromFar::Feedback(feedback), FromFar::TurnNoted];
+        for message in all {
             let bytes = message.encode();
             assert_eq!(FromFar::decode(bytes.clone()), Ok(message));
             for len in 0..bytes.len() {
@@ -499,7 +522,9 @@ mod tests {
     #[test]
     fn requests_and_answers_are_read_as_they_were_written() {
         let tail = Some(Tail { start: Lsn(1), end: Lsn(9), crc32c: u32::MAX });
-        let have = Have { system_id: "7".into(), timeline: 2, durable: Lsn(0x16_B374_D848), tail };
+        let turn = Some(Turn { spool: u64::MAX, number: 3 });
+        let (system_id, durable) = ("7".to_owned(), Lsn(0x16_B374_D848));
+        let have = Have { system_id, timeline: 2, durable, tail, turn };
         for request in [
             MirrorRequest {
                 mirror: "dr".into(),

@@ -6,7 +6,7 @@ use farshore_link::certificates::Authority;
 use farshore_link::{Dialer, Identity, IdentityFiles, LinkOptions, Listener, Session};
 use farshore_mirror::MirrorError;
 use farshore_mirror::keep::Far;
-use farshore_mirror::receive::{BegunAnew, Near, Promise};
+use farshore_mirror::receive::{BegunAnew, Near, Promise, Turns};
 use farshore_mirror::relay::compression::{Compression, Method};
 use farshore_mirror::seed::BackupRequest;
 use farshore_mirror::serve::{Access, NearEnd, Server};
@@ -73,6 +73,7 @@ impl Mirror {
             promise,
             compression: Compression::Fixed(Method::Zstd(1)),
             begun_anew: BegunAnew::noted_in(folder.path().join("near.begun")),
+            turns: Arc::new(Turns::noted_in(folder.path().join("near.turn"))),
             status: Mutex::default(),
         });
         let options = LinkOptions { connections: 2, ..LinkOptions::default() };
@@ -144,6 +145,13 @@ impl Mirror {
                 }
             }
         }));
+    }
+
+    /// A session of another far end, until it ends. The mirror's own must not be connected.
+    pub async fn keep(&self, far: &Far) -> Result<(), MirrorError> {
+        let request = far.request().await?;
+        let text = serde_json::to_vec(&request).expect("request");
+        far.keep(self.dialer.open(&text).await?, &request).await
     }
 
     /// Why the far end cannot go on, if the near end said that it will not pass.

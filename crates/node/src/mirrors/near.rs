@@ -15,7 +15,7 @@ use crate::sites::protocol::{AskEnd, Wanted};
 use bounds::{Bounds, Leeway, Seen};
 use farshore_link::Session;
 use farshore_mirror::MirrorError;
-use farshore_mirror::receive::{self, BegunAnew, Near, Promise, REPLAY_WAITS_MAX};
+use farshore_mirror::receive::{self, BegunAnew, Near, Promise, REPLAY_WAITS_MAX, Turns};
 use farshore_mirror::relay::compression::Compression;
 use farshore_mirror::relay::end::EndAnswer;
 use farshore_mirror::relay::message::MirrorRequest;
@@ -120,6 +120,7 @@ impl NearAgent {
             promise: mirror.promise,
             compression: mirror.compression,
             begun_anew: BegunAnew::noted_in(Note::begun_anew(data_dir, &mirror.name)),
+            turns: Arc::new(Turns::noted_in(Note::turn(data_dir, &mirror.name))),
             status: Mutex::default(),
         };
         near.recall_begun_anew();
@@ -155,6 +156,15 @@ impl NearAgent {
     /// It was dropped, and waits to be resumed.
     pub fn is_dropped(&self) -> bool {
         self.why_dropped().is_some()
+    }
+
+    /// Why a far end gets nothing, whatever else goes on: its spool is a copy of the one that has gone
+    /// on with the mirror. That one's session is not in its way.
+    pub fn refuses(&self, wanted: &Wanted) -> Option<MirrorError> {
+        let Wanted::Mirror(request) = wanted else { return None };
+        let refused = self.near.turns.check(&self.near.name, request.have.as_ref()).err()?;
+        *lock(&self.failure) = Some(refused.to_string());
+        Some(refused)
     }
 
     /// Gives its far end what a session was opened for.

@@ -31,6 +31,11 @@ impl Note {
         data_dir.join("mirrors").join(format!("{mirror}.begun"))
     }
 
+    /// Which far end's spool goes on with it. What stands there is the near end's own.
+    pub fn turn(data_dir: &Path, mirror: &str) -> PathBuf {
+        data_dir.join("mirrors").join(format!("{mirror}.turn"))
+    }
+
     /// Its slot, and on the next line the server that has it.
     pub fn slot(data_dir: &Path, mirror: &str) -> Note {
         Note(data_dir.join("mirrors").join(format!("{mirror}{SLOT}")))

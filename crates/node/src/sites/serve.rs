@@ -358,6 +358,13 @@ impl Serving {
             Wanted::MirrorEnd(_) => "end",
             _ => "mirror",
         };
+        if let Some(refused) = mirror.refuses(&wanted) {
+            tracing::warn!(%site, mirror = %name, "refused: {refused}");
+            if let Err(error) = farshore_mirror::receive::refuse(session, &refused).await {
+                tracing::debug!(%site, mirror = %name, "{error}");
+            }
+            return;
+        }
         let mut newer = self.begin_session(&(site.clone(), format!("{kind}:{name}")));
         let ended = tokio::select! {
             _ = stop.wait_for(|stop| *stop) => return,

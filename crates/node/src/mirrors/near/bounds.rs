@@ -282,6 +282,13 @@ impl NearAgent {
         // One word for one thing: whoever lets a mirror go on that was dropped need not know that
         // commits are held beside it.
         if lock(&self.seen).dropped.is_none() {
+            if self.take_any_spool().await? {
+                return Ok(format!(
+                    "mirror \"{name}\" takes whichever far end asks next; the one that was refused \
+                     does so within a minute, and at once by farshore mirror resume SITE.toml {name} \
+                     there. Whichever other one has the same spool is refused from then on"
+                ));
+            }
             return Ok(match self.near.let_commits_return() {
                 Some(start) => format!(
                     "mirror \"{name}\" acknowledges log from now on: commits from before {start} \
@@ -302,6 +309,15 @@ impl NearAgent {
             text.push_str(&format!(". That changes nothing for commits that are held: {held}"));
         }
         Ok(text)
+    }
+}
+
+impl NearAgent {
+    /// Whether a far end was refused as a copy; then whichever asks next is taken.
+    async fn take_any_spool(&self) -> Result<bool, String> {
+        let turns = self.near.turns.clone();
+        let taken = tokio::task::spawn_blocking(move || turns.take_any()).await;
+        taken.map_err(|_| "removing the note died".to_owned())?
     }
 }
 
