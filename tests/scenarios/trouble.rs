@@ -14,6 +14,8 @@ mod links;
 mod publication;
 #[path = "trouble/publisher.rs"]
 mod publisher;
+#[path = "trouble/readers.rs"]
+mod readers;
 #[path = "trouble/restored.rs"]
 mod restored;
 #[path = "trouble/target.rs"]

@@ -157,6 +157,19 @@ pub enum ApplyError {
     /// does not need that goes on.
     #[error("{0}")]
     InUse(String),
+    /// A TRUNCATE waited a moment for who uses these tables of the target, and gave way to them. Who
+    /// that is is still to be asked.
+    #[error(
+        "subscription \"{subscription}\": others use {} on the target, which is to be emptied. It is \
+         tried again",
+        .tables.iter().map(TableName::to_string).collect::<Vec<_>>().join(", ")
+    )]
+    TablesInUse {
+        /// Subscription.
+        subscription: String,
+        /// By their names on the target.
+        tables: Vec<TableName>,
+    },
     /// What was streamed before a table could join is still to be applied; it is copied after that.
     #[error("{0}")]
     StreamFirst(String),
@@ -316,6 +329,7 @@ impl ApplyError {
             | ApplyError::GaveWay(_)
             | ApplyError::LogBehind { .. }
             | ApplyError::InUse(_)
+            | ApplyError::TablesInUse { .. }
             | ApplyError::StreamFirst(_)
             | ApplyError::BatchRefused { .. }
             | ApplyError::LanesMet { .. }

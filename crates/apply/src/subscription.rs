@@ -337,6 +337,13 @@ impl Subscription {
                         () = tokio::time::sleep(NO_ROOM_PAUSE) => {}
                     }
                 }
+                Err(Failure { error: ApplyError::TablesInUse { tables, .. }, .. }) => {
+                    let name = application_name(&format!("{} looks for locks", self.spec.name));
+                    let mut session = Session::connect(&self.spec.target, &name).await?;
+                    let error = session.in_use(&self.spec.name, "TRUNCATE", &tables).await;
+                    session.connection.close().await;
+                    return Err(error);
+                }
                 Err(Failure { error, careful: None }) => return Err(error),
                 Err(Failure { error, careful: span }) => {
                     tracing::debug!("to be applied again, carefully: {error}");

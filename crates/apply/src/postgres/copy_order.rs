@@ -8,6 +8,7 @@
 
 use crate::ApplyError;
 use crate::postgres::foreign_keys::{CopyUnit, ForeignKeys};
+use crate::postgres::in_use::BOUNDED;
 use crate::postgres::progress::TABLE_COPYING;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::{rows_of_its_own, target_tables};
@@ -97,12 +98,15 @@ impl CopyOrder {
                 rows_of_its_own(name, there.is_some_and(|there| there.partitioned))
             })
             .collect();
-        let truncate = format!("BEGIN; TRUNCATE {}; {forget} COMMIT", rows.join(", "));
+        let empty = format!("TRUNCATE {}", rows.join(", "));
+        let truncate = format!("BEGIN; {BOUNDED}; {empty}; {forget} COMMIT");
         match session.connection.simple_query(&truncate).await {
             Ok(_) => return Ok(()),
             // Something else refers to them (0A000), or we lack the right to truncate (42501).
             Err(error) if matches!(error.sqlstate(), Some("0A000" | "42501")) => {}
-            Err(error) => return Err(session.error(error)),
+            Err(error) => {
+                return Err(session.in_use_or(error, subscription, &empty, &names).await);
+            }
         }
         session.simple("ROLLBACK").await?;
         // Children first.

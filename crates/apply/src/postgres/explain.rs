@@ -3,9 +3,11 @@
 use crate::ApplyError;
 use crate::conflict::{self, FoundBy};
 use crate::error::{Cause, FailedChange, RefusedCommit, passes_by_itself};
+use crate::postgres::in_use::is_of_a_lock;
 use crate::postgres::pipeline::{BatchFailure, ChangeRef, Pipeline, PipelineError};
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::altered;
+use farshore_capture::publication::TableName;
 use farshore_model::{DictionaryId, Lsn};
 use farshore_wire::pgoutput::OldTuple;
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
@@ -71,9 +73,26 @@ pub fn explain(
             return ApplyError::Setup(format!("subscription \"{subscription}\": {error}"));
         }
         PipelineError::Rows(change, rows) => (change, Cause::Rows(rows)),
+        PipelineError::Refused(change, error) if is_of_a_lock(&error) => {
+            match emptied_by(&change, relations) {
+                Some(tables) => return ApplyError::TablesInUse { subscription, tables },
+                None => (change, Cause::Refused(error)),
+            }
+        }
         PipelineError::Refused(change, error) => (change, Cause::Refused(error)),
     };
     ApplyError::Change(Box::new(failed_change(subscription, change, cause, relations)))
+}
+
+/// The tables that a TRUNCATE is of, by their names on the target.
+fn emptied_by(
+    change: &ChangeRef,
+    relations: &HashMap<DictionaryId, TargetRelation>,
+) -> Option<Vec<TableName>> {
+    let Ok(Stored::Truncate { relations: emptied, .. }) = decode_stored(&change.command) else {
+        return None;
+    };
+    Some(emptied.filter_map(|id| relations.get(&id)).map(|target| target.table.clone()).collect())
 }
 
 fn failed_change(

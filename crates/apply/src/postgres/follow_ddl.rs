@@ -391,7 +391,7 @@ impl Follow<'_> {
                     self.table
                 )));
             }
-            put_off::alter(session, &root, &drop).await.map_err(|error| {
+            put_off::alter(session, self.subscription, &root, &drop).await.map_err(|error| {
                 self.refused(error, |refused| {
                     format!(
                         "column {column} was dropped, and the target refused to drop it \
@@ -455,7 +455,7 @@ impl Follow<'_> {
                 OldValue::Filled { .. } | OldValue::Null => {}
             }
             let alter = format!("ALTER TABLE {root} {add}");
-            put_off::alter(session, &root, &alter).await.map_err(|error| {
+            put_off::alter(session, self.subscription, &root, &alter).await.map_err(|error| {
                 self.refused(error, |refused| {
                     format!(
                         "column {} is new, and the target refused to add it ({refused}). As the \

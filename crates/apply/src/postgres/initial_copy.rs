@@ -14,6 +14,7 @@ use crate::postgres::follow_ddl::{
     Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
 };
 use crate::postgres::foreign_keys::CopyUnit;
+use crate::postgres::in_use::BOUNDED;
 use crate::postgres::progress::{TABLE_COPIED, TableProgress};
 use crate::postgres::resume::{Resume, Since, Touched, rows_lost, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
@@ -441,8 +442,8 @@ impl InitialCopy<'_> {
             earlier != Earlier::Nothing && self.may_empty(session, &table.table, earlier).await?;
         if is_ours && let Some(there) = target_table(session, &target).await? {
             // Its rows are ours: the copy's first act was to find the table empty.
-            self.empty_table(session, &table.table, &rows_of_its_own(&target, there.partitioned))
-                .await?;
+            let rows = rows_of_its_own(&target, there.partitioned);
+            self.empty_table(session, &table.table, (&target, &rows)).await?;
             self.follow(session, &table).await?;
         }
         let (there, plan) = self.check_target(session, &table).await?;
@@ -660,7 +661,7 @@ impl InitialCopy<'_> {
         &self,
         session: &mut Session,
         name: &TableName,
-        rows: &str,
+        (target, rows): (&TableName, &str),
     ) -> Result<(), ApplyError> {
         let forget = format!(
             "DELETE FROM farshore.range_copy WHERE subscription = {} AND schema_name = {} AND \
@@ -669,7 +670,8 @@ impl InitialCopy<'_> {
             farshore_pg::quote_literal(&name.schema),
             farshore_pg::quote_literal(&name.name)
         );
-        let truncate = format!("BEGIN; TRUNCATE {rows}; {forget}; COMMIT");
+        let empty = format!("TRUNCATE {rows}");
+        let truncate = format!("BEGIN; {BOUNDED}; {empty}; {forget}; COMMIT");
         match session.connection.simple_query(&truncate).await {
             Ok(_) => Ok(()),
             // Referenced by foreign keys (0A000), or no TRUNCATE privilege (42501).
@@ -678,7 +680,10 @@ impl InitialCopy<'_> {
                 let delete = format!("BEGIN; DELETE FROM {rows}; {forget}; COMMIT");
                 session.simple(&delete).await
             }
-            Err(error) => Err(session.error(error)),
+            Err(error) => {
+                let tables = std::slice::from_ref(target);
+                Err(session.in_use_or(error, self.subscription, &empty, tables).await)
+            }
         }
     }
 

@@ -2,6 +2,7 @@
 //! keys, and of constraints that are deferred from the start (PostgreSQL docs: "SET CONSTRAINTS").
 
 use crate::ApplyError;
+use crate::postgres::in_use::{BOUNDED, UNBOUNDED};
 use crate::postgres::session::Session;
 use farshore_capture::publication::TableName;
 use farshore_pg::{Row, ServerError};
@@ -20,28 +21,34 @@ const OF_TABLE: &str = "WITH RECURSIVE below (oid) AS (\
 
 const SAVEPOINT: &str = "farshore_alter";
 
-/// Alters a table, and where PostgreSQL will not because it has still to check rows of it ("pending
-/// trigger events"), makes those checks first. Where keys hold only at the end of the transaction that
-/// fails, although its COMMIT would not have: it is applied again carefully, where tables are altered
-/// before the changes.
+/// Alters a table, if nobody uses it (see [`in_use`](crate::postgres::in_use)), and where PostgreSQL
+/// will not because it has still to check rows of it ("pending trigger events"), makes those checks
+/// first. Where keys hold only at the end of the transaction that fails, although its COMMIT would not
+/// have: it is applied again carefully, where tables are altered before the changes.
 pub(super) async fn alter(
     session: &mut Session,
+    subscription: &str,
     table: &TableName,
     alter: &str,
 ) -> Result<(), ApplyError> {
-    session.simple(&format!("SAVEPOINT {SAVEPOINT}")).await?;
-    match session.connection.simple_query(alter).await {
-        Ok(_) => session.simple(&format!("RELEASE SAVEPOINT {SAVEPOINT}")).await,
+    let release = format!("RELEASE SAVEPOINT {SAVEPOINT}");
+    let first = format!("SAVEPOINT {SAVEPOINT}; {BOUNDED}; {alter}; {release}; {UNBOUNDED}");
+    let (error, put_off) = match session.connection.simple_query(&first).await {
+        Ok(_) => return Ok(()),
         Err(error) if error.sqlstate() == Some("55006") => {
             session.simple(&format!("ROLLBACK TO SAVEPOINT {SAVEPOINT}")).await?;
-            let again = check_now(session, table).await?;
-            session.simple(alter).await?;
-            match again {
-                Some(put_off) => session.simple(&put_off).await,
-                None => Ok(()),
-            }
+            let put_off = check_now(session, table).await?;
+            let again = format!("{BOUNDED}; {alter}; {UNBOUNDED}");
+            (session.connection.simple_query(&again).await.err(), put_off)
         }
-        Err(error) => Err(session.error(error)),
+        Err(error) => (Some(error), None),
+    };
+    match (error, put_off) {
+        (Some(error), _) => {
+            Err(session.in_use_or(error, subscription, alter, std::slice::from_ref(table)).await)
+        }
+        (None, Some(put_off)) => session.simple(&put_off).await,
+        (None, None) => Ok(()),
     }
 }
 

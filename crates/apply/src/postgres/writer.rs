@@ -19,6 +19,7 @@ use crate::postgres::batch::{Batches, StatementNames, TableFacts};
 use crate::postgres::explain::explain;
 use crate::postgres::follow_ddl::{FollowDdl, published_name, quoted};
 use crate::postgres::foreign_keys::ForeignKeys;
+use crate::postgres::in_use::{BOUNDED, UNBOUNDED};
 use crate::postgres::lanes::{LaneSettings, Lanes};
 use crate::postgres::pipeline::{ChangeRef, Expect, Pipeline, PipelineError, Statement};
 use crate::postgres::progress::ProgressStep;
@@ -430,7 +431,8 @@ impl Writer {
         if self.empties_by_delete {
             self.refuse_to_delete_for_others(&emptied).await?;
         }
-        let sql = if passed_over || self.empties_by_delete {
+        let by_delete = passed_over || self.empties_by_delete;
+        let sql = if by_delete {
             let (last, others) = tables.split_last().map_or(("", &[][..]), |(l, o)| (l, o));
             let others: Vec<String> = others
                 .iter()
@@ -452,7 +454,15 @@ impl Writer {
         let (position, commit_time) = (header.end_lsn, header.commit_time);
         let may_be_gone = false;
         let reference = ChangeRef { position, commit_time, relation, command, may_be_gone };
-        let sent = self.lanes.current().run_sql(&sql, Expect::Truncated(reference));
+        let pipeline = self.lanes.current();
+        let truncated = Expect::Truncated(reference);
+        let sent = match by_delete {
+            true => pipeline.run_sql(&sql, truncated),
+            false => pipeline
+                .run_sql(BOUNDED, Expect::Done)
+                .and_then(|()| pipeline.run_sql(&sql, truncated))
+                .and_then(|()| pipeline.run_sql(UNBOUNDED, Expect::Done)),
+        };
         sent.map_err(|error| self.explain(error))
     }
 

@@ -270,9 +270,6 @@ impl Subscription {
                 self.nothing_is_left();
             }
         }
-        let is_left = self.lock_status().left_for_later.is_some();
-        // What is copied beside the stream is not cut off for it; its end is a start, too.
-        let again_after = (is_left && beside.is_empty()).then(|| self.detaching.pause());
         if asked > 0 && self.spec.schema.create_tables {
             is_known &=
                 !self.create_partitions(&mut session, &tables, no_place_in.is_some()).await?;
@@ -301,6 +298,9 @@ impl Subscription {
         if consistent && foreign_keys_wait {
             session.add_foreign_keys(name).await?;
         }
+        let is_left = self.lock_status().left_for_later.is_some();
+        // What is copied beside the stream is not cut off for it; its end is a start, too.
+        let again_after = (is_left && beside.is_empty()).then(|| self.detaching.pause());
         let foreign_keys_wait = !consistent && foreign_keys_wait;
         let start = Start {
             applied,
@@ -616,7 +616,11 @@ impl Subscription {
             }
         }
         let definitions = definitions.as_sent(&columns_sent(&published));
-        create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await?;
+        match create_missing(session, name, schema, &definitions, &HashSet::new(), &copied).await {
+            // No row has asked for it yet.
+            Err(ApplyError::InUse(why)) if !needed => self.leave_for_later(why),
+            made => made?,
+        }
         session.finish_tables(name).await?;
         Ok(true)
     }

@@ -3,6 +3,7 @@ use super::outline::{AsItsParent, Outline, Step};
 use super::present::Present;
 use crate::ApplyError;
 use crate::error::passes_by_itself;
+use crate::postgres::in_use::{BOUNDED, UNBOUNDED};
 use crate::postgres::session::Session;
 use farshore_capture::publication::TableName;
 use farshore_capture::schema::{Definitions, Stage, TargetServer};
@@ -123,7 +124,7 @@ async fn run_step(
         let as_its_parent =
             step.as_its_parent.as_ref().filter(|_| error.sqlstate() == Some(DIFFERS));
         let Some(as_its_parent) = as_its_parent else {
-            return Err(refused(session, subscription, step, unavailable, error));
+            return Err(refused(session, subscription, step, unavailable, error).await);
         };
         session.simple("ROLLBACK").await?;
         make_as_its_parent(session, subscription, step, as_its_parent, unavailable).await?;
@@ -136,7 +137,8 @@ async fn run_step(
 
 /// In one go: the target may be far, and there may be thousands of tables.
 fn script(subscription: &str, step: &Step, sql: &[String]) -> String {
-    let mut script = format!("BEGIN; {}", sql.join("; "));
+    // A partition is made while nobody uses its parent; nothing else is there to be waited for.
+    let mut script = format!("BEGIN; {BOUNDED}; {}; {UNBOUNDED}", sql.join("; "));
     if let Some(table) = &step.table {
         for after in &step.after {
             script.push_str(&format!(
@@ -187,7 +189,7 @@ async fn make_as_its_parent(
     let mut sql = vec![as_its_parent.sql.clone()];
     sql.extend(indexes.map(|index| index.replacen(unique, unless_there, 1)));
     if let Err(error) = session.connection.simple_query(&script(subscription, step, &sql)).await {
-        return Err(refused(session, subscription, step, unavailable, error));
+        return Err(refused(session, subscription, step, unavailable, error).await);
     }
     tracing::info!(
         %subscription,
@@ -207,13 +209,22 @@ pub(super) fn stage_number(stage: Stage) -> u8 {
     }
 }
 
-fn refused(
-    session: &Session,
+async fn refused(
+    session: &mut Session,
     subscription: &str,
     step: &Step,
     unavailable: &[String],
     error: farshore_pg::Error,
 ) -> ApplyError {
+    if let (Some(parent), Some("55P03")) = (&step.partition_of, error.sqlstate()) {
+        let (what, tables) = (format!("making {}", step.object), std::slice::from_ref(parent));
+        let error = session.in_use_or(error, subscription, &what, tables).await;
+        // Others may make tables meanwhile.
+        return match session.simple(UNLOCK).await {
+            Ok(()) => error,
+            Err(error) => error,
+        };
+    }
     let passes = error.server_error().is_none_or(passes_by_itself);
     if passes {
         return session.error(error);
