@@ -314,3 +314,100 @@ fn a_backup_that_took_too_long_for_retention_can_be_taken_again() -> Result<()> 
     pair.publish("DELETE FROM t WHERE id < 250")?;
     pair.assert_equal(&["public"])
 }
+
+/// The publisher's OID tells that a table had another name for a while, also where nothing had been
+/// changed in it before: what was changed then is passed over.
+#[test]
+fn a_table_of_a_backup_that_had_another_name_for_a_while_is_noticed() -> Result<()> {
+    const AWAY: &str = "ALTER TABLE t RENAME TO base; ALTER INDEX t_pkey RENAME TO base_pkey; \
+        DELETE FROM base WHERE id = 3; INSERT INTO base VALUES (60, 'away'); \
+        ALTER TABLE base RENAME TO t; ALTER INDEX base_pkey RENAME TO t_pkey";
+    for is_noted_before in [true, false] {
+        let mut pair = Pair::bare(Direction::UP)?;
+        let tables = "CREATE TABLE t (id bigint PRIMARY KEY, v text); \
+            CREATE TABLE u (id bigint PRIMARY KEY, v text)";
+        let rows = "INSERT INTO t SELECT i, 'v' || i FROM generate_series(1, 20) i";
+        pair.on_both(&format!("{tables}; {rows}"))?;
+        pair.add_publication("p", &["public.t", "public.u"], "")?;
+        let target = pair.subscriber.url(DATABASE);
+        add_subscription(&mut pair, &target)?;
+        pair.site.start()?;
+        pair.site.await_trouble("s", "waits for its backup")?;
+        await_publication(&pair)?;
+        let lsn = pair.publisher_says("SELECT pg_current_wal_insert_lsn()")?;
+        if !is_noted_before {
+            pair.publish(AWAY)?;
+        }
+        pair.publish("INSERT INTO u VALUES (1, 'u')")?;
+        let done = pair.site.verb("initialise", &["--subscription", "s", "--lsn", &lsn])?;
+        ensure!(done.code == Some(0), "{done:?}");
+        if is_noted_before {
+            pair.await_arrival()?;
+            pair.publish(AWAY)?;
+        }
+        pair.publish("UPDATE t SET v = 'back' WHERE id = 4; INSERT INTO u VALUES (2, 'u')")?;
+        let (state, error) =
+            pair.site.await_trouble("s", "public.t was called public.base for a while")?;
+        ensure!(state == "stopped", "{state}: {error}");
+        for (verb, arguments) in [
+            ("resync", &["--subscription", "s", "--table", "public.t"][..]),
+            ("resume", &["--subscription", "s"]),
+        ] {
+            let done = pair.site.verb(verb, arguments)?;
+            ensure!(done.code == Some(0), "{done:?}");
+        }
+        pair.publish("UPDATE t SET v = 'last' WHERE id < 9")?;
+        pair.assert_equal(&["public"])?;
+        // And columns follow as if it had been copied.
+        pair.publish("ALTER TABLE u ADD COLUMN n integer DEFAULT 5; UPDATE u SET v = 'w'")?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
+/// What the publisher has renamed since is not what the backup has under that name.
+#[test]
+fn tables_that_change_names_before_a_backup_is_gone_on_from_are_noticed() -> Result<()> {
+    let mut pair = Pair::bare(Direction { publisher: 18, subscriber: 18 })?;
+    pair.publish(
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text); \
+         CREATE TABLE u (id bigint PRIMARY KEY, v text); \
+         CREATE TABLE w (id bigint PRIMARY KEY, v text); \
+         INSERT INTO t SELECT i, 't' FROM generate_series(1, 20) i; \
+         INSERT INTO u SELECT i, 'u' FROM generate_series(1, 30) i",
+    )?;
+    pair.add_publication("p", &["public.*"], "")?;
+    pair.site.start()?;
+    await_publication(&pair)?;
+    let standby = pair.publisher.standby(&[], &["farshore_p"])?;
+    pair.site.stop()?;
+    let target = standby.url(DATABASE);
+    add_subscription(&mut pair, &target)?;
+    pair.site.start()?;
+    pair.site.await_trouble("s", "standby")?;
+    await_publication(&pair)?;
+    let seen = pair.publisher_says("SELECT pg_current_wal_insert_lsn()")?;
+    wait_until("the standby to have it", SOON, &[], || {
+        let reached = format!("SELECT pg_last_wal_replay_lsn() >= '{seen}'");
+        let reached: bool = standby.connect()?.query_one(&reached, &[])?.get(0);
+        Ok(reached.then_some(()))
+    })?;
+    standby.execute_script("SELECT pg_promote(true, 60)")?;
+    pair.subscriber = standby;
+    pair.site.await_trouble("s", "waits for its backup")?;
+    pair.publish(
+        "BEGIN; ALTER TABLE t RENAME TO x; ALTER TABLE u RENAME TO t; ALTER TABLE x RENAME TO u; \
+         COMMIT; INSERT INTO w VALUES (1, 'w')",
+    )?;
+    let done = pair.site.verb("initialise", &["--subscription", "s"])?;
+    ensure!(done.code == Some(0), "{done:?}");
+    for table in ["public.t", "public.u"] {
+        ensure!(done.stdout.contains(table), "{table} is not said to be copied: {done:?}");
+    }
+    let (state, error) = pair.site.await_trouble("s", "has rows already")?;
+    ensure!(state == "stopped", "{state}: {error}");
+    pair.subscriber.execute_script("TRUNCATE t, u")?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.publish("UPDATE t SET v = 'last' WHERE id < 9; DELETE FROM u WHERE id = 1")?;
+    pair.assert_equal(&["public"])
+}

@@ -12,6 +12,7 @@
 
 mod beyond;
 
+use crate::postgres::noted_definition::{definition_sql, known_by_oid};
 use crate::postgres::progress::{TABLE_COPIED, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
@@ -59,6 +60,8 @@ struct WerePublished {
     memberships: HashSet<u32>,
     /// How a partition was attached below the table which had a membership, by its OID and that.
     attached: HashMap<(u32, u32), u32>,
+    /// What tables are called here, by their OIDs, which are the publisher's.
+    names: HashMap<u32, TableName>,
 }
 
 impl WerePublished {
@@ -242,10 +245,11 @@ async fn note(
             let how = published.attached_by(published.membership);
             let how = how.map_or("NULL".to_owned(), |how| how.to_string());
             format!(
-                "({name}, {}, {}, '{TABLE_COPIED}', '{lsn}', 0, {}{})",
+                "({name}, {}, {}, '{TABLE_COPIED}', '{lsn}', 0, {}, {}{})",
                 quote_literal(&published.table.schema),
                 quote_literal(&published.table.name),
                 published.membership,
+                definition_sql(&known_by_oid(published)),
                 if keeps_attached { format!(", {how}::bigint") } else { String::new() }
             )
         })
@@ -255,7 +259,8 @@ async fn note(
             "BEGIN; INSERT INTO farshore.subscription (name, publication, publisher, state, applied) \
              VALUES ({name}, {}, {}, '{}', '{lsn}'); \
              INSERT INTO farshore.table_copy \
-             (subscription, schema_name, table_name, state, copied_at, file_node, membership{attached}) \
+             (subscription, schema_name, table_name, state, copied_at, file_node, membership, \
+              definition{attached}) \
              VALUES {}",
             quote_literal(&spec.publication),
             quote_literal(publisher),
@@ -391,7 +396,12 @@ impl Session {
             above_sql("true")
         );
         let members = Question::Simple("SELECT oid FROM pg_catalog.pg_publication_rel");
-        let [members, attached] = self.ask([members, Question::Simple(&attached)]).await?;
+        let names = Question::Simple(
+            "SELECT c.oid, n.nspname, c.relname FROM pg_catalog.pg_class c \
+             JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p')",
+        );
+        let [members, attached, names] =
+            self.ask([members, Question::Simple(&attached), names]).await?;
         let number = |row: &Row| row.get(0).and_then(|oid| oid.parse::<u32>().ok());
         let memberships = members?.iter().filter_map(number).collect();
         let mut by_membership = HashMap::new();
@@ -400,7 +410,12 @@ impl Session {
             let (above, how) = memberships_and_attached_above(row.get(1));
             by_membership.extend(above.into_iter().map(|above| (oid, above)).zip(how));
         }
-        Ok(WerePublished { memberships, attached: by_membership })
+        let named = |row: &Row| {
+            let text = |column: usize| row.get(column).map(str::to_owned);
+            Some((number(row)?, TableName { schema: text(1)?, name: text(2)? }))
+        };
+        let names = names?.iter().filter_map(named).collect();
+        Ok(WerePublished { memberships, attached: by_membership, names })
     }
 
     /// The history of this server's timeline, if it was made of a physical backup of the publisher
@@ -450,8 +465,12 @@ impl Session {
             .collect();
         let names = &spec.schema.names;
         let is_held = |table: &&PublishedTable| {
+            let is_called = |name: &TableName| *name == names.table(&table.table);
             let was_there = match were {
-                Were::Published(were) => were.has(table),
+                // What has its name here may be another that was called so then.
+                Were::Published(were) => {
+                    were.has(table) && were.names.get(&table.oid).is_none_or(is_called)
+                }
                 Were::Copied(tables) => tables.iter().any(|t| t.copied && t.is_still(table)),
                 Were::NotKnown => true,
             };
@@ -495,6 +514,7 @@ mod tests {
         let were = WerePublished {
             memberships: HashSet::from([10, 11, 12]),
             attached: HashMap::from([((5, 10), 700), ((5, 11), u32::MAX)]),
+            names: HashMap::new(),
         };
         assert!(were.has(&leaf(10, &[10, 11], &[700, u32::MAX])));
         assert!(!were.has(&leaf(10, &[10], &[701])), "attached again");

@@ -11,6 +11,7 @@ pub mod foreign_keys;
 mod in_use;
 pub mod initial_copy;
 pub mod lanes;
+pub(crate) mod noted_definition;
 pub mod pipeline;
 pub mod progress;
 mod put_off;

@@ -21,6 +21,7 @@
 
 use crate::ApplyError;
 use crate::error::passes_by_itself;
+use crate::postgres::noted_definition::{hex_of, is_known_by_oid};
 use crate::postgres::put_off;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
@@ -106,6 +107,7 @@ impl Follow<'_> {
             }
             self.check_places(before, on_target)?;
         }
+        let before = before.filter(|before| !is_known_by_oid(before, self.relation));
         let columns = &self.relation.columns;
         if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
             return Ok(Followed { changed: false, put_off: false });
@@ -761,8 +763,7 @@ pub async fn note_definition(
     (table, on_target): (&TableName, &TableName),
     relation: &Relation,
 ) -> Result<(), ApplyError> {
-    let definition = stored::encode_definition(relation);
-    let hex: String = definition.iter().map(|byte| format!("{byte:02x}")).collect();
+    let hex = hex_of(relation);
     let on_target = on_target.to_string();
     let mut parameters =
         vec![Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)];

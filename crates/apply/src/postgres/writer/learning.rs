@@ -9,6 +9,7 @@ use crate::postgres::follow_ddl::{
     Follow, is_same_table, load_definitions, note_definition, published_name, same_columns,
 };
 use crate::postgres::foreign_keys::ForeignKey;
+use crate::postgres::noted_definition::is_known_by_oid;
 use crate::postgres::put_off;
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{
@@ -269,9 +270,11 @@ impl Writer {
         let (subscription, one) = (self.subscription.clone(), std::slice::from_ref(&published));
         let session = self.session().await?;
         let follows = load_definitions(session, &subscription, one).await?.remove(&published);
-        match follows {
-            Some(follows)
-                if is_same_table(&follows, &relation) && same_columns(&follows, &relation) => {}
+        if follows.as_ref().is_some_and(|follows| !is_same_table(follows, &relation)) {
+            return Err(not_as_it_is());
+        }
+        match follows.filter(|follows| !is_known_by_oid(follows, &relation)) {
+            Some(follows) if same_columns(&follows, &relation) => {}
             // The first version that comes by, and the target's columns are those of it.
             None if has_the_columns_of(&on_target, &relation) => {
                 self.ensure_begun().await?;
