@@ -10,8 +10,9 @@ use crate::postgres::target_table::names;
 use farshore_capture::publication::TableName;
 use farshore_pg::ServerError;
 
-/// Put before what needs tables for itself, within its transaction.
-pub(super) const BOUNDED: &str = "SET LOCAL lock_timeout = '2s'";
+/// Put before what needs tables for itself, within its transaction. Most who read are done by then:
+/// where queries overlap each other all day, a short wait would never be long enough.
+pub(super) const BOUNDED: &str = "SET LOCAL lock_timeout = '10s'";
 
 /// Put behind it, where the transaction goes on: rows that others have changed are waited for.
 pub(super) const UNBOUNDED: &str = "SET LOCAL lock_timeout = 0";
@@ -34,7 +35,7 @@ const USERS: &str = "WITH RECURSIVE wanted (oid) AS ( \
        FROM held JOIN pg_catalog.pg_stat_activity b ON b.pid = held.pid \
        WHERE b.application_name <> pg_catalog.left($2, 63) \
          AND NOT pg_catalog.starts_with(b.application_name, $2 || ' ') \
-         AND coalesce(b.xact_start <= pg_catalog.clock_timestamp() - interval '2 seconds', true) \
+         AND coalesce(b.xact_start <= pg_catalog.clock_timestamp() - interval '10 seconds', true) \
        UNION ALL SELECT pg_catalog.format('a prepared transaction, %L of %s since %s (COMMIT \
          PREPARED or ROLLBACK PREPARED ends it)', x.gid, x.owner, \
          pg_catalog.date_trunc('second', x.prepared)) \
@@ -87,7 +88,7 @@ impl Session {
         let list: Vec<String> = tables.iter().map(TableName::to_string).collect();
         ApplyError::InUse(format!(
             "subscription \"{subscription}\": {what} on the target has to wait until nobody else uses \
-             {}. Used by {users}. It gives way after 2 s, so that others can go on, and is tried again",
+             {}. Used by {users}. It gives way after 10 s, so that others can go on, and is tried again",
             list.join(", ")
         ))
     }

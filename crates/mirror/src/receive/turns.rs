@@ -97,13 +97,11 @@ impl Turns {
     }
 
     /// What a spool is given now; `None` if it cannot be given anything that would be known again.
-    /// Blocks on the disk for one that begins.
+    /// Blocks on the disk for one that begins, or has lost what it was given.
     pub(super) fn offer(&self, have: Option<&Have>) -> Option<Turn> {
         let Some(turn) = have.and_then(|have| have.turn) else {
-            if have.is_none()
-                && let Err(error) = self.forget()
-            {
-                // The new one would be refused later, beside what is noted.
+            // It would be refused beside what is noted, if it was not heard that it has noted this.
+            if let Err(error) = self.forget() {
                 tracing::warn!("a copy of the far end would not be told from it: {error}");
                 return None;
             }
@@ -249,5 +247,17 @@ mod tests {
         assert!(turns(folder.path()).check("m", have(Some(begun)).as_ref()).is_ok());
         assert!(near.is_newer(begun));
         assert!(near.check("m", have(Some(first)).as_ref()).is_err());
+    }
+
+    #[test]
+    fn a_spool_that_lost_its_note_is_not_refused_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let near = turns(folder.path());
+        session(&near, None).unwrap();
+        // It has noted what it was given then, and the session ended before that was heard here.
+        let given = near.offer(have(None).as_ref()).unwrap();
+        for near in [&near, &turns(folder.path())] {
+            assert!(near.check("m", have(Some(given)).as_ref()).is_ok());
+        }
     }
 }
