@@ -12,6 +12,8 @@ mod changes;
 mod ddl;
 #[path = "end_to_end/early.rs"]
 mod early;
+#[path = "end_to_end/filters.rs"]
+mod filters;
 #[path = "end_to_end/identities.rs"]
 mod identities;
 #[path = "end_to_end/lanes.rs"]

@@ -97,11 +97,20 @@ impl PublicationSpec {
             Some(existing) => {
                 // Nothing is set that is so already: it would look like somebody else's doing.
                 let sets_root = self.is_via_root(sql).await? != via_root;
-                let were_whole = existing.is_some_and(|comment| are_whole(&comment));
-                only_joins = !sets_root && self.articles.is_empty() && were_whole;
+                let existing = existing.unwrap_or_default();
+                let were_whole = !existing.is_empty() && are_whole(&existing);
+                let sets_all = !self.articles.is_empty() || !were_whole;
+                only_joins = !sets_root && !sets_all;
                 let mut steps = Vec::new();
-                if !joins.is_empty() && overlooks_joins(sql.server_version()) {
-                    steps.push(without_writers(&joins));
+                if overlooks_joins(sql.server_version()) {
+                    // A filter is overlooked like a join.
+                    let otherwise = tables.iter().filter(|(table, article)| {
+                        joins.contains(table) || sets_all && !has_member(&existing, table, article)
+                    });
+                    let otherwise: Vec<&TableName> = otherwise.map(|(table, _)| table).collect();
+                    if !otherwise.is_empty() {
+                        steps.push(without_writers(&otherwise));
+                    }
                 }
                 if self.articles.is_empty() && were_whole {
                     // What stays is not locked, and may be somebody else's by now.
@@ -241,19 +250,19 @@ impl PublicationSpec {
 
 /// What the publication lists: each table with its columns and filter, as SQL.
 pub(super) fn members_of(tables: &ToPublish) -> Vec<String> {
-    let mut members = Vec::new();
-    for (table, article) in tables {
-        let mut member = table.to_string();
-        if let Some(columns) = &article.columns {
-            let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
-            member.push_str(&format!(" ({})", list.join(", ")));
-        }
-        if let Some(filter) = &article.row_filter {
-            member.push_str(&format!(" WHERE ({filter})"));
-        }
-        members.push(member);
+    tables.iter().map(|(table, article)| member(table, article)).collect()
+}
+
+fn member(table: &TableName, article: &Article) -> String {
+    let mut member = table.to_string();
+    if let Some(columns) = &article.columns {
+        let list: Vec<String> = columns.iter().map(|c| quote_identifier(c)).collect();
+        member.push_str(&format!(" ({})", list.join(", ")));
     }
-    members
+    if let Some(filter) = &article.row_filter {
+        member.push_str(&format!(" WHERE ({filter})"));
+    }
+    member
 }
 
 /// A member as statements are to name it. Without ONLY the server would add or drop with it all that
@@ -262,10 +271,10 @@ pub(super) fn only(member: impl std::fmt::Display) -> String {
     format!("ONLY {member}")
 }
 
-/// Whether a server may go on decoding as if a table had not joined a publication, when a transaction is
-/// open that has written to the table before and does so after: what the decoder remembers of the table is
-/// what that transaction saw, and nothing tells it otherwise when it comes to later ones (PostgreSQL's
-/// commit 4909b38af0, "Fix data loss in logical replication").
+/// Whether a server may go on decoding as if a table had not joined a publication, or had no other
+/// filter there, when a transaction is open that has written to the table before and does so after: what
+/// the decoder remembers of the table is what that transaction saw, and nothing tells it otherwise when
+/// it comes to later ones (PostgreSQL's commit 4909b38af0, "Fix data loss in logical replication").
 pub(super) fn overlooks_joins(server_version: u32) -> bool {
     let minor = server_version % 10_000;
     match server_version / 10_000 {
@@ -291,15 +300,32 @@ pub(super) fn without_writers(joins: &[&TableName]) -> String {
     )
 }
 
+/// Whether a [`comment`] names this very member: with this filter and list of columns. One of a
+/// publication that is not as configured yet says nothing of that.
+fn has_member(comment: &str, table: &TableName, article: &Article) -> bool {
+    let member = member(table, article);
+    if !comment.starts_with(MANAGED) {
+        return false;
+    }
+    comment.match_indices(&member).any(|(at, _)| {
+        let (before, behind) = (&comment[..at], &comment[at + member.len()..]);
+        let begins = before.ends_with(", ") || before.ends_with(": ");
+        begins && (behind.is_empty() || behind.starts_with(", "))
+    })
+}
+
 /// Whether all tables that a [`comment`] names were published without filter and list of columns.
 /// One whose name looks as if it had them is none the worse for it.
 fn are_whole(comment: &str) -> bool {
     !comment.contains(" WHERE (") && !comment.contains(" (")
 }
 
+/// How the comment on a publication begins that is as configured.
+const MANAGED: &str = "managed by farshore: ";
+
 pub(super) fn comment(members: &str, via_root: bool) -> String {
     let root = if via_root { "via partition root: " } else { "" };
-    format!("managed by farshore: {root}{members}")
+    format!("{MANAGED}{root}{members}")
 }
 
 /// The comment where tables `leaves` are members still, though nothing names them at the moment. Unless
@@ -336,4 +362,49 @@ pub(super) fn create_statement(quoted_name: &str, members: &str, via_root: bool)
          WITH (publish = 'insert, update, delete, truncate', \
          publish_via_partition_root = {via_root})"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The others are locked where a server would overlook what is set of them.
+    #[test]
+    fn members_that_stay_as_they_are_are_known_by_the_comment() {
+        let article = |columns: &[&str], filter: &str| Article {
+            columns: (!columns.is_empty()).then(|| columns.iter().map(|c| (*c).into()).collect()),
+            row_filter: (!filter.is_empty()).then(|| filter.to_owned()),
+        };
+        let table = |name: &str| TableName { schema: "s".into(), name: name.into() };
+        let tables: ToPublish = [
+            (table("a"), article(&[], "")),
+            (table("b"), article(&[], "x IN (1, 2)")),
+            (table("c"), article(&["id", "v"], "")),
+            (table("d"), article(&["id"], "id > 0")),
+        ]
+        .into_iter()
+        .collect();
+        for via_root in [false, true] {
+            let comment = comment(&members_of(&tables).join(", "), via_root);
+            for (table, article) in &tables {
+                assert!(has_member(&comment, table, article), "{table}");
+            }
+            for (name, columns, filter) in [
+                ("a", &[][..], "x > 0"),
+                ("b", &[], ""),
+                ("b", &[], "x IN (1)"),
+                ("c", &["id"], ""),
+                ("c", &[], ""),
+                ("d", &["id"], ""),
+                ("e", &[], ""),
+            ] {
+                let otherwise = article(columns, filter);
+                assert!(!has_member(&comment, &table(name), &otherwise), "{name} {otherwise:?}");
+            }
+        }
+        assert!(!has_member("", &table("a"), &article(&[], "")));
+        let leaves = BTreeSet::new();
+        let kept = comment_on_kept(&tables, &leaves, false, false);
+        assert!(!has_member(&kept, &table("a"), &article(&[], "")), "{kept}");
+    }
 }

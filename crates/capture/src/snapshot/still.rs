@@ -38,7 +38,9 @@ impl StillSnapshot {
     /// TRUNCATE and rewriting commands are not MVCC-safe (PostgreSQL docs: "13.6. Caveats"): a
     /// table that is emptied after the snapshot was taken looks empty in the snapshot. A lock
     /// prevents that from then on; the tables' files tell whether it happened before the lock was
-    /// there, and then another snapshot is taken. (To lock first and then take the snapshot could
+    /// there, and then another snapshot is taken. So is one where a table has become another member of
+    /// the publication meanwhile, with another filter or list of columns: what a transaction wrote
+    /// before that is published as it was then, also where the snapshot lacks it. (To lock first and then take the snapshot could
     /// hang: its creation waits for transactions that may wait for the lock.) Done here, beside the
     /// publisher: who is far away would hardly find a moment between two such commands.
     ///
@@ -71,18 +73,19 @@ impl StillSnapshot {
             }
             let mut now = holder.tables(spec).await?;
             now.retain(|table| !followed.contains(&table.oid));
-            if files(&before) == files(&now) {
+            if places(&before) == places(&now) {
                 sql.close().await;
                 return Ok(StillSnapshot { exported, holder, seen });
             }
             tracing::debug!(
                 publication = %spec.name, reader,
-                "a table was truncated or rewritten while the snapshot was taken; taking another"
+                "a table was truncated, rewritten or published otherwise while the snapshot was \
+                 taken; taking another"
             );
         }
         Err(CaptureError::Interrupted(format!(
-            "publication \"{}\": tables are locked, truncated or rewritten on the publisher all the \
-             time; no snapshot could be taken between",
+            "publication \"{}\": tables are locked, truncated, rewritten or published otherwise on \
+             the publisher all the time; no snapshot could be taken between",
             spec.name
         )))
     }
@@ -160,8 +163,9 @@ async fn until_standbys_have(
     }
 }
 
-fn files(tables: &[PublishedTable]) -> Vec<(u32, u32)> {
-    tables.iter().map(|table| (table.oid, table.file_node)).collect()
+/// Where tables are, and as which members they are published.
+fn places(tables: &[PublishedTable]) -> Vec<(u32, u32, u32)> {
+    tables.iter().map(|table| (table.oid, table.file_node, table.membership)).collect()
 }
 
 #[cfg(test)]
@@ -171,8 +175,93 @@ mod tests {
     use farshore_pg::Config;
     use farshore_testkit::postgres::{Cluster, Installation};
     use std::collections::BTreeMap;
+    use std::sync::Arc;
     use tokio::runtime::Runtime;
     use tokio::sync::watch;
+
+    fn spec(cluster: &Cluster) -> PublicationSpec {
+        PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: vec![TablePattern::parse("public.*").unwrap()],
+            articles: BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        }
+    }
+
+    /// Begins a transaction with an id; returns that.
+    async fn begin(sql: &mut Connection) -> String {
+        sql.simple_query("BEGIN").await.unwrap();
+        let id = sql.query("SELECT pg_current_xact_id()::text", &[]).await.unwrap();
+        id[0].get(0).unwrap().to_owned()
+    }
+
+    /// Waits until somebody waits for the end of that transaction, or `is_over`.
+    async fn until_awaited(sql: &mut Connection, id: &str, is_over: impl Fn() -> bool) -> bool {
+        let awaited = "SELECT FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted \
+                       AND transactionid::text = $1";
+        let until = Instant::now() + STANDBYS_MAX;
+        while Instant::now() < until && !is_over() {
+            if !sql.query(awaited, &[Some(id)]).await.unwrap().is_empty() {
+                return true;
+            }
+            tokio::task::yield_now().await;
+        }
+        false
+    }
+
+    /// What a transaction wrote before the filter was another one comes by the former, if it commits
+    /// behind the snapshot: it must be in it.
+    #[test]
+    fn a_snapshot_is_taken_again_where_a_filter_has_changed_meanwhile() {
+        for major in [15, 18] {
+            let installation = Installation::find(major).unwrap();
+            let cluster =
+                Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+            cluster
+                .execute_script(
+                    "CREATE TABLE t (i integer PRIMARY KEY); \
+                     CREATE PUBLICATION farshore_p FOR TABLE t WHERE (i > 0)",
+                )
+                .unwrap();
+            let spec = Arc::new(spec(&cluster));
+            Runtime::new().unwrap().block_on(async {
+                let mut connections = Vec::new();
+                for _ in 0..4 {
+                    connections.push(spec.connect(Mode::Sql).await.unwrap());
+                }
+                let [first, second, writer, sql] = &mut connections[..] else { unreachable!() };
+                let first_id = begin(first).await;
+                let of_task = spec.clone();
+                let taken = tokio::spawn(async move {
+                    StillSnapshot::take(&of_task, "s", &HashSet::new(), &|_| ()).await
+                });
+                let is_over = || taken.is_finished();
+                assert!(
+                    until_awaited(sql, &first_id, is_over).await,
+                    "the first is not waited for"
+                );
+                let second_id = begin(second).await;
+                first.simple_query("COMMIT").await.unwrap();
+                assert!(until_awaited(sql, &second_id, is_over).await, "nor the second");
+                // The server waits for no other any more.
+                let id = begin(writer).await;
+                writer.simple_query("INSERT INTO t VALUES (-1)").await.unwrap();
+                sql.simple_query("ALTER PUBLICATION farshore_p SET TABLE t").await.unwrap();
+                second.simple_query("COMMIT").await.unwrap();
+                until_awaited(sql, &id, is_over).await;
+                let before = sql.query("SELECT pg_current_wal_insert_lsn()", &[]).await.unwrap();
+                writer.simple_query("COMMIT").await.unwrap();
+                let snapshot = taken.await.unwrap().unwrap();
+                let (point, before): (Lsn, Lsn) =
+                    (snapshot.consistent_point(), before[0].parse(0).unwrap());
+                assert!(point > before, "{major}: the snapshot at {point} lacks a row of {before}");
+                snapshot.close().await;
+            });
+        }
+    }
 
     #[test]
     fn a_snapshot_is_not_ahead_of_standbys_that_are_waited_for() {
@@ -183,15 +272,7 @@ mod tests {
             .start()
             .unwrap();
         cluster.execute_script("CREATE TABLE t (i integer)").unwrap();
-        let spec = PublicationSpec {
-            name: "p".to_owned(),
-            source: Config::parse(&cluster.url("postgres")).unwrap(),
-            tables: vec![TablePattern::parse("public.*").unwrap()],
-            articles: BTreeMap::new(),
-            via_partition_root: false,
-            adopt_publication: None,
-            adopt_slot: None,
-        };
+        let spec = spec(&cluster);
         Runtime::new().unwrap().block_on(async {
             let mut sql = spec.connect(Mode::Sql).await.unwrap();
             spec.ensure_publication(&mut sql).await.unwrap();
