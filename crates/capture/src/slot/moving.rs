@@ -80,7 +80,8 @@ impl SlotCopy {
         sql: &mut Connection,
         from: Lsn,
     ) -> Result<SlotCopy, CaptureError> {
-        let (slot, copy) = (spec.slot_name(), SlotCopy { name: SlotCopy::name_on(sql) });
+        let name = format!("farshore_batches_{}", sql.backend_pid());
+        let (slot, copy) = (spec.slot_name(), SlotCopy { name });
         let make = "SELECT pg_copy_logical_replication_slot($1, $2, true)";
         let made = sql.query(make, &[Some(&slot), Some(copy.name())]).await;
         made.map_err(|error| spec.publisher_error(error))?;
@@ -91,18 +92,6 @@ impl SlotCopy {
             advanced.map_err(|error| spec.publisher_error(error))?;
         }
         Ok(copy)
-    }
-
-    fn name_on(sql: &Connection) -> String {
-        format!("farshore_batches_{}", sql.backend_pid())
-    }
-
-    /// Drops the copy that was made on this connection, if there is one.
-    pub async fn forget(sql: &mut Connection) -> Result<(), farshore_pg::Error> {
-        let name = SlotCopy::name_on(sql);
-        let ask = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots \
-                   WHERE slot_name = $1 AND temporary";
-        sql.query(ask, &[Some(&name)]).await.map(drop)
     }
 
     /// What the publisher calls it.

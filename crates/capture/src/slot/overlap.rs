@@ -4,15 +4,17 @@
 //! anybody looks: its positions look right then, and name other changes. Its slot was put back with
 //! it, so what the slot would give once more must be what the store has.
 
-use super::moving::SlotCopy;
+mod given;
+
 use super::notes::NOTE_START;
 use super::{Place, copy_anew};
 use crate::CaptureError;
 use crate::publication::PublicationSpec;
 use farshore_model::transaction::{Header, Malformed, SUBTRANSACTION_MARK, commands};
 use farshore_model::{Lsn, PgTime, Xid, quote_identifier};
-use farshore_pg::{Connection, Row};
+use farshore_pg::Connection;
 use farshore_store::{Entry, EntryKind, Item, LogStore, SpillItem, StoreError, newest_dropped};
+use given::{Given, Wanted};
 use std::sync::Arc;
 
 /// What a look at the overlap came to, where it found nothing wrong.
@@ -100,16 +102,7 @@ pub(crate) async fn check_overlap(
     // A slot that was adopted had more than the store was to have.
     let begins = store.note(NOTE_START).and_then(|noted| noted.parse().ok()).unwrap_or(Lsn::ZERO);
     let nothing_after = newest.map_or(place.confirmed, |newest| newest.position).max(begins);
-    let parameters = [
-        Some(spec.slot_name()),
-        Some(end.to_string()),
-        Some(quote_identifier(&spec.publication_name())),
-        newest.map(|newest| newest.position.to_string()),
-        newest.map(|newest| format!("{:016x}", newest.commit_time.0)),
-        newest.and_then(|newest| newest.xid).map(|xid| xid.to_string()),
-        Some(nothing_after.to_string()),
-    ];
-    let parameters: Vec<Option<&str>> = parameters.iter().map(Option::as_deref).collect();
+    let wanted = Wanted { newest, nothing_after, end };
     // Nothing before that is asked for.
     let from = newest.map_or(Some(nothing_after), |newest| newest.commit_lsn);
     tell(Some(format!(
@@ -117,10 +110,11 @@ pub(crate) async fn check_overlap(
          that the store was filled from",
         place.restart
     )));
-    let looked = look(spec, sql, place, from, &parameters).await;
+    let looked = look(spec, sql, place, from, &wanted).await;
     tell(None);
-    let rows = match looked {
-        Ok(rows) => rows,
+    let Given { has_newest, other } = match looked {
+        Ok(Some(given)) => given,
+        Ok(None) => return not_looked("no answer", true),
         // What it gathers for the answer finds no room there (temp_file_limit, a full disk, memory):
         // a stream takes none.
         Err(error) if error.sqlstate().is_some_and(|code| code.starts_with("53")) => {
@@ -138,18 +132,16 @@ pub(crate) async fn check_overlap(
             return not_looked(&error.to_string(), false);
         }
     };
-    let answer = |i: usize| rows.first().and_then(|row| row.get(i));
-    let found = match (newest, answer(0), answer(1)) {
-        (Some(Newest { position, commit_time, .. }), Some("0"), _) => format!(
+    let found = match (newest, other) {
+        (Some(Newest { position, commit_time, .. }), _) if !has_newest => format!(
             "the publisher's log does not have the transaction at {position} ({commit_time}), which \
              the store has"
         ),
-        (_, _, Some(other)) => format!(
+        (_, Some(other)) => format!(
             "the publisher's log has a transaction at {other} which the store does not have, and \
              the store holds the log up to {end}"
         ),
-        (_, Some(_), None) => return Ok(Overlap::Agrees),
-        (_, None, None) => return not_looked("no answer", true),
+        (_, None) => return Ok(Overlap::Agrees),
     };
     // Found again each time, since the slot stays: there is nothing to be remembered.
     Err(CaptureError::Gap(format!(
@@ -160,36 +152,44 @@ pub(crate) async fn check_overlap(
     )))
 }
 
-/// Asks what the slot would give, from a copy of it that has been moved to `from`, where that is
-/// known: all that is given is gathered on the publisher before the first of it is sent, and what
-/// lies before may be the log of hours. Where there can be no copy, the slot itself is asked.
+/// Reads what the slot would give, from a stream of a copy of it that has been moved to `from`, where
+/// that is known: what lies before may be the log of hours. Where there can be no copy, the slot itself
+/// is asked by SQL: that can be asked of a slot which nobody has to give back, and gathers all of it.
+/// `None`: no answer.
 async fn look(
     spec: &PublicationSpec,
     sql: &mut Connection,
     place: &Place,
     from: Option<Lsn>,
-    parameters: &[Option<&str>],
-) -> Result<Vec<Row>, farshore_pg::Error> {
-    let Some(from) = from.filter(|from| *from > place.confirmed) else {
-        return sql.query(LOOK, parameters).await;
-    };
-    let looked = match SlotCopy::make(spec, sql, from).await {
-        Ok(copy) => {
-            let mut of_copy = parameters.to_vec();
-            of_copy[0] = Some(copy.name());
-            sql.query(LOOK, &of_copy).await
-        }
+    wanted: &Wanted,
+) -> Result<Option<Given>, farshore_pg::Error> {
+    let from = from.map_or(place.confirmed, |from| from.max(place.confirmed));
+    match given::read(spec, from, wanted).await {
+        Ok(given) => return Ok(Some(given)),
         Err(CaptureError::Publisher { error, .. }) if error.server_error().is_none() => {
             return Err(error);
         }
         Err(error) => {
             tracing::debug!(publication = %spec.name, %error, "no copy of the slot to look at");
-            sql.query(LOOK, parameters).await
         }
-    };
-    // It would hold back log for as long as this connection lasts.
-    SlotCopy::forget(sql).await?;
-    looked
+    }
+    let Wanted { newest, nothing_after, end } = wanted;
+    let parameters = [
+        Some(spec.slot_name()),
+        Some(end.to_string()),
+        Some(quote_identifier(&spec.publication_name())),
+        newest.map(|newest| newest.position.to_string()),
+        newest.map(|newest| format!("{:016x}", newest.commit_time.0)),
+        newest.and_then(|newest| newest.xid).map(|xid| xid.to_string()),
+        Some(nothing_after.to_string()),
+    ];
+    let parameters: Vec<Option<&str>> = parameters.iter().map(Option::as_deref).collect();
+    let rows = sql.query(LOOK, &parameters).await?;
+    let answer = |i: usize| rows.first().and_then(|row| row.get(i));
+    Ok(answer(0).map(|count| Given {
+        has_newest: count != "0",
+        other: answer(1).and_then(|other| other.parse().ok()),
+    }))
 }
 
 /// Whether the slot gives the transaction at `$4`, and the first one after `$7` that it gives and
@@ -305,6 +305,7 @@ mod tests {
     use farshore_store::{Batch, EntryMeta};
     use farshore_testkit::postgres::{Cluster, Installation};
     use farshore_wire::pgoutput::{Context, Message, decode};
+    use std::time::{Duration, Instant};
     use tokio::runtime::Runtime;
 
     /// A body in which each of these wrote a row.
@@ -403,6 +404,15 @@ mod tests {
         header
     }
 
+    /// A copy of the slot goes with its session.
+    async fn until_copies_are_gone(sql: &mut Connection) {
+        let slots = "SELECT count(*) FROM pg_replication_slots";
+        let until = Instant::now() + Duration::from_secs(60);
+        while sql.query(slots, &[]).await.unwrap()[0].get(0) != Some("1") {
+            assert!(Instant::now() < until, "a copy of the slot stays");
+        }
+    }
+
     /// A store that has this transaction, and the log up to where it ends now.
     async fn store_with(header: &Header, end: Lsn) -> (tempfile::TempDir, Arc<dyn LogStore>) {
         let folder = tempfile::tempdir().unwrap();
@@ -466,8 +476,7 @@ mod tests {
         let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
         assert!(matches!(seen, Overlap::Agrees), "{seen:?}");
         assert_eq!(*told.lock().unwrap(), [true, false]);
-        let copies = sql.query("SELECT count(*) FROM pg_replication_slots", &[]).await.unwrap();
-        assert_eq!(copies[0].get(0), Some("1"), "the copy is dropped");
+        until_copies_are_gone(&mut sql).await;
         // Another transaction at that place, and one before the store's end that it does not have.
         let other = Header { commit_time: PgTime(newest.commit_time.0 + 1), ..newest.clone() };
         let (_folder, lacking) = store_with(&other, end).await;
@@ -480,7 +489,7 @@ mod tests {
         let (_folder, passed) = store_with(&newest, Lsn(since.end_lsn.0 + 1)).await;
         let found = check_overlap(spec, &mut sql, &passed, &at, tell).await.unwrap_err();
         assert!(found.to_string().contains("has a transaction at"), "{found}");
-        // The newest does not fit: the stream needs no room.
+        // However large the newest is, nothing of it is gathered.
         sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
         let large = "INSERT INTO t SELECT i, repeat('y', 100) FROM generate_series(1, 20000) i";
         sql.simple_query(large).await.unwrap();
@@ -488,8 +497,7 @@ mod tests {
         sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
         let (_folder, store) = store_with(&newest, Lsn(newest.end_lsn.0 + 1)).await;
         let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
-        assert!(matches!(seen, Overlap::NotLooked { passes: false, .. }), "{seen:?}");
-        let copies = sql.query("SELECT count(*) FROM pg_replication_slots", &[]).await.unwrap();
-        assert_eq!(copies[0].get(0), Some("1"), "the copy is dropped");
+        assert!(matches!(seen, Overlap::Agrees), "{seen:?}");
+        until_copies_are_gone(&mut sql).await;
     }
 }
