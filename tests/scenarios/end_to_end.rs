@@ -20,6 +20,8 @@ mod identities;
 mod lanes;
 #[path = "end_to_end/lanes_and_foreign_keys.rs"]
 mod lanes_and_foreign_keys;
+#[path = "end_to_end/old_values.rs"]
+mod old_values;
 #[path = "end_to_end/operation.rs"]
 mod operation;
 #[path = "end_to_end/publications.rs"]

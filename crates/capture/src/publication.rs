@@ -6,7 +6,7 @@ mod ours;
 mod preflight;
 mod user_types;
 
-pub use columns::{AddedColumn, DroppedColumns, OldValue, partition_root};
+pub use columns::{AddedColumn, DroppedColumns, GrownTable, OldValue, partition_root};
 pub use members::{Wanted, columns_sent};
 
 use crate::CaptureError;

@@ -30,7 +30,7 @@ use crate::remedy;
 use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
-use farshore_capture::source::{AddedColumn, DroppedColumns, OldValue, Source};
+use farshore_capture::source::{AddedColumn, DroppedColumns, GrownTable, OldValue, Source};
 use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
 use farshore_pg::{Row, quote_literal, text_array};
 use farshore_wire::pgoutput::stored;
@@ -434,9 +434,15 @@ impl Follow<'_> {
         let added = missing
             .iter()
             .map(|column| AddedColumn { name: column.name.clone(), type_oid: column.type_oid });
-        let (published, added) = (published_name(self.relation), added.collect::<Vec<_>>());
-        let old_values = self.source.old_values(&published, &added).await?;
+        let added = added.collect::<Vec<_>>();
         let file_node = self.file_node_of_copy(session).await?;
+        let grown = GrownTable {
+            table: published_name(self.relation),
+            oid: self.relation.oid,
+            copied_from: file_node,
+            columns: self.relation.columns.iter().map(|column| column.name.clone()).collect(),
+        };
+        let old_values = self.source.old_values(&grown, &added).await?;
         let (root, _) = self.root(session).await?;
         for (column, old) in missing.iter().zip(old_values) {
             let definition = self.type_on_target(session, column).await?;
@@ -492,8 +498,8 @@ impl Follow<'_> {
         let definition = self.type_on_target(session, column).await?;
         Err(self.stops(&format!(
             "column {} is new, and its values in the rows that were there (a default that is \
-             computed for each row) are not in the log. Add it ({}) and fill it as on the publisher, \
-             or copy the table anew",
+             computed for each row, or one that the publisher has no more) are not in the log. Add it \
+             ({}) and fill it as on the publisher, or copy the table anew",
             quoted(column),
             self.alter(&format!("ADD COLUMN {} {definition}", quoted(column)))
         )))

@@ -3,8 +3,8 @@
 
 use super::shared_answer::SharedAnswer;
 use super::{
-    AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, LookUp, OldValue, Snapshot,
-    SnapshotSession, Source, Tell,
+    AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, GrownTable, LookUp,
+    OldValue, Snapshot, SnapshotSession, Source, Tell,
 };
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
@@ -135,12 +135,12 @@ impl Source for Direct {
 
     fn old_values<'a>(
         &'a self,
-        table: &'a TableName,
+        table: &'a GrownTable,
         columns: &'a [AddedColumn],
     ) -> Asked<'a, Vec<OldValue>> {
         Box::pin(async move {
             let mut sql = self.spec.connect_to_ask().await?;
-            let values = self.spec.old_values(&mut sql, table, columns).await?;
+            let values = self.spec.old_values(&mut sql, table, columns, |_| true).await?;
             sql.close().await;
             Ok(values)
         })

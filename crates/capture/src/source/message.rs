@@ -41,6 +41,13 @@ pub(super) enum Request {
     OldValues {
         table: TableName,
         columns: Vec<AddedColumn>,
+        /// Sites of earlier versions do not say this and what follows.
+        #[serde(default)]
+        oid: u32,
+        #[serde(default)]
+        copied_from: Option<u32>,
+        #[serde(default)]
+        columns_now: Vec<String>,
     },
     /// Makes the channel a snapshot's: when it ends, so does the snapshot.
     Export {

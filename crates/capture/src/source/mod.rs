@@ -27,7 +27,7 @@ mod rows;
 mod serve;
 mod shared_answer;
 
-pub use crate::publication::{AddedColumn, DroppedColumns, OldValue};
+pub use crate::publication::{AddedColumn, DroppedColumns, GrownTable, OldValue};
 pub use crate::snapshot::{FoundRow, RowPlace};
 pub use channel::{Channel, ChannelError, Opener};
 pub use direct::Direct;
@@ -89,7 +89,7 @@ pub trait Source: fmt::Debug + Send + Sync {
     /// in the same order.
     fn old_values<'a>(
         &'a self,
-        table: &'a TableName,
+        table: &'a GrownTable,
         columns: &'a [AddedColumn],
     ) -> Asked<'a, Vec<OldValue>>;
 

@@ -6,7 +6,9 @@ mod refused;
 mod slow_line;
 
 use farshore_capture::CaptureError;
-use farshore_capture::publication::{AddedColumn, OldValue, PublicationSpec, PublishedTable};
+use farshore_capture::publication::{
+    AddedColumn, GrownTable, OldValue, PublicationSpec, PublishedTable,
+};
 use farshore_capture::publication::{DroppedColumns, TableName};
 use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, cut_into_ranges};
 use farshore_capture::source::{Direct, FoundRow, Key, LookUp, Registry, SnapshotSession, Source};
@@ -112,12 +114,22 @@ async fn compare(direct: &dyn Source, remote: &dyn Source) {
     }
     let added = |name: &str, type_oid| AddedColumn { name: name.into(), type_oid };
     let columns = [added("added", 23), added("added", 25), added("at", 1184), added("gone", 23)];
-    let old = direct.old_values(&public("orders"), &columns).await.unwrap();
-    assert_eq!(old[0], OldValue::Missing("42".into()));
-    assert_eq!(old[1], OldValue::Null);
-    assert!(matches!(old[2], OldValue::Filled { .. }));
-    assert_eq!(remote.old_values(&public("orders"), &columns).await.unwrap(), old);
-    let nothing = remote.old_values(&public("nothing"), &columns).await.unwrap();
+    let orders = published.iter().find(|table| table.table == public("orders")).unwrap();
+    let grown = |name: &str, oid| GrownTable {
+        table: public(name),
+        oid,
+        copied_from: None,
+        columns: orders.columns.iter().map(|column| column.name.clone()).collect(),
+    };
+    // By its OID, whatever it was called.
+    for asked in [grown("orders", 0), grown("nothing", orders.oid)] {
+        let old = direct.old_values(&asked, &columns).await.unwrap();
+        assert_eq!(old[0], OldValue::Missing("42".into()));
+        assert_eq!(old[1], OldValue::UNKNOWN, "it has another type");
+        assert!(matches!(old[2], OldValue::Filled { .. }) && old[2] != OldValue::UNKNOWN);
+        assert_eq!(remote.old_values(&asked, &columns).await.unwrap(), old);
+    }
+    let nothing = remote.old_values(&grown("nothing", 0), &columns).await.unwrap();
     assert_eq!(nothing, vec![OldValue::Null; 4]);
 }
 

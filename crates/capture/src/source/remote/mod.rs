@@ -8,7 +8,8 @@ use super::channel::{Channel, ChannelError, Opener};
 use super::frame::{self, Received};
 use super::message::{ANSWER_BYTES_MAX, Answer, Request, decode_answer, encode_request};
 use super::{
-    AddedColumn, Asked, DroppedColumns, Key, OldValue, Snapshot, SnapshotSession, Source, Tell,
+    AddedColumn, Asked, DroppedColumns, GrownTable, Key, OldValue, Snapshot, SnapshotSession,
+    Source, Tell,
 };
 use crate::CaptureError;
 use crate::publication::{PublishedTable, TableName};
@@ -207,11 +208,19 @@ impl Source for Remote {
 
     fn old_values<'a>(
         &'a self,
-        table: &'a TableName,
+        table: &'a GrownTable,
         columns: &'a [AddedColumn],
     ) -> Asked<'a, Vec<OldValue>> {
         Box::pin(async move {
-            let request = Request::OldValues { table: table.clone(), columns: columns.to_vec() };
+            let GrownTable { table, oid, copied_from, columns: now } = table.clone();
+            let columns_now = now;
+            let request = Request::OldValues {
+                table,
+                columns: columns.to_vec(),
+                oid,
+                copied_from,
+                columns_now,
+            };
             match self.ask(&request).await? {
                 Answer::OldValues(values) if values.len() == columns.len() => Ok(values),
                 other => Err(self.site.failed(other)),

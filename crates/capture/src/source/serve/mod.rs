@@ -13,7 +13,7 @@ pub use registry::Registry;
 use super::channel::{Channel, ChannelError};
 use super::frame::{self, ReceiveError, Received};
 use super::message::{Answer, REQUEST_BYTES_MAX, Request, decode_request, encode_answer};
-use super::{AddedColumn, Direct, DroppedColumns, Key, OldValue, Source};
+use super::{AddedColumn, Direct, DroppedColumns, GrownTable, Key, OldValue, Source};
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
 use crate::schema::Definitions;
@@ -251,7 +251,8 @@ impl<'a> Server<'a> {
             Request::DroppedColumns { table, gone } => {
                 Answer::Dropped(self.dropped_columns(&table, &gone).await?)
             }
-            Request::OldValues { table, columns } => {
+            Request::OldValues { table, columns, oid, copied_from, columns_now } => {
+                let table = GrownTable { table, oid, copied_from, columns: columns_now };
                 Answer::OldValues(self.old_values(&table, &columns).await?)
             }
             Request::Tables
@@ -284,7 +285,7 @@ impl<'a> Server<'a> {
     ) -> Result<DroppedColumns, Failure> {
         check_count(gone.len())?;
         let mut sql = self.spec.connect_to_ask().await?;
-        self.publication_of(&mut sql, table).await?;
+        self.publication_of(&mut sql, table, 0).await?;
         let dropped = self.spec.dropped_columns(&mut sql, table, gone).await?;
         sql.close().await;
         Ok(dropped)
@@ -292,34 +293,49 @@ impl<'a> Server<'a> {
 
     async fn old_values(
         &self,
-        table: &TableName,
+        table: &GrownTable,
         columns: &[AddedColumn],
     ) -> Result<Vec<OldValue>, Failure> {
-        check_count(columns.len())?;
+        check_count(columns.len().max(table.columns.len()))?;
         let mut sql = self.spec.connect_to_ask().await?;
-        let published = self.publication_of(&mut sql, table).await?;
-        let values = self.spec.old_values(&mut sql, table, columns).await?;
+        let published = self.publication_of(&mut sql, &table.table, table.oid).await?;
+        let seen = published.as_ref().map_or(&[][..], |table| &table.columns);
+        let is_published = |column: &AddedColumn| seen.iter().any(|c| c.name == column.name);
+        let values = self.spec.old_values(&mut sql, table, columns, is_published).await?;
         sql.close().await;
-        for (column, value) in columns.iter().zip(&values) {
-            let is_published = published
-                .as_ref()
-                .is_some_and(|table| table.columns.iter().any(|c| c.name == column.name));
-            if !is_published && *value != OldValue::Null {
-                let column = farshore_model::quote_identifier(&column.name);
-                return Err(refused(format!("column {column} of {table}, not published now")));
-            }
+        let mut answers = Vec::new();
+        for (column, value) in columns.iter().zip(values) {
+            // It may be one of those that are published by now.
+            let may_be_renamed = || {
+                !table.columns.is_empty()
+                    && seen.iter().any(|now| {
+                        now.type_oid == column.type_oid && !table.columns.contains(&now.name)
+                    })
+            };
+            answers.push(match value {
+                value if is_published(column) => value,
+                OldValue::UNKNOWN if may_be_renamed() => OldValue::UNKNOWN,
+                OldValue::Null | OldValue::UNKNOWN => OldValue::Null,
+                OldValue::Missing(_) | OldValue::Filled { .. } => {
+                    let column = farshore_model::quote_identifier(&column.name);
+                    let table = &table.table;
+                    return Err(refused(format!("column {column} of {table}, not published now")));
+                }
+            });
         }
-        Ok(values)
+        Ok(answers)
     }
 
-    /// The published table that changes of `table` are published as; `None` if there is no table of
-    /// that name any more, which is no secret. Refuses a table that is there and not published.
+    /// The published table that changes of `table` are published as, by its OID where that is not 0;
+    /// `None` if there is no such table any more, which is no secret. Refuses a table that is there and
+    /// not published.
     async fn publication_of(
         &self,
         sql: &mut Connection,
         table: &TableName,
+        oid: u32,
     ) -> Result<Option<PublishedTable>, Failure> {
-        let lineage = self.spec.lineage(sql, table).await?;
+        let lineage = self.spec.lineage(sql, table, oid).await?;
         if lineage.is_empty() {
             return Ok(None);
         }
