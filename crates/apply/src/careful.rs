@@ -54,8 +54,10 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Of changes applied together: which of them failed, if it was one of them.
-    pub fn of_many(error: ApplyError) -> Failure {
+    /// Of changes applied together: which of them failed, if it was one of them. `stops_at` is the
+    /// transaction at which the target was not as it has to be: whoever mends that does so for what
+    /// comes from there on, so what comes before must have been committed.
+    pub fn of_many(error: ApplyError, stops_at: Option<Lsn>) -> Failure {
         let careful = match &error {
             _ if error.is_transient() => None,
             ApplyError::Change(failed) => Some(CarefulSpan::at(failed.position)),
@@ -63,6 +65,7 @@ impl Failure {
             ApplyError::Commit(refused) => {
                 Some(CarefulSpan { from: Lsn::ZERO, ..CarefulSpan::at(refused.position) })
             }
+            ApplyError::Setup(_) => stops_at.map(CarefulSpan::at),
             _ => None,
         };
         Failure { error, careful }
@@ -141,7 +144,7 @@ impl Careful<'_> {
                 Some(LogItem::Transaction { header, body }) if is_apart => {
                     let conflicts = self.transaction(&header, body).await;
                     let conflicts = conflicts.map_err(|error| match error.breaks_key_at() {
-                        Some(at) if self.may_try_as_batch(at) => Failure::of_many(error),
+                        Some(at) if self.may_try_as_batch(at) => Failure::of_many(error, None),
                         _ => Failure::from(error),
                     })?;
                     calm_for = if conflicts > 0 { 0 } else { calm_for + 1 };
@@ -162,7 +165,7 @@ impl Careful<'_> {
     /// What went wrong with this many transactions together.
     fn failure_of(&self, transactions: u64, error: ApplyError) -> Failure {
         if transactions < 2 || !error.is_out_of_memory() {
-            return Failure::of_many(error);
+            return Failure::of_many(error, self.writer.stops_at());
         }
         let error = ApplyError::NoRoom { applied: self.start.applied, error: Box::new(error) };
         Failure { error, careful: Some(self.span) }

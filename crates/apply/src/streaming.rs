@@ -233,6 +233,11 @@ impl<'a> Streaming<'a> {
         }
     }
 
+    /// The transaction at which the target was not as it has to be.
+    pub fn stops_at(&self) -> Option<Lsn> {
+        self.writer.stops_at()
+    }
+
     /// Gives up what was begun before its commit has come. Where work ended in order, says goodbye
     /// to the target.
     pub async fn end(mut self, in_order: bool) {

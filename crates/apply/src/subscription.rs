@@ -425,8 +425,9 @@ impl Subscription {
         tracing::info!(subscription = %name, %applied, "subscription streaming");
         let Some(interval) = self.spec.sequence_interval else {
             let end = streaming.run(stop).await;
+            let stops_at = streaming.stops_at();
             streaming.end(end.is_ok()).await;
-            return end.map_err(Failure::of_many);
+            return end.map_err(|error| Failure::of_many(error, stops_at));
         };
         let SubscriptionSpec { target, schema, .. } = &self.spec;
         let source = self.source.as_ref();
@@ -435,8 +436,9 @@ impl Subscription {
             end = streaming.run(stop) => end,
             never = sequences.follow(interval, &tables) => match never {},
         };
+        let stops_at = streaming.stops_at();
         streaming.end(end.is_ok()).await;
-        let end = end.map_err(Failure::of_many)?;
+        let end = end.map_err(|error| Failure::of_many(error, stops_at))?;
         if matches!(end, StreamEnd::Stopped) {
             let caught_up = sequences.catch_up(&tables);
             if tokio::time::timeout(SEQUENCES_AT_STOP, caught_up).await.is_err() {

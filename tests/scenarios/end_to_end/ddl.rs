@@ -118,6 +118,40 @@ fn a_type_that_holds_less_stops_as_well() -> Result<()> {
     })
 }
 
+/// Or it would come again after the target was altered, which has no place for it any more.
+#[test]
+fn what_came_before_an_alteration_is_there_when_it_stops() -> Result<()> {
+    both_ways(|direction| {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t VALUES (0, 'copied')")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        let altered = [
+            "RENAME COLUMN v TO w",
+            "RENAME COLUMN w TO x",
+            "ALTER COLUMN x TYPE character varying(50)",
+        ];
+        pair.publish("INSERT INTO t VALUES (1, 'before')")?;
+        for (id, alter) in (2..).step_by(2).zip(altered) {
+            pair.publish(&format!("ALTER TABLE t {alter}"))?;
+            pair.publish(&format!("INSERT INTO t VALUES ({id}, 'between')"))?;
+            pair.publish(&format!("INSERT INTO t VALUES ({id} + 1, 'between')"))?;
+        }
+        pair.site.start()?;
+        for (rows, alter) in (2..).step_by(2).zip(altered) {
+            stops_with(&pair, &format!("ALTER TABLE public.t {alter}"))?;
+            let there = pair.subscriber_says("SELECT count(*) FROM t")?;
+            ensure!(there == rows.to_string(), "{there} rows before {alter}");
+            pair.site.stop()?;
+            pair.subscriber.execute_script(&format!("ALTER TABLE t {alter}"))?;
+            pair.site.start()?;
+        }
+        pair.assert_equal(&["public"])
+    })
+}
+
 #[test]
 fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
     both_ways(|direction| {

@@ -52,6 +52,7 @@ pub struct Writer {
     pub(super) lanes: Lanes,
     pub(super) subscription: String,
     pub(super) relations: HashMap<DictionaryId, TargetRelation>,
+    stops_at: Option<Lsn>,
     /// The newest version of each table, by its name on the publisher.
     versions: HashMap<TableName, DictionaryId>,
     /// Tables that were looked at before their first change.
@@ -170,6 +171,7 @@ impl Writer {
             lanes,
             subscription,
             relations: HashMap::new(),
+            stops_at: None,
             versions: HashMap::new(),
             ahead: Ahead::default(),
             facts: HashMap::new(),
@@ -262,6 +264,27 @@ impl Writer {
 
     /// Applies commands of one transaction. `at` carries its sub-transaction from chunk to chunk.
     pub async fn apply(
+        &mut self,
+        body: &Bytes,
+        at: &mut InTransaction<'_>,
+        definitions: &Definitions,
+    ) -> Result<(), ApplyError> {
+        let applied = self.apply_commands(body, at, definitions).await;
+        let position = at.header.end_lsn;
+        if let Err(ApplyError::Setup(_)) = &applied
+            && self.first_of_group < position
+        {
+            self.stops_at = Some(position);
+        }
+        applied
+    }
+
+    /// The transaction at which the target was not as it has to be, behind others of its group.
+    pub fn stops_at(&self) -> Option<Lsn> {
+        self.stops_at
+    }
+
+    async fn apply_commands(
         &mut self,
         body: &Bytes,
         at: &mut InTransaction<'_>,
