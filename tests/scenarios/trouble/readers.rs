@@ -56,13 +56,13 @@ fn who_comes_to_read_does_not_wait_behind_what_needs_the_table_for_itself() -> R
             .with_context(|| format!("who reads {table} beside {change}"))?
             .get(0);
         ensure!(count == 1, "{count} rows in {table} before {change}");
-        let (state, error) = pair.site.await_trouble("s", "report")?;
+        let (state, error) = pair.site.await_trouble("s", "has to wait until nobody else uses")?;
         let names_all = [&format!("process {pid} "), &format!("public.{table}"), "since"]
             .iter()
             .all(|name| error.contains(*name));
         ensure!(state != "stopped" && names_all, "{change}: {state}: {error}");
         ensure!(!error.contains("at odds"), "{change}: {error}");
-        pair.site.await_log("report", SOON)?;
+        pair.site.await_log("has to wait until nobody else uses", SOON)?;
         holder.batch_execute("COMMIT")?;
         pair.assert_equal(&["public"]).with_context(|| change.to_owned())?;
         let log = pair.site.log();
