@@ -36,12 +36,19 @@ pub(crate) struct CarefulSpan {
     /// tables, and is checked when all are there; in the log a child may come before its parent then.
     /// A batch writes parents first.
     pub as_batch: bool,
+    /// Only what comes before `from` is applied; who goes on begins anew there.
+    pub only_before: bool,
 }
 
 impl CarefulSpan {
     /// Just at this position.
     pub fn at(position: Lsn) -> CarefulSpan {
-        CarefulSpan { from: position, until: position, as_batch: false }
+        CarefulSpan { from: position, until: position, as_batch: false, only_before: false }
+    }
+
+    /// What comes before this position.
+    pub fn before(position: Lsn) -> CarefulSpan {
+        CarefulSpan { only_before: true, ..CarefulSpan::at(position) }
     }
 }
 
@@ -65,7 +72,7 @@ impl Failure {
             ApplyError::Commit(refused) => {
                 Some(CarefulSpan { from: Lsn::ZERO, ..CarefulSpan::at(refused.position) })
             }
-            ApplyError::Setup(_) => stops_at.map(CarefulSpan::at),
+            ApplyError::Setup(_) => stops_at.map(CarefulSpan::before),
             _ => None,
         };
         Failure { error, careful }
@@ -94,8 +101,9 @@ pub(crate) struct Careful<'a> {
 }
 
 impl Careful<'_> {
-    /// Applies until all is calm, the log is dry, or `stop` turns true.
-    pub async fn run(&mut self, stop: &watch::Receiver<bool>) -> Result<(), Failure> {
+    /// Applies until all is calm, the log is dry, or `stop` turns true. False where what comes next was
+    /// read and not applied: only what was before it was to be.
+    pub async fn run(&mut self, stop: &watch::Receiver<bool>) -> Result<bool, Failure> {
         let mut calm_for = 0;
         // Newest position read, and commands in the open group of those before `from`.
         let (mut seen, mut open) = (self.start.applied, 0_u64);
@@ -121,8 +129,13 @@ impl Careful<'_> {
                 (open, transactions) = (0, 0);
             }
             match item {
-                Some(LogItem::Halt(_)) | None => return Ok(()),
+                Some(LogItem::Halt(_)) | None => return Ok(true),
                 Some(LogItem::Watermark(position)) => seen = seen.max(position),
+                Some(LogItem::Transaction { header, .. })
+                    if self.span.only_before && header.end_lsn >= self.span.from =>
+                {
+                    return Ok(false);
+                }
                 Some(LogItem::Transaction { header, body })
                     if self.start.skips.contains(&header.end_lsn) =>
                 {

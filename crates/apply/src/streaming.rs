@@ -23,8 +23,9 @@ use tokio::time::Instant;
 pub(crate) enum StreamEnd {
     /// It was told to stop.
     Stopped,
-    /// Tables joined the publication and must be copied, foreign keys can be added now, or what was
-    /// to be detached on the target is looked at again.
+    /// Tables joined the publication and must be copied, foreign keys can be added now, what was to be
+    /// detached on the target is looked at again, or what comes before a transaction that stops is
+    /// committed.
     StartAgain,
     /// The next transaction, at this position, is one to be applied carefully.
     Halted(Lsn),
@@ -233,7 +234,7 @@ impl<'a> Streaming<'a> {
         }
     }
 
-    /// The transaction at which the target was not as it has to be.
+    /// As [`Writer::stops_at`].
     pub fn stops_at(&self) -> Option<Lsn> {
         self.writer.stops_at()
     }

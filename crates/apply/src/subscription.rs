@@ -412,7 +412,9 @@ impl Subscription {
             let agent = self;
             let mut work =
                 Careful { agent, feed, writer, start, span, tried_as_batch, commands_max };
-            work.run(stop).await?;
+            if !work.run(stop).await? {
+                return Ok(StreamEnd::StartAgain);
+            }
         }
         let applied = start.applied;
         let tables: Vec<TableName> = start.tables.iter().map(|t| t.table.clone()).collect();

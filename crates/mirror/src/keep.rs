@@ -179,10 +179,9 @@ impl Far {
     /// Why it ended.
     pub async fn keep(&self, session: Session, request: &MirrorRequest) -> Result<(), MirrorError> {
         let site = session.peer_site().to_owned();
-        let (sender, mut receiver) = session.split();
+        let (mut sender, mut receiver) = session.split();
         let begun = self.begin(&site, &mut receiver, request.have.as_ref()).await?;
         let (spool, awaited, turn) = begun;
-        let mut sender = sender;
         if let Some(turn) = turn
             && self.note_turn(&spool, turn).await
         {

@@ -378,6 +378,23 @@ fn dropped_columns_follow_where_that_is_wanted() -> Result<()> {
         pair.site.start()?;
         pair.await_arrival()?;
         ensure!(pair.subscriber_says("SELECT count(*) FROM seen")? == "2");
+        // Nor behind others.
+        pair.publish("ALTER TABLE seen ADD COLUMN v text; INSERT INTO seen VALUES (3, 'v')")?;
+        pair.await_arrival()?;
+        pair.subscriber.execute_script("CREATE VIEW v AS SELECT v FROM seen")?;
+        pair.site.stop()?;
+        pair.publish("INSERT INTO seen VALUES (4, 'v')")?;
+        pair.publish("ALTER TABLE seen DROP COLUMN v; INSERT INTO seen VALUES (5)")?;
+        pair.publish("INSERT INTO seen VALUES (6)")?;
+        pair.site.start()?;
+        stops_with(&pair, "refused to drop it")?;
+        ensure!(pair.subscriber_says("SELECT count(*) FROM seen")? == "4");
+        pair.site.stop()?;
+        pair.subscriber.execute_script("DROP VIEW v")?;
+        pair.site.start()?;
+        pair.await_arrival()?;
+        let rows = "SELECT string_agg(s::text, ' ' ORDER BY id) FROM seen s";
+        ensure!(pair.subscriber_says(rows)? == "(1) (2) (3) (4) (5) (6)");
         Ok(())
     })
 }

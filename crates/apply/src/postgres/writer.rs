@@ -52,6 +52,7 @@ pub struct Writer {
     pub(super) lanes: Lanes,
     pub(super) subscription: String,
     pub(super) relations: HashMap<DictionaryId, TargetRelation>,
+    /// See [`Writer::stops_at`].
     stops_at: Option<Lsn>,
     /// The newest version of each table, by its name on the publisher.
     versions: HashMap<TableName, DictionaryId>,

@@ -40,9 +40,10 @@ impl StillSnapshot {
     /// prevents that from then on; the tables' files tell whether it happened before the lock was
     /// there, and then another snapshot is taken. So is one where a table has become another member of
     /// the publication meanwhile, with another filter or list of columns: what a transaction wrote
-    /// before that is published as it was then, also where the snapshot lacks it. (To lock first and then take the snapshot could
-    /// hang: its creation waits for transactions that may wait for the lock.) Done here, beside the
-    /// publisher: who is far away would hardly find a moment between two such commands.
+    /// before that is published as it was then, also where the snapshot lacks it. (To lock first and
+    /// then take the snapshot could hang: its creation waits for transactions that may wait for the
+    /// lock.) Done here, beside the publisher: who is far away would hardly find a moment between two
+    /// such commands.
     ///
     /// `tell` is told what is waited for.
     ///
