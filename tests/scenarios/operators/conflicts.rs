@@ -426,6 +426,53 @@ fn rows_of_a_full_identity_are_overwritten_by_their_key() -> Result<()> {
     Ok(())
 }
 
+/// They would be gone without a word, and for good: the publisher deletes none.
+#[test]
+fn rows_that_refer_to_what_is_overwritten_do_not_go_with_it() -> Result<()> {
+    for (effect, major) in [("CASCADE", 15), ("SET NULL", 18)] {
+        let direction = Direction { publisher: 18, subscriber: major };
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both(&format!(
+            "CREATE TABLE customer (id integer PRIMARY KEY, mail text UNIQUE); \
+             CREATE TABLE \"an Order\" (id integer PRIMARY KEY, \
+               customer integer REFERENCES customer ON DELETE {effect})",
+        ))?;
+        // Its triggers fire whatever the role may set.
+        pair.subscriber.execute_script(
+            "DO $$ DECLARE name name; BEGIN \
+               FOR name IN SELECT tgname FROM pg_trigger WHERE tgrelid = 'customer'::regclass LOOP \
+                 EXECUTE format('ALTER TABLE customer ENABLE ALWAYS TRIGGER %I', name); \
+               END LOOP; END $$",
+        )?;
+        pair.publish(
+            "INSERT INTO customer SELECT i, 'c' || i FROM generate_series(1, 4) AS i; \
+             INSERT INTO \"an Order\" VALUES (1, 1), (2, 1)",
+        )?;
+        pair.add_publication("p", &["public.*"], "")?;
+        let target = pair.subscriber.url("postgres");
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.replace("batches = ", "on_conflict = \"overwrite\"\nbatches = ")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        // One has orders, the other has none.
+        pair.subscriber
+            .execute_script("UPDATE customer SET mail = 'new' || id WHERE id IN (1, 2)")?;
+        pair.publish("UPDATE customer SET mail = 'new1' WHERE id = 3")?;
+        pair.publish("UPDATE customer SET mail = 'new2' WHERE id = 4")?;
+        pair.await_arrival()?;
+        let recorded = "SELECT string_agg(action || ' ' || (key ->> 'id') || \
+            CASE WHEN reason LIKE '%\"an Order\"% refer to %' THEN ' referred to' ELSE '' END, ',' \
+            ORDER BY id) FROM farshore.conflicts";
+        let said = pair.subscriber_says(recorded)?;
+        ensure!(said == "skipped 3 referred to,overwritten 4", "{effect}: {said}");
+        let rows = "SELECT string_agg(id || mail, ',' ORDER BY id) || ' ' || \
+            (SELECT count(customer) FROM \"an Order\") FROM customer";
+        let rows = pair.subscriber_says(rows)?;
+        ensure!(rows == "1new1,3c3,4new2 2", "{effect}: {rows}");
+    }
+    Ok(())
+}
+
 /// A constraint of another table, which a trigger on the target writes to, says nothing of the rows of
 /// the table itself.
 #[test]

@@ -44,6 +44,27 @@ const RECORD: &str = "INSERT INTO farshore.conflicts \
     $5::text::jsonb, $6, $7, $8, $9::text::bigint, $10::text::pg_lsn, $11::text::timestamptz, \
     $12::text::jsonb, $13::text::jsonb, $14::text::jsonb)";
 
+/// Foreign keys by which to delete rows of a table (`$1`) does more than that: CASCADE, SET NULL and SET
+/// DEFAULT, where their triggers fire in this session (PostgreSQL docs: "ALTER TABLE", ENABLE REPLICA
+/// TRIGGER). Each with the table that refers, its columns, and those that they refer to.
+const KEYS_THAT_TAKE_OTHERS: &str = "SELECT c.conname, pg_catalog.format('%I.%I', n.nspname, r.relname), \
+      (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY k.n) \
+       FROM unnest(c.conkey) WITH ORDINALITY AS k (number, n) \
+       JOIN pg_catalog.pg_attribute a ON a.attrelid = c.conrelid AND a.attnum = k.number), \
+      (SELECT pg_catalog.string_agg(pg_catalog.quote_ident(a.attname), ', ' ORDER BY k.n) \
+       FROM unnest(c.confkey) WITH ORDINALITY AS k (number, n) \
+       JOIN pg_catalog.pg_attribute a ON a.attrelid = c.confrelid AND a.attnum = k.number) \
+    FROM pg_catalog.pg_constraint c \
+    JOIN pg_catalog.pg_class r ON r.oid = c.conrelid \
+    JOIN pg_catalog.pg_namespace n ON n.oid = r.relnamespace \
+    WHERE c.contype = 'f' AND c.confdeltype IN ('c', 'n', 'd') \
+      AND c.confrelid = pg_catalog.to_regclass($1) \
+      AND EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgconstraint = c.oid \
+        AND t.tgrelid = c.confrelid AND t.tgtype & 8 <> 0 AND t.tgenabled IN ('A', \
+          CASE pg_catalog.current_setting('session_replication_role') \
+            WHEN 'replica' THEN 'R' ELSE 'O' END)) \
+    ORDER BY c.conname";
+
 impl Writer {
     /// Begins a run of changes that can be undone alone.
     pub(crate) fn begin_changes(&mut self) -> Result<(), ApplyError> {
@@ -389,6 +410,9 @@ impl<'a> ConflictRow<'a> {
             if is_insert && constraint.is_key && settable {
                 step = Step::Replace(constraint.condition);
             } else {
+                if let Some(why) = self.would_take_others(&constraint.condition).await? {
+                    return Ok(Overwrite::Impossible(why));
+                }
                 match self.delete(&constraint.condition).await {
                     Ok(0) => return Ok(Overwrite::Impossible(error.to_string())),
                     Ok(_) => {}
@@ -438,6 +462,44 @@ impl<'a> ConflictRow<'a> {
         };
         // Some take no RETURNING: those that are a SELECT already.
         answers::run_counted(&mut self.session.connection, &sql, &types, &values).await
+    }
+
+    /// Why rows that meet a condition cannot be deleted: a foreign key that fires would delete, or
+    /// change, rows that refer to them, of which the publisher deletes none and nothing is recorded.
+    async fn would_take_others(
+        &mut self,
+        condition: &Condition,
+    ) -> Result<Option<String>, ApplyError> {
+        let table = self.target.table.to_string();
+        for key in self.session.query(KEYS_THAT_TAKE_OTHERS, &[Some(&table)]).await? {
+            let text = |column: usize| key.get(column).unwrap_or_default();
+            let (name, referring, from, to) = (text(0), text(1), text(2), text(3));
+            let (mut types, mut values): Parameters<'_> = Default::default();
+            let deleted = self.condition_text(condition, &mut types, &mut values);
+            let rows = self.target.rows_of_its_own();
+            let referring_rows = format!(
+                "SELECT FROM {referring} WHERE ({from}) IN \
+                 (SELECT {to} FROM {rows} WHERE {deleted}) LIMIT 1"
+            );
+            let sent = answers::run(&mut self.session.connection, &referring_rows, &types, &values);
+            match sent.await {
+                Ok(found) if found.is_empty() => {}
+                Ok(_) => {
+                    return Ok(Some(format!(
+                        "rows of {referring} refer to the row that is in the way, and would go with \
+                         it (foreign key {name}, which fires for this role)"
+                    )));
+                }
+                Err(farshore_pg::Error::Server(error)) if !error.is_fatal() => {
+                    return Ok(Some(format!(
+                        "whether rows of {referring} refer to the row that is in the way cannot be \
+                         looked at (foreign key {name}, which fires for this role): {error}"
+                    )));
+                }
+                Err(error) => return Err(self.session.error(error)),
+            }
+        }
+        Ok(None)
     }
 
     async fn delete(&mut self, condition: &Condition) -> Result<u64, farshore_pg::Error> {
