@@ -174,7 +174,9 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
     let mut all = Vec::new();
     let adopted = adopted::Adopted::ask(config).await;
     let site = (config, &adopted);
-    let (mut published_bytes, mut places) = (Some(0), Vec::new());
+    // Nor is it asked here how much those of other sites hold.
+    let is_told_of_all = config.sites.received.is_empty();
+    let (mut published_bytes, mut places) = (is_told_of_all.then_some(0), Vec::new());
     let known_slots = site::known_slots(config);
     // Of several publications of a database, one tells of its slots.
     let mut told_of_slots = HashSet::new();
@@ -200,7 +202,10 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
                 published_bytes = published_bytes.zip(bytes).map(|(all, more)| all + more);
                 Some(published)
             }
-            None => None,
+            None => {
+                published_bytes = None;
+                None
+            }
         };
         if let Some(published) = &published
             && let (Some(taken), Some(server)) = (published.places, &published.server)

@@ -298,11 +298,18 @@ fn check_table(
     }
     if !table.owned && !as_wanted {
         let owner = quote_identifier(&table.owner);
+        let membership = match table.owner_is_superuser {
+            // Nobody should get a superuser's rights for a table's sake.
+            true => {
+                format!("ALTER TABLE {name} OWNER TO {role}, or to a role that {role} is one of")
+            }
+            false => format!("GRANT {owner} TO {role}"),
+        };
         findings.error(
             format!("role {role} does not own {name}, so it cannot publish it"),
             format!(
-                "GRANT {owner} TO {role}; or let {owner} CREATE PUBLICATION, and set \
-                 adopt_publication to its name"
+                "{membership}; or let {owner} CREATE PUBLICATION, and set adopt_publication to its \
+                 name"
             ),
         );
     }

@@ -118,11 +118,9 @@ pub fn check(config: &SiteConfig, published_bytes: Option<u64>, findings: &mut F
     } else {
         let published = match published_bytes {
             Some(published_bytes) => format!("published tables hold {}", bytes(published_bytes)),
-            None => {
-                "how much published tables hold could not be seen (as said above, or a session \
-                     has one of them locked: check again later)"
-                    .to_owned()
-            }
+            None => "how much published tables hold could not be seen (as said above, or they are \
+                     another site's, or a session has one of them locked: check again later)"
+                .to_owned(),
         };
         findings.note(format!(
             "{room}; {published}; whether the targets' disks have room for that cannot be seen from \

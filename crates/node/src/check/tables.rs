@@ -55,6 +55,8 @@ pub struct Table {
     pub owned: bool,
     /// Its owner.
     pub owner: String,
+    /// Its owner may do everything: who is given that role may, too.
+    pub owner_is_superuser: bool,
     /// Row-level security holds for us.
     pub row_security: bool,
     /// Sequences that its columns own or take values from.
@@ -137,7 +139,8 @@ const TABLES: &str = concat!(
            WHERE a.attrelid = i.indrelid \
            AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])) AS columns \
          FROM pg_index i WHERE i.indrelid = c.oid AND i.indisunique AND i.indisvalid \
-         AND i.indpred IS NULL AND i.indexprs IS NULL) AS u) ",
+         AND i.indpred IS NULL AND i.indexprs IS NULL) AS u), \
+       (SELECT o.rolsuper FROM pg_roles o WHERE o.oid = c.relowner) ",
     named!(),
     "\
      WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' \
@@ -341,6 +344,7 @@ pub fn from_answers(
                 .collect(),
             owned: row.parse_bool(14)?,
             owner: text(row, 15),
+            owner_is_superuser: row.get(18) == Some("t"),
             row_security: row.parse_bool(16)?,
             sequences: Vec::new(),
             row_filter: None,
