@@ -400,11 +400,7 @@ impl Near {
         let (needs, feedback) = watch::channel(Feedback::default());
         let sent = AtomicU64::new(begun.start.0);
         let offered = begun.turn;
-        let turn_noted = || {
-            if let Some(turn) = offered {
-                self.turns.confirm(turn);
-            }
-        };
+        let turn_noted = || self.turns.confirm(offered);
         let hearing = hear(site, receiver, &sent, (far, needs), turn_noted);
         let mut hearing = std::pin::pin!(hearing);
         let mut is_heard_out = false;
@@ -631,7 +627,7 @@ struct Begun {
     timeline: Timeline,
     start: Lsn,
     /// What the far end is to note.
-    turn: Option<Turn>,
+    turn: Turn,
     /// The slot was made in this session.
     is_slot_new: bool,
 }
@@ -646,7 +642,7 @@ impl Begun {
             server_version: self.server_version,
             applied_counts: promise == Promise::FarApplied,
             nothing_counts: promise == Promise::Async,
-            turn: self.turn,
+            turn: Some(self.turn),
         }
     }
 }

@@ -304,8 +304,7 @@ impl Spool {
         &self.shared.folder
     }
 
-    /// Which spool it is for its near end, and which session was its last; `None` as long as no near
-    /// end has said so.
+    /// The number of its last session with a near end; `None` as long as none has said so.
     pub fn turn(&self) -> Option<Turn> {
         *self.lock_turn()
     }
@@ -321,7 +320,7 @@ impl Spool {
     /// [`SpoolError::Io`]; nothing has changed then.
     pub fn note_turn(&self, turn: Turn) -> Result<(), SpoolError> {
         let mut noted = self.lock_turn();
-        if noted.is_some_and(|noted| noted.spool == turn.spool && noted.number >= turn.number) {
+        if noted.is_some_and(|noted| noted >= turn) {
             return Ok(());
         }
         turn::write(self.folder(), turn)?;

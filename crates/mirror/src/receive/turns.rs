@@ -1,4 +1,4 @@
-//! Which far end's spool goes on with the mirror.
+//! Which far end goes on with the mirror.
 //!
 //! A machine that was copied with its spool, or set back to an earlier state with it, has log of the
 //! same principal, and asks for what follows as the spool would that was told of log last. Were it
@@ -6,17 +6,22 @@
 //! session gives the spool a number, which is noted at both ends before anything is acknowledged: of
 //! two copies the second one to come still has the number from before.
 //!
+//! A number is what the clock says, in microseconds, and higher than all that are known here. So it is
+//! also higher than what another near end gave the spool before, which had the mirror meanwhile: the
+//! far site's own in direct mode, or one beside a former principal. (Where clocks differ by more than
+//! the time between, a spool that was begun anew there would be refused here, until it is let in.)
+//!
 //! What cannot be noted here, or there, is not held against anybody: then a copy is not told.
 
 use super::begun_anew::write_note;
 use crate::error::MirrorError;
 use crate::relay::message::{Have, Turn};
-use ring::rand::{SecureRandom, SystemRandom};
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Turns that spools were given.
+/// Turns that the mirror's spool was given.
 #[derive(Debug)]
 pub struct Turns {
     note: PathBuf,
@@ -29,8 +34,8 @@ pub struct Turns {
 struct State {
     /// The last one that a far end has noted.
     known: Option<Turn>,
-    /// The highest number that was offered.
-    offered: u64,
+    /// The highest one that was offered, or known.
+    highest: u64,
     /// A spool was refused since another one was taken.
     has_refused: bool,
 }
@@ -39,7 +44,7 @@ impl Turns {
     /// They are noted in this file. Blocks on the disk.
     pub fn noted_in(note: PathBuf) -> Turns {
         let known = match std::fs::read_to_string(&note) {
-            Ok(text) => decode(&text),
+            Ok(text) => text.trim_end().parse().ok().map(Turn),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => {
                 let note = note.display();
@@ -47,7 +52,8 @@ impl Turns {
                 None
             }
         };
-        let state = Mutex::new(State { known, ..State::default() });
+        let highest = known.map_or(0, |known| known.0);
+        let state = Mutex::new(State { known, highest, has_refused: false });
         Turns { note, state, writing: Mutex::default() }
     }
 
@@ -63,16 +69,16 @@ impl Turns {
         // One of an earlier version does not say.
         let Some(turn) = have.and_then(|have| have.turn) else { return Ok(()) };
         let mut state = self.state();
-        // What was noted here may have been set back; what it has noted itself was given to it.
-        let is_it = |known: Turn| known.spool == turn.spool && turn.number >= known.number;
-        if state.known.is_none_or(is_it) {
+        // What is noted here may have been set back, or not have been heard of.
+        if state.known.is_none_or(|known| turn >= known) {
             return Ok(());
         }
         state.has_refused = true;
         Err(MirrorError::CopiedSpool { mirror: mirror.to_owned() })
     }
 
-    /// Lets whichever spool asks next go on, if one was refused. Blocks on the disk.
+    /// Lets whichever spool asks next go on, if one was refused; others are older than what that is
+    /// given then. Blocks on the disk.
     ///
     /// # Errors
     /// The note that cannot be removed.
@@ -80,11 +86,6 @@ impl Turns {
         if !self.state().has_refused {
             return Ok(false);
         }
-        self.forget()?;
-        Ok(true)
-    }
-
-    fn forget(&self) -> Result<(), String> {
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         match std::fs::remove_file(&self.note) {
             Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -92,28 +93,19 @@ impl Turns {
             }
             Ok(()) | Err(_) => {}
         }
-        *self.state() = State::default();
-        Ok(())
+        let mut state = self.state();
+        (state.known, state.has_refused) = (None, false);
+        Ok(true)
     }
 
-    /// What a spool is given now; `None` if it cannot be given anything that would be known again.
-    /// Blocks on the disk for one that begins, or has lost what it was given.
-    pub(super) fn offer(&self, have: Option<&Have>) -> Option<Turn> {
-        let Some(turn) = have.and_then(|have| have.turn) else {
-            // It would be refused beside what is noted, if it was not heard that it has noted this.
-            if let Err(error) = self.forget() {
-                tracing::warn!("a copy of the far end would not be told from it: {error}");
-                return None;
-            }
-            return Some(Turn { spool: random()?, number: 1 });
-        };
+    /// What a spool is given now.
+    pub(super) fn offer(&self, have: Option<&Have>) -> Turn {
+        let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let clock = u64::try_from(since.as_micros()).unwrap_or_default();
+        let before = have.and_then(|have| have.turn).map_or(0, |turn| turn.0);
         let mut state = self.state();
-        if state.known.is_none_or(|known| known.spool != turn.spool) {
-            // Whatever number its copies have, they are not it from then on.
-            return Some(Turn { spool: random()?, number: 1 });
-        }
-        state.offered = state.offered.max(turn.number).saturating_add(1);
-        Some(Turn { number: state.offered, ..turn })
+        state.highest = state.highest.max(before).saturating_add(1).max(clock);
+        Turn(state.highest)
     }
 
     /// The far end has noted it. Log goes on meanwhile, whatever the disk here does.
@@ -126,8 +118,7 @@ impl Turns {
 
     fn is_newer(&self, turn: Turn) -> bool {
         let mut state = self.state();
-        let is_older = |known: Turn| known.spool != turn.spool || known.number < turn.number;
-        let is_newer = state.known.is_none_or(is_older);
+        let is_newer = state.known.is_none_or(|known| known < turn);
         if is_newer {
             (state.known, state.has_refused) = (Some(turn), false);
         }
@@ -137,28 +128,13 @@ impl Turns {
     fn write(&self) {
         let _one_at_a_time = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         // Another one may have come, or been forgotten.
-        let Some(known) = self.state().known else { return };
-        if let Err(error) = write_note(&self.note, &encode(known)) {
+        let Some(Turn(known)) = self.state().known else { return };
+        if let Err(error) = write_note(&self.note, &format!("{known}\n")) {
             tracing::warn!(
                 "after a restart a copy of the far end would not be told from it: {error}"
             );
         }
     }
-}
-
-fn encode(turn: Turn) -> String {
-    format!("{:016x} {}\n", turn.spool, turn.number)
-}
-
-fn decode(text: &str) -> Option<Turn> {
-    let (spool, number) = text.trim_end().split_once(' ')?;
-    Some(Turn { spool: u64::from_str_radix(spool, 16).ok()?, number: number.parse().ok()? })
-}
-
-fn random() -> Option<u64> {
-    let mut bytes = [0; 8];
-    SystemRandom::new().fill(&mut bytes).ok()?;
-    Some(u64::from_le_bytes(bytes))
 }
 
 #[cfg(test)]
@@ -180,7 +156,7 @@ mod tests {
     fn session(turns: &Arc<Turns>, before: Option<Turn>) -> Result<Turn, MirrorError> {
         let have = have(before);
         turns.check("m", have.as_ref())?;
-        let turn = turns.offer(have.as_ref()).unwrap();
+        let turn = turns.offer(have.as_ref());
         assert!(turns.is_newer(turn));
         turns.write();
         Ok(turn)
@@ -216,12 +192,17 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let near = turns(folder.path());
         let before = session(&near, None).unwrap();
-        let offered = near.offer(have(Some(before)).as_ref()).unwrap();
+        let offered = near.offer(have(Some(before)).as_ref());
         assert!(near.check("m", have(Some(before)).as_ref()).is_ok());
         // Or it was, and that was not heard here.
         assert!(near.check("m", have(Some(offered)).as_ref()).is_ok());
         let next = session(&near, Some(offered)).unwrap();
-        assert!(next.number > offered.number);
+        assert!(next > offered);
+        // It has lost its note, and was given another one.
+        let given = near.offer(have(None).as_ref());
+        for near in [&near, &turns(folder.path())] {
+            assert!(near.check("m", have(Some(given)).as_ref()).is_ok());
+        }
     }
 
     #[test]
@@ -233,31 +214,24 @@ mod tests {
         let last = session(&near, Some(session(&near, Some(first)).unwrap())).unwrap();
         std::fs::write(folder.path().join("mirrors/m.turn"), kept).unwrap();
         let next = session(&turns(folder.path()), Some(last)).unwrap();
-        assert!(next.number > last.number);
+        assert!(next > last);
     }
 
+    /// As in direct mode, or beside another principal.
     #[test]
-    fn a_spool_that_begins_is_another_one() {
-        let folder = tempfile::tempdir().unwrap();
-        let near = turns(folder.path());
-        let first = session(&near, None).unwrap();
-        let begun = near.offer(None).unwrap();
-        assert_ne!(begun.spool, first.spool);
-        // Whatever it noted: what was told is gone with the one before.
-        assert!(turns(folder.path()).check("m", have(Some(begun)).as_ref()).is_ok());
-        assert!(near.is_newer(begun));
-        assert!(near.check("m", have(Some(first)).as_ref()).is_err());
-    }
-
-    #[test]
-    fn a_spool_that_lost_its_note_is_not_refused_for_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let near = turns(folder.path());
-        session(&near, None).unwrap();
-        // It has noted what it was given then, and the session ended before that was heard here.
-        let given = near.offer(have(None).as_ref()).unwrap();
-        for near in [&near, &turns(folder.path())] {
-            assert!(near.check("m", have(Some(given)).as_ref()).is_ok());
+    fn a_spool_comes_back_from_another_near_end() {
+        let (here, there) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (here, there) = (turns(here.path()), turns(there.path()));
+        let mut turn = session(&here, None).unwrap();
+        for near in [&there, &here, &there, &here] {
+            let next = session(near, Some(turn)).unwrap();
+            assert!(session(near, Some(turn)).is_err(), "a copy");
+            turn = next;
         }
+        // It was begun anew there.
+        there.check("m", None).unwrap();
+        let begun = there.offer(None);
+        assert!(begun > turn);
+        assert!(here.check("m", have(Some(begun)).as_ref()).is_ok());
     }
 }

@@ -45,15 +45,11 @@ pub struct Have {
     pub turn: Option<Turn>,
 }
 
-/// Which spool it is, and the number of its last session with the near end: a copy of a spool is told
-/// from it by that once one of the two has had another session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Turn {
-    /// A random number that the near end gave it when it began.
-    pub spool: u64,
-    /// Higher in each session.
-    pub number: u64,
-}
+/// The number of a spool's last session with a near end, higher in each: a copy of a spool is told from
+/// it by that once one of the two has had another session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Turn(pub u64);
 
 /// A piece of log, by which it is told from other log at the same positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -522,7 +518,7 @@ mod tests {
     #[test]
     fn requests_and_answers_are_read_as_they_were_written() {
         let tail = Some(Tail { start: Lsn(1), end: Lsn(9), crc32c: u32::MAX });
-        let turn = Some(Turn { spool: u64::MAX, number: 3 });
+        let turn = Some(Turn(u64::MAX));
         let (system_id, durable) = ("7".to_owned(), Lsn(0x16_B374_D848));
         let have = Have { system_id, timeline: 2, durable, tail, turn };
         for request in [
