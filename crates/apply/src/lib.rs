@@ -10,6 +10,8 @@
 //! cut_offs      pure: which of those cannot end so, because the stream ends too often
 //! ahead         a target that has more than its store can have given it
 //! log_feed      store blocks → transactions, read ahead, memory bounded
+//! validate      whether publisher and target have the same rows
+//! halts         the stream at rest where somebody looks at the target
 //! question      what the publisher publishes by now, asked beside the stream
 //! requests      what operators ask for: transactions to skip, tables to copy anew
 //! browse        the stored log, readable
@@ -34,6 +36,7 @@ mod copy_beside;
 mod cut_offs;
 mod early;
 mod error;
+mod halts;
 mod held_up;
 mod log_backoff;
 mod log_feed;
@@ -48,11 +51,13 @@ mod small_groups;
 mod status;
 mod streaming;
 mod subscription;
+pub mod validate;
 
 pub use ahead::Given;
 pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::{cursor_owner, is_of_copy};
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
+pub use halts::Halts;
 pub use postgres::apart::Detaching;
 pub use remedy::follows_another;
 pub use status::{

@@ -2,6 +2,7 @@
 
 use crate::ApplyError;
 use crate::early::{EarlySettings, EarlyStart, Outcome, Turn};
+use crate::halts::HaltAt;
 use crate::log_feed::{Body, LogFeed, LogItem};
 use crate::postgres::progress::{ProgressStep, TableProgress, state};
 use crate::postgres::writer::{InTransaction, Writer};
@@ -108,6 +109,8 @@ pub(crate) struct Streaming<'a> {
     progress_at: Instant,
     /// Row changes that the status counts already.
     changes_announced: u64,
+    /// Where it is to rest while somebody looks at the target.
+    halt: Option<HaltAt>,
     /// Only used by the defect that swaps transactions.
     held_back: Option<(Header, Body)>,
 }
@@ -167,6 +170,7 @@ impl<'a> Streaming<'a> {
             tracers: VecDeque::new(),
             progress_at: Instant::now(),
             changes_announced: 0,
+            halt: None,
             held_back: None,
         }
     }
@@ -219,11 +223,24 @@ impl<'a> Streaming<'a> {
                 self.settle().await?;
                 return Ok(StreamEnd::StartAgain);
             }
+            if let Some(asked) = self.agent.halts.take() {
+                self.commit_group().await?;
+                self.settle().await?;
+                self.announce();
+                self.halt = self.rest(asked.point(), stop).await?.flatten();
+                // No transaction is left before the point.
+                self.halt_before(self.seen, stop).await?;
+                continue;
+            }
             match self.feed.next_at_hand().await? {
                 Some(LogItem::Transaction { header, body }) => {
+                    self.halt_before(header.commit_lsn, stop).await?;
                     self.transaction(header, body).await?;
                 }
-                Some(LogItem::Watermark(position)) => self.seen = self.seen.max(position),
+                Some(LogItem::Watermark(position)) => {
+                    self.seen = self.seen.max(position);
+                    self.halt_before(position, stop).await?;
+                }
                 Some(LogItem::Halt(position)) => {
                     self.commit_group().await?;
                     self.settle().await?;
@@ -231,6 +248,37 @@ impl<'a> Streaming<'a> {
                 }
                 None => self.dry(stop).await?,
             }
+        }
+    }
+
+    /// Rests where somebody wants to look at the target, if what comes next starts at or behind that
+    /// point: everything before it is there then, and nothing else.
+    async fn halt_before(
+        &mut self,
+        next: Lsn,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<(), ApplyError> {
+        let late = if fault::defect("late-halt") { 1 << 12 } else { 0 };
+        let Some(halt) = self.halt.take_if(|halt| next.0 >= halt.point.0 + late) else {
+            return Ok(());
+        };
+        self.commit_group().await?;
+        self.settle().await?;
+        self.announce();
+        let applied = self.applied;
+        self.rest(halt.rest(applied), stop).await.map(drop)
+    }
+
+    /// Nothing is done until `done`, with nothing open on the target; `None` if it is to stop.
+    async fn rest<T>(
+        &mut self,
+        done: impl Future<Output = T>,
+        stop: &mut watch::Receiver<bool>,
+    ) -> Result<Option<T>, ApplyError> {
+        tokio::select! {
+            done = done => Ok(Some(done)),
+            _ = stop.wait_for(|stop| *stop) => Ok(None),
+            error = self.writer.ended() => Err(error),
         }
     }
 
@@ -456,6 +504,7 @@ impl<'a> Streaming<'a> {
             () = answered(&mut self.question), if is_asked => false,
             () = tokio::time::sleep_until(again_at.unwrap_or(ask_at)), if again_at.is_some() => false,
             () = self.feed.wait_for_more() => false,
+            () = self.agent.halts.asked() => false,
             () = self.early.wait() => false,
             // Without this a target that has gone would be found with the next change.
             error = async {
@@ -494,6 +543,7 @@ impl<'a> Streaming<'a> {
         let until = (self.opened_at + limits.open_max).min(dry_since + limits.dry_max);
         tokio::select! {
             () = self.feed.wait_for_more() => {}
+            () = self.agent.halts.asked() => {}
             () = tokio::time::sleep_until(until) => {}
             _ = stop.wait_for(|stop| *stop) => {}
         }

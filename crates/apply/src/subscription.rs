@@ -7,6 +7,7 @@ use crate::careful::{Careful, CarefulSpan, Failure};
 use crate::conflict::ConflictPolicy;
 use crate::cut_offs::{CutOffs, Ending};
 use crate::early::EarlySettings;
+use crate::halts::Halts;
 use crate::log_backoff::LogBackoff;
 use crate::log_feed::LogFeed;
 use crate::postgres::apart::Detaching;
@@ -97,6 +98,8 @@ pub struct Subscription {
     pub status: Arc<Mutex<SubscriptionStatus>>,
     /// What is to be detached on the target, and was left for later.
     pub detaching: Detaching,
+    /// Where the stream is asked to rest while somebody looks at the target.
+    pub halts: Halts,
 }
 
 /// How long a target is left alone that had no room for a group.

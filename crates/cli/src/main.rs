@@ -137,6 +137,24 @@ enum Verb {
         #[arg(long, value_parser = typed_table)]
         table: Option<String>,
     },
+    /// Compare a subscription's tables with the publisher's, while both are at work
+    ///
+    /// Both sides are read as of the same transaction, for which the subscription rests a moment;
+    /// each hashes its own rows. Ends with 0 when all tables are equal, with 1 when some differ or
+    /// could not be compared, and with 2 when the site file cannot be used.
+    Validate {
+        /// Site file
+        site: PathBuf,
+        /// Which subscription
+        #[arg(long)]
+        subscription: String,
+        /// schema.table on the publisher; may be given several times; without it, all
+        #[arg(long, value_parser = typed_table)]
+        table: Vec<String>,
+        /// As JSON, one object per table and line
+        #[arg(long)]
+        json: bool,
+    },
     /// Say that a subscription's target was restored from a backup of the publisher
     ///
     /// For subscriptions with initialise = "backup". A physical backup that was promoted tells by
@@ -269,6 +287,9 @@ fn main() -> ExitCode {
         }
         Verb::Resync { site, subscription, table } => {
             request::request(&site, &Request::Resync { subscription, table })
+        }
+        Verb::Validate { site, subscription, table: tables, json } => {
+            request::request(&site, &Request::Validate { subscription, tables, json })
         }
         Verb::Initialise { site, subscription, lsn, copied_from } => {
             request::request(&site, &Request::Initialise { subscription, lsn, copied_from })

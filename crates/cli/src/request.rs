@@ -48,7 +48,9 @@ pub fn request(site: &Path, request: &Request) -> ExitCode {
         (Some(error), _) | (None, Err(error)) => return fail(&format!("cannot print: {error}")),
     }
     match outcome {
-        Ok(text) if matches!(request, Request::Browse(_)) => {
+        Ok(text)
+            if matches!(request, Request::Browse(_) | Request::Validate { json: true, .. }) =>
+        {
             eprintln!("{text}");
             ExitCode::SUCCESS
         }

@@ -102,6 +102,7 @@ pub const DEFECTS: &[&str] = &[
     "missed-parent",
     "unordered-commits",
     "early-keeps-rolled-back",
+    "late-halt",
     "spool-durable-before-fsync",
     "mirror-near-claims-far",
     "mirror-reply-from-received",

@@ -378,6 +378,14 @@ pub(crate) fn subscription_progress(status: &farshore_apply::SubscriptionStatus)
 }
 
 impl SubscriptionAgent {
+    /// Why it has stopped, or is tried again.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        let live = is_live(lock(&self.subscription.status).phase);
+        let failure = lock(&self.failure);
+        // At work again, it is rid of what it was tried again for.
+        failure.stopped.clone().or_else(|| failure.retrying.clone().filter(|_| !live))
+    }
+
     pub(crate) fn report(&self) -> SubscriptionReport {
         let status = lock(&self.subscription.status).clone();
         let failure = lock(&self.failure);

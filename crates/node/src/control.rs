@@ -74,6 +74,15 @@ pub enum Request {
         /// How long it is waited for.
         seconds: u64,
     },
+    /// Compare tables with the publisher's.
+    Validate {
+        /// Whose.
+        subscription: String,
+        /// `schema.table` on the publisher; all, where there is none.
+        tables: Vec<String>,
+        /// As JSON lines.
+        json: bool,
+    },
     /// List stored changes.
     Browse(BrowseRequest),
     /// Let a mirror that was dropped go on, or its far end ask again that has stopped.
@@ -247,7 +256,10 @@ where
     let (out, outcome) = match serde_json::from_str(&line) {
         Ok(request) => {
             // They may read or wait for long without a line that would fail.
-            let only_tells = matches!(request, Request::Browse(_) | Request::Tracer { .. });
+            let only_tells = matches!(
+                request,
+                Request::Browse(_) | Request::Tracer { .. } | Request::Validate { .. }
+            );
             tokio::select! {
                 answered = answer(request, out) => answered,
                 () = end_of(&mut input), if only_tells => {

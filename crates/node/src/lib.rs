@@ -11,6 +11,7 @@
 //! control     the local socket that the verbs talk to
 //! operate     what operators ask for, with and without a node
 //! tracer      tokens that are timed on every leg
+//! validate    tables compared with the publisher's
 //! monitoring  what the monitor is given: the site's state, and what may be asked of it
 //! mirrors     the ends of mirrors that are here
 //! seed        the data directory of a new standby
@@ -35,6 +36,7 @@ mod supervisor;
 mod switch;
 mod tell;
 mod tracer;
+mod validate;
 
 pub use farshore_fault as fault;
 pub use farshore_link::certificates;

@@ -5,6 +5,7 @@ use crate::control::{Answer, BrowseRequest, Request};
 use crate::mirrors::{self, Takeover};
 use crate::site::Site;
 use crate::stores;
+use crate::validate::validate;
 use farshore_apply::backup::{Backup, Initialised, initialise, is_same_database};
 use farshore_apply::browse::{Bound, Browse, Lines, Shown, browse, schedule};
 use farshore_apply::requests::{request_resync, request_skip};
@@ -89,6 +90,9 @@ pub(crate) async fn answer(
                 }
                 Err(error) => Err(error),
             }
+        }
+        Request::Validate { subscription, tables, json } => {
+            site.validate(&subscription, &tables, json, &mut lines).await
         }
         Request::Browse(wanted) => {
             match (site.store(&wanted.publication), limits(&site.config, &wanted)) {
@@ -198,6 +202,32 @@ impl Site {
         let text = resync_text(&agent.subscription.spec, table.as_ref()).await?;
         held.go_on();
         Ok(text)
+    }
+
+    async fn validate(
+        &self,
+        subscription: &str,
+        tables: &[String],
+        json: bool,
+        lines: &mut Answer,
+    ) -> Result<String, String> {
+        let agent = self.subscription(subscription)?;
+        let tables: Result<Vec<Option<TableName>>, String> =
+            tables.iter().map(|table| parse_table(Some(table))).collect();
+        let tables: Vec<TableName> = tables?.into_iter().flatten().collect();
+        let not_now = |what: &str| {
+            format!(
+                "subscription \"{subscription}\" {what}, and tables are compared where it streams: \
+                 see farshore status, and farshore resume"
+            )
+        };
+        if agent.switch.is_paused() {
+            return Err(not_now("is paused"));
+        }
+        match agent.trouble() {
+            Some(trouble) => Err(not_now(&format!("does not stream ({trouble})"))),
+            None => validate(&agent.subscription, &tables, json, lines).await,
+        }
     }
 
     async fn initialise(
@@ -334,6 +364,11 @@ pub async fn without_node(
             Err("no node runs here, so nothing would carry a token: start it (farshore run)"
                 .to_owned())
         }
+        Request::Validate { .. } => Err(
+            "no node runs here: start it (farshore run); tables are compared where the stream rests \
+             for a moment"
+                .to_owned(),
+        ),
         Request::Browse(wanted) => {
             let store = stores::open_existing(site, &wanted.publication)?;
             let store: Arc<dyn LogStore> = store;

@@ -22,7 +22,6 @@ use crate::postgres::session::Session;
 use crate::postgres::target_table::{
     Filled, TargetTable, check_columns, rows_of_its_own, target_table,
 };
-use crate::postgres::value_plan::ColumnType;
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
@@ -640,18 +639,7 @@ impl InitialCopy<'_> {
         let names = table.columns.iter().map(|column| column.name.as_str());
         check_columns(self.subscription, &name, names, target.as_ref(), Filled::NotYet)?;
         let target = target.unwrap_or_default();
-        let mut casts = Vec::new();
-        for column in &table.columns {
-            let publisher = ColumnType {
-                oid: column.type_oid,
-                modifier: column.type_modifier,
-                types: &table.types,
-            };
-            let (there, plan) = target
-                .plan(&column.name, publisher)
-                .map_err(|misfit| misfit.error(self.subscription, &name))?;
-            casts.push((!plan.is_verbatim()).then(|| there.base_name.clone()));
-        }
+        let casts = target.casts(self.subscription, &name, table)?;
         let binary = table.binary_safe && table.binary_copy;
         let format = if binary { CopyFormat::Binary } else { CopyFormat::Text };
         Ok((target, CopyPlan { format, casts }))

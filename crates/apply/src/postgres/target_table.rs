@@ -4,7 +4,7 @@ use crate::ApplyError;
 use crate::postgres::session::Session;
 use crate::postgres::value_plan::{ColumnType, Loss, ValuePlan, value_plan};
 use crate::remedy;
-use farshore_capture::publication::TableName;
+use farshore_capture::publication::{PublishedColumn, PublishedTable, TableName};
 use farshore_capture::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Question, Row, text_array};
@@ -371,6 +371,32 @@ impl TargetTable {
             loss,
         })?;
         Ok((column, plan))
+    }
+}
+
+impl TargetTable {
+    /// For each published column of `table` the type that the publisher casts it to, if any, so that
+    /// it travels as this table's column. `name` is this table's.
+    ///
+    /// # Errors
+    /// A column that is not here, or that does not hold the publisher's values.
+    pub fn casts(
+        &self,
+        subscription: &str,
+        name: &TableName,
+        table: &PublishedTable,
+    ) -> Result<Vec<Option<String>>, ApplyError> {
+        let cast = |column: &PublishedColumn| {
+            let publisher = ColumnType {
+                oid: column.type_oid,
+                modifier: column.type_modifier,
+                types: &table.types,
+            };
+            let planned = self.plan(&column.name, publisher);
+            let (there, plan) = planned.map_err(|misfit| misfit.error(subscription, name))?;
+            Ok((!plan.is_verbatim()).then(|| there.base_name.clone()))
+        };
+        table.columns.iter().map(cast).collect()
     }
 }
 

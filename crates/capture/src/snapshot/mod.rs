@@ -7,10 +7,15 @@
 //! at point `c` takes from the stream exactly the transactions with `commit_lsn >= c`.
 
 mod casts;
+mod digest;
 mod look_up;
 mod ranges;
 mod still;
 
+pub use digest::{
+    Digest, DigestOf, DigestQuery, DigestScope, HashedRow, Hashing, PARTS, PartSum, ROWS_MAX,
+    SETTINGS,
+};
 pub use look_up::{FoundRow, LookUpStatement, LookingUp, RowPlace};
 pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
 pub use still::StillSnapshot;
@@ -155,6 +160,11 @@ pub struct CopyPlan {
 impl CopyPlan {
     /// The published columns as a SELECT list.
     pub fn select_list(&self, table: &PublishedTable) -> String {
+        self.select_items(table).join(", ")
+    }
+
+    /// The published columns, each as an item of a SELECT list.
+    pub fn select_items(&self, table: &PublishedTable) -> Vec<String> {
         let mut list = Vec::new();
         for (number, column) in table.columns.iter().enumerate() {
             let name = quote_identifier(&column.name);
@@ -163,7 +173,7 @@ impl CopyPlan {
                 Some(None) | None => name,
             });
         }
-        list.join(", ")
+        list
     }
 }
 

@@ -3,8 +3,8 @@
 
 use super::shared_answer::SharedAnswer;
 use super::{
-    AddedColumn, Asked, CopyData, DroppedColumns, FoundRow, FoundRows, GrownTable, LookUp,
-    OldValue, Snapshot, SnapshotSession, Source, Tell,
+    AddedColumn, Asked, CopyData, Digest, DigestOf, DroppedColumns, FoundRow, FoundRows,
+    GrownTable, LookUp, OldValue, Snapshot, SnapshotSession, Source, Tell,
 };
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable, TableName};
@@ -228,6 +228,10 @@ impl SnapshotSession for DirectSession {
             let rows = self.connection.look_up(&self.spec, statement, keys);
             Ok(Box::new(rows) as Box<dyn FoundRows + 'a>)
         })
+    }
+
+    fn digest<'a>(&'a mut self, wanted: DigestOf<'a>) -> Asked<'a, Option<Digest>> {
+        Box::pin(self.connection.digest(&self.spec, wanted))
     }
 
     fn close(self: Box<Self>) -> BoxFuture<'static, ()> {

@@ -7,7 +7,7 @@
 use super::{AddedColumn, DroppedColumns, Key, OldValue};
 use crate::publication::{PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
-use crate::snapshot::{BlockRange, CopyPlan};
+use crate::snapshot::{BlockRange, CopyPlan, Digest, DigestScope, Hashing};
 use crate::timelines::Timelines;
 use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
@@ -82,6 +82,14 @@ pub(super) enum Request {
         plan: CopyPlan,
         key_columns: Vec<String>,
     },
+    /// In a session; sites of earlier versions take it for no request.
+    Digest {
+        table: u32,
+        plan: CopyPlan,
+        key_columns: Vec<String>,
+        scope: DigestScope,
+        hashing: Hashing,
+    },
     /// Ends a snapshot or session, and the channel.
     Close,
 }
@@ -105,6 +113,8 @@ pub(super) enum Answer {
         snapshot: String,
     },
     Is(bool),
+    /// None, where the encoding is another.
+    Digest(Option<Digest>),
     /// Data follow.
     Begins,
     Done,

@@ -28,7 +28,9 @@ mod serve;
 mod shared_answer;
 
 pub use crate::publication::{AddedColumn, DroppedColumns, GrownTable, OldValue};
-pub use crate::snapshot::{FoundRow, RowPlace};
+pub use crate::snapshot::{
+    Digest, DigestOf, DigestScope, FoundRow, HashedRow, Hashing, PartSum, RowPlace,
+};
 pub use channel::{Channel, ChannelError, Opener};
 pub use direct::Direct;
 pub use frame::MESSAGE_BYTES_MAX;
@@ -161,6 +163,10 @@ pub trait SnapshotSession: Send {
 
     /// Starts to read the published rows that have one of these keys.
     fn look_up<'a>(&'a mut self, wanted: LookUp<'a>) -> Asked<'a, Box<dyn FoundRows + 'a>>;
+
+    /// Hashes of published rows of a table; `None` where they were to be hashed in an encoding that
+    /// is not the publisher's.
+    fn digest<'a>(&'a mut self, wanted: DigestOf<'a>) -> Asked<'a, Option<Digest>>;
 
     /// Ends the session, and with it its locks.
     fn close(self: Box<Self>) -> BoxFuture<'static, ()>;

@@ -4,7 +4,7 @@ use super::{Site, ended, exchange};
 use crate::CaptureError;
 use crate::publication::PublishedTable;
 use crate::schema::Definitions;
-use crate::snapshot::{BlockRange, CopyPlan, FoundRow};
+use crate::snapshot::{BlockRange, CopyPlan, Digest, DigestOf, FoundRow};
 use crate::source::channel::{Channel, ChannelError};
 use crate::source::frame::{self, Received};
 use crate::source::message::{ANSWER_BYTES_MAX, Answer, KEYS_BYTES, Request, decode_answer};
@@ -156,6 +156,23 @@ impl SnapshotSession for RemoteSession {
             let (flow, decoder) = (None, RowDecoder::default());
             let rows = RemoteRows { session: self, request, left: keys, flow, decoder };
             Ok(Box::new(rows) as Box<dyn FoundRows + 'a>)
+        })
+    }
+
+    fn digest<'a>(&'a mut self, wanted: DigestOf<'a>) -> Asked<'a, Option<Digest>> {
+        Box::pin(async move {
+            let DigestOf { table, plan, key_columns, scope, hashing } = wanted;
+            let request = Request::Digest {
+                table: table.oid,
+                plan: plan.clone(),
+                key_columns: key_columns.to_vec(),
+                scope: scope.clone(),
+                hashing: hashing.clone(),
+            };
+            match self.ask(&request, &[]).await? {
+                Answer::Digest(digest) => Ok(digest),
+                other => Err(self.site.failed(other)),
+            }
         })
     }
 

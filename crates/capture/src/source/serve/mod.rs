@@ -206,6 +206,7 @@ impl<'a> Server<'a> {
                     let followed = followed.into_iter().collect();
                     let taken = StillSnapshot::take(self.spec, &reader, &followed, &|_| ());
                     let snapshot = taken.await?;
+                    self.direct.awaited().send_replace(snapshot.consistent_point());
                     let (name, seen) = (snapshot.name(), snapshot.seen());
                     let added = self.snapshots.add(&self.spec.name, name, seen);
                     let registered = added.ok_or_else(|| Failure::Refused {
@@ -259,7 +260,8 @@ impl<'a> Server<'a> {
             | Request::HoldStill { .. }
             | Request::IsInTheWay { .. }
             | Request::CopyRange { .. }
-            | Request::LookUp { .. } => {
+            | Request::LookUp { .. }
+            | Request::Digest { .. } => {
                 return Err(refused("a question that only a session in a snapshot answers"));
             }
             Request::Export { .. } | Request::Open { .. } | Request::Close => {

@@ -4,7 +4,8 @@ use super::{Ended, Failure, Registry, check_members, frame, refused, while_open}
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::snapshot::{
-    BlockRange, CopyPlan, ExportedSnapshot, LookUpStatement, SeenTables, SnapshotConnection,
+    BlockRange, CopyPlan, DigestOf, DigestScope, ExportedSnapshot, LookUpStatement, PARTS,
+    SeenTables, SnapshotConnection,
 };
 use crate::source::channel::Channel;
 use crate::source::direct::DirectCopy;
@@ -83,6 +84,23 @@ impl<'a> Session<'a> {
                 check_members(&tables, self.tables().await?.as_ref(), &partitioned)?;
                 let definitions = self.connection.definitions(self.spec, &tables).await?;
                 Ok(Answer::Definitions(definitions))
+            }
+            Request::Digest { table, plan, key_columns, scope, hashing } => {
+                let known = self.tables().await?;
+                let table = member(&known, table)?;
+                let is_published =
+                    |name: &String| table.columns.iter().any(|column| column.name == *name);
+                if key_columns.len() > table.columns.len() || !key_columns.iter().all(is_published)
+                {
+                    return Err(refused(format!("a key that is not of {}", table.table)));
+                }
+                if matches!(&scope, DigestScope::Rows(parts) if parts.len() > PARTS as usize) {
+                    return Err(refused("more parts of a table than there are"));
+                }
+                let plan = self.own_plan(table, plan).await?;
+                let (plan, key_columns, scope, hashing) = (&plan, &key_columns, &scope, &hashing);
+                let wanted = DigestOf { table, plan, key_columns, scope, hashing };
+                Ok(Answer::Digest(self.connection.digest(self.spec, wanted).await?))
             }
             _other => Err(refused("a question that a session in a snapshot does not answer")),
         }
