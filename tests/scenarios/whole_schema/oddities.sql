@@ -18,7 +18,8 @@ CREATE TABLE "select" ("from" integer GENERATED ALWAYS AS IDENTITY (START 100 IN
 CREATE INDEX "Index of ""select""" ON "select" (doubled(n) DESC NULLS LAST, "where ""x""" text_pattern_ops)
   WHERE n > 0;
 COMMENT ON COLUMN "select"."where ""x""" IS 'quo''ted';
-CREATE TABLE parent (id serial PRIMARY KEY, kind text NOT NULL DEFAULT 'p', CONSTRAINT kinds CHECK (kind <> ''));
+CREATE TABLE parent (id serial PRIMARY KEY, kind text NOT NULL DEFAULT 'p',
+  size integer GENERATED ALWAYS AS (length(kind)) STORED, CONSTRAINT kinds CHECK (kind <> ''));
 CREATE TABLE child (more integer[] DEFAULT '{1,2}', PRIMARY KEY (id)) INHERITS (parent);
 ALTER TABLE child ALTER kind SET DEFAULT 'c';
 CREATE TABLE tree (a integer, b text, c date, v text, PRIMARY KEY (a, b)) PARTITION BY LIST (b);

@@ -359,6 +359,9 @@ impl Renderer<'_> {
                     ));
                 }
             }
+            // Before 16 a child may not say it again; it has its parent's.
+            ColumnFill::Generated { .. }
+                if self.target.version < 160_000 && self.is_generated_above(table, column) => {}
             ColumnFill::Generated { expression, virtual_ } => {
                 // Virtual columns came with 18; to a reader a stored one is the same.
                 let kept =
@@ -377,6 +380,16 @@ impl Renderer<'_> {
             line.push_str(" NOT NULL");
         }
         line
+    }
+
+    /// Whether a table that `table` inherits from generates this column.
+    fn is_generated_above(&self, table: &Table, column: &TableColumn) -> bool {
+        let is_parent = |other: &&Table| table.inherits.contains(&other.name);
+        let parents = self.definitions.tables.iter().filter(is_parent);
+        let mut above = parents.flat_map(|parent| &parent.columns);
+        above.any(|above| {
+            above.name == column.name && matches!(above.fill, ColumnFill::Generated { .. })
+        })
     }
 
     /// An expression that refers to sequences by the names they have on the target.
