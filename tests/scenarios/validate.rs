@@ -225,6 +225,8 @@ fn what_is_published_is_compared_and_nothing_else() -> Result<()> {
         pair.publish(
             "CREATE TABLE selected (id integer, region text, v text, secret text, PRIMARY KEY (id, region)); \
              CREATE TABLE wide (id smallint PRIMARY KEY, n integer, f real, s varchar(20), ts date); \
+             CREATE TABLE modified (id integer, n numeric(10,2), i integer, c char(5), d char(3), \
+               ns numeric(6,2)[], e char(4), ts timestamp(0), PRIMARY KEY (id, n)); \
              CREATE TABLE root (id integer, at date, v text, PRIMARY KEY (id, at)) \
                PARTITION BY RANGE (at); \
              CREATE TABLE root_old PARTITION OF root FOR VALUES FROM (MINVALUE) TO ('2020-01-01'); \
@@ -232,6 +234,9 @@ fn what_is_published_is_compared_and_nothing_else() -> Result<()> {
              INSERT INTO selected SELECT i, CASE i % 2 WHEN 0 THEN 'EU' ELSE 'US' END, 'v', 'x' \
                FROM generate_series(1, 100) AS i; \
              INSERT INTO wide SELECT i, i, 0.1, 's', '2026-01-01' FROM generate_series(1, 100) AS i; \
+             INSERT INTO modified SELECT i, i / 7.0, i, 'c' || i, 'd', ARRAY[i / 3.0, NULL], \
+               'e', now() FROM generate_series(1, 100) AS i; \
+             INSERT INTO modified VALUES (101, 1); \
              INSERT INTO root SELECT i, '2015-01-01'::date + i * 40, 'v' \
                FROM generate_series(1, 100) AS i",
         )?;
@@ -241,11 +246,14 @@ fn what_is_published_is_compared_and_nothing_else() -> Result<()> {
                DEFAULT 'ours', seen timestamptz DEFAULT now()); \
              CREATE TABLE copies.wide (ts timestamp, s text, f double precision, n numeric, \
                id bigint PRIMARY KEY); \
+             CREATE DOMAIN copies.fine AS numeric(12,4); \
+             CREATE TABLE copies.modified (id integer, n copies.fine, i numeric(10,2), c char(10), \
+               d varchar(7), ns numeric(12,4)[], e text, ts timestamp(6), PRIMARY KEY (id, n)); \
              CREATE TABLE copies.root (id integer, at date, v text, PRIMARY KEY (id, at))",
         )?;
         pair.publish(
             "CREATE PUBLICATION ours FOR TABLE selected (id, region, v) WHERE (region = 'EU'), wide, \
-               root, farshore_marks.mark WITH (publish_via_partition_root = true)",
+               modified, root, farshore_marks.mark WITH (publish_via_partition_root = true)",
         )?;
         pair.add_publication("p", &["public.*"], "adopt_publication = \"ours\"")?;
         let target = pair.subscriber.url(DATABASE);
@@ -255,6 +263,7 @@ fn what_is_published_is_compared_and_nothing_else() -> Result<()> {
         pair.await_arrival()?;
         pair.publish(
             "UPDATE selected SET region = 'EU' WHERE id < 10; UPDATE wide SET f = id / 3.0::real, n = -n; \
+             UPDATE modified SET c = 'x', i = -i, n = n + 1 WHERE id < 50; \
              UPDATE root SET at = at + 2000 WHERE id < 20",
         )?;
         pair.await_arrival()?;
@@ -281,21 +290,23 @@ fn who_needs_a_table_for_himself_is_given_way_to() -> Result<()> {
     pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 100) AS i")?;
     pair.site.start()?;
     pair.await_arrival()?;
-    // What is read on the target waits here, with the publisher's tables held.
+    // Who reads the table on the target waits for its index, with the publisher's table held.
     let mut holder = pair.subscriber.connect()?;
-    holder.batch_execute("BEGIN; LOCK TABLE t")?;
+    holder.batch_execute("BEGIN; REINDEX INDEX t_pkey")?;
     std::thread::scope(|scope| -> Result<()> {
         let validating = scope.spawn(|| validate(&pair, &["--table", "public.t"]));
-        wait_until("the comparison to read", SOON, &[], || {
-            let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' \
-                AND application_name = 'farshore s validate'";
-            Ok((pair.subscriber_says(waits)? == "1").then_some(()))
-        })?;
-        // It needs the table for itself, and comes to that while the holder is still there.
-        pair.publish(
-            "ALTER TABLE t ALTER COLUMN v SET STATISTICS 7; TRUNCATE u; \
-            ALTER TABLE t ADD CONSTRAINT c CHECK (id > 0)",
-        )?;
+        let reads = || {
+            wait_until("the comparison to read", SOON, &[], || {
+                let waits = "SELECT count(*) FROM pg_stat_activity \
+                    WHERE wait_event_type = 'Lock' AND application_name = 'farshore s validate'";
+                Ok((pair.subscriber_says(waits)? == "1").then_some(()))
+            })
+        };
+        reads()?;
+        // They need the table, or its index, and come to that while the holder is still there.
+        pair.publish("TRUNCATE u; ALTER TABLE t ADD CONSTRAINT c CHECK (id > 0)")?;
+        reads()?;
+        pair.publish("REINDEX INDEX t_pkey")?;
         holder.batch_execute("ROLLBACK")?;
         let Ok(said) = validating.join() else { anyhow::bail!("it panicked") };
         let said = said?;

@@ -34,7 +34,7 @@ pub struct Halts {
 /// A halt that was asked for, as the stream sees it.
 #[derive(Debug)]
 pub(crate) struct Asked {
-    rests: oneshot::Sender<()>,
+    rests: oneshot::Sender<Lsn>,
     point: oneshot::Receiver<Lsn>,
     at_point: oneshot::Sender<Lsn>,
     over: oneshot::Receiver<()>,
@@ -61,6 +61,8 @@ pub enum NotHalted {
 /// A stream that rests until it is told where to, or until this is dropped.
 #[derive(Debug)]
 pub struct Resting<'a> {
+    /// What the target says is applied.
+    pub applied: Lsn,
     point: oneshot::Sender<Lsn>,
     at_point: oneshot::Receiver<Lsn>,
     over: oneshot::Sender<()>,
@@ -92,7 +94,7 @@ impl Halts {
         *self.lock() = Some(asked);
         self.changed.notify_one();
         match tokio::time::timeout(within, resting).await {
-            Ok(Ok(())) => Ok(Resting { point, at_point, over, _turn: turn }),
+            Ok(Ok(applied)) => Ok(Resting { applied, point, at_point, over, _turn: turn }),
             Ok(Err(_)) => Err(NotHalted::Ended),
             Err(_) => {
                 *self.lock() = None;
@@ -124,7 +126,7 @@ impl<'a> Resting<'a> {
     /// # Errors
     /// It has ended.
     pub async fn go_to(self, point: Lsn) -> Result<AtPoint<'a>, NotHalted> {
-        let Resting { point: teller, at_point, over, _turn } = self;
+        let Resting { point: teller, at_point, over, _turn, .. } = self;
         teller.send(point).map_err(|_| NotHalted::Ended)?;
         let applied = at_point.await.map_err(|_| NotHalted::Ended)?;
         Ok(AtPoint { applied, _over: over, _turn })
@@ -132,10 +134,11 @@ impl<'a> Resting<'a> {
 }
 
 impl Asked {
-    /// The stream rests. Where to it is to go on then; `None` if nobody wants it to rest any more.
-    pub async fn point(self) -> Option<HaltAt> {
+    /// The stream rests, with so much applied. Where to it is to go on then; `None` if nobody wants
+    /// it to rest any more.
+    pub async fn point(self, applied: Lsn) -> Option<HaltAt> {
         let Asked { rests, point, at_point, over } = self;
-        rests.send(()).ok()?;
+        rests.send(applied).ok()?;
         Some(HaltAt { point: point.await.ok()?, at_point, over })
     }
 }
@@ -161,12 +164,13 @@ mod tests {
         let halts = Halts::default();
         let stream = async {
             halts.asked().await;
-            let halt = halts.take().unwrap().point().await.expect("a point");
+            let halt = halts.take().unwrap().point(Lsn(5)).await.expect("a point");
             assert_eq!(halt.point, Lsn(7));
             halt.rest(Lsn(6)).await;
         };
         let looks = async {
             let resting = halts.ask(SOON).await.unwrap();
+            assert_eq!(resting.applied, Lsn(5));
             let at = resting.go_to(Lsn(7)).await.unwrap();
             assert_eq!(at.applied, Lsn(6));
         };
@@ -184,13 +188,13 @@ mod tests {
         assert_eq!(ask.0.err(), Some(NotHalted::Ended));
         let stream = async {
             halts.asked().await;
-            assert!(halts.take().unwrap().point().await.is_none());
+            assert!(halts.take().unwrap().point(Lsn(5)).await.is_none());
         };
         let looks = async { drop(halts.ask(SOON).await.unwrap()) };
         tokio::join!(stream, looks);
         let stream = async {
             halts.asked().await;
-            drop(halts.take().unwrap().point().await);
+            drop(halts.take().unwrap().point(Lsn(5)).await);
         };
         let looks = async { halts.ask(SOON).await.unwrap().go_to(Lsn(1)).await.err() };
         assert_eq!(tokio::join!(stream, looks).1, Some(NotHalted::Ended));

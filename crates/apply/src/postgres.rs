@@ -8,7 +8,7 @@ mod copy_order;
 mod explain;
 pub mod follow_ddl;
 pub mod foreign_keys;
-mod in_use;
+pub(crate) mod in_use;
 pub mod initial_copy;
 pub mod lanes;
 pub(crate) mod noted_definition;

@@ -227,7 +227,8 @@ impl<'a> Streaming<'a> {
                 self.commit_group().await?;
                 self.settle().await?;
                 self.announce();
-                self.halt = self.rest(asked.point(), stop).await?.flatten();
+                let applied = self.applied;
+                self.halt = self.rest(asked.point(applied), stop).await?.flatten();
                 // No transaction is left before the point.
                 self.halt_before(self.seen, stop).await?;
                 continue;

@@ -6,31 +6,32 @@
 //! travel. Tables that differ are looked at again in the same snapshots, a few parts of them row by
 //! row.
 //!
-//! A snapshot keeps the publisher from removing dead rows, and who needs a table for himself waiting.
-//! So there is a new one from time to time, and what is in somebody's way is broken off.
+//! A snapshot keeps dead rows, and who needs a table for himself waiting. So there is a new one from
+//! time to time, and what is in somebody's way is broken off.
 
 mod differences;
 
 use crate::ApplyError;
-use crate::halts::NotHalted;
-use crate::postgres::initial_copy::GIVE_WAY_FOR;
+use crate::halts::{NotHalted, Resting};
+use crate::postgres::in_use::is_of_a_lock;
 use crate::postgres::progress::TableProgress;
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{rows_of_its_own, target_table};
+use crate::postgres::target_table::{TargetTable, rows_of_its_own, target_table, target_tables};
 use crate::remedy;
 use crate::subscription::{Subscription, SubscriptionSpec};
 pub use differences::{Difference, Differences};
 use differences::{compare, differing_parts, rows};
 use farshore_capture::publication::{PublishedTable, TableName};
-use farshore_capture::snapshot::{CopyFormat, CopyPlan, DigestQuery, PARTS, ROWS_MAX, SETTINGS};
+use farshore_capture::snapshot::{DigestQuery, PARTS, ROWS_MAX, SETTINGS};
 use farshore_capture::source::{
-    Digest, DigestOf, DigestScope, Hashing, Snapshot, SnapshotSession, WAITED_LONG,
+    Digest, DigestOf, DigestScope, HashedAs, HashedRow, Hashing, SnapshotSession, WAITED_LONG,
 };
 use farshore_model::{Lsn, quote_identifier};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 /// How long the stream is waited for: it may be about to begin, or in the middle of a large
 /// transaction.
@@ -43,18 +44,31 @@ const SNAPSHOT_WITHIN: Duration = Duration::from_secs(10);
 /// How long the stream may take until it is where the snapshot is.
 const POINT_WITHIN: Duration = Duration::from_secs(120);
 
-/// No table is begun in a snapshot that is older.
+/// The stream rests no longer than this until the target has made one.
+const TARGET_WITHIN: Duration = Duration::from_secs(10);
+
+/// All that while, a table of the target is not waited for longer than this.
+const LOCKED_BRIEFLY: Duration = Duration::from_secs(2);
+
+/// How long an index of the target is waited for that somebody has for himself: all the while
+/// snapshots are held.
+const LOCKED_MAX: Duration = Duration::from_secs(20);
+
+/// No table is begun in a snapshot that is older, nor are more tables than this held by one.
 const SNAPSHOT_FOR: Duration = Duration::from_secs(60);
+const TABLES_AT_ONCE: usize = 200;
 
 /// How often it is looked whether somebody waits for a table that is read.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// How long a table of the target is waited for that somebody has for himself: all the while
-/// snapshots are held.
-const LOCKED_MAX: Duration = Duration::from_secs(20);
+/// How often in a row snapshots at one position are tried, and the pause between: the stream has to
+/// catch up with what it rested for.
+const SNAPSHOT_TRIES: u32 = 3;
+const SNAPSHOT_PAUSE: Duration = Duration::from_secs(10);
 
-/// How often in a row a table is tried.
+/// How often in a row a table is tried, and the pause between, longer each time.
 const TRIES: u32 = 5;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Rows of differing parts that are looked at one by one, about.
 const LISTED_ROWS: u64 = 50_000;
@@ -112,7 +126,7 @@ pub enum Verdict {
 
 /// Why it is not gone on with what was begun.
 enum Broken {
-    /// There are no snapshots at one position yet: tried again, no table is the cause.
+    /// There are no snapshots at one position yet.
     Before(String),
     /// Other snapshots are tried.
     Again(String),
@@ -133,26 +147,49 @@ impl From<farshore_capture::CaptureError> for Broken {
     }
 }
 
+impl Broken {
+    /// Nothing was compared yet.
+    fn before(self) -> Broken {
+        match self {
+            Broken::Again(why) => Broken::Before(why),
+            other => other,
+        }
+    }
+
+    /// Whatever is wrong, it is so with one table.
+    fn of_table(self) -> Broken {
+        match self {
+            Broken::Failed(error) => Broken::Table(error.to_string()),
+            other => other,
+        }
+    }
+}
+
 impl Subscription {
     /// Compares the tables of this subscription, or those of them that are `wanted` (names on the
     /// publisher), and tells of each. The subscription must be streaming, here and now.
     ///
     /// # Errors
-    /// A table that is not published; the publisher's and the target's, where trying again does not
-    /// help. That tables differ is no error.
+    /// A table that is not published, or none that is; the publisher's and the target's, where trying
+    /// again does not help. That tables differ is no error.
     pub async fn validate(
         &self,
         wanted: &[TableName],
         tell: &mpsc::Sender<Told>,
     ) -> Result<(), ApplyError> {
         let published = self.source.published_tables().await?;
+        let refused = |what: String| {
+            ApplyError::Setup(format!("subscription \"{}\": {what}", self.spec.name))
+        };
+        if published.is_empty() {
+            return Err(refused("no table is published that could be compared".to_owned()));
+        }
         if let Some(unknown) =
             wanted.iter().find(|name| !published.iter().any(|table| table.table == **name))
         {
             let names: Vec<String> = published.iter().map(|t| t.table.to_string()).collect();
-            return Err(ApplyError::Setup(format!(
-                "subscription \"{}\": {unknown} is not a published table (published are: {})",
-                self.spec.name,
+            return Err(refused(format!(
+                "{unknown} is not a published table (published are: {})",
                 names.join(", ")
             )));
         }
@@ -161,51 +198,50 @@ impl Subscription {
             .map(|table| table.table)
             .filter(|name| wanted.is_empty() || wanted.contains(name))
             .collect();
-        let mut validation =
-            Validation { agent: self, tell, hashing: Hashing::Encoded(String::new()) };
+        let mut validation = Validation { agent: self, tell, hashing: None };
         let (mut tries, mut tried) = (0, None);
         while !left.is_empty() {
             let broken = validation.with_snapshot(&mut left).await;
-            // Tables that were compared meanwhile do not count.
-            tries = if tried.as_ref() == left.front() { tries } else { 0 };
             let Some(first) = left.front().cloned() else { break };
+            // Tables that were compared meanwhile do not count.
+            tries = if tried.as_ref() == Some(&first) { tries + 1 } else { 1 };
             tried = Some(first.clone());
-            let why = match broken {
-                Ok(()) => continue,
+            let (why, pause) = match broken {
+                Ok(()) => {
+                    tries = 0;
+                    continue;
+                }
                 Err(Broken::Failed(error)) => return Err(error),
-                Err(Broken::Before(why)) if tries + 1 >= TRIES => {
+                Err(Broken::Before(why)) if tries >= SNAPSHOT_TRIES => {
                     return Err(ApplyError::NotYet(format!(
                         "subscription \"{}\": not compared: {why}",
                         self.spec.name
                     )));
                 }
-                Err(Broken::Again(why)) if tries + 1 >= TRIES => Err(why),
-                Err(Broken::Table(why)) => Err(why),
-                Err(Broken::Before(why) | Broken::Again(why)) => Ok(why),
+                Err(Broken::Before(why)) => (why, Some(SNAPSHOT_PAUSE)),
+                Err(Broken::Again(why)) if tries < TRIES => (why, Some(PAUSE * tries)),
+                Err(Broken::Again(why) | Broken::Table(why)) => (why, None),
             };
-            match why {
-                Ok(why) => {
-                    tries += 1;
-                    validation.tell(Told::Waits(format!("{why}. Trying again"))).await;
-                    tokio::time::sleep(GIVE_WAY_FOR * tries).await;
-                }
-                Err(why) => {
-                    left.pop_front();
-                    validation.tell(Told::Compared(self.not_compared(first, why))).await;
-                }
+            if let Some(pause) = pause {
+                validation.tell(Told::Waits(format!("{why}. Trying again"))).await;
+                tokio::time::sleep(pause).await;
+            } else {
+                left.pop_front();
+                validation.tell(Told::Compared(self.not_compared(first, why))).await;
             }
         }
         Ok(())
     }
 
-    /// Says that nothing rests between two transactions, and what is done instead.
+    /// Says that nothing rests between two transactions.
     fn streams_not(&self) -> ApplyError {
         let status = self.lock_status();
         let why =
             status.error.as_ref().or(status.copy_waits.as_ref()).or(status.waits_for.as_ref());
         ApplyError::NotYet(format!(
-            "subscription \"{}\": tables are compared where it rests between two transactions, and \
-             it does not come to that now (it is {}{}): try again once it streams",
+            "subscription \"{}\": tables are compared where it rests between two transactions, and it \
+             has not come to that within {RESTS_WITHIN:?} (it is {}{}; one may be large): try again \
+             later",
             self.spec.name,
             status.phase.word(),
             why.map_or_else(String::new, |why| format!(": {why}"))
@@ -228,20 +264,35 @@ impl Subscription {
 struct Validation<'a> {
     agent: &'a Subscription,
     tell: &'a mpsc::Sender<Told>,
-    /// How texts are hashed on both sides.
-    hashing: Hashing,
+    /// How texts are hashed on both sides, once that is known.
+    hashing: Option<Hashing>,
 }
 
-/// Both sides as they were at one position.
-struct Sides {
+/// The publisher as it was at a position.
+struct Publisher {
     point: Lsn,
-    snapshot: Box<dyn Snapshot>,
     published: Vec<PublishedTable>,
-    /// Reads the publisher's tables.
+    /// OIDs of the tables that stay as they are.
+    held: Vec<u32>,
+    /// Reads them.
     source: Box<dyn SnapshotSession>,
-    /// Reads the target's.
-    target: Session,
+    /// Holds them, and sees who waits for one.
+    watched: Box<dyn SnapshotSession>,
+}
+
+/// The target, as it was at the same position.
+struct Target {
+    session: Session,
     known: Vec<TableProgress>,
+}
+
+/// A table that is compared, as it is read on both sides.
+struct Table {
+    published: PublishedTable,
+    target: TableName,
+    types: Vec<Option<HashedAs>>,
+    key_columns: Vec<String>,
+    query: DigestQuery,
 }
 
 impl Validation<'_> {
@@ -252,158 +303,133 @@ impl Validation<'_> {
 
     /// Compares tables from the front of `left` on in one snapshot, and takes those off.
     async fn with_snapshot(&mut self, left: &mut VecDeque<TableName>) -> Result<(), Broken> {
-        let sides = self.both_sides(left).await.map_err(|broken| match broken {
-            Broken::Again(why) => Broken::Before(why),
-            other => other,
-        });
-        let mut sides = sides?;
-        let held: Vec<u32> = sides
-            .published
-            .iter()
-            .filter(|table| left.contains(&table.table))
-            .map(|table| table.oid)
-            .collect();
-        let mut watched = sides.snapshot.open().await?;
-        let watch_name = format!("{} looks for locks", application_name(&self.agent.spec));
-        let mut watcher = Session::connect(&self.agent.spec.target, &watch_name).await?;
-        let reader = sides.target.connection.backend_pid();
-        self.tell(Told::Begins { tables: left.len(), point: sides.point }).await;
-        let begun = Instant::now();
+        let agent = self.agent;
+        let spec = &agent.spec;
+        let tables: Vec<TableName> = left.iter().take(TABLES_AT_ONCE).cloned().collect();
+        let connect = async {
+            let session = Session::connect(&spec.target, &application_name(spec)).await?;
+            let looks = format!("{} looks for locks", application_name(spec));
+            Ok::<_, ApplyError>((session, Session::connect(&spec.target, &looks).await?))
+        };
+        let (mut session, mut watcher) =
+            connect.await.map_err(|error| Broken::from(error).before())?;
+        let present = present(&mut session, spec, &tables).await?;
+        let resting = agent.halts.ask(RESTS_WITHIN).await.map_err(|why| match why {
+            NotHalted::Ended => Broken::Before(agent.streams_not().to_string()),
+            NotHalted::NotInTime => Broken::Failed(agent.streams_not()),
+        })?;
+        let publisher = self.publisher(&tables, resting.applied).await.map_err(Broken::before)?;
+        let Publisher { point, published, held, mut source, mut watched } = publisher;
+        let reader = session.connection.backend_pid();
         let compared = tokio::select! {
-            compared = self.compare_all(&mut sides, left, begun) => compared,
+            compared = async {
+                let target = at_point(spec, resting, point, session, &present);
+                let mut target = target.await.map_err(Broken::before)?;
+                self.tell(Told::Begins { tables: left.len(), point }).await;
+                let begun = Instant::now();
+                for name in tables {
+                    if begun.elapsed() >= SNAPSHOT_FOR {
+                        break;
+                    }
+                    let table = published.iter().find(|table| table.table == name);
+                    let compared = self.compare_one(name, table, point, source.as_mut(), &mut target);
+                    let compared = compared.await?;
+                    left.pop_front();
+                    self.tell(Told::Compared(compared)).await;
+                }
+                target.session.connection.close().await;
+                Ok(())
+            } => compared,
             why = in_the_way(watched.as_mut(), &held, &mut watcher, reader) => Err(why),
         };
         watcher.connection.close().await;
-        watched.close().await;
-        let Sides { snapshot, source, target, .. } = sides;
-        target.connection.close().await;
         source.close().await;
-        snapshot.close().await;
+        watched.close().await;
         compared
     }
 
-    async fn compare_all(
-        &mut self,
-        sides: &mut Sides,
-        left: &mut VecDeque<TableName>,
-        begun: Instant,
-    ) -> Result<(), Broken> {
-        while let Some(name) = left.front()
-            && begun.elapsed() < SNAPSHOT_FOR
-        {
-            let compared = self.compare(sides, name).await?;
-            left.pop_front();
-            self.tell(Told::Compared(compared)).await;
-        }
-        Ok(())
-    }
-
-    /// Snapshots of both sides at the same position.
-    async fn both_sides(&self, left: &VecDeque<TableName>) -> Result<Sides, Broken> {
+    /// A snapshot of the publisher in which these tables stay as they are. Its slot is gone already:
+    /// it would keep the log.
+    async fn publisher(&self, tables: &[TableName], applied: Lsn) -> Result<Publisher, Broken> {
         let Subscription { spec, source, .. } = self.agent;
-        let name = application_name(spec);
-        let mut target = Session::connect(&spec.target, &name).await?;
-        let published = source.published_tables().await?;
-        let followed: Vec<u32> = published
-            .iter()
-            .filter(|table| !left.contains(&table.table))
-            .map(|table| table.oid)
-            .collect();
-        let resting = self.agent.halts.ask(RESTS_WITHIN).await.map_err(|why| match why {
-            NotHalted::Ended => Broken::Again(self.agent.streams_not().to_string()),
-            NotHalted::NotInTime => Broken::Failed(self.agent.streams_not()),
-        })?;
         let waits = Mutex::new(None);
         let keep = |why: Option<String>| {
             *waits.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = why;
         };
         let reader = format!("{}_validate", spec.name);
-        let exported = source.export_telling(&reader, &followed, &keep);
-        let Ok(exported) = tokio::time::timeout(SNAPSHOT_WITHIN, exported).await else {
+        let taking = async {
+            let published = source.published_tables().await?;
+            let followed = published.iter().filter(|table| !tables.contains(&table.table));
+            let followed: Vec<u32> = followed.map(|table| table.oid).collect();
+            let snapshot = source.export_telling(&reader, &followed, &keep).await?;
+            let (source, mut watched) = (snapshot.open().await?, snapshot.open().await?);
+            let published = watched.tables().await?;
+            let wanted = published.iter().filter(|table| tables.contains(&table.table));
+            let wanted: Vec<PublishedTable> = wanted.cloned().collect();
+            if !watched.hold_still(&wanted).await? {
+                return Err(Broken::Again("a table is locked on the publisher".to_owned()));
+            }
+            let point = snapshot.consistent_point();
+            snapshot.close().await;
+            let held = wanted.iter().map(|table| table.oid).collect();
+            Ok(Publisher { point, published, held, source, watched })
+        };
+        let Ok(taken) = timeout(SNAPSHOT_WITHIN, taking).await else {
             let why = waits.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
             let why = why.unwrap_or_else(|| {
-                "its slot waits for every transaction that was open there".to_owned()
+                "its slot waits for every transaction that was open there, or somebody has one of \
+                 the tables for himself"
+                    .to_owned()
             });
             return Err(Broken::Again(format!(
                 "the publisher has made no snapshot within {SNAPSHOT_WITHIN:?}, and the subscription \
                  is not held up for longer: {why}"
             )));
         };
-        let snapshot = exported?;
-        let point = snapshot.consistent_point();
-        let Ok(at_point) = tokio::time::timeout(POINT_WITHIN, resting.go_to(point)).await else {
+        let taken = taken?;
+        if taken.point < applied {
             return Err(Broken::Again(format!(
-                "the subscription has not come as far as the publisher's snapshot ({point}) within \
-                 {POINT_WITHIN:?}"
-            )));
-        };
-        let at_point = at_point.map_err(|_| Broken::Again(self.agent.streams_not().to_string()))?;
-        // The first query takes the snapshot.
-        let begin = format!(
-            "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {SETTINGS}; \
-             SET LOCAL lock_timeout = '{}s'",
-            LOCKED_MAX.as_secs()
-        );
-        target.simple(&begin).await?;
-        let known = target.load_tables(&spec.name).await?;
-        let progress = target.load_progress(&spec.name).await?;
-        let applied = progress.map_or(Lsn::ZERO, |progress| progress.applied);
-        if applied != at_point.applied {
-            return Err(Broken::Again(format!(
-                "the target says that {applied} is applied, and it is {}",
-                at_point.applied
+                "the publisher's snapshot is of {}, and the target has {applied} already: another \
+                 server has answered than the one that the log is of",
+                taken.point
             )));
         }
-        drop(at_point);
-        let mut source = snapshot.open().await?;
-        let published = source.tables().await?;
-        Ok(Sides { point, snapshot, published, source, target, known })
+        Ok(taken)
     }
 
-    /// Compares one table.
-    async fn compare(&mut self, sides: &mut Sides, name: &TableName) -> Result<Compared, Broken> {
-        let agent = self.agent;
-        let Some(table) = sides.published.iter().find(|table| table.table == *name).cloned() else {
-            return Ok(agent.not_compared(name.clone(), "it is not published any more".to_owned()));
+    /// Compares one table, which is published as `table`.
+    async fn compare_one(
+        &mut self,
+        name: TableName,
+        published: Option<&PublishedTable>,
+        point: Lsn,
+        source: &mut dyn SnapshotSession,
+        target: &mut Target,
+    ) -> Result<Compared, Broken> {
+        let not_compared = |why: String| Ok(self.agent.not_compared(name.clone(), why));
+        let Some(published) = published else {
+            return not_compared("it is not published any more".to_owned());
         };
-        self.tell(Told::Comparing { table: name.clone(), bytes: table.bytes }).await;
-        if let Some(why) = why_not(&sides.known, &table, sides.point) {
-            return Ok(agent.not_compared(name.clone(), why));
+        if let Some(why) = why_not(&target.known, published, point) {
+            return not_compared(why);
         }
-        let target_name = agent.spec.schema.names.table(name);
-        let Some(target) = target_table(&mut sides.target, &target_name).await? else {
-            let why = format!("{target_name} is not on the target");
-            return Ok(agent.not_compared(name.clone(), why));
+        let session = &mut target.session;
+        let target_name = self.agent.spec.schema.names.table(&name);
+        let Some(there) = target_table(session, &target_name).await? else {
+            return not_compared(format!("{target_name} is not on the target"));
         };
-        let casts = match target.casts(&agent.spec.name, &target_name, &table) {
-            Ok(casts) => casts,
+        let types = match there.hashed_as(&self.agent.spec.name, &target_name, published) {
+            Ok(types) => types,
             // A column that the publisher has added comes with the next change of a row.
-            Err(error) => return Ok(agent.not_compared(name.clone(), error.to_string())),
+            Err(error) => return not_compared(error.to_string()),
         };
-        let plan = CopyPlan { format: CopyFormat::Text, casts };
-        let columns: Vec<&str> = table.columns.iter().map(|column| column.name.as_str()).collect();
-        let keys = target.columns.iter().filter(|column| column.primary_key);
-        let keys: Vec<&str> = keys.map(|column| column.name.as_str()).collect();
-        let is_keyed = !keys.is_empty() && keys.iter().all(|key| columns.contains(key));
-        let keys = if is_keyed { keys } else { Vec::new() };
-        let key_columns: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-        let at = |key: &&str| columns.iter().position(|column| column == key);
-        let mut query = DigestQuery {
-            from: rows_of_its_own(&target_name, target.partitioned),
-            values: columns.iter().map(|column| quote_identifier(column)).collect(),
-            key: keys.iter().filter_map(at).collect(),
-            hashing: self.hashing.clone(),
-        };
-        self.choose_hashing(sides, (&table, &plan)).await?;
-        query.hashing = self.hashing.clone();
-        let of = |scope| DigestOf {
-            table: &table,
-            plan: &plan,
-            key_columns: &key_columns,
-            scope,
-            hashing: &self.hashing,
-        };
-        let (publisher, target) = digests(sides, &query, of(&DigestScope::Sums)).await?;
+        let mut table = Table::new(published, target_name, &there, types);
+        let bytes = published.bytes;
+        self.tell(Told::Comparing { table: name.clone(), bytes }).await;
+        if let Err(why) = self.can_be_read(source, session, &mut table).await? {
+            return not_compared(why);
+        }
+        let (publisher, target) = table.digests(source, session, &DigestScope::Sums).await?;
         let (Digest::Sums(publisher), Digest::Sums(target)) = (publisher, target) else {
             return Err(Broken::Failed(other_digest()));
         };
@@ -416,7 +442,7 @@ impl Validation<'_> {
             let parts = usize::try_from(LISTED_ROWS / per_part).unwrap_or(1).max(1);
             let looked_at = &differing[..differing.len().min(parts)];
             let scope = DigestScope::Rows(looked_at.to_vec());
-            let (publisher, target) = digests(sides, &query, of(&scope)).await?;
+            let (publisher, target) = table.digests(source, session, &scope).await?;
             let (Digest::Rows(publisher), Digest::Rows(target)) = (publisher, target) else {
                 return Err(Broken::Failed(other_digest()));
             };
@@ -424,57 +450,191 @@ impl Validation<'_> {
             found.all &= looked_at.len() == differing.len();
             Verdict::Differ(found)
         };
-        let named_by = if is_keyed { key_columns } else { Vec::new() };
-        let (table, target, point) = (name.clone(), target_name, sides.point);
-        Ok(Compared { table, target, point, rows: counts, named_by, verdict })
+        let Table { target, key_columns: named_by, .. } = table;
+        Ok(Compared { table: name, target, point, rows: counts, named_by, verdict })
     }
 
-    /// Hashes are of texts as both servers have them, where their encodings are the same.
-    async fn choose_hashing(
+    /// Whether both sides let us read the table, and hash alike; else why not. Finds out how they
+    /// hash, where that is not known yet: as they have texts, if their encodings are the same.
+    async fn can_be_read(
         &mut self,
-        sides: &mut Sides,
-        (table, plan): (&PublishedTable, &CopyPlan),
-    ) -> Result<(), Broken> {
-        let encoding = sides.target.connection.parameter("server_encoding").unwrap_or_default();
-        if self.hashing != Hashing::Encoded(String::new()) {
-            return Ok(());
+        source: &mut dyn SnapshotSession,
+        session: &mut Session,
+        table: &mut Table,
+    ) -> Result<Result<(), String>, Broken> {
+        let encoding = session.connection.parameter("server_encoding").unwrap_or_default();
+        let hashing = self.hashing.clone();
+        table.query.hashing = hashing.unwrap_or_else(|| Hashing::Encoded(encoding.to_owned()));
+        let of_none = DigestScope::Rows(Vec::new());
+        let mut publisher = source.digest(table.of(&of_none)).await;
+        if matches!(publisher, Ok(None)) {
+            table.query.hashing = Hashing::Utf8;
+            publisher = source.digest(table.of(&of_none)).await;
         }
-        let hashing = Hashing::Encoded(encoding.to_owned());
-        // Of no part.
-        let scope = DigestScope::Rows(Vec::new());
-        let wanted = DigestOf { table, plan, key_columns: &[], scope: &scope, hashing: &hashing };
-        let is_alike = sides.source.digest(wanted).await?.is_some();
-        self.hashing = if is_alike { hashing } else { Hashing::Utf8 };
-        Ok(())
+        self.hashing = Some(table.query.hashing.clone());
+        let target = table.query.ask(&mut session.connection, &of_none).await;
+        let target = target.map_err(|error| session.error(error));
+        let refused = |error: ApplyError| match Broken::from(error).of_table() {
+            Broken::Table(why) => Ok(Err(why)),
+            other => Err(other),
+        };
+        let (publisher, target) = match (publisher, target) {
+            (Err(error), _) => return refused(error.into()),
+            (_, Err(error)) => return refused(error),
+            (Ok(publisher), Ok(target)) => (publisher, target),
+        };
+        let constant = |digest: Option<&Digest>| match digest {
+            Some(Digest::Rows(rows)) => rows.first().map(|row: &HashedRow| row.hash),
+            Some(Digest::Sums(_)) | None => None,
+        };
+        if constant(publisher.as_ref()) != constant(Some(&target)) {
+            return Err(Broken::Failed(ApplyError::Setup(format!(
+                "subscription \"{}\": publisher and target hash the same text in other ways \
+                 (processors of another byte order): nothing can be compared",
+                self.agent.spec.name
+            ))));
+        }
+        Ok(Ok(()))
     }
 }
 
-/// Both sides' hashes, which they compute side by side.
-async fn digests(
-    sides: &mut Sides,
-    query: &DigestQuery,
-    wanted: DigestOf<'_>,
-) -> Result<(Digest, Digest), Broken> {
-    let Sides { source, target, .. } = sides;
-    // Whatever was wrong with one table, both transactions are over.
-    let of_table = |error: ApplyError| match Broken::from(error) {
-        Broken::Failed(error) => Broken::Table(error.to_string()),
-        other => other,
-    };
-    let publisher = async { source.digest(wanted).await.map_err(|error| of_table(error.into())) };
-    let answered = async {
-        let digest = query.ask(&mut target.connection, wanted.scope).await;
-        digest.map_err(|error| of_table(target.error(error)))
-    };
-    let (publisher, target) = tokio::try_join!(publisher, answered)?;
-    let publisher = publisher.ok_or_else(|| Broken::Failed(other_digest()))?;
-    Ok((publisher, target))
+impl Table {
+    fn new(
+        published: &PublishedTable,
+        target: TableName,
+        there: &TargetTable,
+        types: Vec<Option<HashedAs>>,
+    ) -> Table {
+        let columns: Vec<&str> =
+            published.columns.iter().map(|column| column.name.as_str()).collect();
+        let keys = there.columns.iter().filter(|column| column.primary_key);
+        let keys: Vec<&str> = keys.map(|column| column.name.as_str()).collect();
+        let at = |key: &&str| columns.iter().position(|column| column == key);
+        // A part of a key is none.
+        let key: Option<Vec<usize>> = keys.iter().map(at).collect();
+        let key = key.unwrap_or_default();
+        Table {
+            key_columns: key.iter().map(|at| columns[*at].to_owned()).collect(),
+            query: DigestQuery {
+                from: rows_of_its_own(&target, there.partitioned),
+                values: columns.iter().map(|column| quote_identifier(column)).collect(),
+                key,
+                hashing: Hashing::Utf8,
+            },
+            published: published.clone(),
+            target,
+            types,
+        }
+    }
+
+    fn of<'a>(&'a self, scope: &'a DigestScope) -> DigestOf<'a> {
+        DigestOf {
+            table: &self.published,
+            types: &self.types,
+            key_columns: &self.key_columns,
+            scope,
+            hashing: &self.query.hashing,
+        }
+    }
+
+    /// Both sides' hashes, which they compute side by side.
+    async fn digests(
+        &self,
+        source: &mut dyn SnapshotSession,
+        session: &mut Session,
+        scope: &DigestScope,
+    ) -> Result<(Digest, Digest), Broken> {
+        let publisher = async {
+            let digest = source.digest(self.of(scope)).await;
+            digest.map_err(|error| Broken::from(error).of_table())
+        };
+        let target = async {
+            let digest = self.query.ask(&mut session.connection, scope).await;
+            digest.map_err(|error| Broken::from(session.error(error)).of_table())
+        };
+        let (publisher, target) = tokio::try_join!(publisher, target)?;
+        let publisher = publisher.ok_or_else(|| Broken::Failed(other_digest()))?;
+        Ok((publisher, target))
+    }
 }
 
 fn other_digest() -> ApplyError {
     ApplyError::Setup(
         "the publisher's site has answered with other hashes than were asked for".to_owned(),
     )
+}
+
+/// The tables that are on the target, by their names there.
+async fn present(
+    session: &mut Session,
+    spec: &SubscriptionSpec,
+    tables: &[TableName],
+) -> Result<Vec<String>, Broken> {
+    let names: Vec<TableName> = tables.iter().map(|table| spec.schema.names.table(table)).collect();
+    let found =
+        target_tables(session, &names).await.map_err(|error| Broken::from(error).before())?;
+    let there = names.iter().zip(&found).filter(|(_, found)| found.is_some());
+    Ok(there.map(|(name, _)| name.to_string()).collect())
+}
+
+/// Lets the stream go on to `point`, and takes a snapshot of the target there, in which the tables
+/// that are `present` stay as they are.
+async fn at_point(
+    spec: &SubscriptionSpec,
+    resting: Resting<'_>,
+    point: Lsn,
+    mut session: Session,
+    present: &[String],
+) -> Result<Target, Broken> {
+    let Ok(at_point) = timeout(POINT_WITHIN, resting.go_to(point)).await else {
+        return Err(Broken::Again(format!(
+            "the subscription has not come as far as the publisher's snapshot ({point}) within \
+             {POINT_WITHIN:?}"
+        )));
+    };
+    let at_point = at_point.map_err(|_| {
+        Broken::Again("the subscription has begun anew before it came to the point".to_owned())
+    })?;
+    // The lock comes first: what is emptied or rewritten after a snapshot looks empty in it
+    // (PostgreSQL docs: "13.6. Caveats").
+    let lock = match present.is_empty() {
+        true => String::new(),
+        false => format!("; LOCK TABLE {} IN ACCESS SHARE MODE", present.join(", ")),
+    };
+    let begin = format!(
+        "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {SETTINGS}; \
+         SET LOCAL lock_timeout = '{}s'{lock}; SET LOCAL lock_timeout = '{}s'",
+        LOCKED_BRIEFLY.as_secs(),
+        LOCKED_MAX.as_secs()
+    );
+    let looking = async {
+        if let Err(error) = session.connection.simple_query(&begin).await {
+            if error.server_error().is_some_and(is_of_a_lock) {
+                return Err(Broken::Again(
+                    "somebody has a table of the target for himself".to_owned(),
+                ));
+            }
+            return Err(session.error(error).into());
+        }
+        let known = session.load_tables(&spec.name).await?;
+        let progress = session.load_progress(&spec.name).await?;
+        Ok((session, known, progress.map_or(Lsn::ZERO, |progress| progress.applied)))
+    };
+    let Ok(looked) = timeout(TARGET_WITHIN, looking).await else {
+        return Err(Broken::Again(format!(
+            "the target has not answered within {TARGET_WITHIN:?}, and the subscription is not held \
+             up for longer"
+        )));
+    };
+    let (session, known, applied) = looked?;
+    if applied != at_point.applied {
+        return Err(Broken::Again(format!(
+            "the target says that {applied} is applied, and it is {}",
+            at_point.applied
+        )));
+    }
+    drop(at_point);
+    Ok(Target { session, known })
 }
 
 /// Why a table cannot be compared now, as far as its copy goes.
@@ -544,11 +704,18 @@ impl Compared {
             Verdict::NotCompared(why) => vec![format!("{table}: not compared: {why}")],
             Verdict::Differ(found) => {
                 let Differences { missing, extra, other, named, all } = found;
-                let at_least = if *all { "" } else { "at least " };
+                let counts = match (missing + extra + other, all) {
+                    // The listed rows are alike: those behind them are not.
+                    (0, _) => "in rows that were not looked at one by one".to_owned(),
+                    (_, all) => format!(
+                        "{}missing on the target {missing}, only there {extra}, with other values \
+                         {other}",
+                        if *all { "" } else { "at least " }
+                    ),
+                };
                 let mut lines = vec![format!(
-                    "{table}: DIFFERS: {at_least}{missing} rows missing on the target, {extra} only \
-                     there, {other} with other values ({publisher} rows on the publisher, {target} \
-                     on the target)"
+                    "{table}: DIFFERS: {counts} (rows on the publisher: {publisher}, on the target: \
+                     {target})"
                 )];
                 let columns = match named_by.is_empty() {
                     true => "row".to_owned(),

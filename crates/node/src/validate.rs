@@ -7,8 +7,8 @@ use farshore_capture::publication::TableName;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-/// What is told and waits for the client.
-const TOLD_MAX: usize = 16;
+/// What is told and waits for the client: a line each, of tables mostly.
+const TOLD_MAX: usize = 4096;
 
 /// A table that takes more on disk is announced.
 const LARGE_BYTES: u64 = 256 << 20;
@@ -58,36 +58,27 @@ pub(crate) async fn validate(
     let (tell, mut told) = mpsc::channel(TOLD_MAX);
     let name = subscription.spec.name.as_str();
     let mut outcome = Outcome::default();
-    let mut work = std::pin::pin!(async move {
-        let done = subscription.validate(tables, &tell).await;
-        drop(tell);
-        done
-    });
-    let mut done = None;
-    loop {
-        let told = tokio::select! {
-            biased;
-            told = told.recv() => told,
-            ended = &mut work, if done.is_none() => {
-                done = Some(ended);
-                continue;
+    let work = async move { Ok::<_, String>(subscription.validate(tables, &tell).await) };
+    // Side by side: whoever reads slowly has nobody wait for what is held meanwhile.
+    let telling = async {
+        while let Some(told) = told.recv().await {
+            for line in outcome.note(told, json) {
+                let told = lines.progress(&line).await;
+                told.map_err(|error| format!("nobody listens: {error}"))?;
             }
-        };
-        let Some(told) = told else { break };
-        for line in outcome.note(told, json) {
-            lines.progress(&line).await.map_err(|error| format!("nobody listens: {error}"))?;
         }
-    }
-    let done = match done {
-        Some(done) => done,
-        None => work.await,
+        Ok(())
     };
-    done.map_err(|error| error.to_string())?;
-    outcome.said(name)
+    let (done, ()) = tokio::try_join!(work, telling)?;
+    match (done, outcome.said(name)) {
+        (Ok(()), said) => said,
+        (Err(error), _) if outcome == Outcome::default() => Err(error.to_string()),
+        (Err(error), Ok(said) | Err(said)) => Err(format!("{error}. Before that: {said}")),
+    }
 }
 
 /// What came of the tables so far.
-#[derive(Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct Outcome {
     equal: usize,
     rows: u64,

@@ -45,7 +45,7 @@ const USERS: &str = "WITH RECURSIVE wanted (oid) AS ( \
        WHERE held.pid IS NULL) AS users";
 
 /// Whether the target gave up to wait for a lock (lock_not_available).
-pub(super) fn is_of_a_lock(error: &ServerError) -> bool {
+pub(crate) fn is_of_a_lock(error: &ServerError) -> bool {
     error.code == "55P03"
 }
 

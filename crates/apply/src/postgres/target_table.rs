@@ -2,9 +2,10 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
-use crate::postgres::value_plan::{ColumnType, Loss, ValuePlan, value_plan};
+use crate::postgres::value_plan::{ColumnType, Loss, ValuePlan, built_in_base, value_plan};
 use crate::remedy;
 use farshore_capture::publication::{PublishedColumn, PublishedTable, TableName};
+use farshore_capture::source::HashedAs;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::{UserType, quote_identifier};
 use farshore_pg::{Question, Row, text_array};
@@ -397,6 +398,35 @@ impl TargetTable {
             Ok((!plan.is_verbatim()).then(|| there.base_name.clone()))
         };
         table.columns.iter().map(cast).collect()
+    }
+
+    /// For each published column of `table` the type, with its modifier, that the publisher's values
+    /// are to be cast to so that they print as they do here, if any: `numeric(10,2)` prints other
+    /// digits than `numeric(10,4)`. Arguments and errors as of [`TargetTable::casts`].
+    pub fn hashed_as(
+        &self,
+        subscription: &str,
+        name: &TableName,
+        table: &PublishedTable,
+    ) -> Result<Vec<Option<HashedAs>>, ApplyError> {
+        let casts = self.casts(subscription, name, table)?;
+        let hashed = |(column, cast): (&PublishedColumn, Option<String>)| {
+            let there = self.columns.iter().find(|there| there.name == column.name)?;
+            let (oid, modifier, types) = (there.type_oid, there.type_modifier, &self.types);
+            let here = built_in_base(ColumnType { oid, modifier, types });
+            let (oid, modifier) = (column.type_oid, column.type_modifier);
+            let publisher = built_in_base(ColumnType { oid, modifier, types: &table.types });
+            let modifier = here.map_or(-1, |(_, modifier)| modifier);
+            let is_alike = || match (publisher, here) {
+                (Some((_, publisher)), Some(_)) => modifier < 0 || publisher == modifier,
+                (_, _) => true,
+            };
+            if cast.is_none() && is_alike() {
+                return None;
+            }
+            Some(HashedAs { type_name: there.base_name.clone(), modifier })
+        };
+        Ok(table.columns.iter().zip(casts).map(hashed).collect())
     }
 }
 

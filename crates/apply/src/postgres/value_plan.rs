@@ -141,6 +141,13 @@ impl<'a> From<ColumnType<'a>> for Side<'a> {
     }
 }
 
+/// A built-in type below all domains of a column, with its modifier; none where the type is not
+/// built in.
+pub fn built_in_base(column: ColumnType<'_>) -> Option<(u32, i32)> {
+    let base = Side::from(column).base();
+    (base.oid < FIRST_UNSTABLE_OID).then_some((base.oid, base.modifier))
+}
+
 /// The plan for a column.
 ///
 /// # Errors

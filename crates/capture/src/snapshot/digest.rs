@@ -5,11 +5,11 @@
 //! in a session that both servers have set up alike ([`SETTINGS`]). A sum of 64-bit hashes does not
 //! depend on the order of rows, and counts duplicates.
 
-use super::{CopyPlan, SnapshotConnection};
+use super::SnapshotConnection;
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use farshore_model::quote_identifier;
-use farshore_pg::{Connection, Error, Row};
+use farshore_pg::{Connection, Error, Row, text_array};
 use serde::{Deserialize, Serialize};
 
 /// Parts that the rows of a table are put into, by the hashes of their keys.
@@ -23,8 +23,8 @@ pub const ROWS_MAX: usize = 100_000;
 pub const SETTINGS: &str = "SET LOCAL TimeZone = 'UTC'; SET LOCAL bytea_output = hex; \
     SET LOCAL quote_all_identifiers = off; SET LOCAL jit = off";
 
-/// Columns whose values are hashed together: a call takes a hundred arguments.
-const COLUMNS_AT_ONCE: usize = 48;
+/// Columns whose hashes are made of one another: each is a call within a call.
+const COLUMNS_AT_ONCE: usize = 50;
 
 /// Characters of a row's key that are told.
 const NAME_MAX: usize = 80;
@@ -38,7 +38,8 @@ const NAMING_COLUMNS: usize = 8;
 pub enum DigestScope {
     /// All, as sums for each part.
     Sums,
-    /// Those of these parts, one by one, [`ROWS_MAX`] at most.
+    /// Those of these parts, one by one, [`ROWS_MAX`] at most. Of no part: whether the table can be
+    /// read, and how this server hashes; one row that is in no table.
     Rows(Vec<u16>),
 }
 
@@ -50,6 +51,15 @@ pub enum Hashing {
     Encoded(String),
     /// As UTF-8, whatever the server's encoding is, at twice the price.
     Utf8,
+}
+
+/// The target's type of a column, where the publisher's values print otherwise.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HashedAs {
+    /// The type without a modifier, as SQL names it; built in.
+    pub type_name: String,
+    /// Its modifier (`atttypmod`); -1 where it has none.
+    pub modifier: i32,
 }
 
 /// The rows of one part.
@@ -106,16 +116,18 @@ impl DigestQuery {
         let key: Vec<&str> = key.iter().map(|at| values[*at].as_str()).collect();
         let values: Vec<&str> = values.iter().map(String::as_str).collect();
         let hash = self.hash(&values);
+        let key_hash = if key.is_empty() { hash.clone() } else { self.hash(&key) };
         let last = PARTS - 1;
         match scope {
-            DigestScope::Sums if key.is_empty() => format!(
-                "SELECT hash & {last}, count(*), sum(hash) FROM (SELECT {hash} AS hash FROM {from} \
-                 OFFSET 0) AS hashed GROUP BY 1"
+            // Grouped by what nothing is known of: else all columns of all rows would be sorted.
+            DigestScope::Sums => format!(
+                "SELECT part, count(*), sum(hash) FROM (SELECT {key_hash} & {last} AS part, \
+                 {hash} AS hash FROM {from} OFFSET 0) AS hashed GROUP BY part"
             ),
-            DigestScope::Sums => {
-                let key = self.hash(&key);
-                format!("SELECT {key} & {last}, count(*), sum({hash}) FROM {from} GROUP BY 1")
-            }
+            DigestScope::Rows(parts) if parts.is_empty() => format!(
+                "SELECT 0, {}, 1, '' WHERE NOT EXISTS (SELECT {hash} FROM {from} LIMIT 0)",
+                self.hash(&["'farshore'"])
+            ),
             DigestScope::Rows(parts) => {
                 let named = if key.is_empty() {
                     &values[..values.len().min(NAMING_COLUMNS)]
@@ -130,11 +142,10 @@ impl DigestQuery {
                     true => "''".to_owned(),
                     false => format!("left(concat_ws(', ', {}), {NAME_MAX})", names.join(", ")),
                 };
-                let key = if key.is_empty() { hash.clone() } else { self.hash(&key) };
                 let parts: Vec<String> = parts.iter().map(u16::to_string).collect();
                 format!(
-                    "SELECT key, hash, count(*), min(name COLLATE \"C\") FROM (SELECT {key} AS key, \
-                     {hash} AS hash, {name} AS name FROM {from}) AS hashed \
+                    "SELECT key, hash, count(*), min(name COLLATE \"C\") FROM (SELECT {key_hash} \
+                     AS key, {hash} AS hash, {name} AS name FROM {from}) AS hashed \
                      WHERE key & {last} = ANY ('{{{}}}'::bigint[]) \
                      GROUP BY 1, 2 ORDER BY 1, 2 LIMIT {ROWS_MAX}",
                     parts.join(",")
@@ -143,26 +154,27 @@ impl DigestQuery {
         }
     }
 
-    /// A bigint, of all these values. NULL is told from an empty text.
+    /// A bigint, of all these values. NULL is told from an empty text, and where a value ends.
     fn hash(&self, values: &[&str]) -> String {
-        let mut hash = "0".to_owned();
-        for columns in values.chunks(COLUMNS_AT_ONCE) {
-            let columns: Vec<String> =
-                columns.iter().map(|value| format!("{value} IS NULL, {value}")).collect();
-            let text = format!("concat_ws(E'\\x01', {})", columns.join(", "));
-            let text = match &self.hashing {
-                Hashing::Encoded(_) => format!("{text} COLLATE \"C\""),
-                Hashing::Utf8 => {
-                    format!("encode(convert_to({text}, 'UTF8'), 'hex') COLLATE \"C\"")
-                }
-            };
-            hash = format!("hashtextextended({text}, {hash})");
+        let of_some = |values: &[&str]| {
+            values.iter().fold("0::bigint".to_owned(), |hash, value| {
+                let text = format!("concat({value} IS NULL, {value})");
+                let text = match &self.hashing {
+                    Hashing::Encoded(_) => text,
+                    Hashing::Utf8 => format!("encode(convert_to({text}, 'UTF8'), 'hex')"),
+                };
+                format!("hashtextextended({text} COLLATE \"C\", {hash})")
+            })
+        };
+        if values.len() <= COLUMNS_AT_ONCE {
+            return of_some(values);
         }
-        hash
+        let hashes: Vec<String> = values.chunks(COLUMNS_AT_ONCE).map(of_some).collect();
+        format!("hash_array_extended(ARRAY[{}], 0)", hashes.join(", "))
     }
 
-    /// Asks it on a connection, in whose transaction [`SETTINGS`] were set. Dropped early, what runs
-    /// on the server is ended.
+    /// Asks it on a connection, in whose transaction [`SETTINGS`] were set and which goes on where
+    /// the server refuses. Dropped early, what runs on the server is ended.
     ///
     /// # Errors
     /// The server's.
@@ -172,22 +184,30 @@ impl DigestQuery {
         scope: &DigestScope,
     ) -> Result<Digest, Error> {
         let abandoned = connection.cancel_token().unless_done();
+        connection.simple_query("SAVEPOINT farshore_digest").await?;
         let rows = connection.query(&self.sql(scope), &[]).await;
+        let after = match rows.is_ok() {
+            true => "RELEASE SAVEPOINT farshore_digest",
+            false => "ROLLBACK TO SAVEPOINT farshore_digest",
+        };
+        let went_on = connection.simple_query(after).await;
         abandoned.is_done();
+        let rows = rows?;
+        went_on?;
         let text = |row: &Row, at: usize| row.get(at).unwrap_or_default().to_owned();
         Ok(match scope {
             DigestScope::Sums => {
                 let sum = |row: &Row| {
                     Ok(PartSum { part: row.parse(0)?, rows: row.parse(1)?, sum: text(row, 2) })
                 };
-                Digest::Sums(rows?.iter().map(sum).collect::<Result<_, Error>>()?)
+                Digest::Sums(rows.iter().map(sum).collect::<Result<_, Error>>()?)
             }
             DigestScope::Rows(_) => {
                 let hashed = |row: &Row| {
                     let (key, hash, rows) = (row.parse(0)?, row.parse(1)?, row.parse(2)?);
                     Ok(HashedRow { key, hash, rows, name: text(row, 3) })
                 };
-                Digest::Rows(rows?.iter().map(hashed).collect::<Result<_, Error>>()?)
+                Digest::Rows(rows.iter().map(hashed).collect::<Result<_, Error>>()?)
             }
         })
     }
@@ -198,8 +218,8 @@ impl DigestQuery {
 pub struct DigestOf<'a> {
     /// The table.
     pub table: &'a PublishedTable,
-    /// As what types the published columns are hashed.
-    pub plan: &'a CopyPlan,
+    /// As what types the published columns are hashed, if not as they are; of as many columns.
+    pub types: &'a [Option<HashedAs>],
     /// The columns that make the key, published ones; none where there is no key.
     pub key_columns: &'a [String],
     /// Which rows.
@@ -219,7 +239,7 @@ impl SnapshotConnection {
         spec: &PublicationSpec,
         wanted: DigestOf<'_>,
     ) -> Result<Option<Digest>, CaptureError> {
-        let DigestOf { table, plan, key_columns, scope, hashing } = wanted;
+        let DigestOf { table, types, key_columns, scope, hashing } = wanted;
         let mut key = Vec::new();
         for name in key_columns {
             let Some(at) = table.columns.iter().position(|column| column.name == *name) else {
@@ -236,21 +256,60 @@ impl SnapshotConnection {
         {
             return Ok(None);
         }
-        if matches!(scope, DigestScope::Rows(parts) if parts.is_empty()) {
-            return Ok(Some(Digest::Rows(Vec::new())));
-        }
+        let failed = |error| spec.publisher_error(error);
+        let declared = declared(&mut self.connection, types).await.map_err(failed)?;
         let only = if table.partitioned { "" } else { "ONLY " };
         let filter = table.row_filter.iter().map(|filter| format!(" WHERE ({filter})"));
         let query = DigestQuery {
             from: format!("{only}{}{}", table.table, filter.collect::<String>()),
-            values: plan.select_items(table),
+            values: values(table, &declared),
             key,
             hashing: hashing.clone(),
         };
-        let failed = |error| spec.publisher_error(error);
         self.connection.simple_query(SETTINGS).await.map_err(failed)?;
         query.ask(&mut self.connection, scope).await.map(Some).map_err(failed)
     }
+}
+
+/// The types with their modifiers, as SQL names them.
+async fn declared(
+    connection: &mut Connection,
+    types: &[Option<HashedAs>],
+) -> Result<Vec<Option<String>>, Error> {
+    if types.iter().all(Option::is_none) {
+        return Ok(vec![None; types.len()]);
+    }
+    let name =
+        |hashed: &Option<HashedAs>| hashed.as_ref().map_or("", |to| &to.type_name).to_owned();
+    let modifier = |hashed: &Option<HashedAs>| hashed.as_ref().map_or(-1, |to| to.modifier);
+    let names: Vec<String> = types.iter().map(name).collect();
+    let modifiers: Vec<String> = types.iter().map(|to| modifier(to).to_string()).collect();
+    let asked = connection
+        .query(
+            "SELECT pg_catalog.format_type(pg_catalog.to_regtype(nullif(name, '')), modifier) \
+             FROM unnest($1::text::text[], $2::text::int[]) \
+             WITH ORDINALITY AS t (name, modifier, n) ORDER BY n",
+            &[
+                Some(&text_array(names.iter().map(String::as_str))),
+                Some(&text_array(modifiers.iter().map(String::as_str))),
+            ],
+        )
+        .await?;
+    Ok(asked.iter().map(|row| row.get(0).map(str::to_owned)).collect())
+}
+
+/// The published columns, as the types that they are hashed as.
+fn values(table: &PublishedTable, declared: &[Option<String>]) -> Vec<String> {
+    let columns = table.columns.iter().enumerate();
+    columns
+        .map(|(number, column)| {
+            let name = quote_identifier(&column.name);
+            match declared.get(number).and_then(Option::as_ref) {
+                None => name,
+                Some(to) => format!("{name}::{to}"),
+            }
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -270,21 +329,23 @@ mod tests {
     fn rows_are_put_into_parts_by_their_key() {
         assert_eq!(
             query(2, &[1]).sql(&DigestScope::Sums),
-            "SELECT hashtextextended(concat_ws(E'\\x01', c1 IS NULL, c1) COLLATE \"C\", 0) & 65535, \
-             count(*), sum(hashtextextended(concat_ws(E'\\x01', c0 IS NULL, c0, c1 IS NULL, c1) \
-             COLLATE \"C\", 0)) FROM ONLY t GROUP BY 1"
+            "SELECT part, count(*), sum(hash) FROM (SELECT \
+             hashtextextended(concat(c1 IS NULL, c1) COLLATE \"C\", 0::bigint) & 65535 AS part, \
+             hashtextextended(concat(c1 IS NULL, c1) COLLATE \"C\", \
+             hashtextextended(concat(c0 IS NULL, c0) COLLATE \"C\", 0::bigint)) AS hash \
+             FROM ONLY t OFFSET 0) AS hashed GROUP BY part"
         );
     }
 
     #[test]
-    fn a_call_has_no_more_arguments_than_it_may() {
-        for columns in [1, 48, 49, 1600] {
-            let sql = query(columns, &[]).sql(&DigestScope::Sums);
-            let calls = sql.matches("concat_ws(").count();
-            assert_eq!(calls, columns.div_ceil(COLUMNS_AT_ONCE));
+    fn calls_within_calls_are_bounded() {
+        for (columns, chunks) in [(1, 1), (50, 1), (51, 2), (1600, 32)] {
+            let sql = query(columns, &[]).sql(&DigestScope::Rows(vec![]));
+            // One for the constant.
+            assert_eq!(sql.matches("0::bigint").count(), 1 + chunks, "{columns}");
         }
         // A table without columns has rows, too.
-        assert!(query(0, &[]).sql(&DigestScope::Sums).contains("SELECT 0 AS hash"));
+        assert!(query(0, &[]).sql(&DigestScope::Sums).contains("0::bigint AS hash"));
         assert!(query(0, &[]).sql(&DigestScope::Rows(vec![1])).contains("'' AS name"));
     }
 }

@@ -13,8 +13,8 @@ mod ranges;
 mod still;
 
 pub use digest::{
-    Digest, DigestOf, DigestQuery, DigestScope, HashedRow, Hashing, PARTS, PartSum, ROWS_MAX,
-    SETTINGS,
+    Digest, DigestOf, DigestQuery, DigestScope, HashedAs, HashedRow, Hashing, PARTS, PartSum,
+    ROWS_MAX, SETTINGS,
 };
 pub use look_up::{FoundRow, LookUpStatement, LookingUp, RowPlace};
 pub use ranges::{BlockRange, cut_into_ranges, ranges_left};
@@ -160,11 +160,6 @@ pub struct CopyPlan {
 impl CopyPlan {
     /// The published columns as a SELECT list.
     pub fn select_list(&self, table: &PublishedTable) -> String {
-        self.select_items(table).join(", ")
-    }
-
-    /// The published columns, each as an item of a SELECT list.
-    pub fn select_items(&self, table: &PublishedTable) -> Vec<String> {
         let mut list = Vec::new();
         for (number, column) in table.columns.iter().enumerate() {
             let name = quote_identifier(&column.name);
@@ -173,7 +168,7 @@ impl CopyPlan {
                 Some(None) | None => name,
             });
         }
-        list
+        list.join(", ")
     }
 }
 
@@ -263,8 +258,8 @@ impl SnapshotConnection {
         Ok(rows.first().and_then(|row| row.get(0)) == Some("0"))
     }
 
-    /// Whether somebody has waited for an exclusive lock on one of the tables, or on a partition of
-    /// one, for [`WAITED_LONG`].
+    /// Whether somebody has waited for an exclusive lock on one of the tables, on an index of one, or
+    /// on a partition of one, for [`WAITED_LONG`].
     pub async fn is_in_the_way(
         &mut self,
         spec: &PublicationSpec,
@@ -276,6 +271,8 @@ impl SnapshotConnection {
              AND mode = 'AccessExclusiveLock' AND waitstart < clock_timestamp() - interval '{} seconds' \
              AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
              AND (relation = ANY ('{{{oids}}}'::oid[]) \
+               OR EXISTS (SELECT FROM pg_index i WHERE i.indexrelid = relation \
+                 AND i.indrelid = ANY ('{{{oids}}}'::oid[])) \
                OR EXISTS (SELECT 1 FROM pg_partition_ancestors(relation) a \
                  WHERE a.relid = ANY ('{{{oids}}}'::oid[]))))",
             WAITED_LONG.as_secs()

@@ -7,7 +7,7 @@
 use super::{AddedColumn, DroppedColumns, Key, OldValue};
 use crate::publication::{PublishedTable, TableName};
 use crate::schema::{Definitions, SequencePosition};
-use crate::snapshot::{BlockRange, CopyPlan, Digest, DigestScope, Hashing};
+use crate::snapshot::{BlockRange, CopyPlan, Digest, DigestScope, HashedAs, Hashing};
 use crate::timelines::Timelines;
 use bytes::{Buf, Bytes};
 use serde::{Deserialize, Serialize};
@@ -85,7 +85,7 @@ pub(super) enum Request {
     /// In a session; sites of earlier versions take it for no request.
     Digest {
         table: u32,
-        plan: CopyPlan,
+        types: Vec<Option<HashedAs>>,
         key_columns: Vec<String>,
         scope: DigestScope,
         hashing: Hashing,

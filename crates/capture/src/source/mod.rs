@@ -29,7 +29,7 @@ mod shared_answer;
 
 pub use crate::publication::{AddedColumn, DroppedColumns, GrownTable, OldValue};
 pub use crate::snapshot::{
-    Digest, DigestOf, DigestScope, FoundRow, HashedRow, Hashing, PartSum, RowPlace,
+    Digest, DigestOf, DigestScope, FoundRow, HashedAs, HashedRow, Hashing, PartSum, RowPlace,
 };
 pub use channel::{Channel, ChannelError, Opener};
 pub use direct::Direct;

@@ -161,10 +161,10 @@ impl SnapshotSession for RemoteSession {
 
     fn digest<'a>(&'a mut self, wanted: DigestOf<'a>) -> Asked<'a, Option<Digest>> {
         Box::pin(async move {
-            let DigestOf { table, plan, key_columns, scope, hashing } = wanted;
+            let DigestOf { table, types, key_columns, scope, hashing } = wanted;
             let request = Request::Digest {
                 table: table.oid,
-                plan: plan.clone(),
+                types: types.to_vec(),
                 key_columns: key_columns.to_vec(),
                 scope: scope.clone(),
                 hashing: hashing.clone(),

@@ -4,8 +4,8 @@ use super::{Ended, Failure, Registry, check_members, frame, refused, while_open}
 use crate::CaptureError;
 use crate::publication::{PublicationSpec, PublishedTable};
 use crate::snapshot::{
-    BlockRange, CopyPlan, DigestOf, DigestScope, ExportedSnapshot, LookUpStatement, PARTS,
-    SeenTables, SnapshotConnection,
+    BlockRange, CopyFormat, CopyPlan, DigestOf, DigestScope, ExportedSnapshot, HashedAs,
+    LookUpStatement, PARTS, SeenTables, SnapshotConnection,
 };
 use crate::source::channel::Channel;
 use crate::source::direct::DirectCopy;
@@ -85,7 +85,7 @@ impl<'a> Session<'a> {
                 let definitions = self.connection.definitions(self.spec, &tables).await?;
                 Ok(Answer::Definitions(definitions))
             }
-            Request::Digest { table, plan, key_columns, scope, hashing } => {
+            Request::Digest { table, types, key_columns, scope, hashing } => {
                 let known = self.tables().await?;
                 let table = member(&known, table)?;
                 let is_published =
@@ -97,9 +97,9 @@ impl<'a> Session<'a> {
                 if matches!(&scope, DigestScope::Rows(parts) if parts.len() > PARTS as usize) {
                     return Err(refused("more parts of a table than there are"));
                 }
-                let plan = self.own_plan(table, plan).await?;
-                let (plan, key_columns, scope, hashing) = (&plan, &key_columns, &scope, &hashing);
-                let wanted = DigestOf { table, plan, key_columns, scope, hashing };
+                let types = self.own_types(table, types).await?;
+                let (types, key_columns, scope, hashing) = (&types, &key_columns, &scope, &hashing);
+                let wanted = DigestOf { table, types, key_columns, scope, hashing };
                 Ok(Answer::Digest(self.connection.digest(self.spec, wanted).await?))
             }
             _other => Err(refused("a question that a session in a snapshot does not answer")),
@@ -207,6 +207,22 @@ impl<'a> Session<'a> {
         }
         flush(channel, &mut data).await?;
         Ok(Ok(Answer::Done))
+    }
+
+    /// Types to hash columns as, each with the publisher's own name.
+    async fn own_types(
+        &mut self,
+        table: &PublishedTable,
+        types: Vec<Option<HashedAs>>,
+    ) -> Result<Vec<Option<HashedAs>>, Failure> {
+        let name = |to: &Option<HashedAs>| to.as_ref().map(|to| to.type_name.clone());
+        let casts = types.iter().map(name).collect();
+        let plan = self.own_plan(table, CopyPlan { format: CopyFormat::Text, casts }).await?;
+        let own = types.into_iter().zip(plan.casts);
+        let own = own.map(|(to, name)| {
+            to.zip(name).map(|(to, type_name)| HashedAs { type_name, modifier: to.modifier })
+        });
+        Ok(own.collect())
     }
 
     /// A plan in which every type has the publisher's own name for it: the other side's is not made
