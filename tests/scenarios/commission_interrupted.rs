@@ -81,5 +81,17 @@ fn nothing_is_left_on_a_server_or_a_disk() -> Result<()> {
             ensure!(left == 0, "{left} files after disk and signal {signal}");
         }
     }
+    // Commits that wait for a standby that is not there.
+    let mut client = cluster.connect()?;
+    client.batch_execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")?;
+    client.batch_execute("SELECT pg_reload_conf()")?;
+    let names = "SELECT current_setting('synchronous_standby_names')";
+    wait_until("the server to take the setting", SOON, &[&cluster.log_path()], || {
+        Ok((client.query_one(names, &[])?.get::<_, String>(0) == "nobody").then_some(()))
+    })?;
+    for signal in SIGNALS {
+        end_after(&log, 1, signal)?;
+        await_nothing_left(&cluster, &format!("a commit that waits and signal {signal}"))?;
+    }
     Ok(())
 }

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 pub(crate) const PENALTY: &str = "penalty";
 /// What everything is compared with: nobody waits for the log.
 const NO_WAIT: &str = "off";
+/// All levels, the one that waits for nothing first.
+const LEVELS: [&str; 5] = [NO_WAIT, "local", "remote_write", "on", "remote_apply"];
 /// Statements of one figure at most.
 const STATEMENTS_MAX: u64 = 200;
 /// How often it is looked how much log there is.
@@ -95,7 +97,9 @@ pub async fn measure(
     say: Progress<'_>,
 ) -> Result<Report, Error> {
     options.check()?;
-    let mut report = on_a_server(&options.server, options.demand(), stop, say, async |stage| {
+    let demand = options.demand();
+    let each: Vec<Option<&str>> = LEVELS.into_iter().map(Some).collect();
+    let mut report = on_a_server(&options.server, demand, &each, stop, say, async |stage| {
         let mut report = begin_report("commit", stage, options.log_bytes_max);
         report.settings = vec![
             Fact::new("row size", options.row_size),
@@ -122,11 +126,7 @@ pub async fn measure(
 
 /// Levels that differ on this server, the one that waits for nothing first.
 fn levels(standbys: &str) -> &'static [&'static str] {
-    if standbys.trim().is_empty() {
-        &[NO_WAIT, "on"]
-    } else {
-        &[NO_WAIT, "local", "remote_write", "on", "remote_apply"]
-    }
+    if standbys.trim().is_empty() { &[NO_WAIT, "on"] } else { &LEVELS }
 }
 
 /// Names of the mirrors that commits wait for.

@@ -7,6 +7,7 @@
 
 mod cap;
 mod cell;
+mod commits_return;
 mod counters;
 mod prose;
 pub(crate) mod scratch;
@@ -220,7 +221,8 @@ pub async fn measure(
     say: Progress<'_>,
 ) -> Result<Report, Error> {
     options.check()?;
-    let mut report = on_a_server(&options.server, options.demand(), stop, say, async |stage| {
+    let demand = options.demand();
+    let mut report = on_a_server(&options.server, demand, &[None], stop, say, async |stage| {
         let mut report = begin_report("log", stage, options.log_bytes_max);
         report.settings = settings(options);
         report.remarks.extend(options.left_out());
@@ -248,31 +250,45 @@ pub(crate) struct Stage<'a> {
 }
 
 /// Does `work` on a server that is fit for it, in a scratch schema that is gone afterwards; gives it
-/// up when asked to stop.
+/// up when asked to stop. Commits at each of `levels` (of `synchronous_commit`; `None`: the
+/// session's own) return there, or nothing is done.
 pub(crate) async fn on_a_server<T>(
     server: &Config,
     demand: Demand,
+    levels: &[Option<&str>],
     stop: &Stop,
     say: Progress<'_>,
     work: impl AsyncFnOnce(&mut Stage<'_>) -> Result<T, Error>,
 ) -> Result<T, Error> {
     let config = server.clone().with_application_name(APPLICATION);
-    let mut admin = connect(&config).await?;
-    let server = Server::ask(&mut admin).await?;
-    server.ensure_fit(demand)?;
-    stop.check()?;
-    let mut scratch = Scratch::create(&config, &mut admin, say).await?;
     let at_work = AtWork::default();
+    let begun = tokio::select! {
+        begun = begin(&config, demand, &at_work, say) => begun,
+        () = stop.requested() => Err(Error::Interrupted),
+    };
+    let (mut admin, server, mut scratch) = match begun {
+        Ok(begun) => begun,
+        Err(error) => {
+            // Nothing of ours is there yet; who removes what is old may wait for a lock.
+            at_work.cancel().await;
+            return Err(error);
+        }
+    };
     let outcome = {
-        let mut stage = Stage {
-            config: &config,
-            admin: &mut admin,
-            scratch: &mut scratch,
-            server: &server,
-            at_work: &at_work,
+        let work = async {
+            scratch.make(&mut admin).await?;
+            let mut stage = Stage {
+                config: &config,
+                admin: &mut admin,
+                scratch: &mut scratch,
+                server: &server,
+                at_work: &at_work,
+            };
+            commits_return::ensure(&mut stage, levels, say).await?;
+            work(&mut stage).await
         };
         tokio::select! {
-            outcome = work(&mut stage) => outcome,
+            outcome = work => outcome,
             () = stop.requested() => Err(Error::Interrupted),
         }
     };
@@ -282,6 +298,33 @@ pub(crate) async fn on_a_server<T>(
     let outcome = outcome?;
     removed?;
     Ok(outcome)
+}
+
+/// The session that asks, what the server is, and a schema that is still to be made.
+async fn begin(
+    config: &Config,
+    demand: Demand,
+    at_work: &AtWork,
+    say: Progress<'_>,
+) -> Result<(Connection, Server, Scratch), Error> {
+    let mut admin = connect(config).await?;
+    at_work.add(&admin);
+    let server = Server::ask(&mut admin).await?;
+    server.ensure_fit(demand)?;
+    keep_house(&mut admin).await?;
+    let scratch = Scratch::begin(config, &mut admin, say).await?;
+    at_work.clear();
+    Ok((admin, server, scratch))
+}
+
+/// Makes commits of a session that makes and removes things, and measures nothing, wait for no
+/// standby: where that is not there, neither would return.
+pub(crate) async fn keep_house(connection: &mut Connection) -> Result<(), Error> {
+    let server = connection.server().to_owned();
+    let sql =
+        "SET synchronous_commit = local; SET default_transaction_isolation = 'read committed'";
+    connection.simple_query(sql).await.map_err(trying("set up a session", &server))?;
+    Ok(())
 }
 
 /// A report with what is known before anything is measured.

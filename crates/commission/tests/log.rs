@@ -4,8 +4,11 @@ use farshore_commission::log::{LogOptions, Script, measure};
 use farshore_commission::report::{At, Report};
 use farshore_commission::{Error, Stop};
 use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::wait::wait_until;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+const SOON: Duration = Duration::from_secs(60);
 
 fn cluster(major: u32, settings: &[(&str, &str)]) -> Cluster {
     let mut builder = Cluster::builder(&Installation::find(major).unwrap());
@@ -90,7 +93,7 @@ fn a_stop_at_any_step_leaves_nothing_behind() {
     let options = LogOptions { time_max, ..quick(&cluster.url("postgres")) };
     let steps = Arc::new(Mutex::new(Vec::new()));
     // First at the first step, then at the second, until one is not reached any more.
-    for step in 0..5 {
+    for step in 0..6 {
         let (handle, stop) = Stop::new();
         let seen = Arc::new(Mutex::new(0));
         let heard = Arc::clone(&steps);
@@ -265,4 +268,107 @@ fn a_server_keeps_its_last_sessions_and_its_log_within_the_cap() {
     let error = runtime.block_on(commit::measure(&options, &stop, &say)).unwrap_err();
     assert!(error.to_string().contains("--max-log"), "{error}");
     assert_eq!(left(&server), (0, 0));
+}
+
+/// Runs it, and fails where it does not end: what waits for a standby that is not there waits for
+/// ever.
+fn run_within<T: Send + 'static>(
+    within: Duration,
+    work: impl AsyncFnOnce() -> T + Send + 'static,
+) -> T {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        let _ = sender.send(runtime.block_on(work()));
+    });
+    receiver.recv_timeout(within).expect("it does not end")
+}
+
+/// Makes commits wait for a standby that is not there.
+fn wait_for_nobody(cluster: &Cluster) {
+    let mut admin = cluster.connect().unwrap();
+    // Neither of them waits itself.
+    admin.batch_execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'").unwrap();
+    admin.batch_execute("SELECT pg_reload_conf()").unwrap();
+    let names = "SELECT current_setting('synchronous_standby_names')";
+    wait_until("the server to have taken the setting", SOON, &[], || {
+        Ok((admin.query_one(names, &[])?.get::<_, String>(0) == "nobody").then_some(()))
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_commit_that_a_standby_is_waited_for_is_refused_before_anything_is_measured() {
+    use farshore_commission::commit::{self, CommitOptions};
+    let cluster = cluster(15, &[]);
+    let options = quick(&cluster.url("postgres"));
+    let penalty = CommitOptions::new(options.server.clone());
+    wait_for_nobody(&cluster);
+    let log = options.clone();
+    let (_handle, stop) = Stop::new();
+    let ended = run_within(SOON, async move || measure(&log, &stop, &|_| {}).await);
+    let said = ended.unwrap_err();
+    assert!(matches!(said, Error::Refused(_)), "{said}");
+    let said = said.to_string();
+    for words in ["synchronous_standby_names", "nobody is not connected", "synchronous_commit"] {
+        assert!(said.contains(words), "{said}");
+    }
+    assert_eq!(left(&cluster), (0, 0));
+
+    let (_handle, stop) = Stop::new();
+    let ended = run_within(SOON, async move || commit::measure(&penalty, &stop, &|_| {}).await);
+    let said = ended.unwrap_err().to_string();
+    assert!(said.contains("nobody is not connected") && said.contains("remote_write"), "{said}");
+    assert_eq!(left(&cluster), (0, 0));
+
+    // Who waits for the local flush alone has nothing to wait for.
+    let alone = format!("{}?options=-csynchronous_commit%3Dlocal", cluster.url("postgres"));
+    let alone = LogOptions { clients: vec![1], ..quick(&alone) };
+    let (_handle, stop) = Stop::new();
+    run_within(SOON, async move || measure(&alone, &stop, &|_| {}).await).unwrap();
+    assert_eq!(left(&cluster), (0, 0));
+}
+
+#[test]
+fn a_stop_ends_commits_that_wait_for_a_standby() {
+    // First before anything is measured; then the standby is lost while it is.
+    for lost in ["whether commits", "round 1"] {
+        let cluster = Arc::new(cluster(18, &[]));
+        // More than are written before it is lost.
+        let options = LogOptions {
+            rows: 1_000_000,
+            transaction_rows: vec![1],
+            ..quick(&cluster.url("postgres"))
+        };
+        if lost != "round 1" {
+            wait_for_nobody(&cluster);
+        }
+        let there = Arc::clone(&cluster);
+        let ended = run_within(SOON, async move || {
+            let (handle, stop) = Stop::new();
+            let handle = Arc::new(handle);
+            let say = move |line: &str| {
+                if !line.contains(lost) {
+                    return;
+                }
+                let (cluster, handle) = (Arc::clone(&there), Arc::clone(&handle));
+                std::thread::spawn(move || {
+                    if lost == "round 1" {
+                        wait_for_nobody(&cluster);
+                    }
+                    let mut admin = cluster.connect().unwrap();
+                    let waits =
+                        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+                    wait_until("a commit that waits", SOON, &[], || {
+                        Ok((admin.query_one(waits, &[])?.get::<_, i64>(0) > 0).then_some(()))
+                    })
+                    .unwrap();
+                    handle.stop();
+                });
+            };
+            measure(&options, &stop, &say).await
+        });
+        assert!(matches!(ended, Err(Error::Interrupted)), "{lost}: {ended:?}");
+        assert_eq!(left(&cluster), (0, 0), "{lost}");
+    }
 }

@@ -4,6 +4,7 @@ mod lsn;
 mod nearest;
 mod position;
 mod relation;
+pub mod standby_names;
 mod time;
 mod timeline;
 pub mod transaction;

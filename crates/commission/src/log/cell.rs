@@ -278,7 +278,8 @@ mod tests {
         let options = LogOptions { rows: 2_000, ..LogOptions::new(config.clone()) };
         let mut admin = connect(&config).await.unwrap();
         let server = Server::ask(&mut admin).await.unwrap();
-        let mut scratch = Scratch::create(&config, &mut admin, &|_| {}).await.unwrap();
+        let mut scratch = Scratch::begin(&config, &mut admin, &|_| {}).await.unwrap();
+        scratch.make(&mut admin).await.unwrap();
         scratch.fill(&mut admin, options.row_size).await.unwrap();
         let begin = Counters::settled(&mut admin, &server).await.unwrap();
         let at_work = AtWork::default();

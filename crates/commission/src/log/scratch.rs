@@ -5,9 +5,13 @@
 //! it dies, the server closes the first session and thereby releases the lock; the guard's session
 //! goes on with its statement although nobody waits for the answer, and drops the schema. So the
 //! schema is never there without somebody at the server who removes it.
+//!
+//! Whoever is still at work in the schema then is ended first: a session whose commit waits for a
+//! synchronous standby keeps its locks for as long as that is away, and notices neither that its
+//! client has gone nor anything else. Neither session of ours waits for one.
 
 use super::prose::Prose;
-use super::{connect, trying};
+use super::{APPLICATION, connect, keep_house, trying};
 use crate::{Error, Progress};
 use farshore_pg::{Config, Connection, quote_identifier};
 use std::time::{Duration, Instant};
@@ -21,10 +25,12 @@ const POOL_BYTES: u64 = 8 << 20;
 const POOL_ROWS_MAX: u64 = 2_000;
 /// Rows larger than this do not fit into a page, and are stored out of line.
 const INLINE_MAX: u32 = 7_500;
+/// How often it is looked who keeps the guard from dropping the schema.
+const END_USERS_EVERY: Duration = Duration::from_millis(200);
 /// How long a server may take to begin a statement that it was sent.
 const GUARD_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The schema, made.
+/// The schema, and who removes it.
 #[derive(Debug)]
 pub struct Scratch {
     schema: String,
@@ -35,8 +41,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes it. Schemas that a crash of the server left behind are removed first.
-    pub async fn create(
+    /// Sees to it that it will be removed; it is not there yet. Schemas that a crash of the server
+    /// left behind are removed first. When this is dropped, nothing is left that `admin` does not
+    /// take with it.
+    pub async fn begin(
         config: &Config,
         admin: &mut Connection,
         say: Progress<'_>,
@@ -48,11 +56,14 @@ impl Scratch {
         let schema = format!("{PREFIX}{lock}");
         let failed = || trying("make a scratch schema", &server);
         let mut guard = connect(config).await?;
+        keep_house(&mut guard).await?;
         let guard_pid = guard.backend_pid();
         admin.simple_query(&format!("SELECT pg_advisory_lock({lock})")).await.map_err(failed())?;
+        // A warning would be sent at once, to somebody who has gone, and that would end the session.
         let promise = format!(
             "SET client_connection_check_interval = 0; SELECT pg_advisory_lock({lock}); \
-             SET LOCAL client_min_messages = warning; DROP SCHEMA IF EXISTS {} CASCADE",
+             SET LOCAL client_min_messages = error; {}; DROP SCHEMA IF EXISTS {} CASCADE",
+            end_users(&schema),
             quote_identifier(&schema)
         );
         let guard = tokio::spawn(async move {
@@ -62,9 +73,20 @@ impl Scratch {
         });
         let mut scratch = Scratch { schema, lock, guard, pool_rows: 0 };
         scratch.await_guard(admin, guard_pid).await?;
-        let sql = format!("CREATE SCHEMA {}", quote_identifier(&scratch.schema));
-        admin.simple_query(&sql).await.map_err(failed())?;
         Ok(scratch)
+    }
+
+    /// Makes it.
+    pub async fn make(&self, admin: &mut Connection) -> Result<(), Error> {
+        let server = admin.server().to_owned();
+        let sql = format!("CREATE SCHEMA {}", self.quoted());
+        admin.simple_query(&sql).await.map_err(trying("make a scratch schema", &server))?;
+        Ok(())
+    }
+
+    /// Its name, quoted.
+    pub fn quoted(&self) -> String {
+        quote_identifier(&self.schema)
     }
 
     /// Returns when the guard waits for its lock.
@@ -93,7 +115,7 @@ impl Scratch {
 
     /// A table of the schema, quoted.
     pub fn table(&self, name: &str) -> String {
-        format!("{}.{name}", quote_identifier(&self.schema))
+        format!("{}.{name}", self.quoted())
     }
 
     /// Makes the table that rows are written to, and fills the one that they come from. Values are
@@ -149,14 +171,38 @@ impl Scratch {
         let failed = || trying("remove the scratch schema", &server);
         let unlock = format!("SELECT pg_advisory_unlock({})", self.lock);
         admin.simple_query(&unlock).await.map_err(failed())?;
-        if !matches!(self.guard.await, Ok(Ok(()))) {
+        let Scratch { schema, mut guard, .. } = self;
+        let done = loop {
+            tokio::select! {
+                done = &mut guard => break done,
+                () = tokio::time::sleep(END_USERS_EVERY) => {
+                    // One that had begun nothing yet when the guard looked.
+                    admin.simple_query(&end_users(&schema)).await.map_err(failed())?;
+                }
+            }
+        };
+        if !matches!(done, Ok(Ok(()))) {
             // Somebody ended the guard's session: then it is done from here.
-            let name = quote_identifier(&self.schema);
-            let sql = format!("DROP SCHEMA IF EXISTS {name} CASCADE");
+            let name = quote_identifier(&schema);
+            let sql = format!("{}; DROP SCHEMA IF EXISTS {name} CASCADE", end_users(&schema));
             admin.simple_query(&sql).await.map_err(failed())?;
         }
         Ok(())
     }
+}
+
+/// A statement that ends sessions of ours that have locks in the schema. It names none that the role
+/// may not end, which would be an error.
+fn end_users(schema: &str) -> String {
+    format!(
+        "SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a \
+         WHERE a.application_name = '{APPLICATION}' AND a.pid <> pg_backend_pid() \
+           AND pg_has_role(a.usesysid, 'USAGE') AND EXISTS (SELECT FROM pg_locks l \
+             LEFT JOIN pg_class c ON c.oid = l.relation \
+             WHERE l.pid = a.pid AND l.granted AND a.datname = current_database() \
+               AND (c.relnamespace = to_regnamespace('{schema}') \
+                 OR l.classid = 'pg_namespace'::regclass AND l.objid = to_regnamespace('{schema}')))"
+    )
 }
 
 /// Drops schemas whose lock nobody holds: only a server that crashed leaves one behind.

@@ -1,13 +1,12 @@
 //! Mirrors: the principal of a near end, and the room of a far end.
 
-mod standby_names;
-
 use super::Findings;
 use super::publisher::remedy_for;
 use crate::config::SiteConfig;
 use crate::config::mirrors::{FarMirror, NearMirror};
 use crate::mirrors;
 use farshore_mirror::receive::Promise;
+use farshore_model::standby_names;
 use farshore_pg::{Connection, Error, Mode, Row};
 
 /// Oldest version that is supported, as `server_version_num` writes it.

@@ -7,6 +7,11 @@ pub fn includes(setting: &str, application_name: &str) -> bool {
     names(list(setting)).any(|name| name == "*" || name.eq_ignore_ascii_case(application_name))
 }
 
+/// The names, without their quotes.
+pub fn named(setting: &str) -> Vec<String> {
+    names(list(setting)).collect()
+}
+
 /// How many standbys commits wait for, of how many that are named.
 pub fn awaited(setting: &str) -> (usize, usize) {
     let list = list(setting);
@@ -95,6 +100,7 @@ mod tests {
         assert!(includes("\"a(b\"", "a(b"));
         assert!(!includes("FIRST 1 (a)", "first"));
         assert!(includes("b, \"é\"", "é"));
+        assert_eq!(named("ANY 1 (a, \"B c\")"), ["a", "B c"]);
     }
 
     #[test]
