@@ -13,6 +13,8 @@ mod joining;
 mod names;
 #[path = "whole_schema/otherwise.rs"]
 mod otherwise;
+#[path = "whole_schema/renamed.rs"]
+mod renamed;
 #[path = "whole_schema/samples.rs"]
 mod samples;
 #[path = "whole_schema/sequences.rs"]

@@ -7,6 +7,7 @@ use farshore_model::{DictionaryId, Lsn, PgTime};
 use farshore_pg::is_lost_by_pooler;
 use farshore_store::StoreError;
 use farshore_wire::backend::ServerError;
+use std::borrow::Cow;
 use std::fmt;
 
 /// Why a subscription stopped. Each message names the object and the next step.
@@ -232,7 +233,7 @@ pub struct FailedChange {
     /// What is wrong.
     pub cause: Cause,
     /// What to do.
-    pub remedy: &'static str,
+    pub remedy: Cow<'static, str>,
     pub(crate) relation: DictionaryId,
     /// The stored command, as the slice of the body that it was applied from.
     pub(crate) command: Bytes,

@@ -11,6 +11,7 @@ pub mod foreign_keys;
 pub(crate) mod in_use;
 pub mod initial_copy;
 pub mod lanes;
+mod no_partition;
 pub(crate) mod noted_definition;
 pub mod pipeline;
 pub mod progress;

@@ -25,7 +25,7 @@ use crate::scheduler::{Batches, GroupLimits};
 use crate::small_groups::SmallGroups;
 use crate::status::SubscriptionStatus;
 use crate::streaming::{StreamEnd, Streaming};
-use crate::{ApplyError, Given};
+use crate::{ApplyError, FailedChange, Given};
 use farshore_capture::publication::TableName;
 use farshore_capture::source::Source;
 use farshore_fault as fault;
@@ -347,6 +347,11 @@ impl Subscription {
                     session.connection.close().await;
                     return Err(error);
                 }
+                Err(Failure { error: ApplyError::Change(failed), careful: None })
+                    if failed.cause.is_of_no_partition() =>
+                {
+                    return Err(self.without_partition(failed).await);
+                }
                 Err(Failure { error, careful: None }) => return Err(error),
                 Err(Failure { error, careful: span }) => {
                     tracing::debug!("to be applied again, carefully: {error}");
@@ -358,6 +363,23 @@ impl Subscription {
                 }
             }
         }
+    }
+
+    /// What is to be done about a change whose row no partition of the target takes.
+    async fn without_partition(&self, mut failed: Box<FailedChange>) -> ApplyError {
+        let name = application_name(&format!("{} looks for partitions", self.spec.name));
+        let told = async {
+            let mut session = Session::connect(&self.spec.target, &name).await?;
+            let told = session.without_partition(&failed.table).await;
+            session.connection.close().await;
+            told
+        };
+        match told.await {
+            Ok(Some(remedy)) => failed.remedy = remedy.into(),
+            Ok(None) => {}
+            Err(error) => tracing::debug!("partitions cannot be looked for: {error}"),
+        }
+        ApplyError::Change(failed)
     }
 
     pub(crate) fn may_batch(&self) -> bool {

@@ -330,3 +330,36 @@ fn check_sees_that_a_partitioned_table_has_rows() -> Result<()> {
     ensure!(!said.stdout.contains("table public.pz on the target has rows already"), "{said:?}");
     Ok(())
 }
+
+/// Leaf to leaf, nothing tells the target that a partition was detached but rows that it does not take.
+#[test]
+fn rows_that_a_detached_partition_is_in_the_way_of_say_which() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.publish(
+            "CREATE TABLE pz (id integer, k integer, PRIMARY KEY (id, k)) PARTITION BY LIST (k); \
+             CREATE TABLE pz1 PARTITION OF pz FOR VALUES IN (1); \
+             CREATE TABLE pz2 PARTITION OF pz DEFAULT; \
+             CREATE TABLE pw (id integer, k integer, PRIMARY KEY (id, k)) PARTITION BY LIST (k); \
+             CREATE TABLE pw1 PARTITION OF pw FOR VALUES IN (1); \
+             INSERT INTO pz VALUES (1, 1), (2, 2); INSERT INTO pw VALUES (1, 1)",
+        )?;
+        pair.add_publication("p", &["public.*"], "")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        // To the default partition goes what went to the other one.
+        pair.publish(&format!("{DETACH}; INSERT INTO pz VALUES (3, 1)"))?;
+        let detach = "ALTER TABLE public.pz DETACH PARTITION public.pz1";
+        await_stop(&pair, detach)?;
+        mend(&mut pair, detach)?;
+        pair.assert_equal(&["public"])?;
+        // A table of its own takes any row.
+        pair.publish("ALTER TABLE pw DETACH PARTITION pw1; INSERT INTO pw1 VALUES (4, 4)")?;
+        let detach = "ALTER TABLE public.pw DETACH PARTITION public.pw1";
+        await_stop(&pair, detach)?;
+        mend(&mut pair, detach)?;
+        pair.assert_equal(&["public"])
+    })
+}

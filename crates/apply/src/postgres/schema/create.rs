@@ -1,4 +1,5 @@
 use super::SchemaSettings;
+use super::name_taken;
 use super::outline::{AsItsParent, Outline, Step};
 use super::present::Present;
 use crate::ApplyError;
@@ -229,7 +230,16 @@ async fn refused(
     if passes {
         return session.error(error);
     }
+    let message = error.to_string();
+    let taken = match error.sqlstate() {
+        Some(name_taken::TAKEN) => match name_taken::remedy(session, step, &error).await {
+            Ok(taken) => taken,
+            Err(error) => return error,
+        },
+        Some(_) | None => None,
+    };
     let remedy = match error.sqlstate() {
+        _ if taken.is_some() => taken.unwrap_or_default(),
         Some("42501") => {
             "Grant the role what the message says (CREATE on the database makes schemas and \
              extensions, CREATE on a schema makes tables in it)"
@@ -240,7 +250,6 @@ async fn refused(
         }
         _ => "Create it there by hand as the target can have it".to_owned(),
     };
-    let message = error.to_string();
     ApplyError::Setup(format!(
         "subscription \"{subscription}\": cannot create {} on the target: {}. {remedy}, or set \
          create_tables = false, and start this node again. The SQL was: {}",

@@ -15,6 +15,7 @@ mod after;
 pub use after::AFTER_ORDER;
 pub(crate) use after::foreign_keys_waiting_sql;
 mod create;
+mod name_taken;
 mod outline;
 mod present;
 
