@@ -4,6 +4,7 @@
 //! `publish = 'insert'`, is a gap that only the catalog tells of. So the publication's shape is
 //! noted in the store, compared at every start, and looked at again while streaming.
 
+pub mod out;
 mod shape;
 
 use crate::publication::{PublicationSpec, TableName};
@@ -12,6 +13,7 @@ use farshore_fault as fault;
 use farshore_model::quote_identifier;
 use farshore_pg::{Connection, partition_tree};
 use farshore_store::LogStore;
+use out::Out;
 use shape::{Alteration, Shape, VIA_ROOTS, decode_members, decode_schemas, decode_tables};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -262,6 +264,7 @@ pub(crate) async fn ensure_publication(
         match noted.compare(now.as_ref()) {
             Some(Alteration::Gap(what)) => return Err(gap(spec, &what)),
             Some(Alteration::TakenOut(tables)) => {
+                out::note(spec, store, &tables, Out::TakenOut)?;
                 let tables = missed(spec, sql, &tables).await?;
                 if !tables.is_empty() {
                     tracing::warn!("{}", taken_out(spec, &tables));
@@ -288,6 +291,7 @@ pub(crate) async fn ensure_publication(
     fault::point("capture.before-shape-noted");
     if let Some(mut shape) = look(spec, sql, None).await? {
         if let Some(noted) = &noted {
+            out::note(spec, store, &noted.tables_left(&shape), Out::Left)?;
             remember(spec, sql, noted, &mut shape).await?;
         }
         store.set_note(NOTE_SHAPE, &shape.encode())?;
@@ -296,6 +300,16 @@ pub(crate) async fn ensure_publication(
         }
     }
     Ok(left_out)
+}
+
+/// Tables that are out of an adopted publication, each with what to do, for a person.
+pub(crate) async fn told_out(
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    store: &dyn LogStore,
+) -> Result<Vec<String>, CaptureError> {
+    let told = out::told(spec, sql, |key| store.note(key)).await?;
+    Ok(told.into_iter().map(|out| format!("{}. {}", out.what, out.remedy)).collect())
 }
 
 /// Our own publication keeps its definition as its comment; without it, it is defined again.
@@ -371,6 +385,7 @@ impl Watch {
         match known.compare(now.as_ref()) {
             Some(Alteration::Gap(what)) => return Err(gap(spec, &what)),
             Some(Alteration::TakenOut(tables)) => {
+                out::note(spec, self.store.as_ref(), &tables, Out::TakenOut)?;
                 let tables = missed(spec, sql, &tables).await?;
                 if !tables.is_empty() && spec.adopt_publication.is_none() {
                     return Err(CaptureError::Interrupted(taken_out(spec, &tables)));
@@ -388,6 +403,7 @@ impl Watch {
             None => {}
         }
         if let Some(now) = &mut now {
+            out::note(spec, self.store.as_ref(), &known.tables_left(now), Out::Left)?;
             remember(spec, sql, known, now).await?;
             // What has left must be known when it comes back, whoever ran meanwhile.
             if now != known {

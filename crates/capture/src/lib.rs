@@ -35,5 +35,6 @@ pub mod timelines;
 pub mod tracer;
 pub mod types;
 
+pub use alterations::out as taken_out;
 pub use error::{CaptureError, ONCE_THE_PASSWORD_IS_RIGHT};
 pub use reader::{Capture, CaptureStatus};

@@ -57,6 +57,8 @@ pub struct CaptureStatus {
     pub waits_for: Option<String>,
     /// Why its tables are not all that the patterns match, for a person.
     pub tables_stay: Option<String>,
+    /// Which tables something else took out of the publication, where that is not ours, for a person.
+    pub tables_out: Option<String>,
     /// End of the publisher's log as last heard of.
     pub publisher_end: Lsn,
     /// Newest position taken from the stream.
@@ -138,7 +140,11 @@ impl Capture {
         let silence_max = check_settings(&self.spec, &mut sql).await?;
         let ensured = self.ensure_publication(&mut sql, &mut stop).await?;
         let Some(left_out) = ensured else { return Ok(()) };
-        self.set_status(|status| status.tables_stay = together(left_out));
+        let out = alterations::told_out(&self.spec, &mut sql, self.store.as_ref()).await?;
+        self.set_status(|status| {
+            status.tables_stay = together(left_out);
+            status.tables_out = together(out);
+        });
         let tell = |why| self.set_status(|status| status.waits_for = why);
         tell(None);
         let store = self.store.as_ref();
@@ -387,6 +393,8 @@ impl Capture {
             }
         };
         let left_out = self.spec.follow_tables(connection).await?;
+        let out = alterations::told_out(&self.spec, connection, self.store.as_ref()).await?;
+        self.set_status(|status| status.tables_out = together(out));
         Ok((self.spec.membership_signature(connection).await?, left_out))
     }
 

@@ -163,6 +163,9 @@ pub fn judge(report: &mut SiteReport, limits: &Limits) {
     for p in &mut report.publications {
         let mut verdict = Verdict::default();
         verdict.agent(&p.state, p.error.as_deref());
+        if let Some(out) = &p.tables_out {
+            verdict.find(Health::Warning, || out.clone());
+        }
         for site in report.downstreams.iter().filter(|site| site.publication == p.name) {
             if let Some(error) = &site.error {
                 verdict.find(Health::Critical, || {
@@ -436,6 +439,8 @@ mod tests {
         assert_eq!(p.0, Health::Warning);
         assert!(p.1.starts_with("the store uses 85 % of retention_size"), "{}", p.1);
         assert_eq!(s, (Health::Critical, "to apply: 1.9 GB; latency: 1.5 s".to_owned()));
+        let [p, _] = judged(|p, _| p.tables_out = Some("t is out".into()));
+        assert_eq!(p, (Health::Warning, "t is out".to_owned()));
         let [p, s] = judged(|p, s| {
             (p.state, p.error) = ("retrying".into(), Some("away".into()));
             p.store_bytes = 950;

@@ -261,6 +261,9 @@ pub struct PublicationReport {
     /// Why it is not good.
     #[serde(default)]
     pub reason: Option<String>,
+    /// Which tables something else took out of an adopted publication, and what to do: for judging it.
+    #[serde(skip)]
+    pub tables_out: Option<String>,
     /// End of the publisher's log as last heard of.
     pub publisher_end: String,
     /// Newest position taken from the stream.

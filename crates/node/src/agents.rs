@@ -252,6 +252,7 @@ impl PublicationAgent {
             error,
             health: Health::Good,
             reason: None,
+            tables_out: capture.tables_out.clone(),
             publisher_end: capture.publisher_end.to_string(),
             received: capture.received.to_string(),
             durable: store.durable.to_string(),
@@ -333,6 +334,7 @@ impl ReceivedAgent {
             error,
             health: Health::Good,
             reason: None,
+            tables_out: None,
             // Only the upstream site hears of it.
             publisher_end: String::new(),
             received: receive.received.to_string(),

@@ -196,6 +196,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
                     None
                 });
                 let spec = &publication.spec;
+                site::check_taken_out(config, spec, &mut sql, &mut findings).await;
                 if told_of_slots.insert(spec.source.redacted()) {
                     publisher::check_slots_left(spec, &mut sql, &known_slots, &mut findings).await;
                 }

@@ -12,6 +12,7 @@ use farshore_apply::requests::{request_resync, request_skip};
 use farshore_apply::scheduler::GroupLimits;
 use farshore_apply::{ApplyError, Initialise, Subscription, SubscriptionSpec};
 use farshore_capture::publication::TableName;
+use farshore_capture::taken_out;
 use farshore_model::Lsn;
 use farshore_monitor::Action;
 use farshore_store::LogStore;
@@ -178,6 +179,9 @@ impl Site {
                 "publication \"{publication}\": its store takes no more ({failure}). Mend that and \
                  restart the node"
             ));
+        }
+        if let Some(log) = self.log(publication) {
+            taken_out::accept(log.as_ref()).map_err(|error| error.to_string())?;
         }
         switch.resume().await;
         tracing::info!(%publication, "resumed");

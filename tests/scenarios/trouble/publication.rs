@@ -3,7 +3,7 @@
 
 use anyhow::{Result, ensure};
 use farshore_testkit::wait::wait_until;
-use farshore_tests::{Direction, Pair};
+use farshore_tests::{DATABASE, Direction, Pair};
 use postgres::{Client, NoTls};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -333,4 +333,62 @@ fn what_commission_makes_is_not_published() -> Result<()> {
         ensure!(pair.subscriber_says(made)? == "0", "it is on the target");
     }
     Ok(())
+}
+
+/// It is not ours: what is taken out of it stays out, and is told of until it is back or meant.
+#[test]
+fn a_table_is_taken_out_of_an_adopted_publication() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(SCHEMA)?;
+    pair.publish("CREATE PUBLICATION handed FOR TABLE t, u, farshore_marks.mark")?;
+    pair.add_publication("p", &[], "adopt_publication = \"handed\"")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (1, 'v'); INSERT INTO u VALUES (1, 'v')")?;
+    pair.assert_equal(&["public"])?;
+    let alter = "ALTER PUBLICATION handed DROP TABLE t";
+    let said = "something else took public.t out of PostgreSQL publication handed";
+    let await_reason = |pair: &Pair, text: &str| {
+        wait_until(text, SOON, &[&pair.site.log_path()], || {
+            let status = pair.site.status()?;
+            let p = &status["publications"][0];
+            let reason = p["reason"].as_str().unwrap_or_default().to_owned();
+            let is_well = p["state"] == "streaming" && p["error"].is_null();
+            Ok((is_well && p["health"] == "warning" && reason.contains(text)).then_some(reason))
+        })
+    };
+    let warns = |pair: &Pair| -> Result<()> {
+        let reason = await_reason(pair, said)?;
+        for next in
+            ["ALTER PUBLICATION handed ADD TABLE public.t", "resume SITE.toml --publication"]
+        {
+            ensure!(reason.contains(next), "{reason}");
+        }
+        let status = pair.site.verb("status", &[])?;
+        ensure!(status.code == Some(4) && status.stdout.contains(said), "{status:?}");
+        let checked = pair.site.verb("check", &[])?;
+        ensure!(checked.code == Some(0) && checked.stdout.contains(said), "{checked:?}");
+        Ok(())
+    };
+    let is_quiet = |pair: &Pair| -> Result<()> {
+        wait_until("nothing to say", SOON, &[&pair.site.log_path()], || {
+            Ok((pair.site.status()?["publications"][0]["health"] == "good").then_some(()))
+        })?;
+        let checked = pair.site.verb("check", &[])?;
+        ensure!(!checked.stdout.contains(said), "{checked:?}");
+        Ok(())
+    };
+    pair.publish(alter)?;
+    warns(&pair)?;
+    // Nor is it forgotten when the node starts again; nor missed where it was not running.
+    pair.site.restart()?;
+    warns(&pair)?;
+    pair.site.verb("resume", &["--publication", "p"])?;
+    is_quiet(&pair)?;
+    pair.publish("ALTER PUBLICATION handed DROP TABLE u")?;
+    await_reason(&pair, "something else took public.u out of")?;
+    // It is dropped: nothing is missing.
+    pair.publish("DROP TABLE u")?;
+    is_quiet(&pair)
 }

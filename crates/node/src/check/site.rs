@@ -3,8 +3,11 @@
 use super::{Findings, Severity};
 use crate::config::{SiteConfig, secrets};
 use crate::{control, mirrors};
+use farshore_capture::publication::PublicationSpec;
 use farshore_capture::slot::{self, Begun};
+use farshore_capture::taken_out;
 use farshore_monitor::Settings;
+use farshore_pg::Connection;
 use farshore_store::segmented::read_notes;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -35,6 +38,26 @@ pub fn begun(config: &SiteConfig, publication: &str, findings: &mut Findings) ->
             findings.agent_error(&error, false);
             Begun::Making
         }
+    }
+}
+
+/// Warns of tables that are out of an adopted publication, as the node noted.
+pub async fn check_taken_out(
+    config: &SiteConfig,
+    spec: &PublicationSpec,
+    sql: &mut Connection,
+    findings: &mut Findings,
+) {
+    let folder = config.data_dir.join("publications").join(&spec.name);
+    // That they cannot be read is told elsewhere.
+    let Ok(notes) = read_notes(&folder) else { return };
+    match taken_out::told(spec, sql, |key| notes.get(key).cloned()).await {
+        Ok(told) => {
+            for out in told {
+                findings.warning(out.what, out.remedy);
+            }
+        }
+        Err(error) => findings.cannot_look("publisher", &error, error.is_transient()),
     }
 }
 
