@@ -21,6 +21,9 @@ fn with_warning(failure: Option<String>, warning: Option<String>) -> Option<Stri
     }
 }
 
+/// How it is told that a far end has promoted its standby.
+pub(crate) const HAS_PROMOTED: &str = "has promoted the standby of this mirror";
+
 const NOTHING_ACKNOWLEDGED: &str = "nothing was acknowledged";
 
 /// That commits wait, where any do, until something `becomes` so.

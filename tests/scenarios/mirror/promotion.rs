@@ -126,6 +126,10 @@ fn takes_over(mode: &str) -> Result<()> {
             error.contains("site \"far\" has promoted the standby")
                 && error.contains("pg_drop_replication_slot('farshore_mirror_m')")
         })?;
+        let checked = mirrored.near.verb("check", &[])?;
+        for said in ["has promoted the standby of this mirror", "Take that name out of"] {
+            ensure!(checked.stdout.contains(said), "{checked:?}");
+        }
         // Out of the site file, what is left of it is told.
         let file = mirrored.near.file();
         let text = std::fs::read_to_string(&file)?;

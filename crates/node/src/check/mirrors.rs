@@ -4,7 +4,9 @@ use super::Findings;
 use super::publisher::remedy_for;
 use crate::config::SiteConfig;
 use crate::config::mirrors::{FarMirror, NearMirror};
-use crate::mirrors;
+use crate::control;
+use crate::mirrors::{self, HAS_PROMOTED};
+use crate::report::MirrorReport;
 use farshore_mirror::receive::Promise;
 use farshore_model::standby_names;
 use farshore_pg::{Connection, Error, Mode, Row};
@@ -15,11 +17,24 @@ const VERSION_MIN: u32 = 140_000;
 /// Looks at every mirror that has an end here.
 pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
     let mut all = Vec::new();
+    // What its far end told, nothing else here knows. A node that does not answer is told of
+    // elsewhere.
+    let told = match config.mirrors.near.is_empty() {
+        true => Vec::new(),
+        false => control::status(&config.data_dir)
+            .await
+            .ok()
+            .flatten()
+            .map_or_else(Vec::new, |r| r.mirrors),
+    };
     for mirror in &config.mirrors.near {
         let mut findings = Findings::about(format!("mirror \"{}\"", mirror.name));
         if let Some(why) = mirrors::why_dropped(config, &mirror.name) {
             let remedy = format!("farshore mirror resume SITE.toml {}", mirror.name);
             findings.error(why, remedy);
+        }
+        if let Some((what, remedy)) = promoted(&told, &mirror.name) {
+            findings.warning(what, remedy);
         }
         near(config, mirror, &mut findings).await;
         all.append(&mut findings.all);
@@ -30,6 +45,17 @@ pub async fn check(config: &SiteConfig) -> Vec<super::Finding> {
         all.append(&mut findings.all);
     }
     all
+}
+
+/// What the node tells of a mirror whose standby was promoted, and what to do.
+fn promoted(told: &[MirrorReport], name: &str) -> Option<(String, String)> {
+    let errors = told.iter().filter(|mirror| mirror.name == name).filter_map(|m| m.error.as_ref());
+    let error = errors.into_iter().find(|error| error.contains(HAS_PROMOTED))?;
+    // Something else may be told before it.
+    let sentences: Vec<&str> = error.split(". ").collect();
+    let first = sentences.iter().position(|sentence| sentence.contains(HAS_PROMOTED))?;
+    let (what, remedy) = (sentences[first], sentences[first + 1..].join(". "));
+    Some((what.to_owned(), remedy))
 }
 
 async fn near(config: &SiteConfig, mirror: &NearMirror, findings: &mut Findings) {
@@ -234,5 +260,31 @@ fn far(config: &SiteConfig, mirror: &FarMirror, findings: &mut Findings) {
     }
     if mirror.standby.is_none() {
         findings.note("mirror promote needs --standby: no standby is named here");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_node_tells_of_a_promotion_is_taken_apart() {
+        let told = |error: Option<&str>| {
+            let report = MirrorReport {
+                name: "dr".into(),
+                error: error.map(str::to_owned),
+                ..MirrorReport::default()
+            };
+            promoted(&[report], "dr")
+        };
+        assert_eq!(told(None), None);
+        assert_eq!(told(Some("the principal keeps 3 GB for it")), None);
+        let error = format!(
+            "the principal keeps 3 GB for it. site \"far\" {HAS_PROMOTED}, or is about to: nothing \
+             more is carried. Take it out; and drop the slot"
+        );
+        let (what, remedy) = told(Some(&error)).unwrap();
+        assert!(what.starts_with("site \"far\" has promoted") && what.ends_with("carried"));
+        assert_eq!(remedy, "Take it out; and drop the slot");
     }
 }

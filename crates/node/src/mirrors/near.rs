@@ -6,7 +6,8 @@ pub(crate) use bounds::{LET_LOOK, kept_bytes, resume_without_node, why_dropped};
 
 use super::note::Note;
 use super::{
-    FarAgent, NOTHING_ACKNOWLEDGED, nothing_is_acknowledged, ratio, redo_queue, with_warning,
+    FarAgent, HAS_PROMOTED, NOTHING_ACKNOWLEDGED, nothing_is_acknowledged, ratio, redo_queue,
+    with_warning,
 };
 use crate::agents::lock;
 use crate::config::mirrors::NearMirror;
@@ -239,10 +240,8 @@ impl NearAgent {
     /// Nothing says so to the principal, which keeps log for a mirror that will never ask for it.
     fn hear_of_promotion(&self, site: &str, spool: Option<&FarAgent>) {
         let Near { name, slot, application_name, .. } = &self.near;
-        let promoted = format!(
-            "site \"{site}\" has promoted the standby of this mirror, or is about to: nothing more is \
-             carried"
-        );
+        let promoted =
+            format!("site \"{site}\" {HAS_PROMOTED}, or is about to: nothing more is carried");
         // A direct mirror has no site that it is granted to.
         let grant = match self.direct {
             true => String::new(),
