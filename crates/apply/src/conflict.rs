@@ -2,12 +2,13 @@
 //! done about it.
 
 use crate::error::{Cause, is_about_data};
-use crate::remedy::next_step_of;
+use crate::remedy::{missing_label, next_step_of};
 use farshore_capture::publication::TableName;
 use farshore_model::{DictionaryId, Relation};
 use farshore_wire::backend::ServerError;
 use farshore_wire::pgoutput::{OldTuple, Tuple, stored::Stored};
 use farshore_wire::readable::{Readable, push_json_string, readable};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Longest key value shown in a message, in characters.
@@ -83,11 +84,6 @@ const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove
 const REFUSED: &str = "Mend the target (the message above names the constraint or type) and go on \
      (farshore resume), leave the transaction out (farshore skip), or set on_conflict";
 
-const IN_FUNCTION: &str = "A function on the target (`where` names it) meets something that is not \
-     there, or that it names without its schema: as for PostgreSQL's own subscriptions, search_path \
-     is empty. ALTER FUNCTION … SET search_path = … (or mend what it names) and go on (farshore \
-     resume)";
-
 /// The remedy for a transaction that the target does not commit.
 pub const COMMIT_REFUSED: &str = "A deferred constraint or trigger of the target does not hold. \
      Mend the target and go on (farshore resume), or leave the transaction out (farshore skip)";
@@ -106,32 +102,28 @@ pub enum FoundBy {
 }
 
 /// What to do about a failed change.
-pub fn remedy(cause: &Cause, is_insert: bool, found_by: FoundBy) -> &'static str {
-    match (cause, found_by) {
+pub fn remedy(cause: &Cause, is_insert: bool, found_by: FoundBy) -> Cow<'static, str> {
+    let of_rows = match (cause, found_by) {
+        (Cause::Refused(error), _) => return remedy_of(error),
         (Cause::Rows(_), _) if is_insert => NOT_INSERTED,
         (Cause::Rows(0), FoundBy::Key) => ROW_MISSING,
         (Cause::Rows(0), FoundBy::Image) => ROW_DIFFERS,
         (Cause::Rows(0), FoundBy::PartialImage) => ROW_DIFFERS_OR_IS_A_KEY,
         (Cause::Rows(0), FoundBy::KeyForWantOfImage) => ROW_MISSING_WITHOUT_OLD,
-        (cause, _) => remedy_of_cause(cause),
-    }
+        (Cause::Rows(_), _) => SEVERAL_ROWS,
+    };
+    of_rows.into()
 }
 
-fn remedy_of_cause(cause: &Cause) -> &'static str {
-    match cause {
-        Cause::Rows(_) => SEVERAL_ROWS,
-        Cause::Refused(error) if is_unknown_in_function(error) => IN_FUNCTION,
-        Cause::Refused(error) if is_about_data(error) => REFUSED,
-        Cause::Refused(error) => next_step_of(error),
+fn remedy_of(error: &ServerError) -> Cow<'static, str> {
+    match missing_label(error) {
+        Some(label) => {
+            format!("{label}; or leave the transaction out (farshore skip), or set on_conflict")
+                .into()
+        }
+        None if is_about_data(error) => REFUSED.into(),
+        None => next_step_of(error),
     }
-}
-
-/// A trigger's function, or a default's or constraint's, names what the target does not find: a
-/// table, column, schema, type or function.
-fn is_unknown_in_function(error: &ServerError) -> bool {
-    const UNKNOWN: [&str; 5] = ["42P01", "42703", "3F000", "42704", "42883"];
-    UNKNOWN.contains(&&*error.code)
-        && error.context.as_deref().is_some_and(|context| context.contains("function"))
 }
 
 /// The word for a stored change's kind.
@@ -260,21 +252,6 @@ mod tests {
     use super::*;
 
     use farshore_model::{Column, ReplicaIdentity};
-
-    #[test]
-    fn what_a_function_does_not_find_is_told_apart_from_what_the_change_does_not() {
-        let refused = |context: Option<&str>| {
-            let error = ServerError {
-                code: "42P01".into(),
-                context: context.map(str::to_owned),
-                ..ServerError::default()
-            };
-            remedy(&Cause::Refused(Box::new(error)), true, FoundBy::Key)
-        };
-        let inside = refused(Some("PL/pgSQL function public.f() line 1 at SQL statement"));
-        assert!(inside.contains("search_path"), "{inside}");
-        assert!(refused(None).contains("gone from the target"));
-    }
 
     fn relation() -> Relation {
         let column = |name: &str, type_oid, key| Column {

@@ -21,6 +21,18 @@ const NOTES_GONE: &str = "Farshore keeps notes there, and no progress (recorded 
      to skip; indexes and constraints that are still to be made): go on (farshore resume), which \
      makes the table again, empty";
 
+/// The next step where a function on the target names what it does not find.
+const UNKNOWN_IN_FUNCTION: &str = "A function on the target (`where` names it) meets something that \
+     is not there, or that it names without its schema: as for PostgreSQL's own subscriptions, \
+     search_path is empty. ALTER FUNCTION … SET search_path = … (or mend what it names) and go on \
+     (farshore resume)";
+
+/// The next step where a function on the target does what the role may not.
+const DENIED_IN_FUNCTION: &str = "A function on the target (`where` names it) does that, with the \
+     rights of Farshore's role: grant the role what the message says, or let the function have its \
+     owner's (ALTER FUNCTION … SECURITY DEFINER SET search_path = …, since search_path is empty), and \
+     go on (farshore resume)";
+
 /// The next step where PgBouncer answers.
 const POOLER: &str = "A connection pooler answers there: name the server itself in the site file \
      and restart the node";
@@ -66,8 +78,32 @@ pub fn next_step(code: &str) -> &'static str {
 }
 
 /// As [`next_step`], where all is known that the server said.
-pub(crate) fn next_step_of(error: &ServerError) -> &'static str {
-    if is_lost_by_pooler(error) { "Trying again" } else { next_step(&error.code) }
+pub(crate) fn next_step_of(error: &ServerError) -> Cow<'static, str> {
+    match error.code.as_str() {
+        _ if is_lost_by_pooler(error) => "Trying again".into(),
+        "42501" if is_in_function(error) => DENIED_IN_FUNCTION.into(),
+        "42P01" | "42703" | "3F000" | "42704" | "42883" if is_in_function(error) => {
+            UNKNOWN_IN_FUNCTION.into()
+        }
+        code => missing_label(error).map_or_else(|| next_step(code).into(), Cow::Owned),
+    }
+}
+
+/// It was raised within a function of the target: a trigger's, a default's or a constraint's.
+fn is_in_function(error: &ServerError) -> bool {
+    error.context.as_deref().is_some_and(|context| context.contains("function"))
+}
+
+/// Where a value is a label that an enum of the target does not have (invalid text representation,
+/// of an enum in either format): how it gets it.
+pub(crate) fn missing_label(error: &ServerError) -> Option<String> {
+    let said = error.message.strip_prefix("invalid input value for enum ")?;
+    let (of, label) = said.strip_suffix('"')?.split_once(": \"")?;
+    Some(format!(
+        "The target's enum lacks that label: on the target ALTER TYPE {of} ADD VALUE {} (with BEFORE \
+         or AFTER where it does not stand last on the publisher), and go on (farshore resume)",
+        quote_literal(label)
+    ))
 }
 
 /// What follows an error of the target in its message: the next step, if the server has spoken.
@@ -86,8 +122,8 @@ pub fn sentence(error: &farshore_pg::Error) -> String {
         .then(|| error.to_string())
         .and_then(|told| Some(told.split_once("\"farshore.")?.1.split_once('"')?.0.to_owned()));
     let next = match gone.as_deref() {
-        Some(table) if OF_PROGRESS.contains(&table) => PROGRESS_GONE,
-        Some(_) => NOTES_GONE,
+        Some(table) if OF_PROGRESS.contains(&table) => PROGRESS_GONE.into(),
+        Some(_) => NOTES_GONE.into(),
         None => next_step_of(said),
     };
     format!(". {next}")
@@ -189,6 +225,30 @@ mod tests {
             let told = sentence(&error);
             assert!(told.contains(next) && told.contains("farshore resume"), "{table}: {told}");
         }
+    }
+
+    #[test]
+    fn what_comes_from_within_a_function_is_told_apart() {
+        let within = |code: &str, context: &str| {
+            let context = (!context.is_empty()).then(|| context.to_owned());
+            next_step_of(&ServerError { code: code.into(), context, ..ServerError::default() })
+        };
+        let function = "PL/pgSQL function public.f() line 1 at SQL statement";
+        let denied = within("42501", function);
+        assert!(denied.contains("SECURITY DEFINER") && denied.contains("search_path"), "{denied}");
+        let unknown = within("42P01", function);
+        assert!(unknown.contains("SET search_path"), "{unknown}");
+        assert!(within("42501", "").contains("farshore check"));
+        assert!(within("42P01", "").contains("gone from the target"));
+    }
+
+    #[test]
+    fn a_label_that_an_enum_lacks_is_given_with_the_sql() {
+        let message = "invalid input value for enum s.\"Mood\": \"it's: \"new\"\"".to_owned();
+        let error = ServerError { code: "22P02".into(), message, ..ServerError::default() };
+        let told = next_step_of(&error);
+        let sql = "ALTER TYPE s.\"Mood\" ADD VALUE 'it''s: \"new\"'";
+        assert!(told.contains(sql) && told.contains("farshore resume"), "{told}");
     }
 
     #[test]

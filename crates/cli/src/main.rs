@@ -91,7 +91,8 @@ enum Verb {
         /// Only this subscription
         #[arg(long)]
         subscription: Option<String>,
-        /// As JSON, one object per subscription and line: subscription, before, after, left_out
+        /// As JSON, one object per subscription and line: subscription, before, after, left_out,
+        /// unknown
         #[arg(long)]
         json: bool,
     },

@@ -39,7 +39,11 @@ pub fn schema(site: &Path, subscription: Option<&str>, json: bool) -> ExitCode {
 }
 
 fn write_sql(out: &mut String, schema: &SubscriptionSchema) {
-    let SubscriptionSchema { subscription, before, after, left_out } = schema;
+    let SubscriptionSchema { subscription, before, after, left_out, unknown } = schema;
+    if let Some(why) = unknown {
+        let _ = writeln!(out, "-- subscription {subscription}: {why}");
+        return;
+    }
     if before.is_empty() && after.is_empty() {
         let _ = writeln!(out, "-- subscription {subscription}: the target lacks nothing");
     }

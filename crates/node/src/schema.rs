@@ -20,6 +20,9 @@ pub struct SubscriptionSchema {
     pub after: Vec<Statement>,
     /// What the publisher has and the target will not have.
     pub left_out: Vec<String>,
+    /// Why nothing of it is known, if that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
 }
 
 /// One statement.
@@ -46,15 +49,20 @@ pub async fn outline_site(
             continue;
         }
         let Some(publication) = config.publication(&subscription.publication) else {
+            let why = format!(
+                "its publication is received from another site ({}), which alone can ask the \
+                 publisher for its definitions. What the target lacks is made when the node runs \
+                 (unless create_tables = false); farshore check and the log of farshore run say \
+                 what it is",
+                subscription.publication
+            );
             if only.is_none() {
+                let subscription = name.clone();
+                let unknown = Some(why);
+                all.push(SubscriptionSchema { subscription, unknown, ..Default::default() });
                 continue;
             }
-            return Err(format!(
-                "subscription \"{name}\": its publication is received from another site ({}), \
-                 which alone can ask the publisher for its definitions; farshore check and the \
-                 log of farshore run say what the target lacks",
-                subscription.publication
-            ));
+            return Err(format!("subscription \"{name}\": {why}"));
         };
         let outlined = outline(publication, subscription).await;
         all.push(outlined.map_err(|error| format!("subscription \"{name}\": {error}"))?);

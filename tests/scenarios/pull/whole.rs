@@ -141,6 +141,8 @@ fn sites_chain() -> Result<()> {
     for verb in ["check", "schema"] {
         let said = pair.site.verb(verb, &[])?;
         ensure!(said.code == Some(0), "{verb}: {said:?}");
+        let tells = said.stdout.contains("-- subscription s: its publication is received from");
+        ensure!(tells == (verb == "schema"), "{verb}: {said:?}");
     }
     pair.publish("UPDATE t SET v = 'w' WHERE id % 3 = 0; DELETE FROM t WHERE id % 5 = 0")?;
     pair.assert_equal(&["public"])?;

@@ -114,7 +114,7 @@ fn failed_change(
     };
     let is_insert = matches!(stored, Ok(Stored::Insert { .. }));
     FailedChange {
-        remedy: conflict::remedy(&cause, is_insert, found_by).into(),
+        remedy: conflict::remedy(&cause, is_insert, found_by),
         subscription,
         operation,
         table,

@@ -290,14 +290,14 @@ pub fn check_columns<'a>(
     target: Option<&TargetTable>,
     filled: Filled,
 ) -> Result<(), ApplyError> {
-    let copy_anew = match filled {
-        Filled::NotYet => String::new(),
-        Filled::Before => format!(
-            "; then copy it anew, since what it had does not come again by itself ({})",
-            remedy::resync(subscription, Some(table))
-        ),
-    };
     let Some(target) = target else {
+        let copy_anew = match filled {
+            Filled::NotYet => String::new(),
+            Filled::Before => format!(
+                "; then copy it anew, since what it had does not come again by itself ({})",
+                remedy::resync(subscription, Some(table))
+            ),
+        };
         return Err(ApplyError::Setup(format!(
             "subscription \"{subscription}\": table {table} is not on the target. Create it there \
              (for instance: pg_dump --schema-only --table='{table}' … | psql …){copy_anew}"
@@ -312,13 +312,29 @@ pub fn check_columns<'a>(
         }
     }
     if !missing.is_empty() {
-        return Err(ApplyError::Setup(format!(
-            "subscription \"{subscription}\": table {table} on the target has no writable column \
-             {}. Add it there, or publish the table without it",
-            missing.join(", ")
-        )));
+        return Err(missing_columns(subscription, table, &missing.join(", "), filled));
     }
     generated.map_or(Ok(()), |misfit| Err(misfit.error(subscription, table)))
+}
+
+fn missing_columns(
+    subscription: &str,
+    table: &TableName,
+    columns: &str,
+    filled: Filled,
+) -> ApplyError {
+    let rows_there = match filled {
+        Filled::NotYet => String::new(),
+        Filled::Before => format!(
+            " (rows that are there by then have no value of the publisher's in it: where that \
+             matters, have the table copied anew, {})",
+            remedy::resync(subscription, Some(table))
+        ),
+    };
+    ApplyError::Setup(format!(
+        "subscription \"{subscription}\": table {table} on the target has no writable column \
+         {columns}. Add it there{rows_there}, or publish the table without it"
+    ))
 }
 
 /// Why a column of the publisher cannot be written on the target.
@@ -434,11 +450,10 @@ impl Misfit {
     /// Says it of a table, with what to do.
     pub fn error(&self, subscription: &str, table: &TableName) -> ApplyError {
         ApplyError::Setup(match self {
-            Misfit::Missing(column) => format!(
-                "subscription \"{subscription}\": table {table} on the target has no writable \
-                 column {}. Add it there, or publish the table without it",
-                quote_identifier(column)
-            ),
+            Misfit::Missing(column) => {
+                let column = quote_identifier(column);
+                return missing_columns(subscription, table, &column, Filled::Before);
+            }
             Misfit::Generated { column, virtual_of } => {
                 let column = quote_identifier(column);
                 let plain = match virtual_of {
@@ -462,5 +477,23 @@ impl Misfit {
                 )
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_rows_are_there_a_column_that_lacks_leads_to_a_copy() {
+        let table = TableName { schema: "public".into(), name: "t".into() };
+        let said = |filled| {
+            let target = TargetTable::default();
+            let names = ["v"].into_iter();
+            check_columns("s", &table, names, Some(&target), filled).unwrap_err().to_string()
+        };
+        let (before, resync) = (said(Filled::Before), "--subscription s --table public.t");
+        assert!(before.contains("no writable column v") && before.contains(resync), "{before}");
+        assert!(!said(Filled::NotYet).contains("resync"), "{}", said(Filled::NotYet));
     }
 }
