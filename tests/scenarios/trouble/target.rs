@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use farshore_testkit::postgres::StopMode;
-use farshore_tests::{Checked, Direction, Pair, publisher_cluster, subscriber_cluster};
+use farshore_tests::{Checked, DATABASE, Direction, Pair, publisher_cluster, subscriber_cluster};
 use std::time::Duration;
 
 const SOON: Duration = Duration::from_secs(60);
@@ -218,4 +218,44 @@ fn a_target_that_goes_while_nothing_happens_is_noticed() -> Result<()> {
     pair.publisher.start()?;
     pair.publish("INSERT INTO t VALUES (2)")?;
     pair.assert_equal(&["public"])
+}
+
+/// What a trigger's function may not do is not what the role needs for the table; and an enum gets the
+/// label that it lacks by what the stop says.
+#[test]
+fn what_a_function_may_not_do_and_a_label_that_is_lacking_say_what_to_do() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both("CREATE TYPE st AS ENUM ('new'); CREATE TABLE t (id integer PRIMARY KEY, s st)")?;
+    pair.subscriber.execute_script(
+        "CREATE SCHEMA notes; CREATE TABLE notes.audit (id integer); \
+         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS \
+           $$ BEGIN INSERT INTO notes.audit VALUES (NEW.id); RETURN NULL; END $$; \
+         CREATE TRIGGER note AFTER INSERT ON t FOR EACH ROW EXECUTE FUNCTION note(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER note; \
+         CREATE ROLE app LOGIN; GRANT CREATE ON DATABASE postgres TO app; \
+         GRANT USAGE ON SCHEMA public, notes, farshore_marks TO app; \
+         GRANT SELECT, INSERT, UPDATE, DELETE, TRUNCATE ON t, farshore_marks.mark TO app",
+    )?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE).replace("postgres@", "app@");
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.publish("INSERT INTO t VALUES (1, 'new')")?;
+    let (state, said) = pair.site.await_trouble("s", "permission denied for table audit")?;
+    let within = said.contains("A function on the target") && said.contains("search_path");
+    ensure!(state == "stopped" && within && !said.contains("farshore check"), "{state}: {said}");
+    pair.subscriber.execute_script("GRANT INSERT ON notes.audit TO app")?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.assert_equal(&["public"])?;
+    pair.publish("ALTER TYPE st ADD VALUE 'it''s'")?;
+    pair.publish("INSERT INTO t VALUES (2, 'it''s')")?;
+    let add = "ALTER TYPE public.st ADD VALUE 'it''s'";
+    let (state, said) = pair.site.await_trouble("s", add)?;
+    ensure!(state == "stopped", "{state}: {said}");
+    pair.subscriber.execute_script(add)?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.await_arrival()?;
+    ensure!(pair.subscriber_says("SELECT count(*) FROM t WHERE s = 'it''s'")? == "1");
+    Ok(())
 }
