@@ -125,6 +125,9 @@ pub struct TargetServer {
     pub no_extensions: BTreeSet<String>,
     /// Functions of PostgreSQL that it does not know: defaults that call them are left out.
     pub no_functions: BTreeSet<String>,
+    /// Names that primary keys would have ([`Definitions::names_of_keys`]) and that something there
+    /// has already, as a table that was renamed on the publisher keeps its own: the server names them.
+    pub taken: BTreeSet<TableName>,
 }
 
 struct Renderer<'a> {
@@ -134,6 +137,17 @@ struct Renderer<'a> {
 }
 
 impl Definitions {
+    /// What primary keys are called on the target.
+    pub fn names_of_keys(&self, names: &NameMap) -> BTreeSet<TableName> {
+        let of_table = |table: &Table| {
+            let schema = names.table(&table.name).schema;
+            let keys = table.constraints.iter().filter(|c| c.kind == ConstraintKind::PrimaryKey);
+            let named = keys.map(move |key| (schema.clone(), key.name.clone()));
+            named.map(|(schema, name)| TableName { schema, name }).collect::<Vec<TableName>>()
+        };
+        self.tables.iter().flat_map(of_table).collect()
+    }
+
     /// Functions of PostgreSQL, or types written like one, that defaults call.
     pub fn functions_in_defaults(&self) -> BTreeSet<String> {
         let columns = self.tables.iter().flat_map(|table| &table.columns);
@@ -215,7 +229,12 @@ impl Renderer<'_> {
                 ));
                 continue;
             }
-            lines.push(self.constraint(constraint, &mut left_out).unwrap_or_default());
+            let name = TableName { schema: target.schema.clone(), name: constraint.name.clone() };
+            let is_primary = constraint.kind == ConstraintKind::PrimaryKey;
+            lines.push(match is_primary && self.target.taken.contains(&name) {
+                true => self.for_older_targets(&constraint.definition),
+                false => self.constraint(constraint, &mut left_out).unwrap_or_default(),
+            });
         }
         let mut create = format!("CREATE TABLE {target} (");
         for (number, line) in lines.iter().enumerate() {

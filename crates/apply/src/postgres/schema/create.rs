@@ -38,11 +38,35 @@ pub async fn outline_of(
         version: session.connection.server_version(),
         no_extensions: present.unavailable(extensions),
         no_functions: unknown_functions(session, &definitions.functions_in_defaults()).await?,
+        taken: taken(session, &definitions.names_of_keys(&settings.names)).await?,
     };
     let plan = definitions.plan(&settings.names, &target);
     let mut outline = Outline::new(plan, &present, published, copied);
     outline.unavailable = target.no_extensions.into_iter().collect();
     Ok(outline)
+}
+
+/// Those of these names that something in their schema has.
+async fn taken(
+    session: &mut Session,
+    names: &BTreeSet<TableName>,
+) -> Result<BTreeSet<TableName>, ApplyError> {
+    let schemas = text_array(names.iter().map(|name| name.schema.as_str()));
+    let list = text_array(names.iter().map(|name| name.name.as_str()));
+    let rows = session
+        .query(
+            "SELECT wanted.schema, wanted.name \
+             FROM unnest($1::text::text[], $2::text::text[]) AS wanted (schema, name) \
+             JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema \
+             JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name",
+            &[Some(&schemas), Some(&list)],
+        )
+        .await?;
+    let name = |row: &farshore_pg::Row| {
+        let (schema, name) = (row.get(0)?.to_owned(), row.get(1)?.to_owned());
+        Some(TableName { schema, name })
+    };
+    Ok(rows.iter().filter_map(name).collect())
 }
 
 /// Of names that are plain identifiers, those that the target has no function and no type for.
