@@ -685,3 +685,43 @@ fn a_column_that_was_dropped_and_comes_back_is_noticed() -> Result<()> {
     ensure!(there == here, "{there}, on the target {here}");
     Ok(())
 }
+
+#[test]
+fn a_type_that_the_target_lacks_is_named() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY)";
+    let mut pair = Pair::new(Direction::UP, &["public.t"], schema)?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.publish(
+        "CREATE TYPE \"Odd mood\" AS ENUM ('fine'); ALTER TABLE t ADD m \"Odd mood\"; \
+         INSERT INTO t VALUES (1, 'fine')",
+    )?;
+    let named = "column m is of type public.\"Odd mood\", which the target does not have";
+    let (state, said) = pair.site.await_trouble("s", named)?;
+    ensure!(state == "stopped", "{state}: {said}");
+    pair.subscriber.execute_script("CREATE TYPE \"Odd mood\" AS ENUM ('fine')")?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.await_arrival()?;
+    ensure!(pair.subscriber_says("SELECT m FROM t")? == "fine");
+    Ok(())
+}
+
+/// Before the subscription starts, the target's column looks like one that nothing fills.
+#[test]
+fn a_renamed_column_that_takes_no_null_is_met_at_its_change() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text NOT NULL)";
+    let mut pair = Pair::new(Direction::DOWN, &["public.t"], schema)?;
+    pair.publish("INSERT INTO t VALUES (1, 'a')")?;
+    pair.site.start()?;
+    pair.await_arrival()?;
+    pair.site.stop()?;
+    pair.publish("INSERT INTO t VALUES (2, 'before')")?;
+    pair.publish("ALTER TABLE t RENAME a TO b; UPDATE t SET b = 'after' WHERE id = 1")?;
+    let said = pair.site.verb("check", &[])?;
+    ensure!(said.code == Some(0), "{said:?}");
+    ensure!(said.stdout.contains("If it renamed them, nothing yet"), "{said:?}");
+    pair.site.start()?;
+    stops_with(&pair, "ALTER TABLE public.t RENAME COLUMN a TO b")?;
+    ensure!(pair.subscriber_says("SELECT a FROM t WHERE id = 2")? == "before");
+    mended(&mut pair, "ALTER TABLE t RENAME COLUMN a TO b")
+}

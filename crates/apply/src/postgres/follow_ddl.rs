@@ -545,10 +545,16 @@ impl Follow<'_> {
         };
         match rows.first().and_then(|row| row.get(0)).filter(|name| *name != "???") {
             Some(name) => Ok(name.to_owned()),
-            None => Err(self.stops(&format!(
-                "column {} is of a type that the target does not have. Create it there",
-                quoted(column)
-            ))),
+            None => {
+                let named = self.relation.user_type(column.type_oid).map(|known| {
+                    format!("{}.{}", quote_identifier(&known.schema), quote_identifier(&known.name))
+                });
+                Err(self.stops(&format!(
+                    "column {} is of {}, which the target does not have. Create it there",
+                    quoted(column),
+                    named.map_or("a type".to_owned(), |named| format!("type {named}"))
+                )))
+            }
         }
     }
 

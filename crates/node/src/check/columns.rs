@@ -5,12 +5,14 @@ use super::{Findings, some_of};
 use farshore_capture::publication::TableName;
 use farshore_model::quote_identifier;
 
-/// Looks at the columns of a table that both sides have. That every published column can be
-/// written has been looked at before; of those that were `refused` for their type no more is said.
+/// Looks at the columns of a table that both sides have, and that may be `copied` by now. That every
+/// published column can be written has been looked at before; of those that were `refused` for their
+/// type no more is said.
 pub fn check(
     name: &TableName,
     source: &Table,
     target: &Table,
+    copied: bool,
     refused: &[&str],
     findings: &mut Findings,
 ) {
@@ -55,12 +57,19 @@ pub fn check(
             format!("ALTER TABLE {name} ALTER COLUMN {first} DROP NOT NULL"),
         );
     }
-    check_unfilled(name, source, target, findings);
+    check_unfilled(name, source, target, copied, findings);
     check_speed(name, source, target, findings);
 }
 
-/// Columns of the target that no row would have a value for.
-pub fn check_unfilled(name: &TableName, source: &Table, target: &Table, findings: &mut Findings) {
+/// Columns of the target that no row would have a value for. One of a table that is copied may have
+/// been renamed on the publisher since: what the log has from before is for it.
+pub fn check_unfilled(
+    name: &TableName,
+    source: &Table,
+    target: &Table,
+    copied: bool,
+    findings: &mut Findings,
+) {
     let unfilled: Vec<String> = target
         .columns
         .iter()
@@ -68,16 +77,29 @@ pub fn check_unfilled(name: &TableName, source: &Table, target: &Table, findings
         .filter(|theirs| !source.columns.iter().any(|ours| ours.name == theirs.name))
         .map(|theirs| quote_identifier(&theirs.name))
         .collect();
-    if let Some(first) = unfilled.first() {
-        findings.error(
+    let Some(first) = unfilled.first() else { return };
+    let new: Vec<String> = source
+        .columns
+        .iter()
+        .filter(|ours| !target.columns.iter().any(|theirs| theirs.name == ours.name))
+        .map(|ours| quote_identifier(&ours.name))
+        .collect();
+    let what = format!(
+        "{name} on the target has columns that are not published, take no NULL and have no default: {}",
+        some_of(&unfilled)
+    );
+    let filled = format!("ALTER TABLE {name} ALTER COLUMN {first} SET DEFAULT …, or DROP NOT NULL");
+    if copied && !new.is_empty() {
+        findings.warning(
+            format!("{what}. The publisher has others that the target does not: {}", some_of(&new)),
             format!(
-                "{name} on the target has columns that are not published, take no NULL and have \
-                 no default: {}",
-                some_of(&unfilled)
+                "If it renamed them, nothing yet: the subscription stops at the first change since, \
+                 with the SQL for the target. Else {filled}"
             ),
-            format!("ALTER TABLE {name} ALTER COLUMN {first} SET DEFAULT …, or DROP NOT NULL"),
         );
+        return;
     }
+    findings.error(what, filled);
 }
 
 /// Whether updates and deletes find their row without reading the whole table.

@@ -610,9 +610,9 @@ fn check_table(
         }
     }
     if published.server.is_some() {
-        columns::check(name, source, table, &refused, findings);
+        columns::check(name, source, table, copied, &refused, findings);
     } else {
-        columns::check_unfilled(name, source, table, findings);
+        columns::check_unfilled(name, source, table, copied, findings);
     }
     if !refused.is_empty() && !copied {
         return false;
