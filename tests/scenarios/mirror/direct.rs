@@ -2,8 +2,8 @@
 
 use crate::bounds::write_segments;
 use crate::mirrored::{
-    Client, LONG, Mirrored, await_replayed, check_durable, client, follower, let_commits_wait,
-    report, told,
+    Client, LONG, Mirrored, await_replayed, await_silence, check_durable, client, follower,
+    let_commits_wait, report, told,
 };
 use crate::promotion::check_rows;
 use anyhow::{Context, Result, bail, ensure};
@@ -79,12 +79,7 @@ impl Direct {
     }
 
     fn await_silence(&self) -> Result<()> {
-        wait_until("the clients to wait", LONG, &[], || {
-            let sql = "SELECT count(*) FROM pg_stat_activity \
-                       WHERE wait_event = 'SyncRep' AND application_name = 'client'";
-            let waiting: i64 = self.principal.connect()?.query_one(sql, &[])?.get(0);
-            Ok((waiting == i64::from(CLIENTS)).then_some(()))
-        })
+        await_silence(&self.principal, CLIENTS, || self.returned())
     }
 
     /// What the site has alone, with the principal out of reach, is all that returned.

@@ -321,6 +321,7 @@ fn a_spool_that_was_lost_is_told_and_acknowledged_once_a_standby_can_use_the_nex
     let mut mirrored = Mirrored::start(15, None)?;
     mirrored.await_commits(5)?;
     mirrored.far.stop()?;
+    report(&mirrored.near, "the far end to be gone", |m| m["state"] == "waiting")?;
     mirrored.await_silence()?;
     std::fs::remove_dir_all(spool(&mirrored))?;
     mirrored.far.start()?;
@@ -330,6 +331,7 @@ fn a_spool_that_was_lost_is_told_and_acknowledged_once_a_standby_can_use_the_nex
     write_segments(&mirrored.principal, 3)?;
     mirrored.await_commits(5)?;
     mirrored.far.stop()?;
+    report(&mirrored.near, "the far end to be gone", |m| m["state"] == "waiting")?;
     mirrored.await_silence()?;
     let returned = mirrored.returned();
     std::fs::remove_dir_all(spool(&mirrored))?;

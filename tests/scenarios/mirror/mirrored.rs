@@ -15,6 +15,29 @@ use tempfile::TempDir;
 
 pub const LONG: Duration = Duration::from_secs(120);
 const CLIENTS: i32 = 4;
+
+/// Clients that were seen to wait so often in a row wait for what is not acknowledged.
+const SILENT_LOOKS: u32 = 6;
+
+/// Waits until so many clients of `principal` wait for a mirror. What was acknowledged before may
+/// still be on its way to them: seen several times without one that `returned`, it is not.
+pub fn await_silence(
+    principal: &Cluster,
+    clients: i32,
+    returned: impl Fn() -> Vec<i32>,
+) -> Result<()> {
+    let (mut before, mut looks) = (Vec::new(), 0);
+    wait_until("the clients to wait", LONG, &[], || {
+        let sql = "SELECT count(*) FROM pg_stat_activity \
+                   WHERE wait_event = 'SyncRep' AND application_name = 'client'";
+        let waiting: i64 = principal.connect()?.query_one(sql, &[])?.get(0);
+        let now = returned();
+        let is_still = waiting == i64::from(clients) && now == before;
+        looks = if is_still { looks + 1 } else { 0 };
+        before = now;
+        Ok((looks >= SILENT_LOOKS).then_some(()))
+    })
+}
 pub const SLOT: &str = "farshore_mirror_m";
 
 /// A client that commits one row after another; how many it saw return.
@@ -149,12 +172,7 @@ impl Mirrored {
 
     /// Waits until every client waits for the mirror: what it saw return before is counted.
     pub fn await_silence(&self) -> Result<()> {
-        wait_until("the clients to wait", LONG, &[], || {
-            let sql = "SELECT count(*) FROM pg_stat_activity \
-                       WHERE wait_event = 'SyncRep' AND application_name = 'client'";
-            let waiting: i64 = self.principal.connect()?.query_one(sql, &[])?.get(0);
-            Ok((waiting == i64::from(CLIENTS)).then_some(()))
-        })
+        await_silence(&self.principal, CLIENTS, || self.returned())
     }
 
     /// The far site is ended at a crash point, and the near one with it. Then the far one alone
