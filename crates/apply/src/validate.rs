@@ -16,7 +16,9 @@ use crate::halts::{NotHalted, Resting};
 use crate::postgres::in_use::is_of_a_lock;
 use crate::postgres::progress::TableProgress;
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{TargetTable, rows_of_its_own, target_table, target_tables};
+use crate::postgres::target_table::{
+    TargetTable, names as target_names, rows_of_its_own, target_table,
+};
 use crate::remedy;
 use crate::subscription::{Subscription, SubscriptionSpec};
 pub use differences::{Difference, Differences};
@@ -27,7 +29,7 @@ use farshore_capture::source::{
     Digest, DigestOf, DigestScope, HashedAs, HashedRow, Hashing, SnapshotSession, WAITED_LONG,
 };
 use farshore_model::{Lsn, quote_identifier};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
@@ -284,6 +286,8 @@ struct Publisher {
 struct Target {
     session: Session,
     known: Vec<TableProgress>,
+    /// Names of the tables that stay as they are.
+    held: HashSet<String>,
 }
 
 /// A table that is compared, as it is read on both sides.
@@ -313,7 +317,7 @@ impl Validation<'_> {
         };
         let (mut session, mut watcher) =
             connect.await.map_err(|error| Broken::from(error).before())?;
-        let present = present(&mut session, spec, &tables).await?;
+        let readable = readable(&mut session, spec, &tables).await?;
         let resting = agent.halts.ask(RESTS_WITHIN).await.map_err(|why| match why {
             NotHalted::Ended => Broken::Before(agent.streams_not().to_string()),
             NotHalted::NotInTime => Broken::Failed(agent.streams_not()),
@@ -323,7 +327,7 @@ impl Validation<'_> {
         let reader = session.connection.backend_pid();
         let compared = tokio::select! {
             compared = async {
-                let target = at_point(spec, resting, point, session, &present);
+                let target = target_at(spec, resting, point, session, readable);
                 let mut target = target.await.map_err(Broken::before)?;
                 self.tell(Told::Begins { tables: left.len(), point }).await;
                 let begun = Instant::now();
@@ -418,6 +422,12 @@ impl Validation<'_> {
         let Some(there) = target_table(session, &target_name).await? else {
             return not_compared(format!("{target_name} is not on the target"));
         };
+        if !target.held.contains(&target_name.to_string()) {
+            return not_compared(format!(
+                "the role may not read {target_name} on the target, or it was made just now (GRANT \
+                 SELECT ON {target_name} TO it)"
+            ));
+        }
         let types = match there.hashed_as(&self.agent.spec.name, &target_name, published) {
             Ok(types) => types,
             // A column that the publisher has added comes with the next change of a row.
@@ -564,27 +574,32 @@ fn other_digest() -> ApplyError {
     )
 }
 
-/// The tables that are on the target, by their names there.
-async fn present(
+/// The tables that are on the target and that we may read, by their names there.
+async fn readable(
     session: &mut Session,
     spec: &SubscriptionSpec,
     tables: &[TableName],
-) -> Result<Vec<String>, Broken> {
+) -> Result<HashSet<String>, Broken> {
     let names: Vec<TableName> = tables.iter().map(|table| spec.schema.names.table(table)).collect();
-    let found =
-        target_tables(session, &names).await.map_err(|error| Broken::from(error).before())?;
-    let there = names.iter().zip(&found).filter(|(_, found)| found.is_some());
-    Ok(there.map(|(name, _)| name.to_string()).collect())
+    let asked = session
+        .query(
+            "SELECT name FROM unnest($1::text::text[]) AS t (name) \
+             WHERE pg_catalog.has_table_privilege(pg_catalog.to_regclass(name)::oid, 'SELECT')",
+            &[Some(&target_names(&names))],
+        )
+        .await;
+    let rows = asked.map_err(|error| Broken::from(error).before())?;
+    Ok(rows.iter().filter_map(|row| row.get(0)).map(str::to_owned).collect())
 }
 
 /// Lets the stream go on to `point`, and takes a snapshot of the target there, in which the tables
-/// that are `present` stay as they are.
-async fn at_point(
+/// that are `readable` stay as they are.
+async fn target_at(
     spec: &SubscriptionSpec,
     resting: Resting<'_>,
     point: Lsn,
     mut session: Session,
-    present: &[String],
+    readable: HashSet<String>,
 ) -> Result<Target, Broken> {
     let Ok(at_point) = timeout(POINT_WITHIN, resting.go_to(point)).await else {
         return Err(Broken::Again(format!(
@@ -597,9 +612,10 @@ async fn at_point(
     })?;
     // The lock comes first: what is emptied or rewritten after a snapshot looks empty in it
     // (PostgreSQL docs: "13.6. Caveats").
-    let lock = match present.is_empty() {
+    let names: Vec<&str> = readable.iter().map(String::as_str).collect();
+    let lock = match names.is_empty() {
         true => String::new(),
-        false => format!("; LOCK TABLE {} IN ACCESS SHARE MODE", present.join(", ")),
+        false => format!("; LOCK TABLE {} IN ACCESS SHARE MODE", names.join(", ")),
     };
     let begin = format!(
         "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; {SETTINGS}; \
@@ -634,7 +650,7 @@ async fn at_point(
         )));
     }
     drop(at_point);
-    Ok(Target { session, known })
+    Ok(Target { session, known, held: readable })
 }
 
 /// Why a table cannot be compared now, as far as its copy goes.
@@ -682,8 +698,7 @@ async fn in_the_way(
             Ok(rows) if rows.first().and_then(|row| row.get(0)) == Some("0") => {}
             Ok(_) => {
                 return Broken::Again(
-                    "a command on the target needs a table for itself, and is given way to"
-                        .to_owned(),
+                    "somebody on the target waits for what is read, and is given way to".to_owned(),
                 );
             }
             Err(error) => return error.into(),
@@ -704,13 +719,13 @@ impl Compared {
             Verdict::NotCompared(why) => vec![format!("{table}: not compared: {why}")],
             Verdict::Differ(found) => {
                 let Differences { missing, extra, other, named, all } = found;
-                let counts = match (missing + extra + other, all) {
+                let at_least = if *all { "" } else { "at least " };
+                let counts = match missing + extra + other {
                     // The listed rows are alike: those behind them are not.
-                    (0, _) => "in rows that were not looked at one by one".to_owned(),
-                    (_, all) => format!(
-                        "{}missing on the target {missing}, only there {extra}, with other values \
-                         {other}",
-                        if *all { "" } else { "at least " }
+                    0 => "in rows that were not looked at one by one".to_owned(),
+                    _ => format!(
+                        "{at_least}missing on the target {missing}, only there {extra}, with other \
+                         values {other}"
                     ),
                 };
                 let mut lines = vec![format!(

@@ -84,7 +84,7 @@ pub async fn target_tables(
 }
 
 /// SQL names of tables, as the parameter of questions about them.
-pub(super) fn names(tables: &[TableName]) -> String {
+pub(crate) fn names(tables: &[TableName]) -> String {
     let names: Vec<String> = tables.iter().map(TableName::to_string).collect();
     text_array(names.iter().map(String::as_str))
 }
