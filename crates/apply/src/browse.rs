@@ -289,7 +289,9 @@ fn parts_of<'a>(change: &Stored<'_>, relation: &'a Relation) -> Vec<Part<'a>> {
             .iter()
             .zip(tuple.values())
             .filter(|(column, value)| wanted(column.key, *value))
-            .map(|(column, value)| (column.name.as_str(), readable(value, column.type_oid)));
+            .map(|(column, value)| {
+                (column.name.as_str(), readable(value, column.type_oid, &relation.types))
+            });
         (name, values.collect())
     };
     let old_part = |old: &OldTuple<'_>| match old {

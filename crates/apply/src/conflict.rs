@@ -173,12 +173,9 @@ fn readable_row<'a>(
     relation: &'a Relation,
     wanted: impl Fn(&farshore_model::Column) -> bool + 'a,
 ) -> impl Iterator<Item = (&'a str, Readable)> {
-    relation
-        .columns
-        .iter()
-        .zip(tuple.values())
-        .filter(move |(column, _)| wanted(column))
-        .map(|(column, value)| (column.name.as_str(), readable(value, column.type_oid)))
+    relation.columns.iter().zip(tuple.values()).filter(move |(column, _)| wanted(column)).map(
+        |(column, value)| (column.name.as_str(), readable(value, column.type_oid, &relation.types)),
+    )
 }
 
 /// The row's key as `column=value, …`, for messages.

@@ -5,7 +5,7 @@ mod array;
 mod numeric;
 
 use crate::pgoutput::Value;
-use farshore_model::{date_text, time_of_day_text, timestamp_text};
+use farshore_model::{TypeKind, UserType, date_text, time_of_day_text, timestamp_text};
 use std::fmt::Write as _;
 
 /// A value made readable.
@@ -98,14 +98,41 @@ mod oid {
     pub const JSONB: u32 = 3802;
 }
 
-/// Makes a value of a type readable. Binary forms that are not known here, or that are not what
-/// their type says, become hexadecimal digits behind `\x`.
-pub fn readable(value: Value<'_>, type_oid: u32) -> Readable {
+/// Domains over domains that are followed; PostgreSQL sets no limit.
+const DOMAINS_MAX: usize = 32;
+
+/// The type of PostgreSQL's own whose binary form a type's values have, or the type itself. `types`
+/// are those that are not its own, sorted by OID.
+fn travels_as(type_oid: u32, types: &[UserType]) -> u32 {
+    let mut travels_as = type_oid;
+    for _ in 0..DOMAINS_MAX {
+        match known(travels_as, types) {
+            Some(UserType { kind: TypeKind::Domain { base, .. }, .. }) => travels_as = *base,
+            Some(UserType { kind: TypeKind::Enum, .. }) => return oid::TEXT,
+            Some(UserType { kind: TypeKind::Base, name, .. }) if name == "citext" => {
+                return oid::TEXT;
+            }
+            _ => break,
+        }
+    }
+    travels_as
+}
+
+fn known(type_oid: u32, types: &[UserType]) -> Option<&UserType> {
+    let at = types.binary_search_by_key(&type_oid, |known| known.oid).ok()?;
+    Some(&types[at])
+}
+
+/// Makes a value of a type readable. `types` are those of its relation that are not PostgreSQL's
+/// own, sorted by OID. Binary forms that are not known here, or that are not what their type says,
+/// become hexadecimal digits behind `\x`.
+pub fn readable(value: Value<'_>, type_oid: u32, types: &[UserType]) -> Readable {
+    let type_oid = travels_as(type_oid, types);
     match value {
         Value::Null => Readable::Null,
         Value::Unchanged => Readable::Unchanged,
         Value::Text(text) => of_text(String::from_utf8_lossy(text).into_owned(), type_oid),
-        Value::Binary(bytes) => match binary_text(bytes, type_oid) {
+        Value::Binary(bytes) => match binary_text(bytes, type_oid, types) {
             Some(text) => of_text(text, type_oid),
             None => Readable::Text(hexadecimal(bytes)),
         },
@@ -152,7 +179,7 @@ fn integer<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
 
 /// A value's binary form as its type prints it; `None` when it is not one of that type, or the
 /// type is not known here.
-fn binary_text(bytes: &[u8], type_oid: u32) -> Option<String> {
+fn binary_text(bytes: &[u8], type_oid: u32, types: &[UserType]) -> Option<String> {
     let utf8 = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).ok();
     Some(match type_oid {
         oid::BOOL => match bytes {
@@ -215,7 +242,7 @@ fn binary_text(bytes: &[u8], type_oid: u32) -> Option<String> {
             let bit = |n: usize| if bits[n / 8] & (0x80 >> (n % 8)) == 0 { '0' } else { '1' };
             (0..len).map(bit).collect()
         }
-        _ => array::text(bytes, type_oid)?,
+        _ => array::text(bytes, type_oid, types)?,
     })
 }
 
@@ -295,7 +322,44 @@ mod tests {
     use super::*;
 
     fn text(bytes: &[u8], type_oid: u32) -> String {
-        readable(Value::Binary(bytes), type_oid).text().to_owned()
+        readable(Value::Binary(bytes), type_oid, &[]).text().to_owned()
+    }
+
+    #[test]
+    fn types_of_ones_own_are_read_as_what_they_travel_as() {
+        let of = |oid, name: &str, kind| UserType {
+            oid,
+            schema: "public".to_owned(),
+            name: name.to_owned(),
+            kind,
+        };
+        let domain = |base| TypeKind::Domain { base, modifier: None };
+        let types = [
+            of(90_000, "mood", TypeKind::Enum),
+            of(90_001, "moods", TypeKind::Array { element: 90_000 }),
+            of(90_002, "better", domain(90_000)),
+            of(90_003, "count", domain(oid::INT4)),
+            of(90_004, "citext", TypeKind::Base),
+            of(90_005, "hstore", TypeKind::Base),
+            of(90_006, "itself", domain(90_006)),
+            of(90_007, "counts", domain(1007)),
+        ];
+        let text =
+            |bytes: &[u8], oid| readable(Value::Binary(bytes), oid, &types).text().to_owned();
+        assert_eq!(text(b"sad", 90_000), "sad");
+        assert_eq!(text(b"sad", 90_002), "sad");
+        assert_eq!(text(b"Ab", 90_004), "Ab");
+        assert_eq!(text(&[0, 0, 0, 7], 90_003), "7");
+        assert_eq!(text(&[0, 1], 90_005), "\\x0001");
+        assert_eq!(text(&[0, 1], 90_006), "\\x0001");
+        let array = |element: u32, value: &[u8]| {
+            let mut bytes: Vec<u8> = [1, 0, element, 1, 1].map(u32::to_be_bytes).concat();
+            bytes.extend((value.len() as u32).to_be_bytes());
+            bytes.extend(value);
+            bytes
+        };
+        assert_eq!(text(&array(90_000, b"so so"), 90_001), "{\"so so\"}");
+        assert_eq!(text(&array(oid::INT4, &[0, 0, 0, 7]), 90_007), "{7}");
     }
 
     #[test]
@@ -317,7 +381,7 @@ mod tests {
     fn json_is_valid_and_on_one_line() {
         let json = |value: Value<'_>, type_oid| {
             let mut out = String::new();
-            readable(value, type_oid).push_json(&mut out);
+            readable(value, type_oid, &[]).push_json(&mut out);
             out
         };
         assert_eq!(json(Value::Null, oid::TEXT), "null");

@@ -172,3 +172,64 @@ fn a_root_that_is_partitioned_otherwise_keeps_its_partitions() -> Result<()> {
         Ok(())
     })
 }
+
+/// PostgreSQL hashes a value of an enum by its OID, which is another one on every server.
+#[test]
+fn partitions_by_hash_of_an_enum_go_through_their_root() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        let labels = "'red', 'green', 'blue', 'cyan', 'pink', 'grey'";
+        // The target has given away other OIDs by then.
+        let other: String =
+            (0..3).map(|i| format!("CREATE TYPE other{i} AS ENUM ({labels});")).collect();
+        pair.subscriber.execute_script(&other)?;
+        pair.publish(&format!(
+            "CREATE TYPE colour AS ENUM ({labels}); \
+             CREATE TABLE hashed (id integer, c colour, PRIMARY KEY (id, c)) PARTITION BY HASH (c)"
+        ))?;
+        for i in 0..4 {
+            pair.publish(&format!(
+                "CREATE TABLE hashed_{i} PARTITION OF hashed \
+                   FOR VALUES WITH (MODULUS 4, REMAINDER {i})"
+            ))?;
+        }
+        let rows = "INSERT INTO hashed SELECT i, (enum_range(NULL::colour))[1 + i % 6] \
+                    FROM generate_series";
+        pair.add_publication("p", &["public.*"], "")?;
+        let target = pair.subscriber.url(DATABASE);
+        pair.add_subscription("s", "p", &target)?;
+        let check = pair.site.verb("check", &[])?;
+        let said = "public.hashed is partitioned by hash of column c, which is of an enum";
+        ensure!(check.code == Some(0) && check.stdout.contains(said), "{check:?}");
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.publish(&format!("{rows} (1, 60) AS i"))?;
+        let (state, error) = pair.site.await_trouble("s", "publish_via_partition_root = true")?;
+        ensure!(state == "stopped", "{state}: {error}");
+        let remedy = "ALTER TABLE public.hashed DETACH PARTITION public.hashed_";
+        ensure!(error.contains(remedy), "{error}");
+        // One way out.
+        let detach: String = (0..4).map(|i| format!("{remedy}{i};")).collect();
+        pair.site.stop()?;
+        pair.subscriber.execute_script(&format!("{detach} DROP TABLE public.hashed"))?;
+        pair.site.start()?;
+        for i in 0..4 {
+            let of = format!("SELECT concat(array_agg(concat(id, c) ORDER BY id)) FROM hashed_{i}");
+            assert_alike(&mut pair, &of)?;
+        }
+        // The other one.
+        pair.site.stop()?;
+        pair.subscriber.execute_script(
+            "DROP TABLE hashed_0, hashed_1, hashed_2, hashed_3; \
+             DELETE FROM farshore.subscription WHERE name = 's'; TRUNCATE farshore_marks.mark",
+        )?;
+        pair.site.replace("tables = [", "publish_via_partition_root = true\ntables = [")?;
+        pair.site.replace("[subscription.s]", "[subscription.through_root]")?;
+        let check = pair.site.verb("check", &[])?;
+        ensure!(check.code == Some(0) && !check.stdout.contains(said), "{check:?}");
+        pair.site.start()?;
+        pair.await_arrival()?;
+        pair.publish(&format!("{rows} (101, 160) AS i"))?;
+        assert_alike(&mut pair, "SELECT string_agg(concat(id, c), ' ' ORDER BY id) FROM hashed")
+    })
+}

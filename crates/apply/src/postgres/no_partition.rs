@@ -9,6 +9,9 @@ use std::fmt::Write as _;
 /// Partitions that are named at most.
 const NAMED_MAX: usize = 5;
 
+/// How the bound of a partition by hash begins.
+const BY_HASH: &str = "FOR VALUES WITH";
+
 /// A table ($1, quoted): whether it has partitions, what it is a partition of, and its bound.
 const TABLE: &str = "SELECT c.relkind = 'p', i.inhparent::pg_catalog.regclass, \
        pg_catalog.pg_get_expr(c.relpartbound, c.oid), c.oid::pg_catalog.regclass \
@@ -42,6 +45,14 @@ impl Session {
                     others.iter().filter_map(|row| Some((row.get(0)?, row.get(1)?))).collect();
                 Ok(Some(of_default(table, &parent, &others)))
             }
+            (Some(parent), Some(bound)) if bound.starts_with(BY_HASH) => Ok(Some(format!(
+                "On the target {table} is a partition of {parent} {bound}, and takes no other rows. \
+                 Enums are hashed by their OIDs, and text by its bytes, so servers differ in where a \
+                 row goes. Publish it through its root (publish_via_partition_root = true), with a \
+                 subscription of another name and empty tables on the target. Or leave the tables \
+                 apart there: ALTER TABLE {parent} DETACH PARTITION {table}, as all others of its \
+                 partitions, and DROP TABLE {parent}. Then go on (farshore resume)"
+            ))),
             (Some(parent), Some(bound)) => Ok(Some(format!(
                 "On the target {table} is a partition of {parent} {bound}, and takes no other rows. \
                  If it was detached on the publisher (DDL is not carried), on the target: ALTER \

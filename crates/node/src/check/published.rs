@@ -154,6 +154,30 @@ pub async fn check_leaves(
     Ok(())
 }
 
+/// Of partitions that are published by themselves: those whose namesakes elsewhere refuse some of
+/// their rows.
+pub async fn check_hashed(
+    tables: &[(TableName, Table)],
+    sql: &mut Connection,
+    findings: &mut Findings,
+) -> Result<(), Error> {
+    let named = tables::Named::new(tables.iter().map(|(name, _)| name));
+    for (root, column) in tables::hashed_by_enum(sql, &named).await? {
+        findings.warning(
+            format!(
+                "{root} is partitioned by hash of column {}, which is of an enum, and its partitions \
+                 are published by themselves. PostgreSQL hashes a value of an enum by its OID, which \
+                 is another one on another server: a partition of the target refuses rows of its \
+                 namesake, and that stops a subscription",
+                quote_identifier(&column)
+            ),
+            "Publish them through their root (publish_via_partition_root = true), or make tables on \
+             the target that are no partitions by hash",
+        );
+    }
+    Ok(())
+}
+
 /// Whether changes of a partition come without old values that its root's identity has.
 fn lacks_identity(leaf: &Leaf, root: &Table) -> bool {
     match (leaf.identity, root.identity) {

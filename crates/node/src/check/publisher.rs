@@ -141,6 +141,7 @@ async fn look(
         }
     }
     published::check_leaves(&tables, sql, findings).await?;
+    published::check_hashed(&tables, sql, findings).await?;
     if !server.in_recovery
         && let Err(error) = slot::look_at_slot(spec, sql, begun).await
     {

@@ -203,6 +203,25 @@ const LEAVES: &str = concat!(
      JOIN pg_catalog.pg_namespace rn ON rn.oid = r.relnamespace ORDER BY 5, 6, 1, 2"
 );
 
+/// What tables are partitions of, as far up as it is by hash of an enum, or of an array of one or a
+/// domain over one.
+const HASHED_BY_ENUM: &str = concat!(
+    "WITH RECURSIVE up (oid) AS (SELECT c.oid ",
+    named!(),
+    "\
+     WHERE c.relispartition \
+     UNION SELECT i.inhparent FROM up JOIN pg_catalog.pg_inherits i ON i.inhrelid = up.oid) \
+     SELECT n.nspname, c.relname, a.attname \
+     FROM up JOIN pg_catalog.pg_partitioned_table p ON p.partrelid = up.oid AND p.partstrat = 'h' \
+     JOIN pg_catalog.pg_class c ON c.oid = up.oid \
+     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
+     JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid \
+       AND a.attnum = ANY (p.partattrs::int2[]) AND a.attnum > 0 \
+     JOIN pg_catalog.pg_type t ON t.oid = a.atttypid \
+     LEFT JOIN pg_catalog.pg_type of ON of.oid = coalesce(nullif(t.typbasetype, 0), t.typelem) \
+     WHERE 'e' IN (t.typtype, of.typtype) ORDER BY 1, 2, a.attnum"
+);
+
 /// A size locks its table for a moment. `pg_partition_tree` would lock all of them until the end.
 const SIZE: &str = concat!(
     "WITH RECURSIVE named (oid) AS (SELECT c.oid ",
@@ -297,6 +316,21 @@ pub async fn leaves(sql: &mut Connection, tables: &Named) -> Result<Vec<Leaf>, E
         key: names(row, 3),
     };
     Ok(rows.iter().map(leaf).collect())
+}
+
+/// Of what these tables are partitions of: tables that are partitioned by hash of an enum, and the
+/// first such column of each.
+///
+/// # Errors
+/// As a query's.
+pub async fn hashed_by_enum(
+    sql: &mut Connection,
+    tables: &Named,
+) -> Result<Vec<(TableName, String)>, Error> {
+    let rows = sql.query(HASHED_BY_ENUM, &tables.parameters()).await?;
+    let mut hashed: Vec<_> = rows.iter().map(|row| (name(row), text(row, 2))).collect();
+    hashed.dedup_by(|(later, _), (earlier, _)| later == earlier);
+    Ok(hashed)
 }
 
 /// What nobody can publish, and what it is: see [`not_a_table`]; `None` is a table that is not

@@ -1,8 +1,9 @@
 //! The binary form of arrays: dimensions, whether there are NULLs, the element type, and the
 //! elements, each with its length (`src/backend/utils/adt/arrayfuncs.c`, `array_send`).
 
-use super::{binary_text, hexadecimal, oid};
+use super::{binary_text, hexadecimal, known, oid, travels_as};
 use bytes::Buf;
+use farshore_model::{TypeKind, UserType};
 
 /// Most dimensions an array has (`MAXDIM`).
 const DIMENSIONS_MAX: usize = 6;
@@ -35,8 +36,11 @@ const ARRAYS: &[(u32, u32)] = &[
 
 /// As PostgreSQL prints it, but for lower bounds other than 1; `None` when the bytes are not an
 /// array of that type, or the type is not known here.
-pub(super) fn text(bytes: &[u8], type_oid: u32) -> Option<String> {
-    let element = ARRAYS.iter().find(|(array, _)| *array == type_oid)?.1;
+pub(super) fn text(bytes: &[u8], type_oid: u32, types: &[UserType]) -> Option<String> {
+    let element = match known(type_oid, types).map(|known| &known.kind) {
+        Some(TypeKind::Array { element }) => *element,
+        _ => ARRAYS.iter().find(|(array, _)| *array == type_oid)?.1,
+    };
     let mut rest = bytes;
     let dimensions = usize::try_from(rest.try_get_i32().ok()?).ok()?;
     let (_has_nulls, element_oid) = (rest.try_get_i32().ok()?, rest.try_get_u32().ok()?);
@@ -57,7 +61,11 @@ pub(super) fn text(bytes: &[u8], type_oid: u32) -> Option<String> {
         return None;
     }
     let mut out = String::new();
-    push_dimension(&mut out, &lengths, &mut rest, element)?;
+    let element = travels_as(element, types);
+    // Without the types: an array within an array (a domain makes one) would go on without a bound.
+    push_dimension(&mut out, &lengths, &mut rest, &|value| {
+        binary_text(value, element, &[]).unwrap_or_else(|| hexadecimal(value))
+    })?;
     rest.is_empty().then_some(out)
 }
 
@@ -65,7 +73,7 @@ fn push_dimension(
     out: &mut String,
     lengths: &[usize],
     rest: &mut &[u8],
-    element: u32,
+    element: &dyn Fn(&[u8]) -> String,
 ) -> Option<()> {
     let (length, inner) = lengths.split_first()?;
     out.push('{');
@@ -84,8 +92,7 @@ fn push_dimension(
         }
         let (value, after) = rest.split_at_checked(usize::try_from(len).ok()?)?;
         *rest = after;
-        let text = binary_text(value, element).unwrap_or_else(|| hexadecimal(value));
-        push_element(out, &text);
+        push_element(out, &element(value));
     }
     out.push('}');
     Some(())
@@ -111,7 +118,9 @@ fn push_element(out: &mut String, text: &str) {
 
 #[cfg(test)]
 mod tests {
-    use super::text;
+    fn text(bytes: &[u8], type_oid: u32) -> Option<String> {
+        super::text(bytes, type_oid, &[])
+    }
 
     fn array(dimensions: &[i32], element: u32, values: &[Option<&[u8]>]) -> Vec<u8> {
         let mut bytes = Vec::new();
