@@ -26,6 +26,8 @@ mod old_values;
 mod operation;
 #[path = "end_to_end/publications.rs"]
 mod publications;
+#[path = "end_to_end/replaced_columns.rs"]
+mod replaced_columns;
 #[path = "end_to_end/streamed.rs"]
 mod streamed;
 #[path = "end_to_end/unix_sockets.rs"]

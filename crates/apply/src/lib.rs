@@ -58,7 +58,7 @@ pub use conflict::{ConflictPolicy, OnConflict};
 pub use copy_beside::{cursor_owner, is_of_copy};
 pub use error::{ApplyError, Cause, FailedChange, RefusedCommit};
 pub use halts::Halts;
-pub use postgres::apart::Detaching;
+pub use postgres::log_points::LogPoints;
 pub use remedy::follows_another;
 pub use status::{
     AppliedTransaction, LagHistogram, Phase, SourceTransaction, SubscriptionStatus, TableCopy,

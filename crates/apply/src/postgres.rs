@@ -11,6 +11,7 @@ pub mod foreign_keys;
 pub(crate) mod in_use;
 pub mod initial_copy;
 pub mod lanes;
+pub(crate) mod log_points;
 mod no_partition;
 pub(crate) mod noted_definition;
 pub mod pipeline;

@@ -14,8 +14,8 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Asks whether tables are published that are not copied, and else, if `about_partitions`,
-    /// whether there are partitioned tables whose partitions we keep in step with.
+    /// Asks whether tables are published that are not copied or have other columns than they had, and
+    /// else, if `about_partitions`, whether there are partitioned tables whose partitions we keep in step with.
     pub fn ask(
         agent: &Subscription,
         known: &[TableProgress],
@@ -27,9 +27,10 @@ impl Question {
         let mut asking = JoinSet::new();
         asking.spawn(async move {
             let published = published(source.as_ref(), &name).await?;
-            let has_joined = !joined(published, &known).is_empty();
-            if has_joined || !about_partitions {
-                return Some(has_joined);
+            let of_others = |now| known.iter().any(|known| known.has_other_columns(now));
+            let is_new = published.iter().any(of_others) || !joined(published, &known).is_empty();
+            if is_new || !about_partitions {
+                return Some(is_new);
             }
             source.partitioned_tables().await.ok().map(|tables| !tables.is_empty())
         });

@@ -51,6 +51,9 @@ const MUCH_BYTES: u64 = 4 << 20;
 const ASK_AGAIN_MIN: Duration = Duration::from_secs(2);
 const ASK_AGAIN_MAX: Duration = Duration::from_secs(300);
 
+/// The numbers of columns that the target was given are looked for after this: more of them may come.
+const LOOK_AFTER_ALTERED: Duration = Duration::from_secs(2);
+
 /// How long what is in the log waits for the publisher's answer.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 
@@ -86,7 +89,8 @@ pub(crate) struct Streaming<'a> {
     ask_again: bool,
     /// It is not asked before.
     ask_at: Instant,
-    /// Something is still to be detached on the target: then it is looked at again.
+    /// Something is still to be detached on the target, or has other columns: then it is looked at
+    /// again.
     again_at: Option<Instant>,
     /// How long it is left alone when it does not answer.
     ask_pause: Duration,
@@ -403,6 +407,11 @@ impl<'a> Streaming<'a> {
                 noted.renamed = Some(other.clone());
             }
             self.ask_again = true;
+        }
+        // The end of what is copied beside the stream is a start by itself.
+        if self.writer.take_altered() && self.consistent_at != Lsn::MAX {
+            let soon = Instant::now() + LOOK_AFTER_ALTERED;
+            self.again_at = Some(self.again_at.map_or(soon, |again_at| again_at.min(soon)));
         }
         self.seen = self.seen.max(header.end_lsn);
         self.is_applying = false;

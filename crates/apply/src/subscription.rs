@@ -10,10 +10,10 @@ use crate::early::EarlySettings;
 use crate::halts::Halts;
 use crate::log_backoff::LogBackoff;
 use crate::log_feed::LogFeed;
-use crate::postgres::apart::Detaching;
 use crate::postgres::follow_ddl::FollowDdl;
 use crate::postgres::initial_copy::{CopySettings, GIVE_WAY_FOR};
 use crate::postgres::lanes::{CancelTokens, LaneSettings, Streams};
+use crate::postgres::log_points::LogPoints;
 use crate::postgres::pipeline::Pipeline;
 use crate::postgres::progress::TableProgress;
 use crate::postgres::schema::SchemaSettings;
@@ -97,7 +97,9 @@ pub struct Subscription {
     /// Where to say how it goes.
     pub status: Arc<Mutex<SubscriptionStatus>>,
     /// What is to be detached on the target, and was left for later.
-    pub detaching: Detaching,
+    pub detaching: LogPoints,
+    /// Tables with columns that are others by now, until it is certain that the log does not tell.
+    pub replacing: LogPoints,
     /// Where the stream is asked to rest while somebody looks at the target.
     pub halts: Halts,
 }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use farshore_apply::postgres::initial_copy::{CopySettings, InitialCopy, Which};
 use farshore_apply::postgres::schema::SchemaSettings;
 use farshore_apply::postgres::session::Session;
-use farshore_apply::{Detaching, SubscriptionStatus};
+use farshore_apply::{LogPoints, SubscriptionStatus};
 use farshore_capture::publication::{Article, PublicationSpec, TableName, TablePattern};
 use farshore_capture::source::{
     Channel, ChannelError, Direct, Opener, Registry, Remote, Source, serve,
@@ -163,7 +163,7 @@ fn a_target_is_made_and_filled_over_channels() {
                 ends: true,
                 which: Which::All,
                 status: &status,
-                detaching: &Detaching::default(),
+                detaching: &LogPoints::default(),
             };
             let known = session.load_tables(NAME).await.unwrap();
             match copy.run(&mut session, &known).await {
@@ -238,7 +238,7 @@ fn a_range_is_not_committed_into_a_table_that_was_altered() {
                 ends: true,
                 which: Which::All,
                 status: &status,
-                detaching: &Detaching::default(),
+                detaching: &LogPoints::default(),
             };
             let known = session.load_tables(NAME).await.unwrap();
             let copied = copy.run(&mut session, &known).await;
@@ -305,7 +305,7 @@ fn rows_that_the_target_leaves_out_are_missed() {
                 ends: true,
                 which: Which::All,
                 status: &status,
-                detaching: &Detaching::default(),
+                detaching: &LogPoints::default(),
             };
             let known = session.load_tables(NAME).await.unwrap();
             match copy.run(&mut session, &known).await {

@@ -201,6 +201,10 @@ pub struct PublishedColumn {
     pub type_oid: u32,
     /// `atttypmod`, -1 when the type has none.
     pub type_modifier: i32,
+    /// `attnum`: another one after it was dropped and added again. Absent where an earlier version
+    /// was asked.
+    #[serde(default)]
+    pub number: Option<i16>,
 }
 
 impl PublishedTable {
@@ -583,7 +587,7 @@ impl PublicationSpec {
              LEFT JOIN pg_publication_rel m ON m.prrelid = c.oid AND m.prpubid = pub.oid) \
              SELECT t.oid, t.schemaname, t.tablename, t.filter, t.partitioned, a.attname, \
                a.atttypid, a.atttypmod, t.node, t.membership, t.above, t.unsent_key, \
-               t.updates_untold, t.old_keys_untold \
+               t.updates_untold, t.old_keys_untold, a.attnum \
              FROM t LEFT JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum > 0 \
                AND NOT a.attisdropped \
                AND (a.attgenerated = '' OR a.attnum = ANY (t.listed) \
@@ -638,6 +642,7 @@ impl PublicationSpec {
                     name: column.to_owned(),
                     type_oid: row.parse(6).map_err(parse)?,
                     type_modifier: row.parse(7).map_err(parse)?,
+                    number: Some(row.parse(14).map_err(parse)?),
                 });
             }
         }

@@ -338,7 +338,8 @@ impl Capture {
     }
 
     /// Takes tables that match the patterns into the publication as they appear, and tells the
-    /// subscriptions when anything has joined or left since `signature` was taken.
+    /// subscriptions when anything has joined or left since `signature` was taken, or its columns are
+    /// not those that they were.
     async fn watch_tables(&self, mut signature: String, server: &slot::Server) -> Infallible {
         let (mut sql, mut complained) = (None, None);
         loop {
@@ -349,7 +350,7 @@ impl Capture {
                     if signature != now {
                         tracing::info!(
                             publication = %self.spec.name,
-                            "tables have joined or left the publication"
+                            "tables have joined or left the publication, or their columns are others"
                         );
                         self.ready.send_modify(|sessions| *sessions += 1);
                     }

@@ -21,7 +21,7 @@ use crate::sites::serve::{Served, ServedSource, Serving};
 use crate::sites::{self, SourceOpener};
 use crate::stores;
 use crate::switch::Switch;
-use farshore_apply::{Detaching, Given, Halts, Subscription, SubscriptionStatus};
+use farshore_apply::{Given, Halts, LogPoints, Subscription, SubscriptionStatus};
 use farshore_capture::source::{Direct, Registry, Remote, Source};
 use farshore_capture::{Capture, CaptureStatus};
 use farshore_link::{Dialer, Identity, IdentityError, LinkError, LinkOptions, Listener};
@@ -271,7 +271,8 @@ impl Site {
                     store,
                     capture_ready: ready,
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),
-                    detaching: Detaching::default(),
+                    detaching: LogPoints::default(),
+                    replacing: LogPoints::default(),
                     halts: Halts::default(),
                 }),
                 first_left: Arc::default(),

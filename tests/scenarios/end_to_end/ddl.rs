@@ -522,7 +522,7 @@ fn a_column_is_dropped_where_it_was_dropped_and_nowhere_else() -> Result<()> {
 
 /// Until everything is there, the subscription stops again and again for `what`; each time the
 /// statement in its reason is run.
-fn mended_as_told(pair: &mut Pair, what: &str) -> Result<()> {
+pub fn mended_as_told(pair: &mut Pair, what: &str) -> Result<()> {
     let mark = pair.mark()?.to_string();
     let mut stops = 0;
     wait_until("the subscription to be mended", SOON, &[&pair.site.log_path()], || {

@@ -177,6 +177,12 @@ impl Follow<'_> {
         if !put_off {
             let published = published_name(self.relation);
             let (subscription, relation) = (self.subscription, self.relation);
+            if let Some(before) = &before {
+                let has = |name: &str| columns.iter().any(|column| column.name == name);
+                let names = before.columns.iter().map(|column| column.name.as_str());
+                let lost: Vec<&str> = names.filter(|name| !has(name)).collect();
+                session.forget_column_numbers(subscription, &published, &lost).await?;
+            }
             note_definition(session, subscription, (&published, self.table), relation).await?;
         }
         Ok(Followed { changed: !missing.is_empty() || !dropped.is_empty(), put_off })

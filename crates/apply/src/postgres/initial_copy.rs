@@ -8,13 +8,14 @@
 mod point;
 
 use crate::ApplyError;
-use crate::postgres::apart::{Below, Detaching, PublishedNames, left_for};
+use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::copy_order::{CopyOrder, Standing};
 use crate::postgres::follow_ddl::{
     Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
 };
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::in_use::BOUNDED;
+use crate::postgres::log_points::{LogPoints, left_for};
 use crate::postgres::progress::{TABLE_COPIED, TableProgress};
 use crate::postgres::resume::{Resume, Since, Touched, rows_lost, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};
@@ -79,7 +80,7 @@ pub struct InitialCopy<'a> {
     /// Where to say how it goes.
     pub status: &'a Arc<Mutex<SubscriptionStatus>>,
     /// What was left for later by an earlier run.
-    pub detaching: &'a Detaching,
+    pub detaching: &'a LogPoints,
 }
 
 /// Which tables are copied; others are left for another run.
@@ -219,6 +220,7 @@ impl InitialCopy<'_> {
                 let is_same = |before: &Relation| same_columns(before, &definition_of(table));
                 if done.file_node == table.file_node
                     && definition.is_ok_and(|before| before.as_ref().is_some_and(is_same))
+                    && !progress.column_numbers.are_replaced_in(table)
                     && progress.copied_at >= log_begins
                     && !done.ranges.is_empty()
                 {

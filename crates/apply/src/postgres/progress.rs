@@ -9,7 +9,10 @@
 //! | `conflicts` | change that was left out or overwrote rows | with its transaction |
 //! | `after_copy` | index or constraint that a created table still lacks | with the table, and with the index |
 
+mod column_numbers;
 mod tables;
+
+pub use column_numbers::ColumnNumbers;
 
 use crate::ApplyError;
 use crate::postgres::follow_ddl::name_in;
@@ -33,8 +36,9 @@ const LOAD_PROGRESS: &str = "SELECT state, applied, publisher, publication, \
 
 /// A definition begins with its tag, the table's OID and its name, which is given where it is another
 /// than that of the copy. Where `table_copy` belongs to a role that has
-/// not added the column `attached` yet, that name finds the one beside it.
-const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached) AS lacking, LATERAL \
+/// not added the last columns yet, their names find those beside it.
+const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached, \
+      NULL::jsonb AS column_numbers) AS lacking, LATERAL \
     (SELECT schema_name, table_name, state, copied_at, membership, \
       CASE WHEN pg_catalog.length(definition) > 5 THEN \
         ('x' || pg_catalog.encode(pg_catalog.substr(definition, 2, 4), 'hex'))::bit(32)::bigint END, \
@@ -42,7 +46,8 @@ const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached)
         WHERE (r.subscription, r.schema_name, r.table_name) \
           = (c.subscription, c.schema_name, c.table_name)), attached, \
       CASE WHEN pg_catalog.length(definition) > 5 AND pg_catalog.substr(definition, 6, \
-        pg_catalog.length(named)) <> named THEN pg_catalog.substr(definition, 6, 1000) END \
+        pg_catalog.length(named)) <> named THEN pg_catalog.substr(definition, 6, 1000) END, \
+      column_numbers::text \
     FROM farshore.table_copy c, LATERAL (SELECT pg_catalog.convert_to(schema_name, 'UTF8') || zero \
       || pg_catalog.convert_to(table_name, 'UTF8') || zero AS named \
       FROM pg_catalog.decode('00', 'hex') AS zero) AS known \
@@ -184,6 +189,8 @@ pub struct TableProgress {
     /// How it was attached then below the table that has this membership; `None` where it has it
     /// itself, and where that is not known: earlier versions did not note it.
     pub attached: Option<u32>,
+    /// The numbers that its columns had then, as far as they are known.
+    pub column_numbers: ColumnNumbers,
     /// The publisher's OID of it, where it is known.
     pub oid: Option<u32>,
     /// The name that it had on the publisher when it was changed and the copy was not.
@@ -201,6 +208,7 @@ impl TableProgress {
             copied_at: Lsn::ZERO,
             membership: published.membership,
             attached: published.attached_by(published.membership),
+            column_numbers: ColumnNumbers::of(published),
             oid: Some(published.oid),
             renamed: None,
             asked_for: false,
@@ -222,6 +230,31 @@ impl TableProgress {
         };
         let is_still = is_same_table && is_published_still && is_attached_still;
         self.table == published.table && (self.asked_for || is_still)
+    }
+
+    /// A column of `published` that is another one than was copied, under the same name and of the
+    /// same type. Where the stream has not come to now, it may still see that one go.
+    pub fn replaced_column(&self, published: &PublishedTable) -> Option<String> {
+        let is_looked_at = self.copied && !self.asked_for && self.is_still(published);
+        is_looked_at.then(|| self.column_numbers.replaced(&ColumnNumbers::of(published))).flatten()
+    }
+
+    /// The numbers of columns of `published`, which is still this, with those that were noted, where
+    /// there are more of them now, and none is another one's.
+    pub fn newly_numbered(&self, published: &PublishedTable) -> Option<ColumnNumbers> {
+        let now = ColumnNumbers::of(published);
+        let is_still = self.copied && !self.asked_for && self.is_still(published);
+        let is_noted = is_still && self.column_numbers.replaced(&now).is_none();
+        is_noted.then(|| self.column_numbers.with(&now)).flatten()
+    }
+
+    /// Whether a start has something to do about the columns of `published`: to note new ones, or to
+    /// look at one that was replaced.
+    pub fn has_other_columns(&self, published: &PublishedTable) -> bool {
+        // Where they are not kept nothing is ever noted.
+        !self.column_numbers.is_empty()
+            && (self.newly_numbered(published).is_some()
+                || self.replaced_column(published).is_some())
     }
 
     /// How `published`, which is still this, is attached, where that is to be noted: it is known now
@@ -263,6 +296,7 @@ impl Session {
             self.keeps_oids = Some(true);
             self.keeps_attached = Some(true);
             self.keeps_own_types = Some(true);
+            self.keeps_column_numbers = Some(true);
         } else {
             self.ensure_schema().await?;
         }
@@ -318,6 +352,7 @@ impl Session {
                     oid: row.get(5).and_then(|oid| oid.parse().ok()).filter(|oid| *oid != 0),
                     asked_for: row.get(6) == Some("t"),
                     attached: row.get(7).and_then(|attached| attached.parse().ok()),
+                    column_numbers: row.get(9).map(ColumnNumbers::from_json).unwrap_or_default(),
                 })
             })
             .collect()
@@ -389,16 +424,25 @@ impl Session {
             Some(file_node.as_str()),
             Some(membership.as_str()),
         ];
-        let (column, value, set) = if self.keeps_attached().await? {
-            parameters.push(attached.as_deref());
-            (", attached", ", $8::text::bigint", ", attached = excluded.attached")
-        } else {
-            ("", "", "")
+        let numbers = ColumnNumbers::of(published).to_json();
+        let (mut columns, mut values, mut set) = (String::new(), String::new(), String::new());
+        let mut also = |column: &str, value: &str| {
+            columns.push_str(&format!(", {column}"));
+            values.push_str(&format!(", {value}"));
+            set.push_str(&format!(", {column} = excluded.{column}"));
         };
+        if self.keeps_attached().await? {
+            parameters.push(attached.as_deref());
+            also("attached", &format!("${}::text::bigint", parameters.len()));
+        }
+        if self.keeps_column_numbers().await? {
+            parameters.push(Some(&numbers));
+            also("column_numbers", &format!("${}::text::jsonb", parameters.len()));
+        }
         let sql = format!(
             "INSERT INTO farshore.table_copy \
-             (subscription, schema_name, table_name, state, copied_at, file_node, membership{column}) \
-             VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint, $7::text::bigint{value}) \
+             (subscription, schema_name, table_name, state, copied_at, file_node, membership{columns}) \
+             VALUES ($1, $2, $3, $4, $5::text::pg_lsn, $6::text::bigint, $7::text::bigint{values}) \
              ON CONFLICT (subscription, schema_name, table_name) DO UPDATE SET \
              state = excluded.state, copied_at = excluded.copied_at, \
              file_node = excluded.file_node, membership = excluded.membership{set}"
@@ -567,6 +611,7 @@ mod tests {
             asked_for,
             renamed: None,
             attached: None,
+            column_numbers: ColumnNumbers::default(),
         }
     }
 

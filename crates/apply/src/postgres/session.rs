@@ -27,6 +27,7 @@ pub struct Session {
     pub(super) keeps_attached: Option<bool>,
     /// It keeps which types of their own the target's columns had, once that was asked.
     pub(super) keeps_own_types: Option<bool>,
+    pub(super) keeps_column_numbers: Option<bool>,
 }
 
 impl Session {
@@ -66,6 +67,7 @@ impl Session {
             keeps_oids: None,
             keeps_attached: None,
             keeps_own_types: None,
+            keeps_column_numbers: None,
         };
         // What the database or the role sets is for others: we read what comes (bytea as hexadecimal
         // digits), and a text must mean here what it means on the publisher (money, NULL in arrays).

@@ -68,6 +68,8 @@ pub struct Writer {
     target_names: NameMap,
     /// Tables met in the log that are not copied.
     uncopied: BTreeSet<TableName>,
+    /// Tables of the target were given other columns.
+    altered: bool,
     /// Copied tables that lack changes which came under another name, with that name.
     renamed: Vec<(TableName, TableName)>,
     pub(super) on_conflict: ConflictPolicy,
@@ -181,6 +183,7 @@ impl Writer {
             target_names,
             following,
             uncopied: BTreeSet::new(),
+            altered: false,
             renamed: Vec::new(),
             on_conflict,
             names: StatementNames::default(),
@@ -561,6 +564,11 @@ impl Writer {
     /// Tables whose changes were passed over since the last call, because they are not copied.
     pub fn take_uncopied(&mut self) -> BTreeSet<TableName> {
         std::mem::take(&mut self.uncopied)
+    }
+
+    /// Whether tables of the target were given other columns since the last call.
+    pub fn take_altered(&mut self) -> bool {
+        std::mem::take(&mut self.altered)
     }
 
     /// Copied tables that have lost changes since the last call, each with the name that these have.

@@ -5,9 +5,10 @@ use super::{Initialise, Subscription, SubscriptionSpec};
 use crate::ApplyError;
 use crate::backup::{self, claim_anew};
 use crate::cut_offs::Ending;
-use crate::postgres::apart::{Below, PublishedNames, left_for};
+use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::initial_copy::Which;
-use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
+use crate::postgres::log_points::{LogPoints, left_for};
+use crate::postgres::progress::{ColumnNumbers, Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::resume::Touched;
 use crate::postgres::schema::create_missing;
 use crate::postgres::session::Session;
@@ -17,7 +18,7 @@ use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
 use farshore_model::{Applied, Lsn};
-use farshore_pg::quote_literal;
+use farshore_pg::{quote_identifier, quote_literal};
 use farshore_store::{Cursor, StoreError};
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
@@ -154,6 +155,35 @@ pub(crate) async fn published(
     }
 }
 
+/// Notes the numbers of columns of copied tables that are not noted yet.
+async fn note_column_numbers(
+    session: &mut Session,
+    name: &str,
+    published: &[PublishedTable],
+    tables: &mut [TableProgress],
+) -> Result<(), ApplyError> {
+    let now: HashMap<&TableName, &PublishedTable> =
+        published.iter().map(|now| (&now.table, now)).collect();
+    let newly: HashMap<TableName, ColumnNumbers> = tables
+        .iter()
+        .filter(|table| table.copied)
+        .filter_map(|table| {
+            Some((table.table.clone(), table.newly_numbered(now.get(&table.table)?)?))
+        })
+        .collect();
+    let noted: Vec<_> = newly.iter().map(|(table, all)| (table.clone(), all.clone())).collect();
+    // Nothing streams before it is done.
+    if noted.is_empty() || !session.note_column_numbers(name, &noted).await? {
+        return Ok(());
+    }
+    for table in tables {
+        if let Some(all) = newly.get(&table.table) {
+            table.column_numbers = all.clone();
+        }
+    }
+    Ok(())
+}
+
 /// Notes how copied tables are attached on the publisher, where earlier versions have not.
 async fn note_attached(
     session: &mut Session,
@@ -255,12 +285,18 @@ impl Subscription {
         };
         let Looked { published, ask_again, beside, copied, copies_wait } = looked;
         let mut is_known = !copied && beside.is_empty();
+        let mut replaced_waits = false;
         if !is_known {
             tables = session.load_tables(name).await?;
             progress = session.load_progress(name).await?;
         }
         if let Some(published) = &published {
             note_attached(&mut session, name, published, &mut tables).await?;
+            note_column_numbers(&mut session, name, published, &mut tables).await?;
+            if let Some(progress) = &progress {
+                replaced_waits =
+                    self.look_for_replaced(published, &tables, progress.applied).await?;
+            }
         }
         if let (Some(published), Some(progress)) = (&published, &progress) {
             let all_apart = self
@@ -300,7 +336,11 @@ impl Subscription {
         }
         let is_left = self.lock_status().left_for_later.is_some();
         // What is copied beside the stream is not cut off for it; its end is a start, too.
-        let again_after = (is_left && beside.is_empty()).then(|| self.detaching.pause());
+        let again_after = match beside.is_empty() {
+            true if is_left => Some(self.detaching.pause()),
+            true if replaced_waits => Some(self.replacing.pause()),
+            true | false => None,
+        };
         let foreign_keys_wait = !consistent && foreign_keys_wait;
         let start = Start {
             applied,
@@ -471,8 +511,21 @@ impl Subscription {
         let Some(root) = root.filter(|root| root.copied) else {
             return Ok(Some(Touched::Nothing));
         };
+        self.left_at_point(&self.detaching, now, published, root, applied).await
+    }
+
+    /// What the log still has for a table between what is applied and the point that is known for
+    /// `now`. `None` where it cannot be told yet.
+    async fn left_at_point(
+        &self,
+        points: &LogPoints,
+        now: &PublishedTable,
+        published: &[PublishedTable],
+        table: &TableProgress,
+        applied: Lsn,
+    ) -> Result<Option<Touched>, ApplyError> {
         let name = &self.spec.name;
-        let Some(point) = self.detaching.point_of(now, published, &self.source, name).await else {
+        let Some(point) = points.point_of(now, published, &self.source, name).await else {
             return Ok(None);
         };
         let mut durable = self.store.durable();
@@ -480,7 +533,47 @@ impl Subscription {
         if !matches!(tokio::time::timeout(LOG_WITHIN, arrived).await, Ok(Ok(_))) {
             return Ok(None);
         }
-        left_for(&self.store, root, applied, point).await
+        left_for(&self.store, table, applied, point).await
+    }
+
+    /// Looks for columns that were dropped and added again, or whose names others have got, without a
+    /// change in between that tells: once everything is applied that was in the log when that was
+    /// seen, the stream has not seen them go. True if that is still to come for one.
+    ///
+    /// # Errors
+    /// The first table that has such a column: what its rows have in it is not in the log.
+    async fn look_for_replaced(
+        &self,
+        published: &[PublishedTable],
+        tables: &[TableProgress],
+        applied: Lsn,
+    ) -> Result<bool, ApplyError> {
+        let mut waits = false;
+        self.replacing.keep(published).await;
+        for now in published {
+            let table = tables.iter().find(|table| table.table == now.table);
+            let Some(table) = table else { continue };
+            let Some(column) = table.replaced_column(now) else {
+                self.replacing.forget(now);
+                continue;
+            };
+            let left = self.left_at_point(&self.replacing, now, published, table, applied).await?;
+            if !matches!(left, Some(Touched::Nothing)) {
+                waits = true;
+                continue;
+            }
+            return Err(ApplyError::ColumnsMoved {
+                subscription: self.spec.name.clone(),
+                table: Box::new(now.table.clone()),
+                oid: now.oid,
+                column: quote_identifier(&column),
+                renames: Vec::new(),
+            });
+        }
+        if !waits {
+            self.replacing.all_done();
+        }
+        Ok(waits)
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from

@@ -85,11 +85,13 @@ impl PublicationSpec {
         Ok(rows.first().and_then(|row| row.get(0)) == Some("t"))
     }
 
-    /// A text that is another one when tables join or leave the publication, or a partition is
-    /// attached or detached.
+    /// A text that is another one when tables join or leave the publication, a partition is attached
+    /// or detached, or a table's columns are added, dropped or renamed.
     pub async fn membership_signature(&self, sql: &mut Connection) -> Result<String, CaptureError> {
         let mut tables = self.listed_tables(sql).await?;
         tables.sort_unstable();
+        let oids: Vec<String> = tables.iter().map(u32::to_string).collect();
+        let oids = format!("{{{}}}", oids.join(","));
         let rows = sql
             .query(
                 // Not md5: a server in FIPS mode has none.
@@ -101,8 +103,11 @@ impl PublicationSpec {
                       ORDER BY i.inhrelid) \
                     FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid \
                     WHERE c.relispartition AND c.relkind IN ('r', 'p') \
-                      AND c.relpersistence <> 't')), 'UTF8')), 'hex')",
-                &[Some(&self.publication_name())],
+                      AND c.relpersistence <> 't'), ';', \
+                   (SELECT sum(hashtextextended(concat(a.attrelid, ' ', a.attnum, ' ', a.attname), 0)) \
+                    FROM pg_attribute a WHERE a.attrelid = ANY ($2::text::oid[]) \
+                      AND a.attnum > 0 AND NOT a.attisdropped)), 'UTF8')), 'hex')",
+                &[Some(&self.publication_name()), Some(&oids)],
             )
             .await
             .map_err(|error| self.publisher_error(error))?;

@@ -127,7 +127,12 @@ mod tests {
         let table = PublishedTable {
             oid: u32::MAX,
             table: TableName { schema: "s".into(), name: "t".into() },
-            columns: vec![PublishedColumn { name: "".into(), type_oid: 1, type_modifier: -1 }],
+            columns: vec![PublishedColumn {
+                name: "".into(),
+                type_oid: 1,
+                type_modifier: -1,
+                number: Some(1),
+            }],
             types: types.collect(),
             row_filter: Some("a = '\\'".into()),
             membership: 1,

@@ -403,7 +403,7 @@ mod tests {
     use crate::publication::{PublishedColumn, TableName};
 
     fn column(name: &str, type_oid: u32) -> PublishedColumn {
-        PublishedColumn { name: name.into(), type_oid, type_modifier: -1 }
+        PublishedColumn { name: name.into(), type_oid, type_modifier: -1, number: None }
     }
 
     #[test]

@@ -106,7 +106,7 @@ struct Added {
 
 /// Each is added only where it is lacking: the command takes the whole table for itself even where
 /// there is nothing to add.
-const ADDED: [Added; 7] = [
+const ADDED: [Added; 8] = [
     Added {
         table: "subscription",
         column: "newest",
@@ -155,6 +155,13 @@ const ADDED: [Added; 7] = [
         comment: "Stands for how the publisher's table is attached below the one that publishes \
                   it; NULL where it is published by itself, and until it is noted",
     },
+    Added {
+        table: "table_copy",
+        column: "column_numbers",
+        kind: "jsonb",
+        comment: "attnum, type and modifier of the publisher's columns, by name, when they were \
+                  copied or first seen",
+    },
 ];
 
 /// Columns that are there, of [`ADDED`] and others.
@@ -173,7 +180,7 @@ pub(super) const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NO
     to_regclass('farshore.conflicts') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
     AND attrelid = to_regclass('farshore.subscription')) AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'own_types' \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'column_numbers' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Whether the parts are there that subscriptions do not do without.

@@ -174,6 +174,7 @@ impl Writer {
             let followed = followed.map_err(|error| self.refused_before_commit(error))?;
             put_off = followed.put_off;
             if followed.changed {
+                self.altered = true;
                 self.be_alone().await?;
                 on_target = self.look_up(&table).await?;
                 let oid = on_target.as_ref().map_or(0, |there| there.oid);

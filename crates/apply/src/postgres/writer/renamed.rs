@@ -84,6 +84,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::postgres::progress::ColumnNumbers;
 
     #[test]
     fn a_table_is_known_by_its_oid_under_each_name_that_it_was_copied_by() {
@@ -94,6 +95,7 @@ mod tests {
             copied_at: Lsn(7),
             membership: 1,
             attached: None,
+            column_numbers: ColumnNumbers::default(),
             oid,
             renamed: renamed.map(name),
             asked_for: false,

@@ -1,0 +1,177 @@
+//! Points of the publisher's log for what its catalogue says of tables: the stream comes to what was
+//! done there later than who asks.
+
+use crate::ApplyError;
+use crate::postgres::progress::TableProgress;
+use crate::postgres::resume::{Since, Touched, touched_between};
+use farshore_capture::CaptureError;
+use farshore_capture::publication::PublishedTable;
+use farshore_capture::source::Source;
+use farshore_model::Lsn;
+use farshore_store::LogStore;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::task::JoinHandle;
+
+/// Pauses before what was left for later is looked at again; doubled each time.
+const PAUSE_MIN: Duration = Duration::from_secs(2);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+
+/// The publisher is asked for a point of its log while nothing streams for so long; it may have to
+/// wait for transactions there.
+const POINT_WITHIN: Duration = Duration::from_secs(5);
+
+/// The log is not read, to see whether it has anything for a table, while it holds more than this.
+const LOOKED_THROUGH_MAX: u64 = 64 << 20;
+
+/// A table of the publisher, by its OID, and its membership in the publication.
+type Member = (u32, u32);
+
+fn member(table: &PublishedTable) -> Member {
+    (table.oid, table.membership)
+}
+
+/// What was seen of tables, each with a point of the publisher's log behind it, and what is left for
+/// later until the stream has come there; for as long as the subscription is kept running.
+#[derive(Debug, Default)]
+pub struct LogPoints {
+    noted: Mutex<Noted>,
+    /// A question to the publisher, which outlives who waits for it.
+    asked: tokio::sync::Mutex<Option<Asked>>,
+}
+
+#[derive(Debug, Default)]
+struct Noted {
+    /// Points of the publisher's log at which tables were published by themselves. The first is
+    /// kept: nothing comes for the table through its root after it, and a newer one would be as far
+    /// ahead of a stream that the root keeps busy as the one before was.
+    apart_at: HashMap<Member, Lsn>,
+    pause: Duration,
+}
+
+#[derive(Debug)]
+struct Asked {
+    /// What was published by itself when it was asked.
+    tables: Vec<Member>,
+    point: JoinHandle<Result<Lsn, CaptureError>>,
+}
+
+impl LogPoints {
+    fn noted(&self) -> MutexGuard<'_, Noted> {
+        self.noted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+
+    /// Notes that a table was published by itself at `point`, and returns the first such point.
+    pub(crate) fn apart_at(&self, table: &PublishedTable, point: Lsn) -> Lsn {
+        *self.noted().apart_at.entry(member(table)).or_insert(point)
+    }
+
+    /// Of what is not published by itself, a point is to be found again.
+    pub(crate) async fn keep(&self, published: &[PublishedTable]) {
+        let is_published = |known: &Member| published.iter().any(|table| member(table) == *known);
+        self.noted().apart_at.retain(|known, _| is_published(known));
+        if let Some(asked) = self.asked.lock().await.as_mut() {
+            asked.tables.retain(is_published);
+        }
+    }
+
+    /// It was detached.
+    pub(crate) fn forget(&self, table: &PublishedTable) {
+        self.noted().apart_at.remove(&member(table));
+    }
+
+    /// How long what was left is left alone this time.
+    pub(crate) fn pause(&self) -> Duration {
+        let mut noted = self.noted();
+        let pause = noted.pause.clamp(PAUSE_MIN, PAUSE_MAX);
+        noted.pause = 2 * pause;
+        pause
+    }
+
+    /// Nothing is left.
+    pub(crate) fn all_done(&self) {
+        self.noted().pause = PAUSE_MIN;
+    }
+
+    /// A point of the publisher's log at which a table that is `published` by itself was so. `None`
+    /// while the publisher has not said one.
+    pub(crate) async fn point_of(
+        &self,
+        table: &PublishedTable,
+        published: &[PublishedTable],
+        source: &Arc<dyn Source>,
+        subscription: &str,
+    ) -> Option<Lsn> {
+        if let Some(point) = self.noted().apart_at.get(&member(table)) {
+            return Some(*point);
+        }
+        let mut asked = self.asked.lock().await;
+        // One that was asked before it was published by itself says nothing of it.
+        if asked.as_ref().is_some_and(|asked| {
+            asked.point.is_finished() && !asked.tables.contains(&member(table))
+        }) {
+            *asked = None;
+        }
+        let question = asked.get_or_insert_with(|| {
+            let (source, reader) = (source.clone(), subscription.to_owned());
+            let point = tokio::spawn(async move {
+                let snapshot = source.export(&reader).await?;
+                let point = snapshot.consistent_point();
+                snapshot.close().await;
+                Ok(point)
+            });
+            Asked { tables: published.iter().map(member).collect(), point }
+        });
+        let told = tokio::time::timeout(POINT_WITHIN, &mut question.point).await.ok()?;
+        let tables = std::mem::take(&mut question.tables);
+        *asked = None;
+        let error = match told {
+            Ok(Ok(point)) => {
+                let mut noted = self.noted();
+                for of in tables {
+                    noted.apart_at.entry(of).or_insert(point);
+                }
+                return noted.apart_at.get(&member(table)).copied();
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(error) => error.to_string(),
+        };
+        tracing::info!(subscription, "the publisher does not say where its log stands: {error}");
+        None
+    }
+}
+
+/// What the log has for a table between what is applied and `until`, which it has come to; `None`
+/// where that is not looked through.
+pub(crate) async fn left_for(
+    store: &Arc<dyn LogStore>,
+    table: &TableProgress,
+    applied: Lsn,
+    until: Lsn,
+) -> Result<Option<Touched>, ApplyError> {
+    if applied >= until {
+        return Ok(Some(Touched::Nothing));
+    }
+    if until.bytes_since(applied) > LOOKED_THROUGH_MAX {
+        return Ok(None);
+    }
+    // What it missed under another name is seen when its own changes come.
+    let since = Since { point: applied.max(table.copied_at), oid: None };
+    let since = HashMap::from([(table.table.clone(), since)]);
+    Ok(touched_between(store, &since, until).await?.remove(&table.table))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{LogPoints, PAUSE_MAX, PAUSE_MIN};
+
+    #[test]
+    fn pauses_grow_until_nothing_is_left() {
+        let detaching = LogPoints::default();
+        assert_eq!([detaching.pause(), detaching.pause()], [PAUSE_MIN, 2 * PAUSE_MIN]);
+        assert_eq!((0..9).map(|_| detaching.pause()).max(), Some(PAUSE_MAX));
+        detaching.all_done();
+        assert_eq!(detaching.pause(), PAUSE_MIN);
+    }
+}

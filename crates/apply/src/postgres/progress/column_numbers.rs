@@ -1,0 +1,165 @@
+//! The numbers that copied columns have in the publisher's catalogue. The log tells columns by name
+//! and type alone: one that was dropped and added again, or whose name another one has got, looks like
+//! the one that was copied, and rows have another value in it.
+
+use crate::ApplyError;
+use crate::postgres::session::Session;
+use farshore_capture::publication::{PublishedColumn, PublishedTable, TableName};
+use farshore_pg::text_array;
+use std::collections::BTreeMap;
+
+/// Whether `farshore.table_copy` keeps them.
+const KEEPS: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'column_numbers' \
+    AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
+
+/// `attnum`, type and modifier of a column.
+type Numbered = (i16, u32, i32);
+
+/// Of the columns of a copied table, by name.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ColumnNumbers(BTreeMap<String, Numbered>);
+
+impl ColumnNumbers {
+    /// Those of a table as it is now. Columns are left out whose numbers an earlier version does not
+    /// say.
+    pub fn of(table: &PublishedTable) -> ColumnNumbers {
+        let numbered = |column: &PublishedColumn| {
+            let number = (column.number?, column.type_oid, column.type_modifier);
+            Some((column.name.clone(), number))
+        };
+        ColumnNumbers(table.columns.iter().filter_map(numbered).collect())
+    }
+
+    /// Whether none is known.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What [`ColumnNumbers::to_json`] made; nothing of anything else.
+    pub(super) fn from_json(text: &str) -> ColumnNumbers {
+        ColumnNumbers(serde_json::from_str(text).unwrap_or_default())
+    }
+
+    /// As `farshore.table_copy.column_numbers` has them.
+    pub(super) fn to_json(&self) -> String {
+        serde_json::json!(self.0).to_string()
+    }
+
+    /// A column that is another one by now, under the name and of the type of one that was copied. One
+    /// of another type is seen by its changes.
+    pub fn replaced(&self, now: &ColumnNumbers) -> Option<String> {
+        let is_another = |(name, (number, type_oid, modifier)): &(&String, &Numbered)| {
+            now.0
+                .get(*name)
+                .is_some_and(|now| now.0 != *number && (now.1, now.2) == (*type_oid, *modifier))
+        };
+        self.0.iter().find(is_another).map(|(name, _)| name.clone())
+    }
+
+    /// Whether one of them is another one in this table.
+    pub fn are_replaced_in(&self, table: &PublishedTable) -> bool {
+        self.replaced(&ColumnNumbers::of(table)).is_some()
+    }
+
+    /// These, and those of `now`; `None` where that adds nothing.
+    pub(super) fn with(&self, now: &ColumnNumbers) -> Option<ColumnNumbers> {
+        let mut all = self.clone();
+        all.0.extend(now.0.iter().map(|(name, number)| (name.clone(), *number)));
+        (all != *self).then_some(all)
+    }
+}
+
+impl Session {
+    /// Notes them of tables that are copied; false where they are not kept.
+    pub async fn note_column_numbers(
+        &mut self,
+        name: &str,
+        numbers: &[(TableName, ColumnNumbers)],
+    ) -> Result<bool, ApplyError> {
+        if !self.keeps_column_numbers().await? {
+            return Ok(false);
+        }
+        let json: Vec<String> = numbers.iter().map(|(_, numbers)| numbers.to_json()).collect();
+        let schemas = text_array(numbers.iter().map(|(table, _)| table.schema.as_str()));
+        let names = text_array(numbers.iter().map(|(table, _)| table.name.as_str()));
+        let json = text_array(json.iter().map(String::as_str));
+        self.execute(
+            "UPDATE farshore.table_copy t SET column_numbers = now.numbers::jsonb \
+             FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
+               AS now (schema_name, table_name, numbers) \
+             WHERE t.subscription = $1 \
+               AND (t.schema_name, t.table_name) = (now.schema_name, now.table_name)",
+            &[Some(name), Some(&schemas), Some(&names), Some(&json)],
+        )
+        .await?;
+        Ok(true)
+    }
+
+    /// Forgets those of columns that the stream has seen go, in its open transaction: one of that name
+    /// is followed as a new one.
+    pub(crate) async fn forget_column_numbers(
+        &mut self,
+        name: &str,
+        table: &TableName,
+        gone: &[&str],
+    ) -> Result<(), ApplyError> {
+        if gone.is_empty() || !self.keeps_column_numbers().await? {
+            return Ok(());
+        }
+        let gone = text_array(gone.iter().copied());
+        self.execute(
+            "UPDATE farshore.table_copy SET column_numbers = column_numbers - $4::text::text[] \
+             WHERE subscription = $1 AND schema_name = $2 AND table_name = $3",
+            &[Some(name), Some(&table.schema), Some(&table.name), Some(&gone)],
+        )
+        .await
+        .map(drop)
+    }
+
+    /// A role that does not own `farshore.table_copy` cannot give it that column.
+    pub(super) async fn keeps_column_numbers(&mut self) -> Result<bool, ApplyError> {
+        if let Some(keeps) = self.keeps_column_numbers {
+            return Ok(keeps);
+        }
+        let keeps = !self.query(KEEPS, &[]).await?.is_empty();
+        self.keeps_column_numbers = Some(keeps);
+        Ok(keeps)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn numbers(columns: &[(&str, i16, u32)]) -> ColumnNumbers {
+        let numbered =
+            |(name, number, of): &(&str, i16, u32)| (name.to_string(), (*number, *of, -1));
+        ColumnNumbers(columns.iter().map(numbered).collect())
+    }
+
+    #[test]
+    fn what_has_the_name_and_type_of_a_copied_column_and_is_another_is_seen() {
+        let copied = numbers(&[("id", 1, 20), ("a", 2, 25), ("b\"", 3, 25)]);
+        let replaced = |now: &[(&str, i16, u32)]| copied.replaced(&numbers(now));
+        assert_eq!(replaced(&[("id", 1, 20), ("a", 2, 25), ("b\"", 3, 25), ("c", 4, 25)]), None);
+        assert_eq!(replaced(&[("id", 1, 20), ("b\"", 3, 25)]), None, "dropped");
+        assert_eq!(replaced(&[("id", 1, 20), ("c", 2, 25)]), None, "renamed");
+        assert_eq!(replaced(&[("id", 1, 20), ("a", 2, 20)]), None, "another type");
+        assert_eq!(replaced(&[("id", 1, 20), ("a", 4, 20)]), None, "another type is seen");
+        assert_eq!(replaced(&[("id", 1, 20), ("a", 4, 25)]).as_deref(), Some("a"));
+        assert_eq!(replaced(&[("id", 1, 20), ("a", 3, 25)]).as_deref(), Some("a"), "got its name");
+        assert_eq!(replaced(&[]), None, "an earlier version does not say");
+        assert_eq!(ColumnNumbers::from_json(&copied.to_json()), copied);
+        assert_eq!(ColumnNumbers::from_json("[]"), numbers(&[]));
+    }
+
+    #[test]
+    fn what_was_noted_stays_until_the_stream_sees_it_go() {
+        let copied = numbers(&[("id", 1, 20), ("a", 2, 25)]);
+        assert_eq!(copied.with(&numbers(&[("id", 1, 20)])), None);
+        let grown = copied.with(&numbers(&[("id", 1, 20), ("b", 3, 25)]));
+        let all = numbers(&[("id", 1, 20), ("a", 2, 25), ("b", 3, 25)]);
+        assert_eq!(grown.as_ref(), Some(&all));
+        assert_eq!(all.replaced(&numbers(&[("id", 1, 20), ("a", 4, 25)])).as_deref(), Some("a"));
+    }
+}
