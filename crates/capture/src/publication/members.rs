@@ -246,7 +246,7 @@ mod tests {
     use tokio::runtime::Runtime;
 
     #[test]
-    fn what_is_never_published_neither_joins_nor_leaves() {
+    fn what_is_never_published_neither_joins_nor_leaves_and_columns_are_seen() {
         for major in [15, 18] {
             let installation = Installation::find(major).unwrap();
             let cluster =
@@ -284,6 +284,21 @@ mod tests {
                     sql.simple_query("ALTER TABLE s.unlogged SET LOGGED").await.unwrap();
                     let now = spec.membership_signature(&mut sql).await.unwrap();
                     assert_ne!(now, signature, "{adopted}");
+                    let mut before = now;
+                    for (altered, seen) in [
+                        ("ALTER TABLE s.t ADD a integer", true),
+                        ("ALTER TABLE s.t RENAME a TO b", true),
+                        ("ALTER TABLE s.t DROP b, ADD b integer", true),
+                        ("ANALYZE s.t", false),
+                        ("VACUUM FULL s.t", false),
+                        ("ALTER TABLE s.t ALTER b SET DEFAULT 1, ALTER b SET STATISTICS 9", false),
+                        ("ALTER TABLE s.t DROP b", true),
+                    ] {
+                        sql.simple_query(altered).await.unwrap();
+                        let now = spec.membership_signature(&mut sql).await.unwrap();
+                        assert_eq!(now != before, seen, "{altered}");
+                        before = now;
+                    }
                     sql.simple_query("DROP TABLE s.unlogged").await.unwrap();
                 });
             }
