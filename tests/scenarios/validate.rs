@@ -347,5 +347,21 @@ fn what_does_not_stream_is_not_compared() -> Result<()> {
     pair.site.await_log(" stopped: ", SOON)?;
     let said = validate(&pair, &[])?;
     ensure!(said.code == Some(1) && said.stderr.contains("does not stream ("), "{said:?}");
+    // The publication has stopped, the subscription has not.
+    mended(&mut pair)?;
+    pair.site.stop()?;
+    let of_t = "[publication.p.article.\"public.t\"]\nwhere = \"v <> 5\"\n";
+    pair.site.add(of_t)?;
+    pair.site.start()?;
+    pair.site.await_log(" stopped: ", SOON)?;
+    let said = validate(&pair, &[])?;
+    let why = "publication \"p\" does not stream (";
+    ensure!(said.code == Some(1) && said.stderr.contains(why), "{said:?}");
     Ok(())
+}
+
+fn mended(pair: &mut Pair) -> Result<()> {
+    pair.subscriber.execute_script("INSERT INTO t (id, v) VALUES (7, 'v')")?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.await_arrival()
 }

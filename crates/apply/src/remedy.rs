@@ -99,10 +99,12 @@ fn is_in_function(error: &ServerError) -> bool {
 pub(crate) fn missing_label(error: &ServerError) -> Option<String> {
     let said = error.message.strip_prefix("invalid input value for enum ")?;
     let (of, label) = said.strip_suffix('"')?.split_once(": \"")?;
+    let label = quote_literal(label);
     Some(format!(
-        "The target's enum lacks that label: on the target ALTER TYPE {of} ADD VALUE {} (with BEFORE \
-         or AFTER where it does not stand last on the publisher), and go on (farshore resume)",
-        quote_literal(label)
+        "The target's enum lacks that label: on the target ALTER TYPE {of} ADD VALUE {label} (with \
+         BEFORE or AFTER where it does not stand last on the publisher), or, where the publisher gave \
+         another label this name, ALTER TYPE {of} RENAME VALUE '…' TO {label}: rows that have it would \
+         keep the old one otherwise. Then go on (farshore resume)"
     ))
 }
 

@@ -99,13 +99,19 @@ fn nothing_to_adopt(spec: &PublicationSpec, slot: &str) -> CaptureError {
 fn somebody_elses(spec: &PublicationSpec, slot: &str, row: &SlotRow) -> CaptureError {
     let user =
         row.active_pid.as_ref().map_or(String::new(), |pid| format!(" (in use by pid {pid})"));
-    let then = match row.active_pid {
-        Some(_) => format!(
+    let of_another = row.database.as_ref().filter(|theirs| **theirs != spec.source.dbname);
+    let then = match (of_another, &row.active_pid) {
+        (Some(theirs), _) => format!(
+            "It belongs to database \"{theirs}\", not to \"{}\", so to somebody else: give this \
+             publication another name",
+            spec.source.dbname
+        ),
+        (None, Some(_)) => format!(
             "Another site may use it: give this publication another name, drop the slot, or set \
              adopt_slot = \"{slot}\""
         ),
         // Under another name it would be left behind, and keep the publisher's log for nobody.
-        None => format!(
+        (None, None) => format!(
             "If this site's data_dir was lost, drop the slot and start, then farshore resync and \
              farshore resume for each of its subscriptions; if another site uses it, give this \
              publication another name; or set adopt_slot = \"{slot}\""
@@ -676,6 +682,24 @@ mod tests {
                 assert_eq!(begun_in(store.as_ref()), Begun::Made);
             });
         }
+    }
+
+    #[test]
+    fn nobody_is_told_to_drop_the_slot_of_another_database() {
+        let (cluster, spec) = cluster(18);
+        cluster.execute_script("CREATE DATABASE other").unwrap();
+        let make = "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput')";
+        cluster.connect_to("other").unwrap().batch_execute(make).unwrap();
+        Runtime::new().unwrap().block_on(async {
+            let (_folder, store) = store();
+            let (_stop, stopped) = watch::channel(false);
+            let error = ensure(&spec, store.as_ref(), stopped).await.unwrap_err().to_string();
+            assert!(
+                error.contains("It belongs to database \"other\", not to \"postgres\""),
+                "{error}"
+            );
+            assert!(!error.contains("drop the slot"), "{error}");
+        });
     }
 
     #[test]

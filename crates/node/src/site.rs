@@ -609,6 +609,13 @@ impl Site {
         own.map(|agent| &agent.switch).or(received.map(|agent| &agent.switch)).cloned()
     }
 
+    /// Why nothing fills a publication's log, if anything is in the way.
+    pub(crate) fn log_trouble(&self, name: &str) -> Option<String> {
+        let own = self.publications.iter().find(|agent| agent.name == name);
+        let received = self.received.iter().find(|agent| agent.name == name);
+        own.map(|agent| agent.trouble()()).or(received.map(|agent| agent.trouble()())).flatten()
+    }
+
     /// The site's state now.
     pub fn report(&self) -> SiteReport {
         let (lifetime, now) = (self.lifetime.as_ref().map(|l| *lock(l)), SystemTime::now());

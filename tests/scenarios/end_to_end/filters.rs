@@ -99,3 +99,32 @@ fn something_else_sets_a_filter_beside_an_open_writer() -> Result<()> {
         assert_equal_within(&mut pair, Some("id > 0"))
     })
 }
+
+/// On the target a foreign key refers to what is to be emptied.
+#[test]
+fn a_table_that_others_refer_to_is_copied_anew_as_told() -> Result<()> {
+    let mut pair = Pair::bare(Direction::UP)?;
+    pair.on_both(
+        "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+         CREATE TABLE child (id integer PRIMARY KEY, t integer REFERENCES t)",
+    )?;
+    pair.publish("INSERT INTO t SELECT i, 'v' FROM generate_series(1, 9) i")?;
+    pair.publish("INSERT INTO child SELECT i, i FROM generate_series(1, 9) i")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    pair.site.add(&article(Some("id < 100")))?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "has rows already")?;
+    let resync = "farshore resync SITE.toml --subscription s --table public.t;";
+    ensure!(state == "stopped" && error.contains(resync), "{state}: {error}");
+    ensure!(pair.subscriber.execute_script("TRUNCATE t").is_err());
+    let said = pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+    ensure!(said.code == Some(0), "{said:?}");
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.publish("INSERT INTO t VALUES (10, 'later'); INSERT INTO child VALUES (10, 10)")?;
+    pair.assert_equal(&["public"])
+}

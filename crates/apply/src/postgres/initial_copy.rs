@@ -23,6 +23,7 @@ use crate::postgres::session::Session;
 use crate::postgres::target_table::{
     Filled, TargetTable, check_columns, rows_of_its_own, target_table,
 };
+use crate::remedy;
 use crate::status::{SubscriptionStatus, TableCopy};
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
@@ -508,6 +509,7 @@ impl InitialCopy<'_> {
         }
         let known = session.load_tables(self.subscription).await?;
         let noted = known.into_iter().find(|known| known.table == *table);
+        let was_copied = noted.as_ref().is_some_and(|noted| noted.copied);
         if let Some((other, oid)) = noted.and_then(|noted| noted.renamed.zip(noted.oid)) {
             return Err(ApplyError::Renamed {
                 subscription: self.subscription.to_owned(),
@@ -515,6 +517,17 @@ impl InitialCopy<'_> {
                 other: Box::new(other),
                 oid,
             });
+        }
+        if was_copied {
+            return Err(ApplyError::Setup(format!(
+                "subscription \"{}\": table {target} on the target has rows already, and it is to be \
+                 copied anew (it left the publication or changed its filter or columns, or is another \
+                 table under its name). To have it emptied and copied: {}; or empty it (TRUNCATE \
+                 {target}; not with CASCADE, which empties what refers to it) or take it out of the \
+                 publication. Then go on (farshore resume)",
+                self.subscription,
+                remedy::resync(self.subscription, Some(table))
+            )));
         }
         Err(ApplyError::Setup(format!(
             "subscription \"{}\": table {target} on the target has rows already, and it is to be \
@@ -639,7 +652,8 @@ impl InitialCopy<'_> {
         }
         let target = target_table(session, &name).await?;
         let names = table.columns.iter().map(|column| column.name.as_str());
-        check_columns(self.subscription, &name, names, target.as_ref(), Filled::NotYet)?;
+        let both = (&table.table, &name);
+        check_columns(self.subscription, both, names, target.as_ref(), Filled::NotYet)?;
         let target = target.unwrap_or_default();
         let casts = target.casts(self.subscription, &name, table)?;
         let binary = table.binary_safe && table.binary_copy;

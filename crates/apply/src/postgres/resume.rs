@@ -375,7 +375,7 @@ impl Resume<'_> {
     ) -> Result<(), ApplyError> {
         let (table, there) = (self.target.clone(), self.there.clone());
         let relation = TargetRelation::new(relation.clone(), table, self.point, there)
-            .map_err(|misfit| misfit.error(self.subscription, self.target))?;
+            .map_err(|misfit| misfit.error(self.subscription, (&self.table.table, self.target)))?;
         let (sql, types) = relation.sql(&Shape::Delete);
         for some in keys.chunks(DELETES_IN_FLIGHT) {
             let deleted = run_for_keys(&mut target.connection, &sql, &types, some, Format::Text);

@@ -282,10 +282,10 @@ pub enum Filled {
     Before,
 }
 
-/// Checks that `table` on the target can take `columns`.
+/// Checks that a table on the target can take `columns`; `published` is what the publisher calls it.
 pub fn check_columns<'a>(
     subscription: &str,
-    table: &TableName,
+    (published, table): (&TableName, &TableName),
     columns: impl Iterator<Item = &'a str>,
     target: Option<&TargetTable>,
     filled: Filled,
@@ -295,12 +295,16 @@ pub fn check_columns<'a>(
             Filled::NotYet => String::new(),
             Filled::Before => format!(
                 "; then copy it anew, since what it had does not come again by itself ({})",
-                remedy::resync(subscription, Some(table))
+                remedy::resync(subscription, Some(published))
             ),
+        };
+        let rename = match published == table {
+            true => String::new(),
+            false => format!(", and give what was {published} the name {table}"),
         };
         return Err(ApplyError::Setup(format!(
             "subscription \"{subscription}\": table {table} is not on the target. Create it there \
-             (for instance: pg_dump --schema-only --table='{table}' … | psql …){copy_anew}"
+             (for instance: pg_dump --schema-only --table='{published}' … | psql …{rename}){copy_anew}"
         )));
     };
     let (mut missing, mut generated) = (Vec::new(), None);
@@ -312,14 +316,15 @@ pub fn check_columns<'a>(
         }
     }
     if !missing.is_empty() {
-        return Err(missing_columns(subscription, table, &missing.join(", "), filled));
+        let missing = missing.join(", ");
+        return Err(missing_columns(subscription, (published, table), &missing, filled));
     }
-    generated.map_or(Ok(()), |misfit| Err(misfit.error(subscription, table)))
+    generated.map_or(Ok(()), |misfit| Err(misfit.error(subscription, (published, table))))
 }
 
 fn missing_columns(
     subscription: &str,
-    table: &TableName,
+    (published, table): (&TableName, &TableName),
     columns: &str,
     filled: Filled,
 ) -> ApplyError {
@@ -328,7 +333,7 @@ fn missing_columns(
         Filled::Before => format!(
             " (rows that are there by then have no value of the publisher's in it: where that \
              matters, have the table copied anew, {})",
-            remedy::resync(subscription, Some(table))
+            remedy::resync(subscription, Some(published))
         ),
     };
     ApplyError::Setup(format!(
@@ -410,7 +415,8 @@ impl TargetTable {
                 types: &table.types,
             };
             let planned = self.plan(&column.name, publisher);
-            let (there, plan) = planned.map_err(|misfit| misfit.error(subscription, name))?;
+            let (there, plan) =
+                planned.map_err(|misfit| misfit.error(subscription, (&table.table, name)))?;
             Ok((!plan.is_verbatim()).then(|| there.base_name.clone()))
         };
         table.columns.iter().map(cast).collect()
@@ -447,12 +453,13 @@ impl TargetTable {
 }
 
 impl Misfit {
-    /// Says it of a table, with what to do.
-    pub fn error(&self, subscription: &str, table: &TableName) -> ApplyError {
+    /// Says it of a table, with what to do. `both` are its names, the publisher's first.
+    pub fn error(&self, subscription: &str, both: (&TableName, &TableName)) -> ApplyError {
+        let (_, table) = both;
         ApplyError::Setup(match self {
             Misfit::Missing(column) => {
                 let column = quote_identifier(column);
-                return missing_columns(subscription, table, &column, Filled::Before);
+                return missing_columns(subscription, both, &column, Filled::Before);
             }
             Misfit::Generated { column, virtual_of } => {
                 let column = quote_identifier(column);
@@ -486,13 +493,24 @@ mod tests {
 
     #[test]
     fn where_rows_are_there_a_column_that_lacks_leads_to_a_copy() {
-        let table = TableName { schema: "public".into(), name: "t".into() };
+        let published = TableName { schema: "public".into(), name: "t".into() };
+        let table = TableName { schema: "far".into(), name: "t_copy".into() };
+        let nothing = [].into_iter();
+        let gone = check_columns("s", (&published, &table), nothing, None, Filled::Before);
+        let gone = gone.unwrap_err().to_string();
+        assert!(gone.contains("table far.t_copy is not on the target"), "{gone}");
+        assert!(
+            gone.contains("--table='public.t' … | psql …, and give what was public.t"),
+            "{gone}"
+        );
+        assert!(gone.contains("--subscription s --table public.t)"), "{gone}");
         let said = |filled| {
             let target = TargetTable::default();
             let names = ["v"].into_iter();
-            check_columns("s", &table, names, Some(&target), filled).unwrap_err().to_string()
+            let both = (&published, &table);
+            check_columns("s", both, names, Some(&target), filled).unwrap_err().to_string()
         };
-        let (before, resync) = (said(Filled::Before), "--subscription s --table public.t");
+        let (before, resync) = (said(Filled::Before), "--subscription s --table public.t)");
         assert!(before.contains("no writable column v") && before.contains(resync), "{before}");
         assert!(!said(Filled::NotYet).contains("resync"), "{}", said(Filled::NotYet));
     }

@@ -65,13 +65,24 @@ pub fn check(
         let quoted: Vec<String> = lacking.iter().map(|label| quote_literal(label)).collect();
         let add = additions(labels, there).map(|add| format!("ALTER TYPE {name} ADD VALUE {add}"));
         let add: Vec<String> = add.collect();
+        // One that only the target has may be the old name of one that it lacks.
+        let beyond = there.iter().filter(|label| !labels.contains(label)).map(|l| quote_literal(l));
+        let beyond: Vec<String> = beyond.collect();
+        let rename = match beyond.is_empty() {
+            true => String::new(),
+            false => format!(
+                ". But where the publisher gave a label another name (it has not {}): ALTER TYPE {name} \
+                 RENAME VALUE … TO …, or rows that have it keep the old one",
+                some_of(&beyond)
+            ),
+        };
         findings.warning(
             format!(
                 "type {name} on the target lacks labels that the publisher's has: {}. A row with one \
                  stops the subscription",
                 some_of(&quoted)
             ),
-            format!("On the target: {}", add.join("; ")),
+            format!("On the target: {}{rename}", add.join("; ")),
         );
     }
 }

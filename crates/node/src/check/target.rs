@@ -429,20 +429,21 @@ async fn check_tables(
     described.map_err(|error| session.error(error))?;
     check_labels(&on_target, published, (&catalogue, &types), session, findings).await?;
     let (mut to_be_empty, mut to_be_created) = (Vec::new(), Vec::new());
-    for (name, source) in &on_target {
+    for ((publishers, _), (name, source)) in published.tables.iter().zip(&on_target) {
+        let both = (publishers, name);
         let Some(table) = catalogue.get(name) else {
             // What was copied and is gone is not made anew.
             if subscription.spec.schema.create_tables && !known.contains(name) {
                 to_be_created.push(name);
             } else {
                 let filled = if known.contains(name) { Filled::Before } else { Filled::NotYet };
-                missing_table(subscription, name, filled, findings);
+                missing_table(subscription, both, filled, findings);
             }
             continue;
         };
         let copied = known.contains(name);
         let sides = TwoSides { published, source, table, types: &types };
-        if check_table(subscription, name, &sides, copied, server, findings) && !copied {
+        if check_table(subscription, both, &sides, copied, server, findings) && !copied {
             match of_others.get(name) {
                 Some(other) => findings.error(
                     format!("table {name} on the target is filled by subscription \"{other}\""),
@@ -518,15 +519,16 @@ fn check_sequences<'a>(
     );
 }
 
-/// The rule for a published table that the target does not have.
+/// The rule for a published table that the target does not have; `both` are its names, the publisher's
+/// first.
 fn missing_table(
     subscription: &Subscription,
-    name: &TableName,
+    both: (&TableName, &TableName),
     filled: Filled,
     findings: &mut Findings,
 ) {
     let nothing = [].into_iter();
-    if let Err(error) = check_columns(&subscription.spec.name, name, nothing, None, filled) {
+    if let Err(error) = check_columns(&subscription.spec.name, both, nothing, None, filled) {
         findings.agent_error(&error, false);
     }
 }
@@ -540,17 +542,17 @@ struct TwoSides<'a> {
     types: &'a TypeCatalog,
 }
 
-/// Whether rows of a table can be written.
+/// Whether rows of a table can be written; `both` are its names, the publisher's first.
 fn check_table(
     subscription: &Subscription,
-    name: &TableName,
+    both: (&TableName, &TableName),
     sides: &TwoSides<'_>,
     copied: bool,
     server: &Server,
     findings: &mut Findings,
 ) -> bool {
     let TwoSides { published, source, table, types } = *sides;
-    let role = server.role_sql();
+    let (role, (_, name)) = (server.role_sql(), both);
     if !table.schema_usable {
         let schema = quote_identifier(&name.schema);
         findings.error(
@@ -590,7 +592,7 @@ fn check_table(
         ..TargetTable::default()
     };
     let filled = if copied { Filled::Before } else { Filled::NotYet };
-    if let Err(error) = check_columns(&subscription.spec.name, name, names, Some(&known), filled) {
+    if let Err(error) = check_columns(&subscription.spec.name, both, names, Some(&known), filled) {
         findings.agent_error(&error, false);
         return false;
     }
@@ -600,7 +602,7 @@ fn check_table(
         let publisher = ColumnType { oid, modifier, types: &published.types };
         let Err(misfit) = known.plan(&column.name, publisher) else { continue };
         refused.push(column.name.as_str());
-        let error = misfit.error(&subscription.spec.name, name);
+        let error = misfit.error(&subscription.spec.name, both);
         // Of a copied table, what the log has may be of another type still, which does fit: the
         // subscription stops when a change comes that does not.
         if copied {

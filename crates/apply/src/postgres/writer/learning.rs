@@ -182,10 +182,11 @@ impl Writer {
             }
         }
         let names = relation.columns.iter().map(|column| column.name.as_str());
-        check_columns(&self.subscription, &table, names, on_target.as_ref(), Filled::Before)?;
+        let both = (&published, &table);
+        check_columns(&self.subscription, both, names, on_target.as_ref(), Filled::Before)?;
         let on_target = on_target.unwrap_or_default();
         let target = TargetRelation::new(relation, table.clone(), copied_at, on_target)
-            .map_err(|misfit| misfit.error(&self.subscription, &table))?;
+            .map_err(|misfit| misfit.error(&self.subscription, both))?;
         self.know(id, target);
         self.supersede(published, id);
         if put_off {
