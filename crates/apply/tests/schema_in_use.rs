@@ -24,8 +24,8 @@ fn what_is_added_to_the_schema_does_not_wait_for_who_reads_it() {
         assert!(has(&mut session, "farshore.table_copy", "attached").await);
         session
             .simple(
-                "ALTER TABLE farshore.table_copy DROP COLUMN own_types, DROP COLUMN attached, \
-                 DROP COLUMN noted_in",
+                "ALTER TABLE farshore.table_copy DROP COLUMN column_numbers, DROP COLUMN own_types, \
+                 DROP COLUMN attached, DROP COLUMN noted_in",
             )
             .await
             .unwrap();
@@ -48,9 +48,15 @@ fn what_is_added_to_the_schema_does_not_wait_for_who_reads_it() {
             .await
             .unwrap();
         session.ensure_schema().await.unwrap();
-        for column in
-            ["attached", "own_types", "noted_in", "columns_left", "target_oid", "definition"]
-        {
+        for column in [
+            "column_numbers",
+            "attached",
+            "own_types",
+            "noted_in",
+            "columns_left",
+            "target_oid",
+            "definition",
+        ] {
             assert!(has(&mut session, "farshore.table_copy", column).await, "{column}");
         }
         session.connection.close().await;
