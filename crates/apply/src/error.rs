@@ -83,7 +83,7 @@ pub enum ApplyError {
     /// The publisher's table has its columns in other places than before, or others in their places.
     #[error(
         "subscription \"{subscription}\": the publisher's table {table} was altered: {}",
-        columns_moved(.subscription, .table, .column, .renames)
+        columns_moved(.subscription, .table, .column, .renames, .others)
     )]
     ColumnsMoved {
         /// Subscription.
@@ -97,6 +97,8 @@ pub enum ApplyError {
         /// What does the same on the target, where nothing else can have happened than that columns
         /// were renamed.
         renames: Vec<String>,
+        /// More tables of which that has been seen.
+        others: Vec<TableName>,
     },
     /// An update brought a row within the publication's filter, and so came as an INSERT; what it
     /// left as it was, and lies apart from the row (TOAST), the publisher does not send.
@@ -292,16 +294,36 @@ pub struct RefusedCommit {
     pub error: Box<ServerError>,
 }
 
+/// Tables that are named beside the first.
+const OTHERS_SHOWN: usize = 8;
+
 fn columns_moved(
     subscription: &str,
     table: &TableName,
     column: &str,
     renames: &[String],
+    others: &[TableName],
 ) -> String {
     if renames.is_empty() {
+        let also = match others {
+            [] => String::new(),
+            _ => format!(
+                " (so it is with {} more {}: {}{}; without --table all tables of the subscription \
+                 are copied anew)",
+                others.len(),
+                if others.len() == 1 { "table" } else { "tables" },
+                others
+                    .iter()
+                    .take(OTHERS_SHOWN)
+                    .map(TableName::to_string)
+                    .collect::<Vec<_>>()
+                    .join(", "),
+                if others.len() > OTHERS_SHOWN { " and so on" } else { "" },
+            ),
+        };
         return format!(
             "its column {column} stands in another place than before, so columns were renamed, or \
-             dropped and added again, and what rows have in them is not in the log. To have it \
+             dropped and added again, and what rows have in them is not in the log{also}. To have it \
              copied anew: {}",
             remedy::resync(subscription, Some(table))
         );

@@ -228,23 +228,18 @@ impl Site {
         if agent.switch.is_paused() {
             return Err(not_now("is paused"));
         }
-        if let Some(why) = self.log_rests(&agent.publication) {
+        if let Some(why) = self.log_trouble(&agent.publication) {
             return Err(format!(
-                "subscription \"{subscription}\": {why}, so the log does not come to where the \
-                 publisher is now, and tables are compared there: see farshore status, and farshore \
-                 resume"
+                "subscription \"{subscription}\": publication \"{}\" does not stream ({why}), so the \
+                 log does not come to where the publisher is now, and tables are compared there: see \
+                 farshore status, and farshore resume",
+                agent.publication
             ));
         }
         match agent.trouble() {
             Some(trouble) => Err(not_now(&format!("does not stream ({trouble})"))),
             None => validate(&agent.subscription, &tables, json, lines).await,
         }
-    }
-
-    /// Why a publication's log comes no further, for a person.
-    fn log_rests(&self, publication: &str) -> Option<String> {
-        let why = self.log_trouble(publication)?;
-        Some(format!("publication \"{publication}\" does not stream ({why})"))
     }
 
     async fn initialise(

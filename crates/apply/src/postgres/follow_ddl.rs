@@ -573,6 +573,7 @@ impl Follow<'_> {
             oid: self.relation.oid,
             column: quoted(column),
             renames,
+            others: Vec::new(),
         };
         let renamed = renamed_in_place(&before.columns, &self.relation.columns);
         let renamed = renamed.map_err(|column| moved(column, Vec::new()))?;

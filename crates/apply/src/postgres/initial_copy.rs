@@ -317,7 +317,7 @@ impl InitialCopy<'_> {
                     if copying(&below.table).is_none() {
                         continue;
                     }
-                    let point = self.detaching.apart_at(now, point);
+                    let point = self.detaching.seen_at(now, point);
                     self.await_stream(session, published, &below, known, point).await?;
                 }
                 session.set_apart(self.subscription, self.schema, &below).await?;

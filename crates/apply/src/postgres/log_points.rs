@@ -43,16 +43,16 @@ pub struct LogPoints {
 
 #[derive(Debug, Default)]
 struct Noted {
-    /// Points of the publisher's log at which tables were published by themselves. The first is
-    /// kept: nothing comes for the table through its root after it, and a newer one would be as far
-    /// ahead of a stream that the root keeps busy as the one before was.
-    apart_at: HashMap<Member, Lsn>,
+    /// Points of the publisher's log at which it was so already. The first is kept: what was done to
+    /// the table is before it, and a newer one would be as far ahead of a stream that is kept busy as
+    /// the one before was.
+    seen_at: HashMap<Member, Lsn>,
     pause: Duration,
 }
 
 #[derive(Debug)]
 struct Asked {
-    /// What was published by itself when it was asked.
+    /// Of which it was seen when the publisher was asked.
     tables: Vec<Member>,
     point: JoinHandle<Result<Lsn, CaptureError>>,
 }
@@ -62,23 +62,23 @@ impl LogPoints {
         self.noted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Notes that a table was published by itself at `point`, and returns the first such point.
-    pub(crate) fn apart_at(&self, table: &PublishedTable, point: Lsn) -> Lsn {
-        *self.noted().apart_at.entry(member(table)).or_insert(point)
+    /// Notes that it was so of a table at `point`, and returns the first such point.
+    pub(crate) fn seen_at(&self, table: &PublishedTable, point: Lsn) -> Lsn {
+        *self.noted().seen_at.entry(member(table)).or_insert(point)
     }
 
-    /// Of what is not published by itself, a point is to be found again.
-    pub(crate) async fn keep(&self, published: &[PublishedTable]) {
-        let is_published = |known: &Member| published.iter().any(|table| member(table) == *known);
-        self.noted().apart_at.retain(|known, _| is_published(known));
+    /// It is seen of these tables; of others, a point is to be found again.
+    pub(crate) async fn keep(&self, seen: &[PublishedTable]) {
+        let is_seen = |known: &Member| seen.iter().any(|table| member(table) == *known);
+        self.noted().seen_at.retain(|known, _| is_seen(known));
         if let Some(asked) = self.asked.lock().await.as_mut() {
-            asked.tables.retain(is_published);
+            asked.tables.retain(is_seen);
         }
     }
 
-    /// It was detached.
+    /// It is not so any more.
     pub(crate) fn forget(&self, table: &PublishedTable) {
-        self.noted().apart_at.remove(&member(table));
+        self.noted().seen_at.remove(&member(table));
     }
 
     /// How long what was left is left alone this time.
@@ -94,20 +94,20 @@ impl LogPoints {
         self.noted().pause = PAUSE_MIN;
     }
 
-    /// A point of the publisher's log at which a table that is `published` by itself was so. `None`
-    /// while the publisher has not said one.
+    /// A point of the publisher's log at which it was so of a table, one of those of which it is
+    /// `seen`. `None` while the publisher has not said one.
     pub(crate) async fn point_of(
         &self,
         table: &PublishedTable,
-        published: &[PublishedTable],
+        seen: &[PublishedTable],
         source: &Arc<dyn Source>,
         subscription: &str,
     ) -> Option<Lsn> {
-        if let Some(point) = self.noted().apart_at.get(&member(table)) {
+        if let Some(point) = self.noted().seen_at.get(&member(table)) {
             return Some(*point);
         }
         let mut asked = self.asked.lock().await;
-        // One that was asked before it was published by itself says nothing of it.
+        // One that was asked before it was seen says nothing of it.
         if asked.as_ref().is_some_and(|asked| {
             asked.point.is_finished() && !asked.tables.contains(&member(table))
         }) {
@@ -121,7 +121,7 @@ impl LogPoints {
                 snapshot.close().await;
                 Ok(point)
             });
-            Asked { tables: published.iter().map(member).collect(), point }
+            Asked { tables: seen.iter().map(member).collect(), point }
         });
         let told = tokio::time::timeout(POINT_WITHIN, &mut question.point).await.ok()?;
         let tables = std::mem::take(&mut question.tables);
@@ -130,9 +130,9 @@ impl LogPoints {
             Ok(Ok(point)) => {
                 let mut noted = self.noted();
                 for of in tables {
-                    noted.apart_at.entry(of).or_insert(point);
+                    noted.seen_at.entry(of).or_insert(point);
                 }
-                return noted.apart_at.get(&member(table)).copied();
+                return noted.seen_at.get(&member(table)).copied();
             }
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),

@@ -155,18 +155,18 @@ pub(crate) async fn published(
     }
 }
 
+/// Published tables as they are now, by name.
+type Now<'a> = HashMap<&'a TableName, &'a PublishedTable>;
+
 /// Notes the numbers of columns of copied tables that are not noted yet.
 async fn note_column_numbers(
     session: &mut Session,
     name: &str,
-    published: &[PublishedTable],
+    now: &Now<'_>,
     tables: &mut [TableProgress],
 ) -> Result<(), ApplyError> {
-    let now: HashMap<&TableName, &PublishedTable> =
-        published.iter().map(|now| (&now.table, now)).collect();
     let newly: HashMap<TableName, ColumnNumbers> = tables
         .iter()
-        .filter(|table| table.copied)
         .filter_map(|table| {
             Some((table.table.clone(), table.newly_numbered(now.get(&table.table)?)?))
         })
@@ -188,11 +188,9 @@ async fn note_column_numbers(
 async fn note_attached(
     session: &mut Session,
     name: &str,
-    published: &[PublishedTable],
+    now: &Now<'_>,
     tables: &mut [TableProgress],
 ) -> Result<(), ApplyError> {
-    let now: HashMap<&TableName, &PublishedTable> =
-        published.iter().map(|now| (&now.table, now)).collect();
     let mut newly = Vec::new();
     let mut noted = Vec::new();
     for table in tables {
@@ -291,8 +289,9 @@ impl Subscription {
             progress = session.load_progress(name).await?;
         }
         if let Some(published) = &published {
-            note_attached(&mut session, name, published, &mut tables).await?;
-            note_column_numbers(&mut session, name, published, &mut tables).await?;
+            let now: Now<'_> = published.iter().map(|now| (&now.table, now)).collect();
+            note_attached(&mut session, name, &now, &mut tables).await?;
+            note_column_numbers(&mut session, name, &now, &mut tables).await?;
             if let Some(progress) = &progress {
                 replaced_waits =
                     self.look_for_replaced(published, &tables, progress.applied).await?;
@@ -548,32 +547,32 @@ impl Subscription {
         tables: &[TableProgress],
         applied: Lsn,
     ) -> Result<bool, ApplyError> {
-        let mut waits = false;
-        self.replacing.keep(published).await;
+        let mut replaced = Vec::new();
         for now in published {
             let table = tables.iter().find(|table| table.table == now.table);
-            let Some(table) = table else { continue };
-            let Some(column) = table.replaced_column(now) else {
-                self.replacing.forget(now);
-                continue;
-            };
-            let left = self.left_at_point(&self.replacing, now, published, table, applied).await?;
+            let found = table.and_then(|table| Some((table, table.replaced_column(now)?)));
+            replaced.extend(found.map(|(table, column)| (now.clone(), table, column)));
+        }
+        let seen: Vec<PublishedTable> = replaced.iter().map(|(now, ..)| now.clone()).collect();
+        self.replacing.keep(&seen).await;
+        for (now, table, _) in &replaced {
+            let left = self.left_at_point(&self.replacing, now, &seen, table, applied).await?;
+            // Others would be waited for as long.
             if !matches!(left, Some(Touched::Nothing)) {
-                waits = true;
-                continue;
+                return Ok(true);
             }
-            return Err(ApplyError::ColumnsMoved {
-                subscription: self.spec.name.clone(),
-                table: Box::new(now.table.clone()),
-                oid: now.oid,
-                column: quote_identifier(&column),
-                renames: Vec::new(),
-            });
         }
-        if !waits {
-            self.replacing.all_done();
-        }
-        Ok(waits)
+        self.replacing.all_done();
+        let names: Vec<&TableName> = replaced.iter().map(|(now, ..)| &now.table).collect();
+        let Some((now, _, column)) = replaced.first() else { return Ok(false) };
+        Err(ApplyError::ColumnsMoved {
+            subscription: self.spec.name.clone(),
+            table: Box::new(now.table.clone()),
+            oid: now.oid,
+            column: quote_identifier(column),
+            renames: Vec::new(),
+            others: names[1..].iter().map(|&table| table.clone()).collect(),
+        })
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from
