@@ -3,7 +3,7 @@
 use crate::bounds::write_segments;
 use crate::mirrored::{LONG, Mirrored, position, report};
 use anyhow::{Context, Result, bail, ensure};
-use farshore_testkit::postgres::{Cluster, Installation};
+use farshore_testkit::postgres::{Cluster, Installation, copy_tree};
 use farshore_testkit::wait::wait_until;
 use farshore_tests::{Site, Verb};
 use rand::rngs::StdRng;
@@ -265,6 +265,37 @@ fn no_promotion_by_mistake() -> Result<()> {
     let end = position(spool["durable"].as_str().unwrap_or_default())?;
     ensure!(lost > 0 && lost <= end - fork(&mirrored.standby)?, "{lost}: {promoted:?}");
     println!("{}", promoted.stdout.trim());
+    Ok(())
+}
+
+/// The near end knows what it acknowledged; the spool, which is an earlier state of itself, does not.
+#[test]
+fn a_spool_that_was_set_back_does_not_pass_for_whole() -> Result<()> {
+    let mut mirrored = Mirrored::start(18, None)?;
+    mirrored.await_commits(10)?;
+    let_the_standby_lag(&mirrored)?;
+    mirrored.far.kill9()?;
+    let data = mirrored.far.directory().join("data");
+    let saved = mirrored.far.directory().join("saved");
+    copy_tree(&data, &saved)?;
+    mirrored.far.start()?;
+    mirrored.await_commits(20)?;
+    let returned = mirrored.lose_the_principal()?;
+    mirrored.far.kill9()?;
+    std::fs::remove_dir_all(&data)?;
+    copy_tree(&saved, &data)?;
+    mirrored.far.start()?;
+    report(&mirrored.far, "the spool to be open", |mirror| mirror["durable"] != "")?;
+    mirrored.line.cut();
+    mirrored.line.mend();
+    let refused = promote(&mirrored, &mirrored.standby, &[])?;
+    ensure!(refused.code == Some(1), "{refused:?}");
+    ensure!(refused.stderr.contains("it was set back to an earlier state"), "{refused:?}");
+    ensure!(is_in_recovery(&mirrored.standby)?, "promoted although it lacks commits");
+    let promoted = promote(&mirrored, &mirrored.standby, &["--allow-data-loss"])?;
+    ensure!(promoted.code == Some(0) && promoted.stdout.contains("LOST: "), "{promoted:?}");
+    ensure!(!promoted.stdout.contains("nothing that this mirror"), "{promoted:?}");
+    ensure!(check_rows(&mirrored.standby, &returned).is_err(), "nothing was set back");
     Ok(())
 }
 

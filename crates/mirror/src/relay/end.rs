@@ -35,6 +35,20 @@ pub struct EndAnswer {
     /// this holds nothing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub holds: bool,
+    /// What commits have returned for. Absent where nothing was acknowledged since that node started,
+    /// and from a near end of an earlier version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acknowledged: Option<Acknowledged>,
+}
+
+/// Log that a near end's principal was told as flushed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Acknowledged {
+    /// Whose log: the cluster's system identifier.
+    pub system_id: String,
+    /// All before this.
+    #[serde(with = "as_text")]
+    pub up_to: Lsn,
 }
 
 /// The log of a near end's principal.
@@ -73,7 +87,18 @@ impl Near {
                 why: format!("the principal does not answer within {PRINCIPAL_WITHIN:?}"),
             },
         };
-        EndAnswer { mode: self.promise.as_str().to_owned(), log, holds: false }
+        self.answer(log)
+    }
+
+    fn answer(&self, log: PrincipalsLog) -> EndAnswer {
+        let mode = self.promise.as_str().to_owned();
+        EndAnswer { mode, log, holds: false, acknowledged: self.acknowledged() }
+    }
+
+    fn acknowledged(&self) -> Option<Acknowledged> {
+        let status = *self.status();
+        let system_id = status.system_id.filter(|_| status.acknowledged > Lsn::ZERO)?.to_string();
+        Some(Acknowledged { system_id, up_to: status.acknowledged })
     }
 
     /// The same of a principal that is a spool of this node's, which need not be asked by way of its
@@ -83,7 +108,7 @@ impl Near {
             system_id: spool.identity().system_id.to_string(),
             end: spool.positions().borrow().durable,
         };
-        EndAnswer { mode: self.promise.as_str().to_owned(), log, holds: false }
+        self.answer(log)
     }
 
     /// Tells a far end.
@@ -134,13 +159,16 @@ mod tests {
         let ends = PrincipalsLog::EndsAt { system_id: "7".to_owned(), end: Lsn(0x300_0148) };
         let unknown = PrincipalsLog::Unknown { why: "gone".to_owned() };
         for (mode, log, is_async) in [("async", ends, true), ("far", unknown, false)] {
-            let answer = EndAnswer { mode: mode.to_owned(), log, holds: is_async };
+            let up_to = Lsn(0x300_0000);
+            let acknowledged = is_async.then(|| Acknowledged { system_id: "7".to_owned(), up_to });
+            let answer = EndAnswer { mode: mode.to_owned(), log, holds: is_async, acknowledged };
             let text = serde_json::to_string(&answer).unwrap();
             assert_eq!(serde_json::from_str::<EndAnswer>(&text).unwrap(), answer, "{text}");
             assert_eq!(answer.is_async(), is_async);
         }
         // One of an earlier version.
         let before = r#"{"mode":"async","log":{"unknown":{"why":"gone"}}}"#;
-        assert!(!serde_json::from_str::<EndAnswer>(before).unwrap().holds);
+        let before = serde_json::from_str::<EndAnswer>(before).unwrap();
+        assert!(!before.holds && before.acknowledged.is_none());
     }
 }

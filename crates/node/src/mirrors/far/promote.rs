@@ -404,6 +404,8 @@ struct Told {
     asked: Result<Mode, String>,
     /// Its principal was asked, and has that log now.
     is_there: bool,
+    /// It has told its principal that everything up to here is in the spool.
+    acknowledged: Lsn,
     /// All of that had come before, and more was written since.
     goes_on: bool,
     /// Its principal is a spool there, which takes nothing in any more.
@@ -413,7 +415,8 @@ struct Told {
 impl Told {
     /// Where only what was `heard` earlier is known.
     fn unknown(heard: Lsn, asked: Result<Mode, String>) -> Told {
-        Told { end: heard, asked, is_there: false, goes_on: false, is_closed: false }
+        let acknowledged = Lsn::ZERO;
+        Told { end: heard, asked, is_there: false, acknowledged, goes_on: false, is_closed: false }
     }
 
     fn of(answer: EndAnswer, heard: Lsn, spool: &Spool) -> Told {
@@ -421,7 +424,9 @@ impl Told {
         let is_async = answer.is_async() || answer.holds;
         let mode = if is_async { Mode::Async } else { Mode::Waited };
         let own = spool.identity().system_id.to_string();
-        match answer.log {
+        let acknowledged = answer.acknowledged.filter(|of| of.system_id == own);
+        let acknowledged = acknowledged.map_or(Lsn::ZERO, |acknowledged| acknowledged.up_to);
+        let told = match answer.log {
             PrincipalsLog::EndsAt { system_id, end } if system_id == own => {
                 Told { end: end.max(heard), is_there: true, ..Told::unknown(heard, Ok(mode)) }
             }
@@ -432,7 +437,8 @@ impl Told {
             // Of mode async, what its principal told of earlier may be there once more; else no
             // commit returned without this mirror, and there is nothing to be missed.
             PrincipalsLog::Unknown { .. } => Told::unknown(heard, Ok(mode)),
-        }
+        };
+        Told { acknowledged, ..told }
     }
 
     /// What the near end is to the log up to there.
@@ -442,6 +448,18 @@ impl Told {
 
     /// Whether commits that returned may be missing here, that could be had.
     fn check(&self, name: &str, durable: Lsn) -> Result<(), String> {
+        if durable < self.acknowledged {
+            return Err(format!(
+                "the near end of mirror \"{name}\" has acknowledged log up to {}, and the spool here \
+                 has it up to {durable} only: it was set back to an earlier state, or is a copy, or was \
+                 begun anew (a machine that was cloned or restored, say). The last {} bytes of what was \
+                 acknowledged, and commits in them that have returned, are not in it. The standby was \
+                 not promoted. If there is another spool, promote there; to promote without these \
+                 commits: --allow-data-loss",
+                self.acknowledged,
+                self.acknowledged.bytes_since(durable)
+            ));
+        }
         if self.asked != Ok(Mode::Async) || durable >= self.end {
             return Ok(());
         }
@@ -513,7 +531,9 @@ fn said(
     let was = if *was_already { "had been promoted already" } else { "is promoted" };
     let mut text =
         format!("the standby of mirror \"{name}\" {was}: timeline {timeline} begins at {fork}");
+    let set_back = told.acknowledged.bytes_since(durable.max(*fork));
     match promoted.lost_bytes() {
+        0 if set_back > 0 => {}
         0 => text.push_str(&format!(
             ", at or past {spool_end}, where the log in the spool ends: nothing that this mirror \
              acknowledged is lost"
@@ -522,6 +542,13 @@ fn said(
             ". LOST: {lost} bytes of log up to {spool_end}, which the spool holds, and the commits \
              in them"
         )),
+    }
+    if set_back > 0 {
+        text.push_str(&format!(
+            ". LOST: {set_back} bytes of log up to {}, which the near end has acknowledged and the \
+             spool has not, and the commits in them",
+            told.acknowledged
+        ));
     }
     let not_here = told.end.bytes_since(durable.max(*fork));
     match &told.asked {
@@ -595,6 +622,10 @@ mod tests {
         let closed = Told { is_closed: true, ..told(150, Ok(Mode::Async)) };
         let refused = closed.check("m", Lsn(100)).unwrap_err();
         assert!(refused.contains("closed for good") && !refused.contains("goes on"), "{refused}");
+        let set_back = Told { acknowledged: Lsn(120), ..told(150, Ok(Mode::Waited)) };
+        let refused = set_back.check("m", Lsn(100)).unwrap_err();
+        assert!(refused.contains("was set back") && refused.contains("last 20 bytes"), "{refused}");
+        assert_eq!(set_back.check("m", Lsn(120)), Ok(()));
         for (told, durable) in [
             (told(150, Ok(Mode::Async)), 150),
             (told(150, Ok(Mode::Waited)), 100),
@@ -622,6 +653,8 @@ mod tests {
         // It lives, and does not wait.
         assert!(said(told(100, Ok(Mode::Async))).contains("go on returning"));
         assert!(!said(told(100, Ok(Mode::Waited))).contains("still connected"));
+        let set_back = said(Told { acknowledged: Lsn(120), ..told(150, Ok(Mode::Waited)) });
+        assert!(set_back.contains("LOST: 20 bytes") && !set_back.contains("nothing"), "{set_back}");
         let closed = Told { is_closed: true, ..told(100, Ok(Mode::Async)) };
         let closed = said(closed);
         assert!(
