@@ -13,6 +13,7 @@
 mod beyond;
 
 use crate::postgres::noted_definition::{definition_sql, known_by_oid};
+use crate::postgres::progress::TableCopyColumn;
 use crate::postgres::progress::{TABLE_COPIED, TableProgress, state};
 use crate::postgres::session::Session;
 use crate::subscription::{LOCK_WAIT, SubscriptionSpec};
@@ -237,7 +238,7 @@ async fn note(
     held: &[&PublishedTable],
 ) -> Result<(), ApplyError> {
     let name = quote_literal(&spec.name);
-    let keeps_attached = session.keeps_attached().await?;
+    let keeps_attached = session.keeps(TableCopyColumn::Attached).await?;
     let attached = if keeps_attached { ", attached" } else { "" };
     let rows: Vec<String> = held
         .iter()
@@ -495,6 +496,7 @@ mod tests {
             table: TableName { schema: "s".into(), name: "leaf".into() },
             columns: Vec::new(),
             types: Vec::new(),
+            labels: Vec::new(),
             row_filter: None,
             membership,
             memberships_above: above.to_vec(),

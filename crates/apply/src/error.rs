@@ -297,6 +297,22 @@ pub struct RefusedCommit {
 /// Tables that are named beside the first.
 const OTHERS_SHOWN: usize = 8;
 
+/// More tables of which that is so, behind what is said of the first.
+pub(crate) fn others_told(others: &[TableName]) -> String {
+    if others.is_empty() {
+        return String::new();
+    }
+    let shown: Vec<String> = others.iter().take(OTHERS_SHOWN).map(TableName::to_string).collect();
+    format!(
+        " (so it is with {} more {}: {}{}; without --table all tables of the subscription are \
+         copied anew)",
+        others.len(),
+        if others.len() == 1 { "table" } else { "tables" },
+        shown.join(", "),
+        if others.len() > OTHERS_SHOWN { " and so on" } else { "" },
+    )
+}
+
 fn columns_moved(
     subscription: &str,
     table: &TableName,
@@ -305,26 +321,11 @@ fn columns_moved(
     others: &[TableName],
 ) -> String {
     if renames.is_empty() {
-        let also = match others {
-            [] => String::new(),
-            _ => format!(
-                " (so it is with {} more {}: {}{}; without --table all tables of the subscription \
-                 are copied anew)",
-                others.len(),
-                if others.len() == 1 { "table" } else { "tables" },
-                others
-                    .iter()
-                    .take(OTHERS_SHOWN)
-                    .map(TableName::to_string)
-                    .collect::<Vec<_>>()
-                    .join(", "),
-                if others.len() > OTHERS_SHOWN { " and so on" } else { "" },
-            ),
-        };
         return format!(
             "its column {column} stands in another place than before, so columns were renamed, or \
-             dropped and added again, and what rows have in them is not in the log{also}. To have it \
+             dropped and added again, and what rows have in them is not in the log{}. To have it \
              copied anew: {}",
+            others_told(others),
             remedy::resync(subscription, Some(table))
         );
     }

@@ -14,8 +14,9 @@ pub(crate) struct Question {
 }
 
 impl Question {
-    /// Asks whether tables are published that are not copied or have other columns than they had, and
-    /// else, if `about_partitions`, whether there are partitioned tables whose partitions we keep in step with.
+    /// Asks whether tables are published that are not copied, or have other columns or labels than they
+    /// had, and else, if `about_partitions`, whether there are partitioned tables whose partitions we keep
+    /// in step with.
     pub fn ask(
         agent: &Subscription,
         known: &[TableProgress],
@@ -27,7 +28,7 @@ impl Question {
         let mut asking = JoinSet::new();
         asking.spawn(async move {
             let published = published(source.as_ref(), &name).await?;
-            let of_others = |now| known.iter().any(|known| known.has_other_columns(now));
+            let of_others = |now| known.iter().any(|known| known.is_otherwise(now));
             let is_new = published.iter().any(of_others) || !joined(published, &known).is_empty();
             if is_new || !about_partitions {
                 return Some(is_new);

@@ -2,6 +2,7 @@
 
 mod copy;
 mod start;
+mod unlogged;
 
 use crate::careful::{Careful, CarefulSpan, Failure};
 use crate::conflict::ConflictPolicy;
@@ -98,8 +99,9 @@ pub struct Subscription {
     pub status: Arc<Mutex<SubscriptionStatus>>,
     /// What is to be detached on the target, and was left for later.
     pub detaching: LogPoints,
-    /// Tables with columns that are others by now, until it is certain that the log does not tell.
-    pub replacing: LogPoints,
+    /// Tables with columns or labels that are others by now, until it is certain that the log does not
+    /// tell.
+    pub unlogged: LogPoints,
     /// Where the stream is asked to rest while somebody looks at the target.
     pub halts: Halts,
 }

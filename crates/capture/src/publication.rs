@@ -1,12 +1,14 @@
 //! The PostgreSQL publication behind a Farshore publication.
 
 mod columns;
+mod labels;
 mod members;
 mod ours;
 mod preflight;
 mod user_types;
 
 pub use columns::{AddedColumn, DroppedColumns, GrownTable, OldValue, partition_root};
+pub use labels::{EnumLabel, enum_labels};
 pub use members::{Wanted, columns_sent};
 
 use crate::CaptureError;
@@ -151,6 +153,9 @@ pub struct PublishedTable {
     /// What their types are made of, where those are not PostgreSQL's own; sorted by OID.
     #[serde(with = "user_types")]
     pub types: Vec<UserType>,
+    /// The labels of the enums among those. Empty where an earlier version was asked.
+    #[serde(default)]
+    pub labels: Vec<EnumLabel>,
     /// Row filter as SQL, if any.
     pub row_filter: Option<String>,
     /// Names this membership in the publication: another number after the table has left and come
@@ -629,6 +634,7 @@ impl PublicationSpec {
                     blocks: 0,
                     bytes: 0,
                     types: Vec::new(),
+                    labels: Vec::new(),
                     binary_safe: true,
                     binary_copy: true,
                     unsent_key: row.get(11).map(str::to_owned),
@@ -657,6 +663,12 @@ impl PublicationSpec {
             table.binary_safe = types().all(|oid| catalog.travels_in_binary(oid));
             table.binary_copy = types().all(|oid| catalog.has_binary_form(oid));
             table.types = catalog.closure(types());
+        }
+        let labels = enum_labels(sql, tables.iter().flat_map(|table| &table.types)).await;
+        let labels = labels.map_err(|error| self.publisher_error(error))?;
+        for table in &mut tables {
+            let is_used = |oid: u32| table.types.iter().any(|known| known.oid == oid);
+            table.labels = labels.iter().filter(|label| is_used(label.type_oid)).cloned().collect();
         }
         Ok(tables)
     }

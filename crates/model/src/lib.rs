@@ -16,7 +16,7 @@ pub use position::{Applied, Durable, Received, Stored};
 pub use relation::{Column, Relation, ReplicaIdentity, quote_identifier};
 pub use time::{InvalidTime, PgTime, date_text, time_of_day_text, timestamp_text};
 pub use timeline::{Mark, Timeline, leg_micros};
-pub use user_type::{Attribute, FIRST_UNSTABLE_OID, TypeKind, UserType};
+pub use user_type::{Attribute, FIRST_UNSTABLE_OID, TypeKind, UserType, is_made_of};
 
 /// A PostgreSQL transaction id as it travels on the wire (32 bits, wraps around).
 pub type Xid = u32;

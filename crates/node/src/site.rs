@@ -272,7 +272,7 @@ impl Site {
                     capture_ready: ready,
                     status: Arc::new(Mutex::new(SubscriptionStatus::default())),
                     detaching: LogPoints::default(),
-                    replacing: LogPoints::default(),
+                    unlogged: LogPoints::default(),
                     halts: Halts::default(),
                 }),
                 first_left: Arc::default(),

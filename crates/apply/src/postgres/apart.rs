@@ -10,6 +10,7 @@
 
 use crate::ApplyError;
 use crate::error::passes_by_itself;
+use crate::postgres::progress::TableCopyColumn;
 use crate::postgres::schema::SchemaSettings;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;
@@ -90,7 +91,7 @@ impl Session {
         if roots.is_empty() {
             return Ok(Vec::new());
         }
-        let noted = if self.keeps_oids().await? { NOTED } else { "" };
+        let noted = if self.keeps(TableCopyColumn::NotedIn).await? { NOTED } else { "" };
         let (roots, own) = (names(roots), names(own));
         let parameters = [Some(subscription), Some(roots.as_str()), Some(own.as_str())];
         let rows = self.query(&BELOW.replace("NOTED", noted), &parameters).await?;

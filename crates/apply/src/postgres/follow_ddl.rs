@@ -22,6 +22,7 @@
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::noted_definition::{hex_of, is_known_by_oid};
+use crate::postgres::progress::TableCopyColumn;
 use crate::postgres::put_off;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
@@ -787,7 +788,7 @@ pub async fn note_definition(
     let mut parameters =
         vec![Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)];
     // Also where there are none (any more): what was noted before is about other columns.
-    let types = if session.keeps_own_types().await? {
+    let types = if session.keeps(TableCopyColumn::OwnTypes).await? {
         parameters.push(Some(&on_target));
         OWN_TYPES
     } else {

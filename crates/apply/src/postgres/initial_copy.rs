@@ -222,6 +222,7 @@ impl InitialCopy<'_> {
                 if done.file_node == table.file_node
                     && definition.is_ok_and(|before| before.as_ref().is_some_and(is_same))
                     && !progress.column_numbers.are_replaced_in(table)
+                    && progress.enum_labels.renamed(&table.labels).is_empty()
                     && progress.copied_at >= log_begins
                     && !done.ranges.is_empty()
                 {

@@ -10,9 +10,12 @@
 //! | `after_copy` | index or constraint that a created table still lacks | with the table, and with the index |
 
 mod column_numbers;
+mod enum_labels;
 mod tables;
 
 pub use column_numbers::ColumnNumbers;
+pub(crate) use enum_labels::ForLabel;
+pub use enum_labels::{EnumLabels, RenamedLabel};
 
 use crate::ApplyError;
 use crate::postgres::follow_ddl::name_in;
@@ -27,6 +30,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 pub(super) use tables::SCHEMA_LOCK;
+pub(crate) use tables::TableCopyColumn;
 use tables::{LATEST, is_true};
 
 /// The newest transaction may not be kept: then it is null.
@@ -38,7 +42,7 @@ const LOAD_PROGRESS: &str = "SELECT state, applied, publisher, publication, \
 /// than that of the copy. Where `table_copy` belongs to a role that has
 /// not added the last columns yet, their names find those beside it.
 const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached, \
-      NULL::jsonb AS column_numbers) AS lacking, LATERAL \
+      NULL::jsonb AS column_numbers, NULL::jsonb AS enum_labels) AS lacking, LATERAL \
     (SELECT schema_name, table_name, state, copied_at, membership, \
       CASE WHEN pg_catalog.length(definition) > 5 THEN \
         ('x' || pg_catalog.encode(pg_catalog.substr(definition, 2, 4), 'hex'))::bit(32)::bigint END, \
@@ -47,18 +51,11 @@ const LOAD_TABLES: &str = "SELECT noted.* FROM (SELECT NULL::bigint AS attached,
           = (c.subscription, c.schema_name, c.table_name)), attached, \
       CASE WHEN pg_catalog.length(definition) > 5 AND pg_catalog.substr(definition, 6, \
         pg_catalog.length(named)) <> named THEN pg_catalog.substr(definition, 6, 1000) END, \
-      column_numbers::text \
+      column_numbers::text, enum_labels::text \
     FROM farshore.table_copy c, LATERAL (SELECT pg_catalog.convert_to(schema_name, 'UTF8') || zero \
       || pg_catalog.convert_to(table_name, 'UTF8') || zero AS named \
       FROM pg_catalog.decode('00', 'hex') AS zero) AS known \
     WHERE subscription = $1) AS noted ORDER BY 1, 2";
-
-/// Whether `farshore.table_copy` keeps how tables are attached.
-const KEEPS_ATTACHED: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'attached' \
-    AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
-
-const KEEPS_OWN_TYPES: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'own_types' \
-    AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
 
 const SKIPS: &str = "SELECT lsn FROM farshore.skip_request WHERE subscription = $1";
 
@@ -191,6 +188,8 @@ pub struct TableProgress {
     pub attached: Option<u32>,
     /// The numbers that its columns had then, as far as they are known.
     pub column_numbers: ColumnNumbers,
+    /// What labels of its enums were called then, as far as that is known.
+    pub enum_labels: EnumLabels,
     /// The publisher's OID of it, where it is known.
     pub oid: Option<u32>,
     /// The name that it had on the publisher when it was changed and the copy was not.
@@ -209,6 +208,7 @@ impl TableProgress {
             membership: published.membership,
             attached: published.attached_by(published.membership),
             column_numbers: ColumnNumbers::of(published),
+            enum_labels: EnumLabels::of(published),
             oid: Some(published.oid),
             renamed: None,
             asked_for: false,
@@ -235,26 +235,53 @@ impl TableProgress {
     /// A column of `published` that is another one than was copied, under the same name and of the
     /// same type. Where the stream has not come to now, it may still see that one go.
     pub fn replaced_column(&self, published: &PublishedTable) -> Option<String> {
-        let is_looked_at = self.copied && !self.asked_for && self.is_still(published);
-        is_looked_at.then(|| self.column_numbers.replaced(&ColumnNumbers::of(published))).flatten()
+        let replaced = || self.column_numbers.replaced(&ColumnNumbers::of(published));
+        self.is_copy_of(published).then(replaced).flatten()
+    }
+
+    /// Labels of enums of `published` that have other names than when they were noted.
+    pub fn renamed_labels(&self, published: &PublishedTable) -> Vec<RenamedLabel> {
+        match self.is_copy_of(published) {
+            true => self.enum_labels.renamed(&published.labels),
+            false => Vec::new(),
+        }
+    }
+
+    /// Whether it is copied and stays so.
+    fn is_copy_of(&self, published: &PublishedTable) -> bool {
+        self.copied && !self.asked_for && self.is_still(published)
     }
 
     /// The numbers of columns of `published`, which is still this, with those that were noted, where
     /// there are more of them now, and none is another one's.
     pub fn newly_numbered(&self, published: &PublishedTable) -> Option<ColumnNumbers> {
         let now = ColumnNumbers::of(published);
-        let is_still = self.copied && !self.asked_for && self.is_still(published);
-        let is_noted = is_still && self.column_numbers.replaced(&now).is_none();
+        let is_noted = self.is_copy_of(published) && self.column_numbers.replaced(&now).is_none();
         is_noted.then(|| self.column_numbers.with(&now)).flatten()
     }
 
-    /// Whether a start has something to do about the columns of `published`: to note new ones, or to
-    /// look at one that was replaced.
-    pub fn has_other_columns(&self, published: &PublishedTable) -> bool {
+    /// The labels of enums of `published`, which is still this, with those that were noted, where that
+    /// is not the same; those that `have_followed` may have other names now.
+    pub fn newly_labelled(
+        &self,
+        published: &PublishedTable,
+        have_followed: bool,
+    ) -> Option<EnumLabels> {
+        let is_noted = self.is_copy_of(published)
+            && (have_followed || self.renamed_labels(published).is_empty());
+        is_noted.then(|| self.enum_labels.with(&EnumLabels::of(published))).flatten()
+    }
+
+    /// Whether a start has something to do about what of `published` the log does not have: to note
+    /// new columns and labels, or to look at a column that was replaced or a label that was renamed.
+    pub fn is_otherwise(&self, published: &PublishedTable) -> bool {
         // Where they are not kept nothing is ever noted.
-        !self.column_numbers.is_empty()
+        let in_columns = !self.column_numbers.is_empty()
             && (self.newly_numbered(published).is_some()
-                || self.replaced_column(published).is_some())
+                || self.replaced_column(published).is_some());
+        let in_labels =
+            !self.enum_labels.is_empty() && self.newly_labelled(published, true).is_some();
+        in_columns || in_labels
     }
 
     /// How `published`, which is still this, is attached, where that is to be noted: it is known now
@@ -293,10 +320,7 @@ impl Session {
         }
         let is_latest = is_true(&latest?);
         if is_latest {
-            self.keeps_oids = Some(true);
-            self.keeps_attached = Some(true);
-            self.keeps_own_types = Some(true);
-            self.keeps_column_numbers = Some(true);
+            self.keeps.extend(TableCopyColumn::ALL.map(|column| (column, true)));
         } else {
             self.ensure_schema().await?;
         }
@@ -353,6 +377,7 @@ impl Session {
                     asked_for: row.get(6) == Some("t"),
                     attached: row.get(7).and_then(|attached| attached.parse().ok()),
                     column_numbers: row.get(9).map(ColumnNumbers::from_json).unwrap_or_default(),
+                    enum_labels: row.get(10).map(EnumLabels::from_json).unwrap_or_default(),
                 })
             })
             .collect()
@@ -425,19 +450,24 @@ impl Session {
             Some(membership.as_str()),
         ];
         let numbers = ColumnNumbers::of(published).to_json();
+        let labels = EnumLabels::of(published).to_json();
         let (mut columns, mut values, mut set) = (String::new(), String::new(), String::new());
         let mut also = |column: &str, value: &str| {
             columns.push_str(&format!(", {column}"));
             values.push_str(&format!(", {value}"));
             set.push_str(&format!(", {column} = excluded.{column}"));
         };
-        if self.keeps_attached().await? {
+        if self.keeps(TableCopyColumn::Attached).await? {
             parameters.push(attached.as_deref());
             also("attached", &format!("${}::text::bigint", parameters.len()));
         }
-        if self.keeps_column_numbers().await? {
+        if self.keeps(TableCopyColumn::ColumnNumbers).await? {
             parameters.push(Some(&numbers));
             also("column_numbers", &format!("${}::text::jsonb", parameters.len()));
+        }
+        if self.keeps(TableCopyColumn::EnumLabels).await? {
+            parameters.push(Some(&labels));
+            also("enum_labels", &format!("${}::text::jsonb", parameters.len()));
         }
         let sql = format!(
             "INSERT INTO farshore.table_copy \
@@ -479,7 +509,7 @@ impl Session {
         table: &TableName,
         attached: Option<u32>,
     ) -> Result<(), ApplyError> {
-        if !self.keeps_attached().await? {
+        if !self.keeps(TableCopyColumn::Attached).await? {
             return Ok(());
         }
         let attached = attached.map(|attached| attached.to_string());
@@ -500,7 +530,7 @@ impl Session {
         name: &str,
         attached: &[(TableName, u32)],
     ) -> Result<bool, ApplyError> {
-        if !self.keeps_attached().await? {
+        if !self.keeps(TableCopyColumn::Attached).await? {
             return Ok(false);
         }
         let schemas = text_array(attached.iter().map(|(table, _)| table.schema.as_str()));
@@ -517,26 +547,6 @@ impl Session {
         )
         .await?;
         Ok(true)
-    }
-
-    /// A role that does not own `farshore.table_copy` cannot give it that column.
-    pub(crate) async fn keeps_attached(&mut self) -> Result<bool, ApplyError> {
-        if let Some(keeps) = self.keeps_attached {
-            return Ok(keeps);
-        }
-        let keeps = !self.query(KEEPS_ATTACHED, &[]).await?.is_empty();
-        self.keeps_attached = Some(keeps);
-        Ok(keeps)
-    }
-
-    /// As [`Session::keeps_attached`].
-    pub(super) async fn keeps_own_types(&mut self) -> Result<bool, ApplyError> {
-        if let Some(keeps) = self.keeps_own_types {
-            return Ok(keeps);
-        }
-        let keeps = !self.query(KEEPS_OWN_TYPES, &[]).await?.is_empty();
-        self.keeps_own_types = Some(keeps);
-        Ok(keeps)
     }
 
     /// What was asked for, and is still to be done.
@@ -612,6 +622,7 @@ mod tests {
             renamed: None,
             attached: None,
             column_numbers: ColumnNumbers::default(),
+            enum_labels: EnumLabels::default(),
         }
     }
 
@@ -639,6 +650,7 @@ mod tests {
             table: TableName { schema: "s".into(), name: "leaf".into() },
             columns: Vec::new(),
             types: Vec::new(),
+            labels: Vec::new(),
             row_filter: None,
             membership,
             memberships_above: above.iter().map(|(membership, _)| *membership).collect(),

@@ -7,7 +7,7 @@
 
 use crate::ApplyError;
 use crate::postgres::follow_ddl::schemas_and_names;
-use crate::postgres::progress::SCHEMA_LOCK;
+use crate::postgres::progress::{SCHEMA_LOCK, TableCopyColumn};
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;
 use crate::remedy;
@@ -25,9 +25,6 @@ const OTHERS: &str = "SELECT w.number - 1, \
        AND c.table_name = w.table_name \
      JOIN pg_catalog.pg_class t ON t.oid = pg_catalog.to_regclass(w.target) \
      WHERE (c.target_oid, c.noted_in) IS DISTINCT FROM (t.oid, c.tableoid) ORDER BY 1";
-
-const KEEPS_OIDS: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'noted_in' \
-     AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
 
 const NOTE: &str = "UPDATE farshore.table_copy c \
      SET target_oid = pg_catalog.to_regclass(w.target)::oid, noted_in = c.tableoid \
@@ -52,7 +49,7 @@ impl Session {
         subscription: &str,
         tables: &[(TableName, TableName)],
     ) -> Result<(), ApplyError> {
-        if tables.is_empty() || !self.keeps_oids().await? {
+        if tables.is_empty() || !self.keeps(TableCopyColumn::NotedIn).await? {
             return Ok(());
         }
         let rows = {
@@ -99,7 +96,7 @@ impl Session {
         target: &TableName,
         is_ours: bool,
     ) -> Result<(), ApplyError> {
-        if !self.keeps_oids().await? {
+        if !self.keeps(TableCopyColumn::NotedIn).await? {
             return Ok(());
         }
         self.simple(SCHEMA_LOCK).await?;
@@ -117,7 +114,7 @@ impl Session {
         subscription: &str,
         target: &TableName,
     ) -> Result<(), ApplyError> {
-        if !self.keeps_oids().await? {
+        if !self.keeps(TableCopyColumn::NotedIn).await? {
             return Ok(());
         }
         let target_name = target.to_string();
@@ -142,22 +139,12 @@ impl Session {
         table: &TableName,
         target: &TableName,
     ) -> Result<bool, ApplyError> {
-        if !self.keeps_oids().await? {
+        if !self.keeps(TableCopyColumn::NotedIn).await? {
             return Ok(false);
         }
         let asked = Asked::of(&[(table.clone(), target.clone())]);
         let rows = self.query(OTHERS, &asked.parameters(subscription)).await?;
         Ok(rows.first().is_some_and(|row| row.get(1) == Some("t")))
-    }
-
-    /// A role that does not own `farshore.table_copy` cannot give it these columns.
-    pub(super) async fn keeps_oids(&mut self) -> Result<bool, ApplyError> {
-        if let Some(keeps) = self.keeps_oids {
-            return Ok(keeps);
-        }
-        let keeps = !self.query(KEEPS_OIDS, &[]).await?.is_empty();
-        self.keeps_oids = Some(keeps);
-        Ok(keeps)
     }
 }
 

@@ -1,7 +1,9 @@
 //! A connection to a target, set up for applying.
 
 use crate::ApplyError;
+use crate::postgres::progress::TableCopyColumn;
 use farshore_pg::{Config, Connection, Mode, Question, Row, quote_literal};
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
 /// An answer to each of several questions.
@@ -21,13 +23,9 @@ pub struct Session {
     /// The schema `farshore` was there, with its tables, when somebody looked: what they hold can be
     /// asked for without another look.
     pub has_seen_schema: bool,
-    /// `farshore.table_copy` keeps OIDs of tables, once that was asked.
-    pub(super) keeps_oids: Option<bool>,
-    /// It keeps how tables are attached, once that was asked.
-    pub(super) keeps_attached: Option<bool>,
-    /// It keeps which types of their own the target's columns had, once that was asked.
-    pub(super) keeps_own_types: Option<bool>,
-    pub(super) keeps_column_numbers: Option<bool>,
+    /// Of the columns of `farshore.table_copy` that were added after the first version, which are
+    /// there, as far as that was asked.
+    pub(super) keeps: HashMap<TableCopyColumn, bool>,
 }
 
 impl Session {
@@ -64,10 +62,7 @@ impl Session {
             asked_at: Instant::now(),
             replica_role: false,
             has_seen_schema: false,
-            keeps_oids: None,
-            keeps_attached: None,
-            keeps_own_types: None,
-            keeps_column_numbers: None,
+            keeps: HashMap::new(),
         };
         // What the database or the role sets is for others: we read what comes (bytea as hexadecimal
         // digits), and a text must mean here what it means on the publisher (money, NULL in arrays).

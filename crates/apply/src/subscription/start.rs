@@ -1,6 +1,7 @@
 //! Where an agent starts: what the target has, whether the log goes on from there, which tables
 //! are copied, and which are to be.
 
+use super::unlogged::note_unlogged;
 use super::{Initialise, Subscription, SubscriptionSpec};
 use crate::ApplyError;
 use crate::backup::{self, claim_anew};
@@ -8,7 +9,7 @@ use crate::cut_offs::Ending;
 use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::initial_copy::Which;
 use crate::postgres::log_points::{LogPoints, left_for};
-use crate::postgres::progress::{ColumnNumbers, Opened, Progress, Requests, TableProgress, state};
+use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::resume::Touched;
 use crate::postgres::schema::create_missing;
 use crate::postgres::session::Session;
@@ -18,9 +19,9 @@ use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_capture::source::Source;
 use farshore_model::{Applied, Lsn};
-use farshore_pg::{quote_identifier, quote_literal};
+use farshore_pg::quote_literal;
 use farshore_store::{Cursor, StoreError};
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 /// How long to wait for the connection of an agent that died to leave the target.
@@ -155,60 +156,6 @@ pub(crate) async fn published(
     }
 }
 
-/// Published tables as they are now, by name.
-type Now<'a> = HashMap<&'a TableName, &'a PublishedTable>;
-
-/// Notes the numbers of columns of copied tables that are not noted yet.
-async fn note_column_numbers(
-    session: &mut Session,
-    name: &str,
-    now: &Now<'_>,
-    tables: &mut [TableProgress],
-) -> Result<(), ApplyError> {
-    let newly: HashMap<TableName, ColumnNumbers> = tables
-        .iter()
-        .filter_map(|table| {
-            Some((table.table.clone(), table.newly_numbered(now.get(&table.table)?)?))
-        })
-        .collect();
-    let noted: Vec<_> = newly.iter().map(|(table, all)| (table.clone(), all.clone())).collect();
-    // Nothing streams before it is done.
-    if noted.is_empty() || !session.note_column_numbers(name, &noted).await? {
-        return Ok(());
-    }
-    for table in tables {
-        if let Some(all) = newly.get(&table.table) {
-            table.column_numbers = all.clone();
-        }
-    }
-    Ok(())
-}
-
-/// Notes how copied tables are attached on the publisher, where earlier versions have not.
-async fn note_attached(
-    session: &mut Session,
-    name: &str,
-    now: &Now<'_>,
-    tables: &mut [TableProgress],
-) -> Result<(), ApplyError> {
-    let mut newly = Vec::new();
-    let mut noted = Vec::new();
-    for table in tables {
-        let now = now.get(&table.table);
-        let Some(attached) = now.and_then(|now| table.newly_attached(now)) else { continue };
-        newly.push((table.table.clone(), attached));
-        noted.push((table, attached));
-    }
-    // Nothing streams before it is done.
-    if newly.is_empty() || !session.note_attached_all(name, &newly).await? {
-        return Ok(());
-    }
-    for (table, attached) in noted {
-        table.attached = Some(attached);
-    }
-    Ok(())
-}
-
 impl Subscription {
     /// Connects, unless there is a `session`, and says where streaming starts. A first copy is done
     /// here; tables that joined the publication since, or are copied anew, are left to be copied
@@ -283,18 +230,17 @@ impl Subscription {
         };
         let Looked { published, ask_again, beside, copied, copies_wait } = looked;
         let mut is_known = !copied && beside.is_empty();
-        let mut replaced_waits = false;
+        let mut unlogged_waits = false;
         if !is_known {
             tables = session.load_tables(name).await?;
             progress = session.load_progress(name).await?;
         }
         if let Some(published) = &published {
-            let now: Now<'_> = published.iter().map(|now| (&now.table, now)).collect();
-            note_attached(&mut session, name, &now, &mut tables).await?;
-            note_column_numbers(&mut session, name, &now, &mut tables).await?;
+            note_unlogged(&mut session, name, published, &mut tables).await?;
             if let Some(progress) = &progress {
-                replaced_waits =
-                    self.look_for_replaced(published, &tables, progress.applied).await?;
+                unlogged_waits = self
+                    .look_for_unlogged(&mut session, published, &mut tables, progress.applied)
+                    .await?;
             }
         }
         if let (Some(published), Some(progress)) = (&published, &progress) {
@@ -337,7 +283,7 @@ impl Subscription {
         // What is copied beside the stream is not cut off for it; its end is a start, too.
         let again_after = match beside.is_empty() {
             true if is_left => Some(self.detaching.pause()),
-            true if replaced_waits => Some(self.replacing.pause()),
+            true if unlogged_waits => Some(self.unlogged.pause()),
             true | false => None,
         };
         let foreign_keys_wait = !consistent && foreign_keys_wait;
@@ -515,7 +461,7 @@ impl Subscription {
 
     /// What the log still has for a table between what is applied and the point that is known for
     /// `now`. `None` where it cannot be told yet.
-    async fn left_at_point(
+    pub(super) async fn left_at_point(
         &self,
         points: &LogPoints,
         now: &PublishedTable,
@@ -533,46 +479,6 @@ impl Subscription {
             return Ok(None);
         }
         left_for(&self.store, table, applied, point).await
-    }
-
-    /// Looks for columns that were dropped and added again, or whose names others have got, without a
-    /// change in between that tells: once everything is applied that was in the log when that was
-    /// seen, the stream has not seen them go. True if that is still to come for one.
-    ///
-    /// # Errors
-    /// The first table that has such a column: what its rows have in it is not in the log.
-    async fn look_for_replaced(
-        &self,
-        published: &[PublishedTable],
-        tables: &[TableProgress],
-        applied: Lsn,
-    ) -> Result<bool, ApplyError> {
-        let mut replaced = Vec::new();
-        for now in published {
-            let table = tables.iter().find(|table| table.table == now.table);
-            let found = table.and_then(|table| Some((table, table.replaced_column(now)?)));
-            replaced.extend(found.map(|(table, column)| (now.clone(), table, column)));
-        }
-        let seen: Vec<PublishedTable> = replaced.iter().map(|(now, ..)| now.clone()).collect();
-        self.replacing.keep(&seen).await;
-        for (now, table, _) in &replaced {
-            let left = self.left_at_point(&self.replacing, now, &seen, table, applied).await?;
-            // Others would be waited for as long.
-            if !matches!(left, Some(Touched::Nothing)) {
-                return Ok(true);
-            }
-        }
-        self.replacing.all_done();
-        let names: Vec<&TableName> = replaced.iter().map(|(now, ..)| &now.table).collect();
-        let Some((now, _, column)) = replaced.first() else { return Ok(false) };
-        Err(ApplyError::ColumnsMoved {
-            subscription: self.spec.name.clone(),
-            table: Box::new(now.table.clone()),
-            oid: now.oid,
-            column: quote_identifier(column),
-            renames: Vec::new(),
-            others: names[1..].iter().map(|&table| table.clone()).collect(),
-        })
     }
 
     /// Sets the store's cursor to what the target has, once it is certain that the log goes on from

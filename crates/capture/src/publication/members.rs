@@ -86,7 +86,7 @@ impl PublicationSpec {
     }
 
     /// A text that is another one when tables join or leave the publication, a partition is attached
-    /// or detached, or a table's columns are added, dropped or renamed.
+    /// or detached, a table's columns are added, dropped or renamed, or labels of enums are.
     pub async fn membership_signature(&self, sql: &mut Connection) -> Result<String, CaptureError> {
         let mut tables = self.listed_tables(sql).await?;
         tables.sort_unstable();
@@ -106,7 +106,9 @@ impl PublicationSpec {
                       AND c.relpersistence <> 't'), ';', \
                    (SELECT sum(hashtextextended(concat(a.attrelid, ' ', a.attnum, ' ', a.attname), 0)) \
                     FROM pg_attribute a WHERE a.attrelid = ANY ($2::text::oid[]) \
-                      AND a.attnum > 0 AND NOT a.attisdropped)), 'UTF8')), 'hex')",
+                      AND a.attnum > 0 AND NOT a.attisdropped), ';', \
+                   (SELECT sum(hashtextextended(concat(e.oid, ' ', e.enumlabel), 0)) \
+                    FROM pg_enum e)), 'UTF8')), 'hex')",
                 &[Some(&self.publication_name()), Some(&oids)],
             )
             .await
@@ -254,6 +256,7 @@ mod tests {
             cluster
                 .execute_script(
                     "CREATE SCHEMA s; CREATE TABLE s.t (i integer PRIMARY KEY); \
+                     CREATE TYPE s.e AS ENUM ('x', 'y'); \
                      CREATE TABLE s.root (i integer PRIMARY KEY) PARTITION BY RANGE (i); \
                      CREATE TABLE s.leaf PARTITION OF s.root FOR VALUES FROM (0) TO (9); \
                      CREATE PUBLICATION of_all FOR ALL TABLES; \
@@ -293,6 +296,7 @@ mod tests {
                         ("VACUUM FULL s.t", false),
                         ("ALTER TABLE s.t ALTER b SET DEFAULT 1, ALTER b SET STATISTICS 9", false),
                         ("ALTER TABLE s.t DROP b", true),
+                        ("ALTER TYPE s.e RENAME VALUE 'x' TO 'z'", true),
                     ] {
                         sql.simple_query(altered).await.unwrap();
                         let now = spec.membership_signature(&mut sql).await.unwrap();

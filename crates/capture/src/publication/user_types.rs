@@ -100,7 +100,7 @@ pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<User
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::publication::{PublishedColumn, PublishedTable, TableName};
+    use crate::publication::{EnumLabel, PublishedColumn, PublishedTable, TableName};
 
     #[test]
     fn tables_come_as_they_were_sent() {
@@ -134,6 +134,7 @@ mod tests {
                 number: Some(1),
             }],
             types: types.collect(),
+            labels: vec![EnumLabel { oid: 1, type_oid: 20_001, label: "a \"b\"".into() }],
             row_filter: Some("a = '\\'".into()),
             membership: 1,
             memberships_above: vec![2, 3],

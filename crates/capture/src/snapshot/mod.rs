@@ -413,6 +413,7 @@ mod tests {
             table: TableName { schema: "public".into(), name: "Odd\"name".into() },
             columns: vec![column("id", 23), column("order", 25)],
             types: vec![],
+            labels: Vec::new(),
             row_filter: Some("region = 'EU' OR x".into()),
             membership: 1,
             memberships_above: Vec::new(),

@@ -1,9 +1,9 @@
 //! Labels of enums: one that the target's type lacks stops a subscription at the first row with it.
 
 use super::{Findings, some_of};
-use farshore_capture::publication::TableName;
-use farshore_model::{TypeKind, UserType};
-use farshore_pg::{Connection, Error, quote_literal, text_array};
+use farshore_capture::publication::{EnumLabel, TableName, enum_labels};
+use farshore_model::UserType;
+use farshore_pg::{Connection, Error, quote_literal};
 use std::collections::{BTreeSet, HashMap};
 
 /// Of enums, by OID on their server.
@@ -11,21 +11,9 @@ pub type Labels = HashMap<u32, Vec<String>>;
 
 /// Those of the enums among `types`. Asks nothing where there are none.
 pub async fn read(sql: &mut Connection, types: &[UserType]) -> Result<Labels, Error> {
-    let enums = types.iter().filter(|known| known.kind == TypeKind::Enum);
-    let oids: Vec<String> = enums.map(|known| known.oid.to_string()).collect();
     let mut labels = Labels::new();
-    if oids.is_empty() {
-        return Ok(labels);
-    }
-    let rows = sql
-        .query(
-            "SELECT enumtypid, enumlabel FROM pg_catalog.pg_enum \
-             WHERE enumtypid = ANY ($1::text::oid[]) ORDER BY enumtypid, enumsortorder",
-            &[Some(&text_array(oids.iter().map(String::as_str)))],
-        )
-        .await?;
-    for row in &rows {
-        labels.entry(row.parse(0)?).or_default().push(row.get(1).unwrap_or_default().to_owned());
+    for EnumLabel { type_oid, label, .. } in enum_labels(sql, types).await? {
+        labels.entry(type_oid).or_default().push(label);
     }
     Ok(labels)
 }

@@ -3,14 +3,11 @@
 //! the one that was copied, and rows have another value in it.
 
 use crate::ApplyError;
+use crate::postgres::progress::TableCopyColumn;
 use crate::postgres::session::Session;
 use farshore_capture::publication::{PublishedColumn, PublishedTable, TableName};
 use farshore_pg::text_array;
 use std::collections::BTreeMap;
-
-/// Whether `farshore.table_copy` keeps them.
-const KEEPS: &str = "SELECT FROM pg_catalog.pg_attribute WHERE attname = 'column_numbers' \
-    AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
 
 /// `attnum`, type and modifier of a column.
 type Numbered = (i16, u32, i32);
@@ -41,7 +38,7 @@ impl ColumnNumbers {
     }
 
     /// As `farshore.table_copy.column_numbers` has them.
-    pub(super) fn to_json(&self) -> String {
+    pub(crate) fn to_json(&self) -> String {
         serde_json::json!(self.0).to_string()
     }
 
@@ -70,31 +67,6 @@ impl ColumnNumbers {
 }
 
 impl Session {
-    /// Notes them of tables that are copied; false where they are not kept.
-    pub async fn note_column_numbers(
-        &mut self,
-        name: &str,
-        numbers: &[(TableName, ColumnNumbers)],
-    ) -> Result<bool, ApplyError> {
-        if !self.keeps_column_numbers().await? {
-            return Ok(false);
-        }
-        let json: Vec<String> = numbers.iter().map(|(_, numbers)| numbers.to_json()).collect();
-        let schemas = text_array(numbers.iter().map(|(table, _)| table.schema.as_str()));
-        let names = text_array(numbers.iter().map(|(table, _)| table.name.as_str()));
-        let json = text_array(json.iter().map(String::as_str));
-        self.execute(
-            "UPDATE farshore.table_copy t SET column_numbers = now.numbers::jsonb \
-             FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
-               AS now (schema_name, table_name, numbers) \
-             WHERE t.subscription = $1 \
-               AND (t.schema_name, t.table_name) = (now.schema_name, now.table_name)",
-            &[Some(name), Some(&schemas), Some(&names), Some(&json)],
-        )
-        .await?;
-        Ok(true)
-    }
-
     /// Forgets those of columns that the stream has seen go, in its open transaction: one of that name
     /// is followed as a new one.
     pub(crate) async fn forget_column_numbers(
@@ -103,7 +75,7 @@ impl Session {
         table: &TableName,
         gone: &[&str],
     ) -> Result<(), ApplyError> {
-        if gone.is_empty() || !self.keeps_column_numbers().await? {
+        if gone.is_empty() || !self.keeps(TableCopyColumn::ColumnNumbers).await? {
             return Ok(());
         }
         let gone = text_array(gone.iter().copied());
@@ -114,16 +86,6 @@ impl Session {
         )
         .await
         .map(drop)
-    }
-
-    /// A role that does not own `farshore.table_copy` cannot give it that column.
-    pub(super) async fn keeps_column_numbers(&mut self) -> Result<bool, ApplyError> {
-        if let Some(keeps) = self.keeps_column_numbers {
-            return Ok(keeps);
-        }
-        let keeps = !self.query(KEEPS, &[]).await?.is_empty();
-        self.keeps_column_numbers = Some(keeps);
-        Ok(keeps)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::ApplyError;
 use crate::postgres::session::Session;
-use farshore_pg::{Question, Row, quote_literal};
+use farshore_capture::publication::TableName;
+use farshore_pg::{Question, Row, quote_literal, text_array};
 use std::fmt::Write as _;
 
 /// Held while the schema is made, until the transaction ends, so that two subscriptions do not make
@@ -106,7 +107,7 @@ struct Added {
 
 /// Each is added only where it is lacking: the command takes the whole table for itself even where
 /// there is nothing to add.
-const ADDED: [Added; 8] = [
+const ADDED: [Added; 9] = [
     Added {
         table: "subscription",
         column: "newest",
@@ -162,7 +163,46 @@ const ADDED: [Added; 8] = [
         comment: "attnum, type and modifier of the publisher's columns, by name, when they were \
                   copied or first seen",
     },
+    Added {
+        table: "table_copy",
+        column: "enum_labels",
+        kind: "jsonb",
+        comment: "Labels of the publisher's enums that its columns have, by OID, when they were \
+                  copied or last seen",
+    },
 ];
+
+/// A column of `farshore.table_copy` that subscriptions can do without: a role that does not own the
+/// table cannot give it one that an earlier version did not make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum TableCopyColumn {
+    /// The newest of what tells which table of the target was copied to.
+    NotedIn,
+    OwnTypes,
+    Attached,
+    ColumnNumbers,
+    EnumLabels,
+}
+
+impl TableCopyColumn {
+    pub(super) const ALL: [TableCopyColumn; 5] = [
+        TableCopyColumn::NotedIn,
+        TableCopyColumn::OwnTypes,
+        TableCopyColumn::Attached,
+        TableCopyColumn::ColumnNumbers,
+        TableCopyColumn::EnumLabels,
+    ];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            TableCopyColumn::NotedIn => "noted_in",
+            TableCopyColumn::OwnTypes => "own_types",
+            TableCopyColumn::Attached => "attached",
+            TableCopyColumn::ColumnNumbers => "column_numbers",
+            TableCopyColumn::EnumLabels => "enum_labels",
+        }
+    }
+}
 
 /// Columns that are there, of [`ADDED`] and others.
 const COLUMNS: &str = "SELECT c.relname, a.attname FROM pg_catalog.pg_attribute a \
@@ -180,7 +220,7 @@ pub(super) const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NO
     to_regclass('farshore.conflicts') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
     AND attrelid = to_regclass('farshore.subscription')) AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'column_numbers' \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'enum_labels' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Whether the parts are there that subscriptions do not do without.
@@ -191,6 +231,44 @@ const USABLE: &str = "SELECT to_regclass('farshore.after_copy') IS NOT NULL AND 
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 impl Session {
+    /// Whether `farshore.table_copy` has this column.
+    pub(crate) async fn keeps(&mut self, column: TableCopyColumn) -> Result<bool, ApplyError> {
+        if let Some(keeps) = self.keeps.get(&column) {
+            return Ok(*keeps);
+        }
+        let keeps = "SELECT FROM pg_catalog.pg_attribute WHERE attname = $1 \
+             AND attrelid = pg_catalog.to_regclass('farshore.table_copy')";
+        let keeps = !self.query(keeps, &[Some(column.name())]).await?.is_empty();
+        self.keeps.insert(column, keeps);
+        Ok(keeps)
+    }
+
+    /// Writes one of these columns, of type `jsonb`, of copied tables; false where it is not kept.
+    pub(crate) async fn note_of_tables(
+        &mut self,
+        subscription: &str,
+        column: TableCopyColumn,
+        noted: &[(TableName, String)],
+    ) -> Result<bool, ApplyError> {
+        if !self.keeps(column).await? {
+            return Ok(false);
+        }
+        let schemas = text_array(noted.iter().map(|(table, _)| table.schema.as_str()));
+        let names = text_array(noted.iter().map(|(table, _)| table.name.as_str()));
+        let json = text_array(noted.iter().map(|(_, json)| json.as_str()));
+        let note = format!(
+            "UPDATE farshore.table_copy t SET {} = now.noted::jsonb \
+             FROM unnest($2::text::text[], $3::text::text[], $4::text::text[]) \
+               AS now (schema_name, table_name, noted) \
+             WHERE t.subscription = $1 \
+               AND (t.schema_name, t.table_name) = (now.schema_name, now.table_name)",
+            column.name()
+        );
+        self.execute(&note, &[Some(subscription), Some(&schemas), Some(&names), Some(&json)])
+            .await?;
+        Ok(true)
+    }
+
     /// Makes the `farshore` schema where it is missing, and adds what an earlier version did not make.
     pub async fn ensure_schema(&mut self) -> Result<(), ApplyError> {
         let [latest, usable] =

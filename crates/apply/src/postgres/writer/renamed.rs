@@ -84,7 +84,7 @@ impl Writer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::postgres::progress::ColumnNumbers;
+    use crate::postgres::progress::{ColumnNumbers, EnumLabels};
 
     #[test]
     fn a_table_is_known_by_its_oid_under_each_name_that_it_was_copied_by() {
@@ -96,6 +96,7 @@ mod tests {
             membership: 1,
             attached: None,
             column_numbers: ColumnNumbers::default(),
+            enum_labels: EnumLabels::default(),
             oid,
             renamed: renamed.map(name),
             asked_for: false,

@@ -1,0 +1,296 @@
+//! What is done to the publisher's tables and leaves nothing in its log: a column that is dropped and
+//! added again, or whose name another one gets, and labels of enums that get other names. Its catalogue
+//! has that, by numbers and OIDs; they are noted when a table is copied, or first seen, and compared
+//! when an agent starts, which it does when capture sees that the catalogue is another.
+
+use super::Subscription;
+use crate::ApplyError;
+use crate::error::others_told;
+use crate::postgres::progress::{
+    ColumnNumbers, EnumLabels, ForLabel, RenamedLabel, TableCopyColumn, TableProgress,
+};
+use crate::postgres::resume::Touched;
+use crate::postgres::session::Session;
+use crate::postgres::target_table::{TargetTable, target_tables};
+use crate::remedy;
+use farshore_capture::publication::{PublishedTable, TableName};
+use farshore_model::{Lsn, is_made_of, quote_identifier};
+use farshore_pg::quote_literal;
+use std::collections::{BTreeSet, HashMap};
+
+/// Published tables as they are now, by name.
+type Now<'a> = HashMap<&'a TableName, &'a PublishedTable>;
+
+/// What of a copied table is otherwise than the log tells.
+enum Unlogged {
+    /// A column that is another one.
+    Column(String),
+    /// Labels that have other names.
+    Labels,
+}
+
+/// Notes of copied tables what is not noted yet: how they are attached (earlier versions did not), the
+/// numbers of columns, labels of enums.
+pub(super) async fn note_unlogged(
+    session: &mut Session,
+    name: &str,
+    published: &[PublishedTable],
+    tables: &mut [TableProgress],
+) -> Result<(), ApplyError> {
+    let now: Now<'_> = published.iter().map(|now| (&now.table, now)).collect();
+    note_attached(session, name, &now, tables).await?;
+    note_column_numbers(session, name, &now, tables).await?;
+    note_enum_labels(session, name, &now, tables, &BTreeSet::new()).await
+}
+
+async fn note_attached(
+    session: &mut Session,
+    name: &str,
+    now: &Now<'_>,
+    tables: &mut [TableProgress],
+) -> Result<(), ApplyError> {
+    let mut newly = Vec::new();
+    let mut noted = Vec::new();
+    for table in tables {
+        let now = now.get(&table.table);
+        let Some(attached) = now.and_then(|now| table.newly_attached(now)) else { continue };
+        newly.push((table.table.clone(), attached));
+        noted.push((table, attached));
+    }
+    // Nothing streams before it is done.
+    if newly.is_empty() || !session.note_attached_all(name, &newly).await? {
+        return Ok(());
+    }
+    for (table, attached) in noted {
+        table.attached = Some(attached);
+    }
+    Ok(())
+}
+
+async fn note_column_numbers(
+    session: &mut Session,
+    name: &str,
+    now: &Now<'_>,
+    tables: &mut [TableProgress],
+) -> Result<(), ApplyError> {
+    let mut newly: Vec<(&mut TableProgress, ColumnNumbers)> = Vec::new();
+    for table in tables {
+        let now = now.get(&table.table);
+        let Some(numbers) = now.and_then(|now| table.newly_numbered(now)) else { continue };
+        newly.push((table, numbers));
+    }
+    let noted =
+        |(table, all): &(&mut TableProgress, ColumnNumbers)| (table.table.clone(), all.to_json());
+    let noted: Vec<_> = newly.iter().map(noted).collect();
+    let column = TableCopyColumn::ColumnNumbers;
+    if noted.is_empty() || !session.note_of_tables(name, column, &noted).await? {
+        return Ok(());
+    }
+    for (table, numbers) in newly {
+        table.column_numbers = numbers;
+    }
+    Ok(())
+}
+
+/// Those of tables that `have_followed` may have other names than were noted.
+async fn note_enum_labels(
+    session: &mut Session,
+    name: &str,
+    now: &Now<'_>,
+    tables: &mut [TableProgress],
+    have_followed: &BTreeSet<TableName>,
+) -> Result<(), ApplyError> {
+    let mut newly: Vec<(&mut TableProgress, EnumLabels)> = Vec::new();
+    for table in tables {
+        let Some(now) = now.get(&table.table) else { continue };
+        let has_followed = have_followed.contains(&table.table);
+        let Some(labels) = table.newly_labelled(now, has_followed) else { continue };
+        newly.push((table, labels));
+    }
+    let noted =
+        |(table, all): &(&mut TableProgress, EnumLabels)| (table.table.clone(), all.to_json());
+    let noted: Vec<_> = newly.iter().map(noted).collect();
+    let column = TableCopyColumn::EnumLabels;
+    if noted.is_empty() || !session.note_of_tables(name, column, &noted).await? {
+        return Ok(());
+    }
+    for (table, labels) in newly {
+        table.enum_labels = labels;
+    }
+    Ok(())
+}
+
+/// The name of a type of a published table.
+fn type_name(now: &PublishedTable, oid: u32) -> Option<TableName> {
+    let known = now.types.iter().find(|known| known.oid == oid)?;
+    Some(TableName { schema: known.schema.clone(), name: known.name.clone() })
+}
+
+/// What is to be done about a label that was renamed, and the name of its enum on the target.
+struct LeftLabel {
+    renamed: RenamedLabel,
+    to_do: ForLabel,
+    there: Option<TableName>,
+}
+
+/// Of tables, the labels that were renamed on the publisher and not on the target.
+type LeftLabels = HashMap<TableName, Vec<LeftLabel>>;
+
+impl Subscription {
+    /// Looks for columns that were dropped and added again, or whose names others have got, without a
+    /// change in between that tells: once everything is applied that was in the log when that was
+    /// seen, the stream has not seen them go. And for labels of enums that were renamed, and not on the
+    /// target. True if that is still to come for one.
+    ///
+    /// # Errors
+    /// The first table that has such a column or label: what its rows have there is not in the log.
+    pub(super) async fn look_for_unlogged(
+        &self,
+        session: &mut Session,
+        published: &[PublishedTable],
+        tables: &mut [TableProgress],
+        applied: Lsn,
+    ) -> Result<bool, ApplyError> {
+        let left_labels = self.left_labels(session, published, tables).await?;
+        let mut found: Vec<(&PublishedTable, &TableProgress, Unlogged)> = Vec::new();
+        for now in published {
+            let Some(table) = tables.iter().find(|table| table.table == now.table) else {
+                continue;
+            };
+            if let Some(column) = table.replaced_column(now) {
+                found.push((now, table, Unlogged::Column(column)));
+            } else if left_labels.contains_key(&now.table) {
+                found.push((now, table, Unlogged::Labels));
+            }
+        }
+        let seen: Vec<PublishedTable> = found.iter().map(|(now, ..)| (*now).clone()).collect();
+        self.unlogged.keep(&seen).await;
+        for (now, table, _) in &found {
+            let left = self.left_at_point(&self.unlogged, now, &seen, table, applied).await?;
+            // Others would be waited for as long.
+            if !matches!(left, Some(Touched::Nothing)) {
+                return Ok(true);
+            }
+        }
+        self.unlogged.all_done();
+        let is_column = |what: &Unlogged| matches!(what, Unlogged::Column(_));
+        let of_columns = found.iter().any(|(.., what)| is_column(what));
+        found.retain(|(.., what)| is_column(what) == of_columns);
+        let Some((now, _, what)) = found.first() else { return Ok(false) };
+        let others: Vec<TableName> = found[1..].iter().map(|(now, ..)| now.table.clone()).collect();
+        Err(match what {
+            Unlogged::Column(column) => ApplyError::ColumnsMoved {
+                subscription: self.spec.name.clone(),
+                table: Box::new(now.table.clone()),
+                oid: now.oid,
+                column: quote_identifier(column),
+                renames: Vec::new(),
+                others,
+            },
+            Unlogged::Labels => {
+                let labels = left_labels.get(&now.table).map(Vec::as_slice).unwrap_or_default();
+                self.labels_renamed(now, labels, &others)
+            }
+        })
+    }
+
+    /// Labels of copied tables that have other names on the publisher than were noted, and not on the
+    /// target. Of tables where it has followed, the new names are noted.
+    async fn left_labels(
+        &self,
+        session: &mut Session,
+        published: &[PublishedTable],
+        tables: &mut [TableProgress],
+    ) -> Result<LeftLabels, ApplyError> {
+        let now: Now<'_> = published.iter().map(|now| (&now.table, now)).collect();
+        let mut renamed: Vec<(&PublishedTable, Vec<RenamedLabel>)> = Vec::new();
+        for table in tables.iter() {
+            let Some(now) = now.get(&table.table) else { continue };
+            let labels = table.renamed_labels(now);
+            if !labels.is_empty() {
+                renamed.push((now, labels));
+            }
+        }
+        if renamed.is_empty() {
+            return Ok(LeftLabels::new());
+        }
+        let types = renamed.iter().flat_map(|(now, labels)| {
+            labels.iter().filter_map(|label| type_name(now, label.type_oid))
+        });
+        let types: BTreeSet<TableName> = types.collect();
+        let enums = session.enums_named(&types.into_iter().collect::<Vec<_>>()).await?;
+        let targets = renamed.iter().map(|(now, _)| self.spec.schema.names.table(&now.table));
+        let targets = target_tables(session, &targets.collect::<Vec<_>>()).await?;
+        let (mut left, mut have_followed) = (LeftLabels::new(), BTreeSet::new());
+        for ((now, labels), target) in renamed.into_iter().zip(targets) {
+            let of_table = labels.into_iter().map(|renamed| {
+                let there = type_name(now, renamed.type_oid).and_then(|name| enums.get(&name));
+                let there = there.filter(|there| {
+                    target.as_ref().is_none_or(|target| has_enum(now, &renamed, target, there.oid))
+                });
+                let to_do = renamed.to_do(there);
+                LeftLabel { renamed, to_do, there: there.map(|there| there.name.clone()) }
+            });
+            let of_table = of_table.filter(|label| label.to_do != ForLabel::Nothing);
+            let of_table: Vec<LeftLabel> = of_table.collect();
+            match of_table.is_empty() {
+                true => drop(have_followed.insert(now.table.clone())),
+                false => drop(left.insert(now.table.clone(), of_table)),
+            }
+        }
+        note_enum_labels(session, &self.spec.name, &now, tables, &have_followed).await?;
+        Ok(left)
+    }
+
+    fn labels_renamed(
+        &self,
+        now: &PublishedTable,
+        labels: &[LeftLabel],
+        others: &[TableName],
+    ) -> ApplyError {
+        let of = labels.first().and_then(|label| type_name(now, label.renamed.type_oid));
+        let of = of.map_or_else(|| "?".to_owned(), |of| of.to_string());
+        let (mut told, mut renames) = (Vec::new(), Vec::new());
+        for LeftLabel { renamed, there, .. } in labels {
+            let (from, to) = (quote_literal(&renamed.from), quote_literal(&renamed.to));
+            told.push(format!("{from} is {to} now"));
+            let there = there.as_ref().map_or_else(|| of.clone(), TableName::to_string);
+            renames.push(format!("ALTER TYPE {there} RENAME VALUE {from} TO {to}"));
+        }
+        let why = labels.iter().find_map(|label| match label.to_do {
+            ForLabel::CopyAnew(why) => Some(why),
+            ForLabel::Nothing | ForLabel::Rename => None,
+        });
+        let next = match why {
+            None => format!("On the target: {}. Then go on (farshore resume)", renames.join("; ")),
+            Some(why) => format!(
+                "To rename them on the target is not enough ({why}). To have it copied anew: {}",
+                remedy::resync(&self.spec.name, Some(&now.table))
+            ),
+        };
+        ApplyError::Setup(format!(
+            "subscription \"{}\": labels of enum {of} have other names on the publisher ({}), and \
+             rows of {} on the target have the old ones{}. {next}",
+            self.spec.name,
+            told.join(", "),
+            now.table,
+            others_told(others)
+        ))
+    }
+}
+
+/// Whether all columns of the target have `there` that have the label's enum on the publisher.
+fn has_enum(
+    now: &PublishedTable,
+    renamed: &RenamedLabel,
+    target: &TargetTable,
+    there: u32,
+) -> bool {
+    let of_enum = now
+        .columns
+        .iter()
+        .filter(|column| is_made_of(&now.types, column.type_oid, renamed.type_oid));
+    let mut on_target =
+        of_enum.filter_map(|column| target.columns.iter().find(|there| there.name == column.name));
+    on_target.all(|column| is_made_of(&target.types, column.type_oid, there))
+}
