@@ -26,6 +26,8 @@ mod old_values;
 mod operation;
 #[path = "end_to_end/publications.rs"]
 mod publications;
+#[path = "end_to_end/renamed_columns.rs"]
+mod renamed_columns;
 #[path = "end_to_end/renamed_labels.rs"]
 mod renamed_labels;
 #[path = "end_to_end/replaced_columns.rs"]

@@ -46,6 +46,12 @@ impl CarefulSpan {
         CarefulSpan { from: position, until: position, as_batch: false, only_before: false }
     }
 
+    /// Each transaction by itself, from where the target stands up to `position`: one of them was
+    /// refused, and it is not known which.
+    pub fn all_until(position: Lsn) -> CarefulSpan {
+        CarefulSpan { from: Lsn::ZERO, ..CarefulSpan::at(position) }
+    }
+
     /// What comes before this position.
     pub fn before(position: Lsn) -> CarefulSpan {
         CarefulSpan { only_before: true, ..CarefulSpan::at(position) }
@@ -69,9 +75,7 @@ impl Failure {
             _ if error.is_transient() => None,
             ApplyError::Change(failed) => Some(CarefulSpan::at(failed.position)),
             // Any transaction of the group may be the reason; it would fail as a whole again.
-            ApplyError::Commit(refused) => {
-                Some(CarefulSpan { from: Lsn::ZERO, ..CarefulSpan::at(refused.position) })
-            }
+            ApplyError::Commit(refused) => Some(CarefulSpan::all_until(refused.position)),
             ApplyError::Setup(_) => stops_at.map(CarefulSpan::before),
             _ => None,
         };

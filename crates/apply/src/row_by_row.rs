@@ -9,28 +9,23 @@ use std::collections::HashMap;
 const SPAN_BYTES: u64 = 4 << 20;
 const DOUBLINGS_MAX: u32 = 10;
 
-/// Tables, and stretches of the log, whose changes are applied row by row.
+/// Tables whose changes are applied row by row.
 #[derive(Clone, Debug, Default)]
 pub struct RowByRow {
-    all_until: Lsn,
     tables: HashMap<TableName, LogBackoff>,
 }
 
 impl RowByRow {
-    /// A batch that ended at `position` was refused: because of changes of `table`, or as a whole.
-    /// Up to there, at least, changes are applied row by row from now on.
-    pub fn note(&mut self, table: Option<&TableName>, position: Lsn) {
-        let Some(table) = table else {
-            self.all_until = self.all_until.max(position);
-            return;
-        };
+    /// A batch that ended at `position` was refused because of changes of `table`. Up to there, at
+    /// least, they are applied row by row from now on.
+    pub fn note(&mut self, table: &TableName, position: Lsn) {
         let span = self.tables.entry(table.clone()).or_default();
         span.note(position, SPAN_BYTES, DOUBLINGS_MAX);
     }
 
     /// Up to which position changes of `table` are applied row by row.
     pub fn until(&self, table: &TableName) -> Lsn {
-        self.tables.get(table).map_or(self.all_until, |span| span.until().max(self.all_until))
+        self.tables.get(table).map_or(Lsn::ZERO, LogBackoff::until)
     }
 }
 
@@ -44,13 +39,10 @@ mod tests {
         let mut row_by_row = RowByRow::default();
         let (a, b) = (table("a"), table("b"));
         assert_eq!(row_by_row.until(&a), Lsn::ZERO);
-        row_by_row.note(Some(&a), Lsn(100));
+        row_by_row.note(&a, Lsn(100));
         let first = row_by_row.until(&a).0 - 100;
-        row_by_row.note(Some(&a), Lsn(first + 200));
+        row_by_row.note(&a, Lsn(first + 200));
         assert!(row_by_row.until(&a).0 - (first + 200) > first);
         assert_eq!(row_by_row.until(&b), Lsn::ZERO);
-        row_by_row.note(None, Lsn(50));
-        assert_eq!(row_by_row.until(&b), Lsn(50));
-        assert!(row_by_row.until(&a) > Lsn(50));
     }
 }

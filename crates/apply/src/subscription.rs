@@ -280,7 +280,12 @@ impl Subscription {
                         table = table.map(tracing::field::display),
                         "a batch was refused; its changes are applied row by row"
                     );
-                    row_by_row.note(table, position);
+                    match table {
+                        Some(table) => row_by_row.note(table, position),
+                        // The COMMIT itself: any transaction may be the reason, and newer ones would
+                        // make another batch of it.
+                        None => careful = Some(CarefulSpan::all_until(position)),
+                    }
                     // What was sent behind it would keep the connection, and with it the lock.
                     self.cancel(cancel).await;
                 }

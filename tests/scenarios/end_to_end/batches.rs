@@ -1,7 +1,8 @@
 //! What is particular to changes that are netted and written in bulk.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use farshore_tests::{Direction, Pair, both_ways};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// A pair whose subscription applies everything in batches.
@@ -122,6 +123,48 @@ fn a_whole_old_row_that_is_another_is_noticed() -> Result<()> {
         ensure!(kept == "19", "{kept}");
     }
     Ok(())
+}
+
+/// Each time it is tried there is more behind it, of which another batch could be made.
+#[test]
+fn a_commit_that_is_refused_stops_while_more_and_more_comes() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text); \
+        CREATE TABLE busy (id serial PRIMARY KEY)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.subscriber.execute_script(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS \
+           'BEGIN IF NEW.v = ''bad'' THEN RAISE ''not on this target''; END IF; RETURN NULL; END'; \
+         CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED \
+           FOR EACH ROW EXECUTE FUNCTION refuse(); \
+         ALTER TABLE t ENABLE ALWAYS TRIGGER refuse",
+    )?;
+    let (mut busy, over) = (pair.publisher.connect()?, AtomicBool::new(false));
+    let said = std::thread::scope(|scope| -> Result<String> {
+        let load = scope.spawn(|| -> Result<()> {
+            while !over.load(Ordering::Relaxed) {
+                busy.batch_execute("INSERT INTO busy DEFAULT VALUES")?;
+                std::thread::park_timeout(Duration::from_millis(5));
+            }
+            Ok(())
+        });
+        let said = pair
+            .publish(
+                "INSERT INTO t SELECT i, CASE i WHEN 1500 THEN 'bad' ELSE 'good' END \
+                 FROM generate_series(1, 3000) i",
+            )
+            .and_then(|()| pair.site.await_log(" stopped: ", Duration::from_secs(60)));
+        over.store(true, Ordering::Relaxed);
+        load.join().map_err(|_| anyhow!("the load died"))??;
+        said
+    })?;
+    ensure!(said.contains("the target refuses to commit the transaction"), "{said}");
+    ensure!(said.contains("not on this target"), "{said}");
+    // What came before it is there, and the rest once it may be.
+    pair.subscriber.execute_script("DROP TRIGGER refuse ON t")?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.assert_equal(&["public"])
 }
 
 /// The index tells apart what the column's `=`, by which rows are found, does not: each of two rows is

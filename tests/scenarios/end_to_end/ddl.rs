@@ -129,9 +129,9 @@ fn what_came_before_an_alteration_is_there_when_it_stops() -> Result<()> {
         pair.assert_equal(&["public"])?;
         pair.site.stop()?;
         let altered = [
-            "RENAME COLUMN v TO w",
-            "RENAME COLUMN w TO x",
-            "ALTER COLUMN x TYPE character varying(50)",
+            "ALTER COLUMN v TYPE character varying(70)",
+            "ALTER COLUMN v TYPE character varying(60)",
+            "ALTER COLUMN v TYPE character varying(50)",
         ];
         pair.publish("INSERT INTO t VALUES (1, 'before')")?;
         for (id, alter) in (2..).step_by(2).zip(altered) {
@@ -152,12 +152,14 @@ fn what_came_before_an_alteration_is_there_when_it_stops() -> Result<()> {
     })
 }
 
+/// With `follow_ddl = "stop"`, as where nobody knows which column is which.
 #[test]
-fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
+fn renamed_columns_stop_with_the_sql_where_they_are_not_to_follow() -> Result<()> {
     both_ways(|direction| {
         let schema =
             "CREATE TABLE t (id integer PRIMARY KEY, a text, b integer NOT NULL, c integer)";
         let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.site.replace("[subscription.s]", "[subscription.s]\nfollow_ddl = \"stop\"")?;
         pair.publish("INSERT INTO t SELECT i, 'a', i, i FROM generate_series(1, 100) AS i")?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
@@ -183,6 +185,22 @@ fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
         )?;
         pair.assert_equal(&["public"])?;
 
+        Ok(())
+    })
+}
+
+#[test]
+fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
+    both_ways(|direction| {
+        let schema =
+            "CREATE TABLE t (id integer PRIMARY KEY, a text, b integer NOT NULL, c integer)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, 'a', i, i FROM generate_series(1, 100) AS i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+
+        pair.publish("ALTER TABLE t RENAME c TO z; UPDATE t SET z = -z WHERE id < 10")?;
+        pair.assert_equal(&["public"])?;
         pair.publish(
             "ALTER TABLE t ALTER COLUMN z TYPE numeric(12,2); UPDATE t SET z = 1.25 WHERE id < 5",
         )?;
@@ -643,21 +661,30 @@ fn a_table_that_had_another_name_for_a_while_is_noticed() -> Result<()> {
     Ok(())
 }
 
-/// Names alone do not tell that columns were renamed crosswise, or that one came back.
+/// Names alone do not tell that one came back, nor, where columns are not to be renamed on the target,
+/// that they were crosswise.
 #[test]
 fn columns_that_change_places_are_noticed() -> Result<()> {
     let crossed = [
-        "ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b",
-        "ALTER TABLE t RENAME a TO c; ALTER TABLE t ADD a integer",
-        "ALTER TABLE t DROP a; ALTER TABLE t ADD a integer",
+        (
+            "ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b",
+            "stop",
+        ),
+        ("ALTER TABLE t RENAME a TO c; ALTER TABLE t ADD a integer", "stop"),
+        ("ALTER TABLE t DROP a; ALTER TABLE t ADD a integer", "add"),
     ];
-    for alter in crossed {
+    for (alter, follow) in crossed {
         let schema = "CREATE TABLE t (id integer PRIMARY KEY, a integer, b integer)";
         let mut pair = Pair::new(Direction::DOWN, &["public.*"], schema)?;
+        let follow = format!("[subscription.s]\nfollow_ddl = \"{follow}\"");
+        pair.site.replace("[subscription.s]", &follow)?;
         pair.publish("INSERT INTO t SELECT i, i, -i FROM generate_series(1, 50) i")?;
         pair.site.start()?;
         pair.assert_equal(&["public"])?;
         pair.publish(&format!("BEGIN; {alter}; COMMIT; INSERT INTO t VALUES (100, 1, 2)"))?;
+        if alter.contains("RENAME a TO c") {
+            pair.subscriber.execute_script("ALTER TABLE t ADD c integer")?;
+        }
         mended_as_told(&mut pair, "stands in another place than before")?;
     }
     Ok(())
@@ -721,7 +748,5 @@ fn a_renamed_column_that_takes_no_null_is_met_at_its_change() -> Result<()> {
     ensure!(said.code == Some(0), "{said:?}");
     ensure!(said.stdout.contains("If it renamed them, nothing yet"), "{said:?}");
     pair.site.start()?;
-    stops_with(&pair, "ALTER TABLE public.t RENAME COLUMN a TO b")?;
-    ensure!(pair.subscriber_says("SELECT a FROM t WHERE id = 2")? == "before");
-    mended(&mut pair, "ALTER TABLE t RENAME COLUMN a TO b")
+    pair.assert_equal(&["public"])
 }

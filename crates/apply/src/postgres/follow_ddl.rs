@@ -8,7 +8,8 @@
 //! | --- | --- |
 //! | some more, none gone | those that the target lacks are added |
 //! | some gone, none more | left on the target, if they can be left empty; or dropped |
-//! | some more and some gone | renamed, or dropped and others added: nobody can tell, it stops |
+//! | some more and some gone, or in another order | renamed, or dropped and others added, as their \
+//! numbers on the publisher say ([`renames`]); where those do not tell, it stops |
 //! | one of another type | it stops, unless the target's column has that type already |
 //!
 //! One of another table, by the publisher's OID, stops it; so does one that was noted under another
@@ -19,10 +20,12 @@
 //! Rows that were there when a column was added have a value that is not in the log:
 //! `attmissingval` on the publisher, or NULL, or, where the table was rewritten, anything.
 
+mod renames;
+
 use crate::ApplyError;
 use crate::error::passes_by_itself;
 use crate::postgres::noted_definition::{hex_of, is_known_by_oid};
-use crate::postgres::progress::TableCopyColumn;
+use crate::postgres::progress::{ColumnNumbers, TableCopyColumn};
 use crate::postgres::put_off;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
@@ -35,18 +38,20 @@ use farshore_capture::source::{AddedColumn, DroppedColumns, GrownTable, OldValue
 use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
 use farshore_pg::{Row, quote_literal, text_array};
 use farshore_wire::pgoutput::stored;
+use renames::ByNumbers;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 
 /// What is done about columns that the publisher's table gained or lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FollowDdl {
-    /// New columns are added on the target; dropped ones are left.
+    /// New columns are added on the target, and renamed ones get their new names; dropped ones are
+    /// left.
     #[default]
     Add,
     /// New columns are added on the target, and those that the publisher dropped are dropped.
     AddDrop,
-    /// Where the target lacks a column, the subscription stops.
+    /// Where the target lacks a column, or one has another name, the subscription stops.
     Stop,
 }
 
@@ -65,7 +70,8 @@ pub struct Follow<'a> {
     pub subscription: &'a str,
     /// What is done.
     pub policy: FollowDdl,
-    /// Columns are not dropped yet, and the version is not noted if there are such.
+    /// Columns are not dropped yet, and the version is not noted if there are such; and none are
+    /// renamed: changes from before that may come again.
     pub puts_drops_off: bool,
     /// Where the publisher is.
     pub source: &'a dyn Source,
@@ -106,11 +112,38 @@ impl Follow<'_> {
                     oid: self.relation.oid,
                 });
             }
-            self.check_places(before, on_target)?;
         }
+        let by_numbers = match &before {
+            Some(before) if self.may_rename() => self.rename(session, before, on_target).await?,
+            Some(_) | None => None,
+        };
+        let Some(by_numbers) = by_numbers else {
+            if let (Some(before), false) = (&before, self.is_copied_anew) {
+                self.check_places(before, on_target)?;
+            }
+            return self.follow_columns(session, before, on_target, None).await;
+        };
+        let ByNumbers { before, on_target: renamed, numbers, statements } = by_numbers;
+        let on_target = renamed.as_ref().unwrap_or(on_target);
+        let followed = self.follow_columns(session, Some(before), on_target, Some(numbers)).await;
+        let followed = followed.map_err(|error| self.after_renames(error, &statements))?;
+        Ok(Followed { changed: followed.changed || renamed.is_some(), ..followed })
+    }
+
+    /// Adds and drops. `numbers` are those of the columns of now, where they are known: then those which
+    /// are gone were dropped, and those which are new were added.
+    async fn follow_columns(
+        &self,
+        session: &mut Session,
+        before: Option<Relation>,
+        on_target: &TargetTable,
+        numbers: Option<ColumnNumbers>,
+    ) -> Result<Followed, ApplyError> {
         let before = before.filter(|before| !is_known_by_oid(before, self.relation));
+        let published = published_name(self.relation);
         let columns = &self.relation.columns;
-        if before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
+        let is_known = numbers.is_some();
+        if !is_known && before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
             return Ok(Followed { changed: false, put_off: false });
         }
         let had = |name: &str| match &before {
@@ -136,7 +169,7 @@ impl Follow<'_> {
         if let Some(first) = missing.first() {
             let definition = self.type_on_target(session, first).await?;
             let add = self.alter(&format!("ADD COLUMN {} {definition}", quoted(first)));
-            if let Some(old) = gone.first() {
+            if let (Some(old), false) = (gone.first(), is_known) {
                 return Err(self.stops(&format!(
                     "column {0} is new and {1} is gone. If the publisher renamed it: {2}. If it \
                      dropped the one and added the other: {add}; and {3}, or make the old one \
@@ -184,9 +217,16 @@ impl Follow<'_> {
                 let lost: Vec<&str> = names.filter(|name| !has(name)).collect();
                 session.forget_column_numbers(subscription, &published, &lost).await?;
             }
+            if let Some(numbers) = numbers {
+                self.note_numbers(session, &numbers).await?;
+            }
             note_definition(session, subscription, (&published, self.table), relation).await?;
         }
         Ok(Followed { changed: !missing.is_empty() || !dropped.is_empty(), put_off })
+    }
+
+    fn may_rename(&self) -> bool {
+        self.policy != FollowDdl::Stop && !self.puts_drops_off && !self.is_copied_anew
     }
 
     /// A column that the publisher gave another type must have got it on the target too: what that
@@ -595,12 +635,31 @@ impl Follow<'_> {
     }
 
     fn stops(&self, what: &str) -> ApplyError {
-        ApplyError::Setup(format!(
-            "subscription \"{}\": the publisher's table {} was altered: {what}. Then go on \
-             (farshore resume)",
+        ApplyError::Setup(format!("{}{what}. Then go on (farshore resume)", self.was_altered()))
+    }
+
+    fn was_altered(&self) -> String {
+        format!(
+            "subscription \"{}\": the publisher's table {} was altered: ",
             self.subscription,
             published_name(self.relation)
-        ))
+        )
+    }
+
+    /// What stops behind columns that were renamed, which is undone with it: who follows by hand has to
+    /// begin with that.
+    fn after_renames(&self, error: ApplyError, statements: &str) -> ApplyError {
+        match error {
+            ApplyError::Setup(told) if !statements.is_empty() => {
+                let altered = self.was_altered();
+                let told = told.strip_prefix(&altered).unwrap_or(&told);
+                ApplyError::Setup(format!(
+                    "{altered}columns were renamed, so first of all on the target: {statements}. And \
+                     {told}"
+                ))
+            }
+            error => error,
+        }
     }
 }
 
@@ -775,8 +834,8 @@ pub(super) fn definitions_of(rows: &[Row]) -> HashMap<TableName, Relation> {
     definitions.collect()
 }
 
-/// Keeps the definition that a copied table follows from now on, and which types of their own its
-/// columns have on the target.
+/// Keeps the definition that a copied table follows from now on, what its columns are called on the
+/// target, and which types of their own they have there.
 pub async fn note_definition(
     session: &mut Session,
     subscription: &str,
@@ -788,14 +847,14 @@ pub async fn note_definition(
     let mut parameters =
         vec![Some(subscription), Some(&table.schema), Some(&table.name), Some(&hex)];
     // Also where there are none (any more): what was noted before is about other columns.
-    let types = if session.keeps(TableCopyColumn::OwnTypes).await? {
+    let types = if session.keeps(TableCopyColumn::OwnTypes).await? { OWN_TYPES } else { "" };
+    let columns =
+        if session.keeps(TableCopyColumn::TargetColumns).await? { TARGET_COLUMNS } else { "" };
+    if !(types.is_empty() && columns.is_empty()) {
         parameters.push(Some(&on_target));
-        OWN_TYPES
-    } else {
-        ""
-    };
+    }
     let note = format!(
-        "UPDATE farshore.table_copy SET definition = pg_catalog.decode($4, 'hex'){types} \
+        "UPDATE farshore.table_copy SET definition = pg_catalog.decode($4, 'hex'){types}{columns} \
          WHERE subscription = $1 AND schema_name = $2 AND table_name = $3"
     );
     session.execute(&note, &parameters).await.map(drop)
@@ -806,6 +865,11 @@ const OWN_TYPES: &str = ", own_types = ARRAY( \
      SELECT attnum || ' ' || atttypid || ' ' || atttypmod FROM pg_catalog.pg_attribute \
      WHERE attrelid = pg_catalog.to_regclass($5) AND attnum > 0 AND NOT attisdropped \
        AND atttypid >= 10000)";
+
+/// Which of two names a column had then.
+const TARGET_COLUMNS: &str = ", target_columns = ARRAY( \
+     SELECT attnum || ' ' || attname FROM pg_catalog.pg_attribute \
+     WHERE attrelid = pg_catalog.to_regclass($5) AND attnum > 0 AND NOT attisdropped)";
 
 /// As JSON: a schema of before has no such column.
 const TYPE_AS_NOTED: &str = "SELECT FROM farshore.table_copy c \

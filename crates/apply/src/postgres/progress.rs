@@ -597,7 +597,7 @@ impl Session {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     fn progress(state: &str, applied: Lsn) -> Progress {
@@ -644,7 +644,7 @@ mod tests {
     }
 
     /// A partition that is published by the tables of these memberships above it, attached so.
-    fn leaf(membership: u32, above: &[(u32, u32)]) -> PublishedTable {
+    pub(crate) fn leaf(membership: u32, above: &[(u32, u32)]) -> PublishedTable {
         PublishedTable {
             oid: 1,
             table: TableName { schema: "s".into(), name: "leaf".into() },

@@ -6,12 +6,13 @@
 use super::Subscription;
 use crate::ApplyError;
 use crate::error::others_told;
+use crate::postgres::follow_ddl::{Follow, definition_of};
 use crate::postgres::progress::{
     ColumnNumbers, EnumLabels, ForLabel, RenamedLabel, TableCopyColumn, TableProgress,
 };
 use crate::postgres::resume::Touched;
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{TargetTable, target_tables};
+use crate::postgres::target_table::{TargetTable, target_table, target_tables};
 use crate::remedy;
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_model::{Lsn, is_made_of, quote_identifier};
@@ -173,10 +174,32 @@ impl Subscription {
             }
         }
         self.unlogged.all_done();
+        let (mut left, mut followed) = (Vec::new(), Vec::new());
+        for (now, table, what) in found {
+            let numbers = match &what {
+                Unlogged::Column(_) => self.follow_as_published(session, now).await?,
+                Unlogged::Labels => None,
+            };
+            match numbers {
+                Some(numbers) if numbers.replaced(&ColumnNumbers::of(now)).is_none() => {
+                    followed.push((now.table.clone(), numbers));
+                }
+                Some(_) | None => left.push((now, table, what)),
+            }
+        }
+        let mut found = left;
         let is_column = |what: &Unlogged| matches!(what, Unlogged::Column(_));
         let of_columns = found.iter().any(|(.., what)| is_column(what));
         found.retain(|(.., what)| is_column(what) == of_columns);
-        let Some((now, _, what)) = found.first() else { return Ok(false) };
+        let Some((now, _, what)) = found.first() else {
+            for (table, numbers) in followed {
+                tables
+                    .iter_mut()
+                    .filter(|known| known.table == table)
+                    .for_each(|known| known.column_numbers = numbers.clone());
+            }
+            return Ok(false);
+        };
         let others: Vec<TableName> = found[1..].iter().map(|(now, ..)| now.table.clone()).collect();
         Err(match what {
             Unlogged::Column(column) => ApplyError::ColumnsMoved {
@@ -192,6 +215,41 @@ impl Subscription {
                 self.labels_renamed(now, labels, &others)
             }
         })
+    }
+
+    /// Renames columns of the target's table as those of the published one were, of which the log has
+    /// nothing more. Gives back their numbers as they are noted then.
+    async fn follow_as_published(
+        &self,
+        session: &mut Session,
+        now: &PublishedTable,
+    ) -> Result<Option<ColumnNumbers>, ApplyError> {
+        let table = self.spec.schema.names.table(&now.table);
+        let Some(target) = target_table(session, &table).await? else { return Ok(None) };
+        let relation = definition_of(now);
+        let follow = Follow {
+            subscription: &self.spec.name,
+            policy: self.spec.follow_ddl,
+            puts_drops_off: false,
+            source: self.source.as_ref(),
+            names: &self.spec.schema.names,
+            table: &table,
+            relation: &relation,
+            is_copied_anew: false,
+        };
+        session.simple("BEGIN").await?;
+        match follow.follow(session, &target).await {
+            Ok(_) => session.simple("COMMIT").await?,
+            // Of all such tables it is said at once.
+            Err(ApplyError::ColumnsMoved { .. }) => {
+                session.simple("ROLLBACK").await?;
+                return Ok(None);
+            }
+            Err(error) => return Err(error),
+        }
+        let noted = session.load_tables(&self.spec.name).await?;
+        let noted = noted.into_iter().find(|noted| noted.table == now.table);
+        Ok(noted.map(|noted| noted.column_numbers))
     }
 
     /// Labels of copied tables that have other names on the publisher than were noted, and not on the

@@ -93,8 +93,8 @@ pub fn check_unfilled(
         findings.warning(
             format!("{what}. The publisher has others that the target does not: {}", some_of(&new)),
             format!(
-                "If it renamed them, nothing yet: the subscription stops at the first change since, \
-                 with the SQL for the target. Else {filled}"
+                "If it renamed them, nothing yet: they are renamed here with the first change since, or \
+                 the subscription stops at it, with the SQL for the target. Else {filled}"
             ),
         );
         return;

@@ -6,6 +6,7 @@ use crate::ApplyError;
 use crate::postgres::progress::TableCopyColumn;
 use crate::postgres::session::Session;
 use farshore_capture::publication::{PublishedColumn, PublishedTable, TableName};
+use farshore_model::Column;
 use farshore_pg::text_array;
 use std::collections::BTreeMap;
 
@@ -27,13 +28,27 @@ impl ColumnNumbers {
         ColumnNumbers(table.columns.iter().filter_map(numbered).collect())
     }
 
+    /// Those of columns as the log has them, from the table as it is now, which has as many in the same
+    /// order: their names may be others by now.
+    pub(crate) fn in_order(columns: &[Column], now: &PublishedTable) -> ColumnNumbers {
+        let numbered = |(column, now): (&Column, &PublishedColumn)| {
+            Some((column.name.clone(), (now.number?, column.type_oid, column.type_modifier)))
+        };
+        ColumnNumbers(columns.iter().zip(&now.columns).filter_map(numbered).collect())
+    }
+
+    /// `attnum` of a column, if it is known.
+    pub(crate) fn number(&self, column: &str) -> Option<i16> {
+        self.0.get(column).map(|(number, ..)| *number)
+    }
+
     /// Whether none is known.
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// What [`ColumnNumbers::to_json`] made; nothing of anything else.
-    pub(super) fn from_json(text: &str) -> ColumnNumbers {
+    pub(crate) fn from_json(text: &str) -> ColumnNumbers {
         ColumnNumbers(serde_json::from_str(text).unwrap_or_default())
     }
 
@@ -58,10 +73,15 @@ impl ColumnNumbers {
         self.replaced(&ColumnNumbers::of(table)).is_some()
     }
 
-    /// These, and those of `now`; `None` where that adds nothing.
+    /// These, and those of `now` that are not known; `None` where that adds nothing. One that has another
+    /// number now stays as it was until the stream has seen that.
     pub(super) fn with(&self, now: &ColumnNumbers) -> Option<ColumnNumbers> {
         let mut all = self.clone();
-        all.0.extend(now.0.iter().map(|(name, number)| (name.clone(), *number)));
+        for (name, number) in &now.0 {
+            if self.number(name).is_none_or(|known| known == number.0) {
+                all.0.insert(name.clone(), *number);
+            }
+        }
         (all != *self).then_some(all)
     }
 }
@@ -123,5 +143,8 @@ mod tests {
         let all = numbers(&[("id", 1, 20), ("a", 2, 25), ("b", 3, 25)]);
         assert_eq!(grown.as_ref(), Some(&all));
         assert_eq!(all.replaced(&numbers(&[("id", 1, 20), ("a", 4, 25)])).as_deref(), Some("a"));
+        // Of another type by now, and another column's name.
+        let now = numbers(&[("id", 1, 23), ("a", 3, 23), ("b", 2, 25)]);
+        assert_eq!(copied.with(&now), Some(numbers(&[("id", 1, 23), ("a", 2, 25), ("b", 2, 25)])));
     }
 }

@@ -107,7 +107,7 @@ struct Added {
 
 /// Each is added only where it is lacking: the command takes the whole table for itself even where
 /// there is nothing to add.
-const ADDED: [Added; 9] = [
+const ADDED: [Added; 10] = [
     Added {
         table: "subscription",
         column: "newest",
@@ -170,6 +170,12 @@ const ADDED: [Added; 9] = [
         comment: "Labels of the publisher's enums that its columns have, by OID, when they were \
                   copied or last seen",
     },
+    Added {
+        table: "table_copy",
+        column: "target_columns",
+        kind: "text[]",
+        comment: "Columns of the target's table when the definition was noted: number and name",
+    },
 ];
 
 /// A column of `farshore.table_copy` that subscriptions can do without: a role that does not own the
@@ -182,15 +188,17 @@ pub(crate) enum TableCopyColumn {
     Attached,
     ColumnNumbers,
     EnumLabels,
+    TargetColumns,
 }
 
 impl TableCopyColumn {
-    pub(super) const ALL: [TableCopyColumn; 5] = [
+    pub(super) const ALL: [TableCopyColumn; 6] = [
         TableCopyColumn::NotedIn,
         TableCopyColumn::OwnTypes,
         TableCopyColumn::Attached,
         TableCopyColumn::ColumnNumbers,
         TableCopyColumn::EnumLabels,
+        TableCopyColumn::TargetColumns,
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -200,6 +208,7 @@ impl TableCopyColumn {
             TableCopyColumn::Attached => "attached",
             TableCopyColumn::ColumnNumbers => "column_numbers",
             TableCopyColumn::EnumLabels => "enum_labels",
+            TableCopyColumn::TargetColumns => "target_columns",
         }
     }
 }
@@ -220,7 +229,7 @@ pub(super) const LATEST: &str = "SELECT to_regclass('farshore.after_copy') IS NO
     to_regclass('farshore.conflicts') IS NOT NULL AND \
     EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'newest' \
     AND attrelid = to_regclass('farshore.subscription')) AND \
-    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'enum_labels' \
+    EXISTS (SELECT 1 FROM pg_catalog.pg_attribute WHERE attname = 'target_columns' \
     AND attrelid = to_regclass('farshore.table_copy'))";
 
 /// Whether the parts are there that subscriptions do not do without.
