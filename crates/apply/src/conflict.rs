@@ -50,7 +50,8 @@ impl ConflictPolicy {
 
 const ROW_MISSING: &str = "The row is not on the target: something else changed the target. Put \
      the row back and go on (farshore resume), leave the transaction out (farshore skip), set \
-     on_conflict, or copy the table anew (farshore resync)";
+     on_conflict, or copy the table anew (farshore resync). If it is there, a trigger or rule of the \
+     target keeps the change out: farshore check names it";
 
 const ROW_DIFFERS: &str = "No row on the target is in all columns what this one was on the publisher \
      (REPLICA IDENTITY FULL): something else changed the target. Mend the row and go on (farshore \
@@ -78,8 +79,9 @@ const SEVERAL_ROWS: &str = "What finds the row is not unique on the target. Eith
      publisher's replica identity has a generated column, which PostgreSQL does not send: choose \
      another one there, and copy the table anew (farshore resync)";
 
-const NOT_INSERTED: &str = "A trigger or rule on the target took the row. Remove it (or let the \
-     role set session_replication_role) and go on (farshore resume)";
+const NOT_INSERTED: &str = "A trigger or rule on the target took the row (farshore check names it). \
+     Disable or remove it, or, if it fires because the role may not set session_replication_role, let \
+     it; and go on (farshore resume)";
 
 const REFUSED: &str = "Mend the target (the message above names the constraint or type) and go on \
      (farshore resume), leave the transaction out (farshore skip), or set on_conflict";

@@ -1,10 +1,10 @@
 //! Who on the target keeps a subscription waiting: a session that holds a lock may do so for hours,
 //! or a server hang, and nothing fails meanwhile.
 
+use crate::postgres::session::Session;
 use crate::status::Phase;
 use crate::subscription::Subscription;
 use farshore_model::Lsn;
-use farshore_pg::{Connection, Mode};
 use std::convert::Infallible;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -25,7 +25,7 @@ const HOLDERS: &str = "WITH session AS ( \
        OR pg_catalog.starts_with(application_name, $1 || ' ') AS is_ours \
      FROM pg_catalog.pg_stat_activity) \
      SELECT string_agg(DISTINCT holder, ', ') FROM (SELECT pg_catalog.format('process %s of %s (%s%s)', \
-     b.pid, b.usename, coalesce(nullif(b.application_name, ''), b.backend_type), \
+     b.pid, b.usename, coalesce(nullif(b.application_name, ''), b.backend_type, 'not shown to this role'), \
      coalesce(', ' || b.state || ' since ' || pg_catalog.date_trunc('second', b.state_change), '')) \
      FROM session a \
      CROSS JOIN LATERAL pg_catalog.unnest(pg_catalog.pg_blocking_pids(a.pid)) AS p (pid) \
@@ -108,12 +108,12 @@ impl Subscription {
 
     async fn holders(&self) -> Option<String> {
         let own = self.spec.application_name();
-        let target =
-            self.spec.target.clone().with_application_name(&format!("{own} looks for locks"));
+        let name = format!("{own} looks for locks");
         let asked = async {
-            let mut connection = Connection::connect(&target, Mode::Sql).await.ok()?;
-            let found = connection.query(HOLDERS, &[Some(&own)]).await.ok();
-            connection.close().await;
+            // One that limits of the role do not cut off.
+            let mut session = Session::connect(&self.spec.target, &name).await.ok()?;
+            let found = session.query(HOLDERS, &[Some(&own)]).await.ok();
+            session.connection.close().await;
             found?.first()?.get(0).map(str::to_owned)
         };
         tokio::time::timeout(ASK_WITHIN, asked).await.ok().flatten()

@@ -24,7 +24,8 @@ fn what_is_added_to_the_schema_does_not_wait_for_who_reads_it() {
         assert!(has(&mut session, "farshore.table_copy", "attached").await);
         session
             .simple(
-                "ALTER TABLE farshore.table_copy DROP COLUMN enum_labels, DROP COLUMN column_numbers, \
+                "ALTER TABLE farshore.table_copy DROP COLUMN target_columns, \
+                 DROP COLUMN enum_labels, DROP COLUMN column_numbers, \
                  DROP COLUMN own_types, \
                  DROP COLUMN attached, DROP COLUMN noted_in",
             )
@@ -50,6 +51,7 @@ fn what_is_added_to_the_schema_does_not_wait_for_who_reads_it() {
             .unwrap();
         session.ensure_schema().await.unwrap();
         for column in [
+            "target_columns",
             "enum_labels",
             "column_numbers",
             "attached",

@@ -12,6 +12,7 @@
 //! firing      whether triggers and foreign keys of the target fire for replicated rows
 //! mirrors     the principal of a near end, and the room of a far end
 //! both        two servers side by side: the same database, encodings, clocks
+//! running     agents of this site's node that have stopped
 //! site        the data folder, and addresses to listen on
 //! gate        the same questions when a node starts an agent
 //! ```
@@ -30,6 +31,7 @@ mod mirrors;
 mod published;
 mod publisher;
 mod restored;
+mod running;
 mod server;
 mod site;
 mod sites;
@@ -237,6 +239,7 @@ pub async fn check_site(config: &SiteConfig) -> Vec<Finding> {
         target::check(site, subscription, published.as_ref(), NAME, &mut findings).await;
         all.append(&mut findings.all);
     }
+    running::check(config, &mut all).await;
     let mut findings = Findings::about(format!("site \"{}\"", config.name));
     site::check(config, published_bytes, &mut findings);
     findings.all.append(&mut all);

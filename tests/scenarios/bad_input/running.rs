@@ -20,7 +20,7 @@ const CASES: &[Case] = &[
             pair.publish("INSERT INTO u VALUES (3)")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and go on (farshore resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew (farshore resync)",
+        run: "subscription \"s\": cannot apply UPDATE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and go on (farshore resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew (farshore resync). If it is there, a trigger or rule of the target keeps the change out: farshore check names it",
         then: Then::Stops,
         mend: |pair| {
             // What came before it is there; its transaction and what follows are not.
@@ -35,7 +35,7 @@ const CASES: &[Case] = &[
             pair.publish("DELETE FROM t WHERE id = 42")
         },
         check: &[],
-        run: "subscription \"s\": cannot apply DELETE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and go on (farshore resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew (farshore resync)",
+        run: "subscription \"s\": cannot apply DELETE on public.t (key id=42) of the transaction that committed at LSN (DATE TIME): it met 0 rows instead of one. The row is not on the target: something else changed the target. Put the row back and go on (farshore resume), leave the transaction out (farshore skip), set on_conflict, or copy the table anew (farshore resync). If it is there, a trigger or rule of the target keeps the change out: farshore check names it",
         then: Then::Stops,
         mend: |pair| pair.subscriber.execute_script("INSERT INTO t VALUES (42, 'c42', 'put back')"),
     },

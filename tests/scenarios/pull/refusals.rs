@@ -1,7 +1,9 @@
 //! Peers that get nothing, and what they and the operator are told.
 
 use anyhow::{Context, Result, ensure};
-use farshore_tests::{Direction, Pair, UPSTREAM, Upstream, certificate_lines, issue_certificates};
+use farshore_tests::{
+    DATABASE, Direction, Pair, UPSTREAM, Upstream, certificate_lines, issue_certificates,
+};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -131,14 +133,35 @@ fn a_site_whose_upstream_was_replaced_stops_and_says_so() -> Result<()> {
     upstream.site.start()?;
     pair.site.start()?;
     let line = pair.site.await_log(" stopped: ", SOON)?;
-    ensure!(line.contains("the log here is another one"), "{line}");
-    let (state, _) = pair.site.await_trouble(&format!("{UPSTREAM}/p"), "another one")?;
+    ensure!(line.contains("has another log than the site that it comes from"), "{line}");
+    let (state, _) = pair.site.await_trouble(&format!("{UPSTREAM}/p"), "another log")?;
     ensure!(state == "stopped", "{state}");
     Ok(())
 }
 
 /// A site that is revoked loses its session, and one whose certificate is renewed goes on, while the
 /// nodes run.
+/// It is not to be emptied under who fills it.
+#[test]
+fn a_table_that_another_subscription_fills_is_refused_as_such() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, v text)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    let target = pair.subscriber.url(DATABASE);
+    let local = format!("[subscription.local]\npublication = \"p\"\ntarget = \"{target}\"\n");
+    upstream.site.add(&local)?;
+    pair.publish("INSERT INTO t VALUES (1, 'there')")?;
+    upstream.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "is filled by subscription \"local\"")?;
+    ensure!(state == "stopped" && !error.contains("TRUNCATE"), "{state}: {error}");
+    pair.publish("INSERT INTO t VALUES (2, 'after')")?;
+    upstream.site.wait_for("the other one to go on", SOON, || {
+        Ok((pair.subscriber_says("SELECT count(*) FROM t")? == "2").then_some(()))
+    })
+}
+
 #[test]
 fn certificates_are_replaced_while_nodes_run() -> Result<()> {
     let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;

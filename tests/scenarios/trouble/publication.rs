@@ -175,6 +175,42 @@ fn a_row_filter_is_added() -> Result<()> {
     ])
 }
 
+/// The column is still there on the publisher, and so it is to be on the target.
+#[test]
+fn a_list_of_columns_is_no_reason_to_drop_one() -> Result<()> {
+    for follow in ["add", "add-drop"] {
+        let direction = Direction { publisher: 15, subscriber: 18 };
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text NOT NULL, b integer)";
+        let mut pair = Pair::new(direction, &["public.*"], schema)?;
+        let follow = format!("[subscription.s]\nfollow_ddl = \"{follow}\"");
+        pair.site.replace("[subscription.s]", &follow)?;
+        pair.publish("INSERT INTO t SELECT i, 'a', i FROM generate_series(1, 50) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        // In one step: it is put back within seconds.
+        pair.publish(
+            "ALTER PUBLICATION farshore_p SET TABLE t (id), farshore_marks.mark; \
+             INSERT INTO t VALUES (100, 'list', 1)",
+        )?;
+        pair.publish("INSERT INTO t VALUES (101, 'list', 1)")?;
+        let (state, error) = pair.site.await_trouble("s", "--table public.t")?;
+        ensure!(state == "stopped" && !error.contains("DROP COLUMN"), "{state}: {error}");
+        let columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = 't'::regclass \
+            AND attnum > 0 AND NOT attisdropped";
+        ensure!(pair.subscriber_says(columns)? == "3", "a column was dropped");
+        pair.site.await_log("They are put back", SOON)?;
+        wait_until("the publication to be whole", SOON, &[&pair.site.log_path()], || {
+            let listed =
+                "SELECT prattrs IS NULL FROM pg_publication_rel WHERE prrelid = 't'::regclass";
+            Ok((pair.publisher_says(listed)? == "t").then_some(()))
+        })?;
+        pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+        pair.site.verb("resume", &["--subscription", "s"])?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
 #[test]
 fn harmless_changes_are_harmless() -> Result<()> {
     let mut pair = streaming(15)?;

@@ -31,7 +31,6 @@ use crate::postgres::session::Session;
 use crate::postgres::target_table::TargetTable;
 use crate::postgres::value_plan::ColumnType;
 use crate::remedy;
-use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
 use farshore_capture::source::{AddedColumn, DroppedColumns, GrownTable, OldValue, Source};
@@ -193,7 +192,7 @@ impl Follow<'_> {
             && before.is_some()
             && !gone.is_empty();
         let (dropped, publishers_root) =
-            if may_drop { self.dropped(&gone).await? } else { (Vec::new(), published) };
+            if may_drop { self.dropped(session, &gone).await? } else { (Vec::new(), published) };
         let left: Vec<&str> = gone.iter().copied().filter(|name| !dropped.contains(name)).collect();
         let put_off = self.puts_drops_off && self.policy == FollowDdl::AddDrop && !left.is_empty();
         if !left.is_empty() {
@@ -391,11 +390,22 @@ impl Follow<'_> {
             .await?;
         let demanding = |name: &&&str| rows.iter().any(|row| row.get(0) == Some(**name));
         let Some(name) = gone.iter().find(demanding) else { return Ok(()) };
+        let (dropped, _) = self.dropped(session, &[*name]).await?;
         let name = quote_identifier(name);
+        let nullable = self.alter(&format!("ALTER COLUMN {name} DROP NOT NULL"));
+        if dropped.is_empty() {
+            return Err(self.stops(&format!(
+                "column {name} was taken out of the publication (the publisher's table still has it), \
+                 and on the target it takes no NULL and has no default. If that was not meant, publish \
+                 it again (what was done by hand to Farshore's own publication is put back by itself), \
+                 and {}; if it was, {nullable}",
+                remedy::resync(self.subscription, Some(&published_name(self.relation)))
+            )));
+        }
         Err(self.stops(&format!(
-            "column {name} is gone, and on the target it takes no NULL and has no default: {}, or {}",
-            self.alter(&format!("DROP COLUMN {name}")),
-            self.alter(&format!("ALTER COLUMN {name} DROP NOT NULL"))
+            "column {name} is gone, and on the target it takes no NULL and has no default: {}, or \
+             {nullable}",
+            self.alter(&format!("DROP COLUMN {name}"))
         )))
     }
 
@@ -411,14 +421,24 @@ impl Follow<'_> {
     /// partitions that the table is one of.
     async fn dropped<'b>(
         &self,
+        session: &mut Session,
         gone: &[&'b str],
-    ) -> Result<(Vec<&'b str>, TableName), CaptureError> {
+    ) -> Result<(Vec<&'b str>, TableName), ApplyError> {
         let published = published_name(self.relation);
         let names: Vec<String> = gone.iter().map(|name| (*name).to_owned()).collect();
         let dropped = self.source.dropped_columns(&published, &names).await?;
         let DroppedColumns { columns, root } = dropped;
         let is_dropped = |name: &&str| columns.iter().any(|column| column == name);
-        Ok((gone.iter().copied().filter(is_dropped).collect(), root))
+        let mut dropped: Vec<&str> = gone.iter().copied().filter(is_dropped).collect();
+        if !dropped.is_empty() {
+            // One that was only taken out of the publication for a while is still the same.
+            let noted = renames::noted(session, self.subscription, &published, self.table).await?;
+            let now = self.source.published_tables().await?;
+            let now = now.iter().find(|now| now.oid == self.relation.oid).map(ColumnNumbers::of);
+            let number = |name| Some((noted.numbers.number(name)?, now.as_ref()?.number(name)?));
+            dropped.retain(|name| number(name).is_none_or(|(noted, now)| noted != now));
+        }
+        Ok((dropped, root))
     }
 
     async fn drop(

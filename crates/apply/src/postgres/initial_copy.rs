@@ -508,6 +508,8 @@ impl InitialCopy<'_> {
         if session.query(&format!("SELECT 1 FROM {rows} LIMIT 1"), &[]).await?.is_empty() {
             return Ok(());
         }
+        // Or it would be emptied under who fills it.
+        session.check_unclaimed(self.subscription, &target).await?;
         let known = session.load_tables(self.subscription).await?;
         let noted = known.into_iter().find(|known| known.table == *table);
         let was_copied = noted.as_ref().is_some_and(|noted| noted.copied);

@@ -18,7 +18,7 @@ use farshore_capture::publication::TableName;
 use farshore_capture::types::TypeCatalog;
 use farshore_model::quote_identifier;
 use farshore_pg::{Question, Row, text_array};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 /// Tables that are asked about in one statement.
@@ -153,6 +153,13 @@ async fn look(
             // What cannot be read yet is looked at when it is initialised.
             let there = tables::named(&mut session.connection, &named).await.unwrap_or_default();
             restored::check(subscription, published, &there, findings);
+            // What was restored by another role may be closed to this one.
+            let there: BTreeMap<&TableName, &Table> = there.iter().collect();
+            for (name, table) in there {
+                if check_schema_of(name, table, &server, findings) {
+                    check_rights(name, table, &server, findings);
+                }
+            }
         }
         return Ok(());
     }
@@ -553,12 +560,7 @@ fn check_table(
 ) -> bool {
     let TwoSides { published, source, table, types } = *sides;
     let (role, (_, name)) = (server.role_sql(), both);
-    if !table.schema_usable {
-        let schema = quote_identifier(&name.schema);
-        findings.error(
-            format!("role {role} may not look into schema {schema} of the target, where {name} is"),
-            format!("GRANT USAGE ON SCHEMA {schema} TO {role}"),
-        );
+    if !check_schema_of(name, table, server, findings) {
         return false;
     }
     if let Some(kind) = table.not_a_table() {
@@ -635,6 +637,31 @@ fn check_table(
             format!("ALTER TABLE {name} SET LOGGED"),
         );
     }
+    check_rights(name, table, server, findings)
+}
+
+/// Whether a table's schema may be looked into.
+fn check_schema_of(
+    name: &TableName,
+    table: &Table,
+    server: &Server,
+    findings: &mut Findings,
+) -> bool {
+    let role = server.role_sql();
+    if table.schema_usable {
+        return true;
+    }
+    let schema = quote_identifier(&name.schema);
+    findings.error(
+        format!("role {role} may not look into schema {schema} of the target, where {name} is"),
+        format!("GRANT USAGE ON SCHEMA {schema} TO {role}"),
+    );
+    false
+}
+
+/// Whether rows of a table may be written.
+fn check_rights(name: &TableName, table: &Table, server: &Server, findings: &mut Findings) -> bool {
+    let role = server.role_sql();
     // Without TRUNCATE only a TRUNCATE on the publisher fails.
     let (needed, only_truncate): (Vec<&str>, _) =
         (table.rights_missing.clone(), table.rights_missing == ["TRUNCATE"]);

@@ -9,7 +9,7 @@ use crate::postgres::put_off;
 use crate::postgres::session::Session;
 use crate::postgres::target_table::{TargetTable, target_table};
 use crate::remedy;
-use farshore_capture::publication::PublishedTable;
+use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_model::{Column, Relation, quote_identifier};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,6 +26,35 @@ const NOTED: &str = "SELECT pg_catalog.to_jsonb(c) ->> 'column_numbers', \
 /// The target's columns, by number.
 const ON_TARGET: &str = "SELECT attnum, attname FROM pg_catalog.pg_attribute \
     WHERE attrelid = pg_catalog.to_regclass($1) AND attnum > 0 AND NOT attisdropped";
+
+/// See [`NOTED`].
+pub(super) struct Noted {
+    /// None where nothing is noted.
+    pub numbers: ColumnNumbers,
+    target: Option<Vec<String>>,
+}
+
+/// What is noted of the columns of a published table that is `target` there.
+pub(super) async fn noted(
+    session: &mut Session,
+    subscription: &str,
+    published: &TableName,
+    target: &TableName,
+) -> Result<Noted, ApplyError> {
+    let target = target.to_string();
+    let which = [
+        Some(subscription),
+        Some(published.schema.as_str()),
+        Some(published.name.as_str()),
+        Some(target.as_str()),
+    ];
+    let noted = session.query(NOTED, &which).await?;
+    let text = |column| noted.first().and_then(|row| row.get(column));
+    Ok(Noted {
+        numbers: text(0).map(ColumnNumbers::from_json).unwrap_or_default(),
+        target: text(1).and_then(|text| serde_json::from_str(text).ok()),
+    })
+}
 
 /// Old name and new one.
 type Renamed = (String, String);
@@ -65,17 +94,8 @@ impl Follow<'_> {
             return Ok(None);
         }
         let published = published_name(self.relation);
-        let table = self.table.to_string();
-        let which = [
-            Some(self.subscription),
-            Some(published.schema.as_str()),
-            Some(published.name.as_str()),
-            Some(table.as_str()),
-        ];
-        let noted = session.query(NOTED, &which).await?;
-        let Some(row) = noted.first() else { return Ok(None) };
-        let Some(noted) = row.get(0).map(ColumnNumbers::from_json) else { return Ok(None) };
-        let were = row.get(1).and_then(|text| serde_json::from_str::<Vec<String>>(text).ok());
+        let Noted { numbers: noted, target: were } =
+            noted(session, self.subscription, &published, self.table).await?;
         let now = self.source.published_tables().await?;
         let now = now.iter().find(|t| t.oid == self.relation.oid && t.table == published);
         let found = now.and_then(|now| {
@@ -83,7 +103,8 @@ impl Follow<'_> {
             Some((renamed, ColumnNumbers::in_order(&self.relation.columns, now)))
         });
         let Some((renamed, numbers)) = found else { return Ok(None) };
-        let Some(left) = left_on_target(session, &table, &renamed, on_target, were).await? else {
+        let Some(left) = left_on_target(session, self.table, &renamed, on_target, were).await?
+        else {
             self.check_places(before, on_target)?;
             return Err(self.stops(&format!(
                 "columns have other names ({}), and the target has both names of one, or neither, and \
@@ -117,7 +138,7 @@ impl Follow<'_> {
     ) -> Result<String, ApplyError> {
         let (root, is_in_tree) = self.root(session).await?;
         if is_in_tree {
-            let (_, publishers_root) = self.dropped(&[]).await?;
+            let (_, publishers_root) = self.dropped(session, &[]).await?;
             if self.names.table(&publishers_root) != root {
                 return Err(self.stops(&format!(
                     "columns have other names ({}), and on the target the table is a partition of \
@@ -235,7 +256,7 @@ fn renamed(
 /// nobody can tell. `were`: the target's columns with their numbers when the definition was noted.
 async fn left_on_target(
     session: &mut Session,
-    table: &str,
+    table: &TableName,
     renamed: &[Renamed],
     on_target: &TargetTable,
     were: Option<Vec<String>>,
@@ -245,7 +266,7 @@ async fn left_on_target(
         // By names nobody could tell whether it was done by hand.
         let Some(were) = were else { return Ok(None) };
         let mut are = BTreeMap::new();
-        for row in session.query(ON_TARGET, &[Some(table)]).await? {
+        for row in session.query(ON_TARGET, &[Some(&table.to_string())]).await? {
             let number: i16 = row.parse(0).map_err(|error| session.error(error))?;
             are.insert(number, row.get(1).unwrap_or_default().to_owned());
         }

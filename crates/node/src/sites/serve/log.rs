@@ -70,8 +70,9 @@ impl Serving {
         ready.mark_unchanged();
         let received = matches!(served.source, ServedSource::Upstream(..));
         // Before its cursor is moved to what it has.
-        let begun = match is_the_same_log(&served.store, have).await {
-            Ok(()) => begin(&served.store, received, &cursor, have),
+        let which = (downstream.site.as_str(), key.1.as_str());
+        let begun = match is_the_same_log(&served.store, which, have).await {
+            Ok(()) => begin(&served.store, received, which, have),
             Err(refused) => Err(refused),
         };
         // What has stopped here does not begin by being waited for.
@@ -271,18 +272,27 @@ impl Serving {
     }
 }
 
-/// What is to be done at a site that cannot go on with what it has.
-const BEGIN_ANEW: &str = "To begin anew: stop that site's node, remove its folder of this log \
-     (data_dir/received/SITE+PUBLICATION), start it, and for each of its subscriptions to this log: \
-     farshore resync, then farshore resume; sites that it passes the log on to have to do the same";
+/// What is to be done where a site cannot go on with what it has. It is read at both sites, and passed
+/// on to those behind them: so none is "this" one.
+fn begin_anew((site, publication): (&str, &str)) -> String {
+    let folder = publication.replace('/', "+");
+    format!(
+        "To begin anew: at site \"{site}\" stop the node, remove its folder of this log (the one in \
+         data_dir/received that ends in +{folder}), start it, and for each of its subscriptions to \
+         this log: farshore resync, then farshore resume; sites that it passes the log on to have to \
+         do the same"
+    )
+}
 
 /// Where a log begins for a site that has this much of it; and the publisher's identity.
 fn begin(
     store: &SegmentedStore,
     received: bool,
-    cursor: &str,
+    (site, publication): (&str, &str),
     have: Option<Have>,
 ) -> Result<(Lsn, String), Refusal> {
+    let cursor = &cursor_of(site);
+    let begin_anew = || begin_anew((site, publication));
     let (Some(begins), Some(publisher)) =
         (slot::log_begins(store), slot::publisher_identity(store))
     else {
@@ -294,16 +304,18 @@ fn begin(
     match have {
         Some(have) if have.log_id != store.log_id() => {
             return Err(Refusal::lasting(format!(
-                "the log here is another one than the site has: the store was replaced. \
-                 {BEGIN_ANEW}"
+                "site \"{site}\" has another log than the site that it comes from: the store there was \
+                 replaced. {}",
+                begin_anew()
             )));
         }
         Some(have) if have.durable > durable && !received => {
             return Err(Refusal::lasting(format!(
-                "the site has the log up to {}, and here it ends at {durable}: the store was set \
-                 back. If the store that had it is put back, go on there (farshore resume \
-                 --publication). {BEGIN_ANEW}",
-                have.durable
+                "site \"{site}\" has the log up to {}, and at the site that it comes from it ends at \
+                 {durable}: the store there was set back. If the store that had it is put back, go on \
+                 at site \"{site}\" (farshore resume --publication). {}",
+                have.durable,
+                begin_anew()
             )));
         }
         Some(_) | None => {}
@@ -313,7 +325,8 @@ fn begin(
         // A replica that was set back is filled again from its own upstream site.
         Some(have) if have.durable > durable => {
             return Err(Refusal::passing(format!(
-                "the site has the log up to {}, and here it ends at {durable} as yet",
+                "site \"{site}\" has the log up to {}, and at the site that it comes from it ends at \
+                 {durable} as yet",
                 have.durable
             )));
         }
@@ -328,8 +341,10 @@ fn begin(
     match store.move_cursor(cursor, Applied(after)) {
         Ok(()) => Ok((after, publisher)),
         Err(StoreError::Dropped { start, .. }) => Err(Refusal::lasting(format!(
-            "the log no longer has what follows {after}; it begins at {start} now (retention \
-             limits dropped it, or the site was not granted it for a while). {BEGIN_ANEW}"
+            "the log no longer has what follows {after}, which is where site \"{site}\" stands; it \
+             begins at {start} now (retention limits dropped it, site \"{site}\" was not granted it for \
+             a while, or its store was set back). {}",
+            begin_anew()
         ))),
         Err(error) => Err(failed(error)),
     }
@@ -338,7 +353,11 @@ fn begin(
 /// Refuses a site which has what this store does not: it was set back together with the publisher,
 /// or with the site that it comes from, and has come past what the site has with other changes. What
 /// has left the store since cannot be compared; what follows it can.
-async fn is_the_same_log(store: &Arc<SegmentedStore>, have: Option<Have>) -> Result<(), Refusal> {
+async fn is_the_same_log(
+    store: &Arc<SegmentedStore>,
+    (site, publication): (&str, &str),
+    have: Option<Have>,
+) -> Result<(), Refusal> {
     let Some(Have { log_id, durable, newest: Some(newest) }) = have else { return Ok(()) };
     if log_id != store.log_id() || durable > store.durable().borrow().0 {
         return Ok(());
@@ -363,17 +382,21 @@ async fn is_the_same_log(store: &Arc<SegmentedStore>, have: Option<Have>) -> Res
     };
     let what = if there.is_some_and(|there| there != Some((position, PgTime(commit_time)))) {
         format!(
-            "the site has a transaction at {position} ({}) that the log here",
+            "site \"{site}\" has a transaction at {position} ({}) that the log which it comes from does \
+             not have",
             PgTime(commit_time)
-        ) + " does not have"
+        )
     } else if let Some((next, _)) = next.filter(|(next, _)| *next <= durable) {
-        format!("the log here has a transaction at {next} that the site does not have")
+        format!(
+            "the log which site \"{site}\" follows has a transaction at {next} that it does not have"
+        )
     } else {
         return Ok(());
     };
     Err(Refusal::lasting(format!(
-        "{what}, and the site has the log up to {durable}: the store here was set back to before \
-         that, and has gone on with other changes. {BEGIN_ANEW}"
+        "{what}, and site \"{site}\" has the log up to {durable}: the store at the site that it comes \
+         from was set back to before that, and has gone on with other changes. {}",
+        begin_anew((site, publication))
     )))
 }
 
@@ -483,7 +506,8 @@ mod tests {
         }
         let newest = Some(Newest { position: Lsn(20), commit_time: 1 });
         let have = |durable| Have { log_id: store.log_id(), durable: Lsn(durable), newest };
-        let judged = async |durable| is_the_same_log(&store, Some(have(durable))).await;
+        let judged =
+            async |durable| is_the_same_log(&store, ("down", "p"), Some(have(durable))).await;
         for is_dropped in [false, true] {
             if is_dropped {
                 store.register_cursor("@down").unwrap();
@@ -513,7 +537,7 @@ mod tests {
         store.append(batch).await.unwrap();
         store.durable().wait_for(|durable| durable.0 >= Lsn(20)).await.unwrap();
         let have = |log_id, durable| Some(Have { log_id, durable: Lsn(durable), newest: None });
-        let refused = |have, received| begin(&store, received, "@down", have).unwrap_err();
+        let refused = |have, received| begin(&store, received, ("down", "p"), have).unwrap_err();
         let another = refused(have(store.log_id() + 1, 15), false);
         assert!(!another.passes && another.why.contains("To begin anew"), "{}", another.why);
         let ahead = refused(have(store.log_id(), 30), false);
@@ -523,7 +547,8 @@ mod tests {
         // It may go on once this one has more.
         assert!(refused(have(store.log_id(), 30), true).passes);
         assert_eq!(store.cursors().len(), 1);
-        let (after, _) = begin(&store, false, "@down", have(store.log_id(), 15)).ok().unwrap();
+        let (after, _) =
+            begin(&store, false, ("down", "p"), have(store.log_id(), 15)).ok().unwrap();
         assert_eq!((after, store.cursors()[0].applied), (Lsn(15), Applied(Lsn(15))));
     }
 
