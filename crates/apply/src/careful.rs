@@ -284,8 +284,8 @@ impl Careful<'_> {
             let end = changes.len().min(next + *run_length);
             let run = &changes[next..end];
             let failed = match self.run_of_changes(run, at.header).await {
-                Ok(()) => {
-                    next = end;
+                Ok(done) => {
+                    next += done;
                     *run_length = RUN_MAX.min(*run_length * 2);
                     continue;
                 }
@@ -325,13 +325,19 @@ impl Careful<'_> {
         Ok(conflicts)
     }
 
-    async fn run_of_changes(&mut self, run: &[Bytes], header: &Header) -> Result<(), ApplyError> {
-        self.writer.prepare(run, header, self.feed.definitions()).await?;
+    /// Applies the first of these changes, as many as go together, and says how many.
+    async fn run_of_changes(
+        &mut self,
+        run: &[Bytes],
+        header: &Header,
+    ) -> Result<usize, ApplyError> {
+        let together = self.writer.prepare(run, header, self.feed.definitions()).await?;
         self.writer.begin_changes()?;
-        for command in run {
+        for command in &run[..together] {
             self.writer.one(command, header, self.feed.definitions()).await?;
         }
-        self.writer.keep_changes().await
+        self.writer.keep_changes().await?;
+        Ok(together)
     }
 
     /// A change that fails by itself meets its table's policy.

@@ -414,6 +414,11 @@ impl FailedChange {
         self.operation == "TRUNCATE" && is_of_keys(&self.cause)
     }
 
+    /// Its row has a label that an enum of the target does not have.
+    pub(crate) fn lacks_label(&self) -> bool {
+        matches!(&self.cause, Cause::Refused(error) if remedy::enum_and_label(error).is_some())
+    }
+
     /// A foreign key of the target does not hold (foreign_key_violation).
     pub(crate) fn breaks_key(&self) -> bool {
         matches!(&self.cause, Cause::Refused(error) if error.code == "23503")

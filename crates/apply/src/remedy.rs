@@ -94,11 +94,25 @@ fn is_in_function(error: &ServerError) -> bool {
     error.context.as_deref().is_some_and(|context| context.contains("function"))
 }
 
+/// The enum of the target, as SQL names it, and the label that it does not have.
+pub(crate) fn enum_and_label(error: &ServerError) -> Option<(&str, &str)> {
+    let said = error.message.strip_prefix("invalid input value for enum ")?;
+    said.strip_suffix('"')?.split_once(": \"")
+}
+
+/// What renames a label as on the publisher, with what to do then.
+pub(crate) fn rename_label(of: &str, from: &str, to: &str) -> String {
+    let (from, to) = (quote_literal(from), quote_literal(to));
+    format!(
+        "The publisher has given the label {from} the name {to}, and rows on the target have the old \
+         one. On the target: ALTER TYPE {of} RENAME VALUE {from} TO {to}. Then go on (farshore resume)"
+    )
+}
+
 /// Where a value is a label that an enum of the target does not have (invalid text representation,
 /// of an enum in either format): how it gets it.
 pub(crate) fn missing_label(error: &ServerError) -> Option<String> {
-    let said = error.message.strip_prefix("invalid input value for enum ")?;
-    let (of, label) = said.strip_suffix('"')?.split_once(": \"")?;
+    let (of, label) = enum_and_label(error)?;
     let label = quote_literal(label);
     Some(format!(
         "The target's enum lacks that label: on the target ALTER TYPE {of} ADD VALUE {label} (with \

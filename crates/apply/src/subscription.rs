@@ -102,6 +102,8 @@ pub struct Subscription {
     /// Tables with columns or labels that are others by now, until it is certain that the log does not
     /// tell.
     pub unlogged: LogPoints,
+    /// Tables with columns or labels that are not noted, until the stream has come to them.
+    pub noting: LogPoints,
     /// Where the stream is asked to rest while somebody looks at the target.
     pub halts: Halts,
 }
@@ -360,6 +362,11 @@ impl Subscription {
                     if failed.cause.is_of_no_partition() =>
                 {
                     return Err(self.without_partition(failed).await);
+                }
+                Err(Failure { error: ApplyError::Change(failed), careful: None })
+                    if failed.lacks_label() =>
+                {
+                    return Err(self.of_renamed_label(failed).await);
                 }
                 Err(Failure { error, careful: None }) => return Err(error),
                 Err(Failure { error, careful: span }) => {

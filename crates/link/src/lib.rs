@@ -27,6 +27,7 @@ mod shared;
 mod site_name;
 mod stripe;
 mod trust;
+mod turned_away;
 mod wire;
 mod within;
 

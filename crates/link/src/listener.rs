@@ -4,12 +4,12 @@ use crate::handshake::{Answer, HandshakeError, Hello, VERSION_MAX};
 use crate::opening::Openings;
 use crate::site_name::site_of;
 use crate::trust::{tls_error, why_rejected, why_untrusted};
+use crate::turned_away::{Tell, TurnedAway};
 use crate::wire::{Broken, Socket, Wire, hear_hello, part, refuse, say_answer, socket, wire};
 use crate::{Identity, LinkError, LinkOptions, Session};
 use bytes::Bytes;
-use std::collections::VecDeque;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 use tokio::net::{TcpListener, TcpStream};
@@ -26,12 +26,6 @@ const GATHERING_MAX: usize = 4_096;
 
 /// Sessions that have opened and that nobody has asked for.
 const INCOMING_MAX: usize = 16;
-
-/// What fails on all connections of a session alike is logged once within so long.
-const ALIKE: Duration = Duration::from_secs(1);
-
-/// So much is remembered of what was logged lately.
-const ALIKE_MAX: usize = 64;
 
 /// After the system refused a connection (no file descriptors left, for instance).
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
@@ -190,8 +184,8 @@ struct Door {
     openings: Openings,
     incoming: mpsc::Sender<Incoming>,
     gathering: Semaphore,
-    /// What was logged lately of connections turned away, if more of the kind may come.
-    told: Mutex<VecDeque<(Instant, IpAddr, String)>>,
+    /// What was logged lately of connections turned away.
+    told: Mutex<TurnedAway>,
 }
 
 /// Why a connection is turned away, for the log, and what is still to be done about it.
@@ -251,20 +245,17 @@ impl Door {
     async fn log(&self, peer: SocketAddr, turned: &Turned) {
         let site = turned.site.as_deref().unwrap_or("unknown");
         let why = &turned.why;
-        if turned.alike {
-            let mut told = self.told.lock().await;
-            told.retain(|(at, ..)| at.elapsed() < ALIKE);
-            let line = format!("{site}: {why}");
-            if told.iter().any(|(_, ip, before)| (*ip, before) == (peer.ip(), &line)) {
+        let line = format!("{site}: {why}");
+        let tell = self.told.lock().await.note(peer.ip(), line, turned.alike, Instant::now());
+        let last = match tell {
+            Tell::Nothing => {
                 tracing::debug!(%peer, site, "link: turned a connection away too: {why}");
                 return;
             }
-            if told.len() == ALIKE_MAX {
-                told.pop_front();
-            }
-            told.push_back((Instant::now(), peer.ip(), line));
-        }
-        tracing::warn!(%peer, site, "link: turned a connection away: {why}");
+            Tell::All => "",
+            Tell::Last => " (told no more until it was not met for 10 minutes)",
+        };
+        tracing::warn!(%peer, site, "link: turned a connection away: {why}{last}");
     }
 
     /// Brings a connection to where it is part of a session. Gives `permit` back once its peer is

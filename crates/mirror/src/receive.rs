@@ -272,6 +272,14 @@ impl Near {
                 system.system_id, have.system_id
             )));
         }
+        let acknowledged = self.status().far.durable;
+        if let Some(have) = have.filter(|have| have.durable < acknowledged) {
+            tracing::warn!(
+                mirror = %self.name, acknowledged = %acknowledged, durable = %have.durable,
+                "the far end has less than it has acknowledged: its spool was set back, or its disk \
+                 lies about what is durable. The rest is sent again, if the principal still has it"
+            );
+        }
         self.turns.check(&self.name, have)?;
         let shown = connection.simple_query("SHOW wal_segment_size").await?;
         let shown = shown.first().and_then(|set| set.rows.first()?.get(0).map(str::to_owned));
@@ -292,6 +300,10 @@ impl Near {
             Err(error) if error.sqlstate() == Some("42710") => false,
             Err(error) => return Err(error.into()),
         };
+        // One that has log may still go on where that ends, which gives the slot back what it keeps.
+        if !is_slot_new && have.is_none() {
+            self.refuse_lost_slot(&mut connection).await?;
+        }
         let (timeline, start, is_kept) = match have {
             Some(have) => (Timeline(have.timeline), have.durable, true),
             None => self.beginning(&mut connection, &system, segment).await?,
@@ -317,6 +329,19 @@ impl Near {
             turn,
             is_slot_new,
         })
+    }
+
+    /// Up to 15 a principal streams by a slot that is lost, and keeps nothing for it.
+    async fn refuse_lost_slot(&self, connection: &mut Connection) -> Result<(), MirrorError> {
+        if connection.server_version() >= 160_000 {
+            return Ok(());
+        }
+        let Some((_, Some(status))) = self.slot_by_sql().await else { return Ok(()) };
+        if status != "lost" {
+            return Ok(());
+        }
+        let why = format!("the slot \"{}\" is lost, and keeps nothing", self.slot);
+        Err(log_dropped(connection.server(), &why))
     }
 
     /// Where a far end that has nothing begins: with the oldest log that the slot keeps, so that a
@@ -357,18 +382,28 @@ impl Near {
     /// Where the slot begins, of 14, which tells it by SQL alone. `None` also where this role may not
     /// ask.
     async fn kept_from(&self) -> Option<Lsn> {
+        self.slot_by_sql().await?.0
+    }
+
+    /// Where the slot begins, and its `wal_status`. `None` also where this role may not ask.
+    async fn slot_by_sql(&self) -> Option<(Option<Lsn>, Option<String>)> {
         let asked = async {
             let mut connection = Connection::connect(&self.principal, Mode::Sql).await?;
-            let sql = "SELECT restart_lsn FROM pg_catalog.pg_replication_slots \
+            let sql = "SELECT restart_lsn, wal_status FROM pg_catalog.pg_replication_slots \
                        WHERE slot_name = $1";
             let rows = connection.query(sql, &[Some(&self.slot)]).await?;
             connection.close().await;
-            Ok::<_, farshore_pg::Error>(rows.first().and_then(|row| row.get(0)?.parse().ok()))
+            let row = rows.first();
+            let restart = row.and_then(|row| row.get(0)?.parse().ok());
+            Ok::<_, farshore_pg::Error>((
+                restart,
+                row.and_then(|row| row.get(1)).map(str::to_owned),
+            ))
         };
         match asked.await {
-            Ok(restart) => restart,
+            Ok(told) => Some(told),
             Err(error) => {
-                tracing::debug!(mirror = %self.name, %error, "where the slot begins");
+                tracing::debug!(mirror = %self.name, %error, "what the slot keeps");
                 None
             }
         }
@@ -599,17 +634,20 @@ fn explain(server: &str, error: MirrorError) -> MirrorError {
         // undefined_file: the segment has been removed. A slot that is lost is an
         // object_not_in_prerequisite_state.
         MirrorError::Principal(error) if matches!(error.sqlstate(), Some("58P01" | "55000")) => {
-            let what = format!(
-                "it has dropped log that the far end still needs ({error}): \
-                 max_slot_wal_keep_size was exceeded, or the slot was dropped. To begin anew: stop \
-                 the far site's node, remove the mirror's spool there, drop the slot, start, and \
-                 make the standbys anew. Raise max_slot_wal_keep_size, or keep the far site \
-                 connected"
-            );
-            MirrorError::WrongPrincipal { server: server.to_owned(), what }
+            log_dropped(server, &error)
         }
         error => error,
     }
+}
+
+fn log_dropped(server: &str, why: &dyn std::fmt::Display) -> MirrorError {
+    let what = format!(
+        "it has dropped log that the far end still needs ({why}): max_slot_wal_keep_size was \
+         exceeded, or the slot was dropped. To begin anew: stop the far site's node, remove the \
+         mirror's spool there, drop the slot, start, and make the standbys anew. Raise \
+         max_slot_wal_keep_size, or keep the far site connected"
+    );
+    MirrorError::WrongPrincipal { server: server.to_owned(), what }
 }
 
 /// How often a slot that is in use is tried again.

@@ -5,6 +5,7 @@ use crate::config::SiteConfig;
 use crate::config::mirrors::FarMirror;
 use crate::control::{self, Asked, Request, ask};
 use crate::mirrors::{NearAgent, NearSide};
+use crate::report::MirrorReport;
 use crate::sites::{self, protocol::Wanted};
 use farshore_link::Identity;
 use farshore_mirror::seed::{Progress, SeedRequest, Seeded, Take};
@@ -153,7 +154,7 @@ async fn take(
     let run = |session| take.run(session, follows, progress);
     let seeded = near_side.talk(Wanted::Seed(request), run).await;
     let seeded = seeded.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-    let kept = still_kept(config, options, slot, seeded.start).await?;
+    let kept = still_kept(config, options, slot, (seeded.start, seeded.end)).await?;
     Ok(format!("{}{kept}", said(&seeded, options, slot)))
 }
 
@@ -192,13 +193,14 @@ fn near_side(config: &SiteConfig, mirror: &FarMirror) -> Result<NearSide, String
     dialer.map(NearSide::Link).ok_or_else(|| config.sites.unknown_upstream(upstream))
 }
 
-/// A slot that kept too much while the files came is lost, and with it what the standby needs.
-/// Gives a word on it if nobody can tell.
+/// A slot that kept too much while the files came is lost, and with it what the standby needs; and a
+/// mirror that has stopped does not bring the log up to where it can be read. Gives a word on it if
+/// nobody can tell.
 async fn still_kept(
     config: &SiteConfig,
     options: &SeedOptions,
     slot: &str,
-    start: Lsn,
+    needs: (Lsn, Lsn),
 ) -> Result<String, String> {
     let report = match control::status(&config.data_dir).await {
         Ok(Some(report)) => report,
@@ -209,22 +211,41 @@ async fn still_kept(
         }
     };
     let mirror = report.mirrors.iter().find(|m| m.name == options.mirror && m.end == "far");
+    match lacks(mirror, slot, needs) {
+        None => Ok(String::new()),
+        Some(why) => Err(format!(
+            "{} has all its files, but {why}, and run this again with --overwrite: files that are \
+             still the same are not sent again",
+            options.pgdata.display()
+        )),
+    }
+}
+
+/// What a standby that needs the log from `start` on, and up to `end` before it can be read, will not
+/// have from this mirror, and what to do.
+fn lacks(mirror: Option<&MirrorReport>, slot: &str, (start, end): (Lsn, Lsn)) -> Option<String> {
     let kept = mirror.and_then(|mirror| mirror.slots.iter().find(|kept| kept.name == slot));
     let restart = kept.and_then(|kept| kept.restart.as_deref()?.parse::<Lsn>().ok());
     let why = match (kept, restart) {
-        (Some(_), Some(restart)) if restart <= start => return Ok(String::new()),
+        (Some(_), Some(restart)) if restart <= start => {
+            let stopped = mirror.filter(|mirror| mirror.state == "stopped")?;
+            let has_all = stopped.durable.parse().is_ok_and(|durable: Lsn| durable >= end);
+            return (!has_all).then(|| {
+                format!(
+                    "needs the log up to {end} before it can be read, and the spool ends at {}: the \
+                     mirror has stopped ({}). See to that first (farshore status)",
+                    stopped.durable,
+                    stopped.error.as_deref().unwrap_or("farshore status says why")
+                )
+            });
+        }
         (Some(kept), _) if kept.lost => {
             "the slot kept more than drop_behind meanwhile, and was lost. Raise drop_behind"
         }
         (Some(_), _) => "the slot has moved on: another standby uses it. Name another with --slot",
         (None, _) => "the slot was dropped meanwhile. Leave it alone",
     };
-    Err(format!(
-        "{} has all its files, but needs the log from {start} on, and the spool may let it go: \
-         {why}, and run this again with --overwrite: files that are still the same are not sent \
-         again",
-        options.pgdata.display()
-    ))
+    Some(format!("needs the log from {start} on, and the spool may let it go: {why}"))
 }
 
 /// A node that was started a moment ago answers soon.
@@ -255,4 +276,41 @@ fn said(seeded: &Seeded, options: &SeedOptions, slot: &str) -> String {
         progress.same,
         options.pgdata.display()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::SlotReport;
+
+    #[test]
+    fn what_a_standby_will_not_have_is_told() {
+        let slot = |restart: Option<&str>, lost| SlotReport {
+            name: "s".to_owned(),
+            restart: restart.map(str::to_owned),
+            lost,
+            ..SlotReport::default()
+        };
+        let mirror = |state: &str, durable: &str, slot: SlotReport| MirrorReport {
+            state: state.to_owned(),
+            error: Some("another log".to_owned()),
+            durable: durable.to_owned(),
+            slots: vec![slot],
+            ..MirrorReport::default()
+        };
+        let lacks = |mirror: MirrorReport| lacks(Some(&mirror), "s", (Lsn(0x20), Lsn(0x30)));
+        let kept = || slot(Some("0/10"), false);
+        assert_eq!(lacks(mirror("receiving", "0/25", kept())), None);
+        assert_eq!(lacks(mirror("stopped", "0/30", kept())), None);
+        let told = lacks(mirror("stopped", "0/25", kept())).unwrap();
+        assert!(told.contains("up to 0/30") && told.contains("another log"), "{told}");
+        for (slot, what) in [
+            (slot(Some("0/21"), false), "moved on"),
+            (slot(None, true), "drop_behind"),
+            (SlotReport::default(), "dropped meanwhile"),
+        ] {
+            let told = lacks(mirror("receiving", "0/40", slot)).unwrap();
+            assert!(told.contains("may let it go") && told.contains(what), "{told}");
+        }
+    }
 }

@@ -185,6 +185,125 @@ fn columns_of_partitions_follow() -> Result<()> {
     Ok(())
 }
 
+/// What the catalogue says when the node starts is ahead of what the stream has still to see.
+#[test]
+fn numbers_from_ahead_of_the_stream_are_not_believed() -> Result<()> {
+    let swap = |a: &str, b: &str| {
+        format!(
+            "BEGIN; ALTER TABLE t RENAME {a} TO x; ALTER TABLE t RENAME {b} TO {a}; \
+             ALTER TABLE t RENAME x TO {b}; COMMIT"
+        )
+    };
+    let swapped = swap("c", "d");
+    let histories: [&[&str]; 3] = [
+        &[
+            "ALTER TABLE t ADD c text, ADD d text",
+            "INSERT INTO t VALUES (101, 'a', 'b', 'c', 'd')",
+            &swapped,
+            "INSERT INTO t (id, c, d) VALUES (102, 'c', 'd')",
+        ],
+        &[
+            "ALTER TABLE t ADD c text",
+            "INSERT INTO t VALUES (101, 'a', 'b', 'c')",
+            "BEGIN; ALTER TABLE t RENAME c TO d; ALTER TABLE t ADD c text; COMMIT",
+            "INSERT INTO t (id, c, d) VALUES (102, 'c', 'd')",
+        ],
+        &[
+            "ALTER TABLE t ADD c text",
+            "INSERT INTO t VALUES (101, 'a', 'b', 'c')",
+            "BEGIN; ALTER TABLE t DROP c; ALTER TABLE t ADD e text; COMMIT",
+            "INSERT INTO t (id, e) VALUES (102, 'e')",
+            "ALTER TABLE t RENAME e TO c",
+            "INSERT INTO t (id, c) VALUES (103, 'c')",
+        ],
+    ];
+    for history in histories {
+        let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text, b text)";
+        let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+        pair.publish("INSERT INTO t SELECT i, 'a', 'b' FROM generate_series(1, 50) i")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        for statements in history {
+            pair.publish(statements)?;
+        }
+        pair.site.start()?;
+        let columns = "SELECT string_agg(attname, ', ' ORDER BY attname) FROM pg_attribute \
+            WHERE attrelid = 't'::regclass AND attnum > 0 AND NOT attisdropped";
+        let names = pair.publisher_says(columns)?;
+        let rows = format!("SELECT string_agg(ROW({names})::text, ' ' ORDER BY id) FROM t");
+        let there = pair.publisher_says(&rows)?;
+        // It is followed, or it stops and is copied anew.
+        wait_until("the rows to be the same", SOON, &[&pair.site.log_path()], || {
+            let status = pair.site.status()?;
+            if status["subscriptions"][0]["state"] == "stopped" {
+                pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+                pair.site.verb("resume", &["--subscription", "s"])?;
+            }
+            Ok((pair.subscriber_says(&rows).is_ok_and(|here| here == there)).then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// What is renamed for one partition is renamed for the others, whatever comes for them next.
+#[test]
+fn columns_of_partitions_change_places_and_back() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text, b text) PARTITION BY RANGE (id); \
+        CREATE TABLE t_low PARTITION OF t FOR VALUES FROM (1) TO (25); \
+        CREATE TABLE t_high (b text, id integer NOT NULL, a text); \
+        ALTER TABLE t ATTACH PARTITION t_high FOR VALUES FROM (25) TO (1000)";
+    let mut pair = Pair::new(Direction::DOWN, &["public.*"], schema)?;
+    pair.publish("INSERT INTO t SELECT i, 'a', 'b' FROM generate_series(5, 50) i")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    let crossed = "BEGIN; ALTER TABLE t RENAME a TO x; ALTER TABLE t RENAME b TO a; \
+        ALTER TABLE t RENAME x TO b; COMMIT";
+    for batch in 0..2 {
+        pair.site.stop()?;
+        pair.publish(&format!("UPDATE t SET a = 'u{batch}' WHERE id IN (20, 30)"))?;
+        pair.publish(crossed)?;
+        pair.publish(&format!("INSERT INTO t VALUES ({}, '1', '2')", 1 + batch))?;
+        pair.publish(crossed)?;
+        pair.publish(&format!("INSERT INTO t VALUES ({}, 'A', 'B')", 100 + batch))?;
+        pair.publish("UPDATE t SET b = 'last' WHERE id IN (7, 40)")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+    }
+    // One name more, and back.
+    pair.site.stop()?;
+    pair.publish("ALTER TABLE t RENAME a TO x; UPDATE t SET x = 'x' WHERE id = 8")?;
+    pair.publish("ALTER TABLE t RENAME x TO a; UPDATE t SET a = 'y' WHERE id = 45")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    never_stopped(&pair)
+}
+
+/// Row by row, and with savepoints.
+#[test]
+fn columns_are_renamed_where_changes_are_applied_carefully() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, a text, b text)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    pair.site.replace("[subscription.s]", "[subscription.s]\non_conflict = \"skip\"")?;
+    pair.publish("INSERT INTO t SELECT i, 'a', 'b' FROM generate_series(1, 50) i")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    pair.subscriber.execute_script("DELETE FROM t WHERE id = 7")?;
+    pair.publish("UPDATE t SET a = 'missing' WHERE id = 7")?;
+    pair.publish(
+        "BEGIN; UPDATE t SET a = 'before' WHERE id = 8; ALTER TABLE t RENAME a TO x; \
+         ALTER TABLE t RENAME b TO a; ALTER TABLE t RENAME x TO b; \
+         UPDATE t SET a = 'after' WHERE id IN (8, 9); ALTER TABLE t RENAME b TO c; \
+         UPDATE t SET c = 'after' WHERE id = 10; COMMIT",
+    )?;
+    pair.publish("DELETE FROM t WHERE id = 7")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    ensure!(pair.subscriber_says("SELECT count(*) FROM farshore.conflicts")? != "0");
+    never_stopped(&pair)
+}
+
 /// Crosswise, and nothing comes that would tell.
 #[test]
 fn columns_that_change_places_follow_without_a_change() -> Result<()> {

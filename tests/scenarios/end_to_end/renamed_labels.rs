@@ -92,6 +92,22 @@ fn a_label_that_has_another_name_is_renamed_as_told() -> Result<()> {
     Ok(())
 }
 
+/// A row with the new name may come before anybody has looked.
+#[test]
+fn a_row_with_the_new_name_stops_with_the_same() -> Result<()> {
+    let mut pair = copied(Direction::UP, "SELECT 1")?;
+    pair.site.stop()?;
+    pair.publish("ALTER TYPE s.\"Mood\" RENAME VALUE 'a' TO 'c'")?;
+    pair.publish("INSERT INTO t VALUES (101, 'c')")?;
+    pair.site.start()?;
+    let rename = "ALTER TYPE s.\"Mood\" RENAME VALUE 'a' TO 'c'";
+    let (state, error) = pair.site.await_trouble("s", rename)?;
+    ensure!(state == "stopped" && !error.contains("ADD VALUE"), "{state}: {error}");
+    pair.subscriber.execute_script(rename)?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.assert_equal(&["public"])
+}
+
 /// Nobody can tell what rows mean that came after it.
 #[test]
 fn labels_that_change_places_are_copied_anew() -> Result<()> {

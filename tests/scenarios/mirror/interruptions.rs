@@ -279,6 +279,17 @@ fn a_slot_that_lost_its_log_is_told_and_begun_anew() -> Result<()> {
     // Nothing returned meanwhile, and what had returned can be read, here and there.
     ensure!(mirrored.returned() == returned, "a commit returned");
     mirrored.check_standby(&returned)?;
+    // Without a spool it would be streamed by, and keep nothing.
+    mirrored.far.stop()?;
+    let (folder, aside) = (spool(&mirrored), mirrored.far.directory().join("aside"));
+    std::fs::rename(&folder, &aside)?;
+    mirrored.far.start()?;
+    let far = report(&mirrored.far, "the far end to stop", |m| m["state"] == "stopped")?;
+    ensure!(far["error"].as_str().is_some_and(|error| error.contains("drop the slot")), "{far}");
+    mirrored.far.stop()?;
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::rename(&aside, &folder)?;
+    mirrored.far.start()?;
     // A slot that is made anew does not bring the log back, and keeps none from then on.
     let sql = format!("SELECT pg_drop_replication_slot('{SLOT}')");
     mirrored.principal.execute_script(&sql)?;

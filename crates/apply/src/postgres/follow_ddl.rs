@@ -34,7 +34,9 @@ use crate::remedy;
 use farshore_capture::publication::{PublishedTable, TableName, partition_root};
 use farshore_capture::schema::NameMap;
 use farshore_capture::source::{AddedColumn, DroppedColumns, GrownTable, OldValue, Source};
-use farshore_model::{Column, FIRST_UNSTABLE_OID, Relation, ReplicaIdentity, quote_identifier};
+use farshore_model::{
+    Column, FIRST_UNSTABLE_OID, Lsn, Relation, ReplicaIdentity, quote_identifier,
+};
 use farshore_pg::{Row, quote_literal, text_array};
 use farshore_wire::pgoutput::stored;
 use renames::ByNumbers;
@@ -59,6 +61,8 @@ pub enum FollowDdl {
 pub struct Followed {
     /// The target's table has another shape now.
     pub changed: bool,
+    /// And columns of it have other names, and those of tables below it.
+    pub renamed: bool,
     /// There is more to do: the version is to be followed again.
     pub put_off: bool,
 }
@@ -69,9 +73,10 @@ pub struct Follow<'a> {
     pub subscription: &'a str,
     /// What is done.
     pub policy: FollowDdl,
-    /// Columns are not dropped yet, and the version is not noted if there are such; and none are
-    /// renamed: changes from before that may come again.
+    /// Columns are not dropped yet, and the version is not noted if there are such.
     pub puts_drops_off: bool,
+    /// Where the log stands: where the transaction commits that has the change.
+    pub at: Lsn,
     /// Where the publisher is.
     pub source: &'a dyn Source,
     /// What tables are called on the target.
@@ -113,7 +118,7 @@ impl Follow<'_> {
             }
         }
         let by_numbers = match &before {
-            Some(before) if self.may_rename() => self.rename(session, before, on_target).await?,
+            Some(before) if self.renames() => self.rename(session, before, on_target).await?,
             Some(_) | None => None,
         };
         let Some(by_numbers) = by_numbers else {
@@ -126,7 +131,8 @@ impl Follow<'_> {
         let on_target = renamed.as_ref().unwrap_or(on_target);
         let followed = self.follow_columns(session, Some(before), on_target, Some(numbers)).await;
         let followed = followed.map_err(|error| self.after_renames(error, &statements))?;
-        Ok(Followed { changed: followed.changed || renamed.is_some(), ..followed })
+        let renamed = renamed.is_some();
+        Ok(Followed { changed: followed.changed || renamed, renamed, ..followed })
     }
 
     /// Adds and drops. `numbers` are those of the columns of now, where they are known: then those which
@@ -143,7 +149,7 @@ impl Follow<'_> {
         let columns = &self.relation.columns;
         let is_known = numbers.is_some();
         if !is_known && before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
-            return Ok(Followed { changed: false, put_off: false });
+            return Ok(Followed { changed: false, renamed: false, put_off: false });
         }
         let had = |name: &str| match &before {
             Some(before) => before.columns.iter().any(|column| column.name == name),
@@ -192,7 +198,7 @@ impl Follow<'_> {
             && before.is_some()
             && !gone.is_empty();
         let (dropped, publishers_root) =
-            if may_drop { self.dropped(session, &gone).await? } else { (Vec::new(), published) };
+            if may_drop { self.dropped(&gone).await? } else { (Vec::new(), published) };
         let left: Vec<&str> = gone.iter().copied().filter(|name| !dropped.contains(name)).collect();
         let put_off = self.puts_drops_off && self.policy == FollowDdl::AddDrop && !left.is_empty();
         if !left.is_empty() {
@@ -221,11 +227,12 @@ impl Follow<'_> {
             }
             note_definition(session, subscription, (&published, self.table), relation).await?;
         }
-        Ok(Followed { changed: !missing.is_empty() || !dropped.is_empty(), put_off })
+        let changed = !missing.is_empty() || !dropped.is_empty();
+        Ok(Followed { changed, renamed: false, put_off })
     }
 
-    fn may_rename(&self) -> bool {
-        self.policy != FollowDdl::Stop && !self.puts_drops_off && !self.is_copied_anew
+    fn renames(&self) -> bool {
+        self.policy != FollowDdl::Stop && !self.is_copied_anew
     }
 
     /// A column that the publisher gave another type must have got it on the target too: what that
@@ -390,10 +397,10 @@ impl Follow<'_> {
             .await?;
         let demanding = |name: &&&str| rows.iter().any(|row| row.get(0) == Some(**name));
         let Some(name) = gone.iter().find(demanding) else { return Ok(()) };
-        let (dropped, _) = self.dropped(session, &[*name]).await?;
+        let was_taken_out = self.is_there_still(session, name).await;
         let name = quote_identifier(name);
         let nullable = self.alter(&format!("ALTER COLUMN {name} DROP NOT NULL"));
-        if dropped.is_empty() {
+        if was_taken_out {
             return Err(self.stops(&format!(
                 "column {name} was taken out of the publication (the publisher's table still has it), \
                  and on the target it takes no NULL and has no default. If that was not meant, publish \
@@ -409,6 +416,21 @@ impl Follow<'_> {
         )))
     }
 
+    /// Whether the publisher's table has this column still; false too where nobody can tell.
+    async fn is_there_still(&self, session: &mut Session, column: &str) -> bool {
+        let published = published_name(self.relation);
+        let Ok(now) = self.source.published_tables().await else { return false };
+        let is_this =
+            |now: &&PublishedTable| now.oid == self.relation.oid && now.table == published;
+        let Some(now) = now.iter().find(is_this) else { return false };
+        // One that was only taken out of the publication for a while is still the same.
+        if let Some(number) = ColumnNumbers::of(now).number(column) {
+            let noted = renames::noted(session, self.subscription, &published, self.table).await;
+            return noted.is_ok_and(|noted| noted.numbers.number(column) == Some(number));
+        }
+        self.dropped(&[column]).await.is_ok_and(|(dropped, _)| dropped.is_empty())
+    }
+
     /// The top of the partitions that the table is one of, or the table itself; and whether it has
     /// or is a partition.
     async fn root(&self, session: &mut Session) -> Result<(TableName, bool), ApplyError> {
@@ -419,26 +441,13 @@ impl Follow<'_> {
 
     /// Those of the columns that the publisher has dropped, and what it calls the top of the
     /// partitions that the table is one of.
-    async fn dropped<'b>(
-        &self,
-        session: &mut Session,
-        gone: &[&'b str],
-    ) -> Result<(Vec<&'b str>, TableName), ApplyError> {
+    async fn dropped<'b>(&self, gone: &[&'b str]) -> Result<(Vec<&'b str>, TableName), ApplyError> {
         let published = published_name(self.relation);
         let names: Vec<String> = gone.iter().map(|name| (*name).to_owned()).collect();
         let dropped = self.source.dropped_columns(&published, &names).await?;
         let DroppedColumns { columns, root } = dropped;
         let is_dropped = |name: &&str| columns.iter().any(|column| column == name);
-        let mut dropped: Vec<&str> = gone.iter().copied().filter(is_dropped).collect();
-        if !dropped.is_empty() {
-            // One that was only taken out of the publication for a while is still the same.
-            let noted = renames::noted(session, self.subscription, &published, self.table).await?;
-            let now = self.source.published_tables().await?;
-            let now = now.iter().find(|now| now.oid == self.relation.oid).map(ColumnNumbers::of);
-            let number = |name| Some((noted.numbers.number(name)?, now.as_ref()?.number(name)?));
-            dropped.retain(|name| number(name).is_none_or(|(noted, now)| noted != now));
-        }
-        Ok((dropped, root))
+        Ok((gone.iter().copied().filter(is_dropped).collect(), root))
     }
 
     async fn drop(

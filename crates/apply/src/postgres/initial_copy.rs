@@ -624,6 +624,8 @@ impl InitialCopy<'_> {
             subscription: self.subscription,
             policy: self.follow_ddl,
             puts_drops_off: true,
+            // Nothing is renamed for a copy.
+            at: Lsn::MAX,
             source: self.source,
             names: &self.schema.names,
             table: &name,

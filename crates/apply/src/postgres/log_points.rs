@@ -10,6 +10,7 @@ use farshore_capture::source::Source;
 use farshore_model::Lsn;
 use farshore_store::LogStore;
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 use tokio::task::JoinHandle;
@@ -20,22 +21,20 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 
 /// The publisher is asked for a point of its log while nothing streams for so long; it may have to
 /// wait for transactions there.
-const POINT_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const POINT_WITHIN: Duration = Duration::from_secs(5);
 
 /// The log is not read, to see whether it has anything for a table, while it holds more than this.
 const LOOKED_THROUGH_MAX: u64 = 64 << 20;
 
-/// A table of the publisher, by its OID, and its membership in the publication.
-type Member = (u32, u32);
-
-fn member(table: &PublishedTable) -> Member {
-    (table.oid, table.membership)
-}
+/// A table of the publisher, by its OID, its membership in the publication, and what is looked at of it.
+type Member = (u32, u32, u64);
 
 /// What was seen of tables, each with a point of the publisher's log behind it, and what is left for
 /// later until the stream has come there; for as long as the subscription is kept running.
 #[derive(Debug, Default)]
 pub struct LogPoints {
+    /// Of columns and labels: then a point is of how those were.
+    of_columns: bool,
     noted: Mutex<Noted>,
     /// A question to the publisher, which outlives who waits for it.
     asked: tokio::sync::Mutex<Option<Asked>>,
@@ -58,18 +57,36 @@ struct Asked {
 }
 
 impl LogPoints {
+    /// Of what is seen of the columns of tables, and of the labels of their enums.
+    pub fn of_columns() -> LogPoints {
+        LogPoints { of_columns: true, ..LogPoints::default() }
+    }
+
+    fn member(&self, table: &PublishedTable) -> Member {
+        let mut hasher = DefaultHasher::new();
+        if self.of_columns {
+            for column in &table.columns {
+                (&column.name, column.number, column.type_oid).hash(&mut hasher);
+            }
+            for label in &table.labels {
+                (label.oid, &label.label).hash(&mut hasher);
+            }
+        }
+        (table.oid, table.membership, hasher.finish())
+    }
+
     fn noted(&self) -> MutexGuard<'_, Noted> {
         self.noted.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Notes that it was so of a table at `point`, and returns the first such point.
     pub(crate) fn seen_at(&self, table: &PublishedTable, point: Lsn) -> Lsn {
-        *self.noted().seen_at.entry(member(table)).or_insert(point)
+        *self.noted().seen_at.entry(self.member(table)).or_insert(point)
     }
 
     /// It is seen of these tables; of others, a point is to be found again.
     pub(crate) async fn keep(&self, seen: &[PublishedTable]) {
-        let is_seen = |known: &Member| seen.iter().any(|table| member(table) == *known);
+        let is_seen = |known: &Member| seen.iter().any(|table| self.member(table) == *known);
         self.noted().seen_at.retain(|known, _| is_seen(known));
         if let Some(asked) = self.asked.lock().await.as_mut() {
             asked.tables.retain(is_seen);
@@ -78,7 +95,7 @@ impl LogPoints {
 
     /// It is not so any more.
     pub(crate) fn forget(&self, table: &PublishedTable) {
-        self.noted().seen_at.remove(&member(table));
+        self.noted().seen_at.remove(&self.member(table));
     }
 
     /// How long what was left is left alone this time.
@@ -95,21 +112,21 @@ impl LogPoints {
     }
 
     /// A point of the publisher's log at which it was so of a table, one of those of which it is
-    /// `seen`. `None` while the publisher has not said one.
+    /// `seen`. `None` where the publisher does not say one `within` a time.
     pub(crate) async fn point_of(
         &self,
         table: &PublishedTable,
         seen: &[PublishedTable],
         source: &Arc<dyn Source>,
-        subscription: &str,
+        (subscription, within): (&str, Duration),
     ) -> Option<Lsn> {
-        if let Some(point) = self.noted().seen_at.get(&member(table)) {
+        if let Some(point) = self.noted().seen_at.get(&self.member(table)) {
             return Some(*point);
         }
         let mut asked = self.asked.lock().await;
         // One that was asked before it was seen says nothing of it.
         if asked.as_ref().is_some_and(|asked| {
-            asked.point.is_finished() && !asked.tables.contains(&member(table))
+            asked.point.is_finished() && !asked.tables.contains(&self.member(table))
         }) {
             *asked = None;
         }
@@ -121,9 +138,9 @@ impl LogPoints {
                 snapshot.close().await;
                 Ok(point)
             });
-            Asked { tables: seen.iter().map(member).collect(), point }
+            Asked { tables: seen.iter().map(|table| self.member(table)).collect(), point }
         });
-        let told = tokio::time::timeout(POINT_WITHIN, &mut question.point).await.ok()?;
+        let told = tokio::time::timeout(within, &mut question.point).await.ok()?;
         let tables = std::mem::take(&mut question.tables);
         *asked = None;
         let error = match told {
@@ -132,7 +149,7 @@ impl LogPoints {
                 for of in tables {
                     noted.seen_at.entry(of).or_insert(point);
                 }
-                return noted.seen_at.get(&member(table)).copied();
+                return noted.seen_at.get(&self.member(table)).copied();
             }
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),

@@ -1,14 +1,14 @@
 //! Where an agent starts: what the target has, whether the log goes on from there, which tables
 //! are copied, and which are to be.
 
-use super::unlogged::note_unlogged;
+use super::unlogged::note_attached;
 use super::{Initialise, Subscription, SubscriptionSpec};
 use crate::ApplyError;
 use crate::backup::{self, claim_anew};
 use crate::cut_offs::Ending;
 use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::initial_copy::Which;
-use crate::postgres::log_points::{LogPoints, left_for};
+use crate::postgres::log_points::{LogPoints, POINT_WITHIN, left_for};
 use crate::postgres::progress::{Opened, Progress, Requests, TableProgress, state};
 use crate::postgres::resume::Touched;
 use crate::postgres::schema::create_missing;
@@ -31,11 +31,8 @@ pub(crate) const LOCK_WAIT: Duration = Duration::from_secs(10);
 /// a table that has left and come back counts as copied.
 const CAPTURE_WITHIN: Duration = Duration::from_secs(1);
 
-/// The log may take so long to come as far as the publisher is, before anything streams.
-const LOG_WITHIN: Duration = Duration::from_secs(5);
-
 /// How long streaming waits for a publisher that does not answer. It is asked again beside the stream.
-const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// Where streaming starts, and what is copied.
 pub(crate) struct Start {
@@ -236,18 +233,19 @@ impl Subscription {
             progress = session.load_progress(name).await?;
         }
         if let Some(published) = &published {
-            note_unlogged(&mut session, name, published, &mut tables).await?;
-            if let Some(progress) = &progress {
-                unlogged_waits = self
-                    .look_for_unlogged(&mut session, published, &mut tables, progress.applied)
-                    .await?;
+            note_attached(&mut session, name, published, &mut tables).await?;
+            if let Some(Progress { applied, .. }) = progress {
+                let seen = (published.as_slice(), applied);
+                unlogged_waits = self.note_unlogged(&mut session, seen, &mut tables).await?;
+                unlogged_waits |=
+                    self.look_for_unlogged(&mut session, published, &mut tables, applied).await?;
             }
         }
         if let (Some(published), Some(progress)) = (&published, &progress) {
             let all_apart = self
                 .set_apart(&mut session, published, &tables, progress.applied, no_place_in)
                 .await?;
-            if all_apart && !copies_wait {
+            if all_apart && !copies_wait && !unlogged_waits {
                 self.nothing_is_left();
             }
         }
@@ -456,7 +454,8 @@ impl Subscription {
         let Some(root) = root.filter(|root| root.copied) else {
             return Ok(Some(Touched::Nothing));
         };
-        self.left_at_point(&self.detaching, now, published, root, applied).await
+        let when = (applied, POINT_WITHIN);
+        self.left_at_point(&self.detaching, now, published, root, when).await
     }
 
     /// What the log still has for a table between what is applied and the point that is known for
@@ -467,15 +466,15 @@ impl Subscription {
         now: &PublishedTable,
         published: &[PublishedTable],
         table: &TableProgress,
-        applied: Lsn,
+        (applied, within): (Lsn, Duration),
     ) -> Result<Option<Touched>, ApplyError> {
-        let name = &self.spec.name;
-        let Some(point) = points.point_of(now, published, &self.source, name).await else {
+        let asked = (self.spec.name.as_str(), within);
+        let Some(point) = points.point_of(now, published, &self.source, asked).await else {
             return Ok(None);
         };
         let mut durable = self.store.durable();
         let arrived = durable.wait_for(|durable| durable.0 >= point);
-        if !matches!(tokio::time::timeout(LOG_WITHIN, arrived).await, Ok(Ok(_))) {
+        if !matches!(tokio::time::timeout(within, arrived).await, Ok(Ok(_))) {
             return Ok(None);
         }
         left_for(&self.store, table, applied, point).await

@@ -4,23 +4,29 @@
 //! when an agent starts, which it does when capture sees that the catalogue is another.
 
 use super::Subscription;
+use super::start::ANSWER_WITHIN;
 use crate::ApplyError;
-use crate::error::others_told;
-use crate::postgres::follow_ddl::{Follow, definition_of};
+use crate::error::{Cause, FailedChange, others_told};
+use crate::postgres::follow_ddl::{Follow, definition_of, load_definitions, same_columns};
+use crate::postgres::log_points::POINT_WITHIN;
 use crate::postgres::progress::{
     ColumnNumbers, EnumLabels, ForLabel, RenamedLabel, TableCopyColumn, TableProgress,
 };
 use crate::postgres::resume::Touched;
-use crate::postgres::session::Session;
+use crate::postgres::session::{Session, application_name};
 use crate::postgres::target_table::{TargetTable, target_table, target_tables};
 use crate::remedy;
 use farshore_capture::publication::{PublishedTable, TableName};
-use farshore_model::{Lsn, is_made_of, quote_identifier};
+use farshore_model::{Lsn, Relation, is_made_of, quote_identifier};
 use farshore_pg::quote_literal;
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 /// Published tables as they are now, by name.
 type Now<'a> = HashMap<&'a TableName, &'a PublishedTable>;
+
+/// What is only noted keeps nothing waiting for longer.
+const SOON: Duration = Duration::from_millis(300);
 
 /// What of a copied table is otherwise than the log tells.
 enum Unlogged {
@@ -30,26 +36,14 @@ enum Unlogged {
     Labels,
 }
 
-/// Notes of copied tables what is not noted yet: how they are attached (earlier versions did not), the
-/// numbers of columns, labels of enums.
-pub(super) async fn note_unlogged(
+/// Notes how copied tables are attached on the publisher, where earlier versions have not.
+pub(super) async fn note_attached(
     session: &mut Session,
     name: &str,
     published: &[PublishedTable],
     tables: &mut [TableProgress],
 ) -> Result<(), ApplyError> {
     let now: Now<'_> = published.iter().map(|now| (&now.table, now)).collect();
-    note_attached(session, name, &now, tables).await?;
-    note_column_numbers(session, name, &now, tables).await?;
-    note_enum_labels(session, name, &now, tables, &BTreeSet::new()).await
-}
-
-async fn note_attached(
-    session: &mut Session,
-    name: &str,
-    now: &Now<'_>,
-    tables: &mut [TableProgress],
-) -> Result<(), ApplyError> {
     let mut newly = Vec::new();
     let mut noted = Vec::new();
     for table in tables {
@@ -68,44 +62,18 @@ async fn note_attached(
     Ok(())
 }
 
-async fn note_column_numbers(
+/// Notes the labels that enums of these tables have now.
+async fn note_labels(
     session: &mut Session,
     name: &str,
     now: &Now<'_>,
     tables: &mut [TableProgress],
-) -> Result<(), ApplyError> {
-    let mut newly: Vec<(&mut TableProgress, ColumnNumbers)> = Vec::new();
-    for table in tables {
-        let now = now.get(&table.table);
-        let Some(numbers) = now.and_then(|now| table.newly_numbered(now)) else { continue };
-        newly.push((table, numbers));
-    }
-    let noted =
-        |(table, all): &(&mut TableProgress, ColumnNumbers)| (table.table.clone(), all.to_json());
-    let noted: Vec<_> = newly.iter().map(noted).collect();
-    let column = TableCopyColumn::ColumnNumbers;
-    if noted.is_empty() || !session.note_of_tables(name, column, &noted).await? {
-        return Ok(());
-    }
-    for (table, numbers) in newly {
-        table.column_numbers = numbers;
-    }
-    Ok(())
-}
-
-/// Those of tables that `have_followed` may have other names than were noted.
-async fn note_enum_labels(
-    session: &mut Session,
-    name: &str,
-    now: &Now<'_>,
-    tables: &mut [TableProgress],
-    have_followed: &BTreeSet<TableName>,
+    which: &BTreeSet<TableName>,
 ) -> Result<(), ApplyError> {
     let mut newly: Vec<(&mut TableProgress, EnumLabels)> = Vec::new();
-    for table in tables {
+    for table in tables.iter_mut().filter(|table| which.contains(&table.table)) {
         let Some(now) = now.get(&table.table) else { continue };
-        let has_followed = have_followed.contains(&table.table);
-        let Some(labels) = table.newly_labelled(now, has_followed) else { continue };
+        let Some(labels) = table.newly_labelled(now, true) else { continue };
         newly.push((table, labels));
     }
     let noted =
@@ -138,6 +106,69 @@ struct LeftLabel {
 type LeftLabels = HashMap<TableName, Vec<LeftLabel>>;
 
 impl Subscription {
+    /// Notes the numbers of columns, and labels of enums, of copied tables that are not noted yet, where
+    /// the stream has come to what is `published`: the catalogue may be ahead of it. True if that is
+    /// still to come for one.
+    pub(super) async fn note_unlogged(
+        &self,
+        session: &mut Session,
+        (published, applied): (&[PublishedTable], Lsn),
+        tables: &mut [TableProgress],
+    ) -> Result<bool, ApplyError> {
+        let name = self.spec.name.as_str();
+        let now: Now<'_> = published.iter().map(|now| (&now.table, now)).collect();
+        let of_columns =
+            |table: &TableProgress, now| table.newly_numbered(now).filter(|all| !all.is_empty());
+        let newly: Vec<(&PublishedTable, TableProgress)> = tables
+            .iter()
+            .filter_map(|table| Some((*now.get(&table.table)?, table)))
+            .filter(|(now, table)| {
+                of_columns(table, now).is_some() || table.newly_labelled(now, false).is_some()
+            })
+            .map(|(now, table)| (now, table.clone()))
+            .collect();
+        let seen: Vec<PublishedTable> = newly.iter().map(|(now, _)| (*now).clone()).collect();
+        self.noting.keep(&seen).await;
+        if newly.is_empty() || !session.keeps(TableCopyColumn::EnumLabels).await? {
+            return Ok(false);
+        }
+        let names: Vec<TableName> = newly.iter().map(|(_, table)| table.table.clone()).collect();
+        let followed = load_definitions(session, name, &names).await?;
+        let (mut waits, mut numbers, mut labels) = (false, Vec::new(), BTreeSet::new());
+        for (now, table) in &newly {
+            let definition = followed.get(&table.table);
+            let is_followed = |followed: &Relation| same_columns(followed, &definition_of(now));
+            // What is not followed yet is looked at once its first change has come.
+            let wanted = of_columns(table, now).filter(|_| definition.is_some_and(is_followed));
+            let wants_labels =
+                table.newly_labelled(now, false).is_some() && definition.is_none_or(is_followed);
+            if wanted.is_none() && !wants_labels {
+                continue;
+            }
+            let when = (applied, SOON);
+            let left = self.left_at_point(&self.noting, now, &seen, table, when).await?;
+            if !matches!(left, Some(Touched::Nothing)) {
+                waits = true;
+                continue;
+            }
+            numbers.extend(wanted.map(|all| (table.table.clone(), all)));
+            if wants_labels {
+                labels.insert(table.table.clone());
+            }
+        }
+        let noted: Vec<(TableName, String)> =
+            numbers.iter().map(|(table, all)| (table.clone(), all.to_json())).collect();
+        let column = TableCopyColumn::ColumnNumbers;
+        if !noted.is_empty() && session.note_of_tables(name, column, &noted).await? {
+            for (table, all) in numbers {
+                let of_table = tables.iter_mut().filter(|known| known.table == table);
+                of_table.for_each(|known| known.column_numbers = all.clone());
+            }
+        }
+        note_labels(session, name, &now, tables, &labels).await?;
+        Ok(waits)
+    }
+
     /// Looks for columns that were dropped and added again, or whose names others have got, without a
     /// change in between that tells: once everything is applied that was in the log when that was
     /// seen, the stream has not seen them go. And for labels of enums that were renamed, and not on the
@@ -167,7 +198,9 @@ impl Subscription {
         let seen: Vec<PublishedTable> = found.iter().map(|(now, ..)| (*now).clone()).collect();
         self.unlogged.keep(&seen).await;
         for (now, table, _) in &found {
-            let left = self.left_at_point(&self.unlogged, now, &seen, table, applied).await?;
+            let left = self
+                .left_at_point(&self.unlogged, now, &seen, table, (applied, POINT_WITHIN))
+                .await?;
             // Others would be waited for as long.
             if !matches!(left, Some(Touched::Nothing)) {
                 return Ok(true);
@@ -177,7 +210,16 @@ impl Subscription {
         let (mut left, mut followed) = (Vec::new(), Vec::new());
         for (now, table, what) in found {
             let numbers = match &what {
-                Unlogged::Column(_) => self.follow_as_published(session, now).await?,
+                Unlogged::Column(_) => {
+                    match self.follow_as_published(session, now, applied).await {
+                        // Nothing that streams has to wait for it.
+                        Err(ApplyError::InUse(why)) => {
+                            self.leave_for_later(why);
+                            return Ok(true);
+                        }
+                        numbers => numbers?,
+                    }
+                }
                 Unlogged::Labels => None,
             };
             match numbers {
@@ -223,6 +265,7 @@ impl Subscription {
         &self,
         session: &mut Session,
         now: &PublishedTable,
+        applied: Lsn,
     ) -> Result<Option<ColumnNumbers>, ApplyError> {
         let table = self.spec.schema.names.table(&now.table);
         let Some(target) = target_table(session, &table).await? else { return Ok(None) };
@@ -231,6 +274,7 @@ impl Subscription {
             subscription: &self.spec.name,
             policy: self.spec.follow_ddl,
             puts_drops_off: false,
+            at: applied,
             source: self.source.as_ref(),
             names: &self.spec.schema.names,
             table: &table,
@@ -296,8 +340,38 @@ impl Subscription {
                 false => drop(left.insert(now.table.clone(), of_table)),
             }
         }
-        note_enum_labels(session, &self.spec.name, &now, tables, &have_followed).await?;
+        note_labels(session, &self.spec.name, &now, tables, &have_followed).await?;
         Ok(left)
+    }
+
+    /// A change with a label that the target's enum does not have: if it is one that was renamed, that
+    /// is what is to be done there, and nothing else.
+    pub(super) async fn of_renamed_label(&self, mut failed: Box<FailedChange>) -> ApplyError {
+        let Cause::Refused(refused) = &failed.cause else { return ApplyError::Change(failed) };
+        let Some((of, label)) = remedy::enum_and_label(refused) else {
+            return ApplyError::Change(failed);
+        };
+        let asked = async {
+            let name = application_name(&format!("{} looks for labels", self.spec.name));
+            let mut session = Session::connect(&self.spec.target, &name).await?;
+            let tables = session.load_tables(&self.spec.name).await?;
+            session.connection.close().await;
+            let published = self.source.published_tables().await?;
+            let renamed = published.iter().find_map(|now| {
+                let table = tables.iter().find(|table| table.table == now.table)?;
+                let mut renamed = table.renamed_labels(now).into_iter();
+                renamed.find(|renamed| renamed.to == label && !renamed.was_taken)
+            });
+            Ok::<_, ApplyError>(renamed)
+        };
+        match tokio::time::timeout(ANSWER_WITHIN, asked).await {
+            Ok(Ok(Some(renamed))) => {
+                failed.remedy = remedy::rename_label(of, &renamed.from, &renamed.to).into();
+            }
+            Ok(Ok(None)) | Err(_) => {}
+            Ok(Err(error)) => tracing::debug!("renamed labels cannot be looked for: {error}"),
+        }
+        ApplyError::Change(failed)
     }
 
     fn labels_renamed(

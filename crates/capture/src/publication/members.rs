@@ -297,6 +297,7 @@ mod tests {
                         ("ALTER TABLE s.t ALTER b SET DEFAULT 1, ALTER b SET STATISTICS 9", false),
                         ("ALTER TABLE s.t DROP b", true),
                         ("ALTER TYPE s.e RENAME VALUE 'x' TO 'z'", true),
+                        ("ALTER TYPE s.e RENAME VALUE 'z' TO 'x'", true),
                     ] {
                         sql.simple_query(altered).await.unwrap();
                         let now = spec.membership_signature(&mut sql).await.unwrap();

@@ -2,21 +2,22 @@
 //! dropped and another that was added; the numbers that columns have in the publisher's catalogue do,
 //! which were noted when the table was copied.
 
-use super::{Follow, published_name, renamed_in_place};
+use super::{Follow, load_definition, note_definition, published_name, renamed_in_place};
 use crate::ApplyError;
-use crate::postgres::progress::{ColumnNumbers, TableCopyColumn};
+use crate::postgres::progress::{ColumnNumbers, TableCopyColumn, TableProgress};
 use crate::postgres::put_off;
 use crate::postgres::session::Session;
-use crate::postgres::target_table::{TargetTable, target_table};
+use crate::postgres::target_table::{TargetTable, names, target_table};
 use crate::remedy;
 use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_model::{Column, Relation, quote_identifier};
+use farshore_pg::Row;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is noted of a table's columns: their numbers on the publisher, and what those of the target
 /// were called, by number, if the target's table is still the one that was seen then. As JSON: a schema
 /// of before has no such columns.
-const NOTED: &str = "SELECT pg_catalog.to_jsonb(c) ->> 'column_numbers', \
+const NOTED: &str = "SELECT noted.row ->> 'column_numbers', membership, \
       CASE WHEN (noted.row ->> 'noted_in')::oid = c.tableoid \
         AND (noted.row ->> 'target_oid')::oid = pg_catalog.to_regclass($4) \
       THEN noted.row ->> 'target_columns' END \
@@ -27,10 +28,39 @@ const NOTED: &str = "SELECT pg_catalog.to_jsonb(c) ->> 'column_numbers', \
 const ON_TARGET: &str = "SELECT attnum, attname FROM pg_catalog.pg_attribute \
     WHERE attrelid = pg_catalog.to_regclass($1) AND attnum > 0 AND NOT attisdropped";
 
+/// A table and all that are partitions of it, or inherit from it.
+macro_rules! tree_of {
+    ($root:literal) => {
+        concat!(
+            "WITH RECURSIVE tree (oid) AS (SELECT pg_catalog.to_regclass(",
+            $root,
+            ")::oid UNION SELECT i.inhrelid FROM tree t \
+             JOIN pg_catalog.pg_inherits i ON i.inhparent = t.oid) "
+        )
+    };
+}
+
+/// Tables below `$2` that other subscriptions than `$1` fill.
+const OF_OTHERS: &str = concat!(
+    tree_of!("$2"),
+    "SELECT c.subscription, t.oid::pg_catalog.regclass FROM farshore.table_copy c \
+     CROSS JOIN LATERAL (SELECT pg_catalog.to_jsonb(c)) AS noted (row) \
+     JOIN tree t ON t.oid = (noted.row ->> 'target_oid')::oid \
+     WHERE c.subscription <> $1 AND (noted.row ->> 'noted_in')::oid = c.tableoid LIMIT 1"
+);
+
+/// Which of the tables `$2` are below `$1`.
+const BELOW: &str = concat!(
+    tree_of!("$1"),
+    "SELECT own.number - 1 FROM unnest($2::text::text[]) WITH ORDINALITY AS own (name, number) \
+     JOIN tree t ON t.oid = pg_catalog.to_regclass(own.name)::oid ORDER BY 1"
+);
+
 /// See [`NOTED`].
 pub(super) struct Noted {
     /// None where nothing is noted.
     pub numbers: ColumnNumbers,
+    membership: Option<u32>,
     target: Option<Vec<String>>,
 }
 
@@ -52,7 +82,8 @@ pub(super) async fn noted(
     let text = |column| noted.first().and_then(|row| row.get(column));
     Ok(Noted {
         numbers: text(0).map(ColumnNumbers::from_json).unwrap_or_default(),
-        target: text(1).and_then(|text| serde_json::from_str(text).ok()),
+        membership: text(1).and_then(|text| text.parse().ok()),
+        target: text(2).and_then(|text| serde_json::from_str(text).ok()),
     })
 }
 
@@ -94,10 +125,26 @@ impl Follow<'_> {
             return Ok(None);
         }
         let published = published_name(self.relation);
-        let Noted { numbers: noted, target: were } =
+        let Noted { numbers: noted, membership, target: were } =
             noted(session, self.subscription, &published, self.table).await?;
-        let now = self.source.published_tables().await?;
-        let now = now.iter().find(|t| t.oid == self.relation.oid && t.table == published);
+        if noted.is_empty() {
+            return Ok(None);
+        }
+        let now = match self.source.published_tables().await {
+            Ok(now) => now,
+            // A publisher that is gone for good does not hold up what was followed by hand.
+            Err(_) if self.has_followed_by_names(before, on_target) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let is_this = |now: &&PublishedTable| {
+            let is_noted = |membership: u32| {
+                now.membership == membership || now.memberships_above.contains(&membership)
+            };
+            now.oid == self.relation.oid
+                && now.table == published
+                && membership.is_some_and(is_noted)
+        };
+        let now = now.iter().find(is_this);
         let found = now.and_then(|now| {
             let renamed = renamed(&before.columns, &noted, &self.relation.columns, now)?;
             Some((renamed, ColumnNumbers::in_order(&self.relation.columns, now)))
@@ -119,16 +166,19 @@ impl Follow<'_> {
             false => self.rename_on_target(session, &left).await?,
         };
         let mut before = before.clone();
-        for column in &mut before.columns {
-            if let Some((_, new)) = renamed.iter().find(|(old, _)| *old == column.name) {
-                column.name.clone_from(new);
-            }
-        }
+        rename_columns(&mut before.columns, &renamed);
         let on_target = match left.is_empty() {
             true => None,
             false => target_table(session, self.table).await?,
         };
         Ok(Some(ByNumbers { before, on_target, numbers, statements }))
+    }
+
+    /// Whether the target has all columns, and by their places none of them is still to be renamed.
+    fn has_followed_by_names(&self, before: &Relation, on_target: &TargetTable) -> bool {
+        let is_there =
+            |column: &Column| on_target.columns.iter().any(|there| there.name == column.name);
+        self.check_places(before, on_target).is_ok() && self.relation.columns.iter().all(is_there)
     }
 
     async fn rename_on_target(
@@ -138,7 +188,7 @@ impl Follow<'_> {
     ) -> Result<String, ApplyError> {
         let (root, is_in_tree) = self.root(session).await?;
         if is_in_tree {
-            let (_, publishers_root) = self.dropped(session, &[]).await?;
+            let (_, publishers_root) = self.dropped(&[]).await?;
             if self.names.table(&publishers_root) != root {
                 return Err(self.stops(&format!(
                     "columns have other names ({}), and on the target the table is a partition of \
@@ -149,6 +199,7 @@ impl Follow<'_> {
                 )));
             }
         }
+        let kin = self.kin(session, &root).await?;
         let statements: Vec<String> =
             steps(renamed).iter().map(|step| format!("ALTER TABLE {root} {step}")).collect();
         let statements = statements.join("; ");
@@ -162,6 +213,9 @@ impl Follow<'_> {
                 )
             })
         })?;
+        for table in kin {
+            self.rename_in_notes(session, &table, renamed).await?;
+        }
         tracing::info!(
             subscription = %self.subscription,
             table = %self.table,
@@ -169,6 +223,71 @@ impl Follow<'_> {
             "columns renamed on the target, as on the publisher"
         );
         Ok(statements)
+    }
+
+    /// Other copied tables whose columns are renamed with those of `root`.
+    ///
+    /// # Errors
+    /// One of them is another subscription's.
+    async fn kin(
+        &self,
+        session: &mut Session,
+        root: &TableName,
+    ) -> Result<Vec<TableName>, ApplyError> {
+        let root = root.to_string();
+        let others = session.query(OF_OTHERS, &[Some(self.subscription), Some(&root)]).await?;
+        if let Some(row) = others.first() {
+            return Err(self.stops(&format!(
+                "columns have other names, and on the target {} is renamed with them, which \
+                 subscription \"{}\" fills: rename them there by hand once both have come as far",
+                row.get(1).unwrap_or_default(),
+                row.get(0).unwrap_or_default()
+            )));
+        }
+        let published = published_name(self.relation);
+        let mut copied = session.load_tables(self.subscription).await?;
+        copied.retain(|copied| copied.table != published);
+        let targets = copied.iter().map(|copied| self.names.table(&copied.table));
+        let targets: Vec<TableName> = targets.collect();
+        let rows = session.query(BELOW, &[Some(&root), Some(&names(&targets))]).await?;
+        let number = |row: &Row| row.parse::<usize>(0).map_err(|error| session.error(error));
+        let numbers: Vec<usize> = rows.iter().map(number).collect::<Result<_, _>>()?;
+        let kin = numbers.iter().filter_map(|number| copied.get(*number));
+        let kin: Vec<&TableProgress> = kin.collect();
+        // Its rows came under the new names, into columns that had the old ones.
+        if let Some(later) = kin.iter().find(|kin| !kin.copied || kin.copied_at > self.at) {
+            return Err(self.stops(&format!(
+                "columns have other names, and on the target {} is renamed with them, which was copied \
+                 later than that. To have this one copied anew as well: {}",
+                later.table,
+                remedy::resync(self.subscription, Some(&published))
+            )));
+        }
+        Ok(kin.into_iter().map(|kin| kin.table.clone()).collect())
+    }
+
+    /// What is noted of the columns of another copied table goes by the new names too: what comes for
+    /// it is compared with that.
+    async fn rename_in_notes(
+        &self,
+        session: &mut Session,
+        table: &TableName,
+        renamed: &[Renamed],
+    ) -> Result<(), ApplyError> {
+        let target = self.names.table(table);
+        let mut noted = noted(session, self.subscription, table, &target).await?.numbers;
+        if noted.rename(renamed) {
+            let noted = [(table.clone(), noted.to_json())];
+            let column = TableCopyColumn::ColumnNumbers;
+            session.note_of_tables(self.subscription, column, &noted).await?;
+        }
+        let definition = load_definition(session, self.subscription, table).await?;
+        if let Ok(Some(mut definition)) = definition {
+            rename_columns(&mut definition.columns, renamed);
+            let names = (table, &target);
+            note_definition(session, self.subscription, names, &definition).await?;
+        }
+        Ok(())
     }
 
     /// Notes the numbers that the columns have now.
@@ -180,6 +299,14 @@ impl Follow<'_> {
         let noted = [(published_name(self.relation), numbers.to_json())];
         let column = TableCopyColumn::ColumnNumbers;
         session.note_of_tables(self.subscription, column, &noted).await.map(drop)
+    }
+}
+
+fn rename_columns(columns: &mut [Column], renamed: &[Renamed]) {
+    for column in columns {
+        if let Some((_, new)) = renamed.iter().find(|(old, _)| *old == column.name) {
+            column.name.clone_from(new);
+        }
     }
 }
 
@@ -229,7 +356,18 @@ fn renamed(
     let names = relation.iter().map(|column| column.name.as_str());
     let new: BTreeMap<i16, &str> = numbers.iter().copied().zip(names).collect();
     let known: BTreeSet<i16> = old.iter().map(|(number, _)| *number).collect();
-    let are_the_same = known.len() == new.len() && new.keys().all(|number| known.contains(number));
+    let newest = known.last().copied().unwrap_or_default();
+    // Numbers grow from place to place, and with what is added.
+    if !old.is_sorted_by(|(a, _), (b, _)| a < b)
+        || new.keys().any(|number| !known.contains(number) && *number < newest)
+    {
+        return None;
+    }
+    let has_type_as_noted = |(number, column): (&i16, &Column)| {
+        let was = old.iter().find(|(known, _)| known == number);
+        was.is_some_and(|(_, name)| noted.has_type(name, column))
+    };
+    let are_the_same = known.len() == new.len() && new.keys().zip(relation).all(has_type_as_noted);
     let is_as_now = || {
         relation.iter().zip(&now.columns).all(|(column, now)| {
             column.name == now.name
@@ -372,6 +510,9 @@ mod tests {
             // Other values under an old name.
             ("i a b", "i b a", "i 3:b 4:a"),
             ("i a b c", "i c b", "i 4:c 5:b"),
+            // Noted when the catalogue was ahead of the log already.
+            ("i a b 5:c 4:d", "i a b d c", "i a b 4:d 5:c"),
+            ("i a b 5:c", "i a b d c", "i a b 4:d 5:c"),
         ] {
             assert_eq!(of(noted, relation, now), None, "{noted}: {relation}, {now}");
         }

@@ -42,8 +42,24 @@ impl ColumnNumbers {
         self.0.get(column).map(|(number, ..)| *number)
     }
 
+    /// Whether a column that is noted under this name had the type that `column` has.
+    pub(crate) fn has_type(&self, name: &str, column: &Column) -> bool {
+        let noted = self.0.get(name).map(|(_, type_oid, modifier)| (*type_oid, *modifier));
+        noted == Some((column.type_oid, column.type_modifier))
+    }
+
+    /// Gives columns other names; whether any of them is known.
+    pub(crate) fn rename(&mut self, renamed: &[(String, String)]) -> bool {
+        let taken: Vec<Option<Numbered>> =
+            renamed.iter().map(|(old, _)| self.0.remove(old)).collect();
+        let known = renamed.iter().zip(taken).filter_map(|((_, new), is)| Some((new, is?)));
+        let before = self.0.len();
+        self.0.extend(known.map(|(new, is)| (new.clone(), is)));
+        self.0.len() > before
+    }
+
     /// Whether none is known.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 

@@ -164,6 +164,7 @@ impl Writer {
                 subscription: &subscription,
                 policy: self.following.policy,
                 puts_drops_off,
+                at: header.commit_lsn,
                 source: source.as_ref(),
                 names: &names,
                 table: &table,
@@ -178,7 +179,7 @@ impl Writer {
                 self.be_alone().await?;
                 on_target = self.look_up(&table).await?;
                 let oid = on_target.as_ref().map_or(0, |there| there.oid);
-                self.see_kin_again(oid, kin_before).await?;
+                self.see_kin_again(oid, kin_before, followed.renamed).await?;
             }
         }
         let names = relation.columns.iter().map(|column| column.name.as_str());
@@ -215,11 +216,13 @@ impl Writer {
     ///
     /// While changes are prepared (`before` are the stamps from before it was altered), all of them
     /// stay known that were as they had been seen: an older version that is learned again would take
-    /// the column that was just added for one that is to go.
+    /// the column that was just added for one that is to go. But where columns were `renamed`, all are
+    /// learned anew: statements go by names.
     async fn see_kin_again(
         &mut self,
         oid: u32,
         before: Option<Vec<(u32, String)>>,
+        renamed: bool,
     ) -> Result<(), ApplyError> {
         let kin = stamps_of_kin(self.session().await?, oid).await?;
         let before: Option<HashMap<u32, String>> = before.map(HashMap::from_iter);
@@ -240,7 +243,7 @@ impl Writer {
                 let was_as_seen = before
                     .as_ref()
                     .is_some_and(|before| before.get(&oid) == Some(&known.as_seen.1));
-                if is_touched || was_as_seen {
+                if !renamed && (is_touched || was_as_seen) {
                     known.as_seen.1.clone_from(&stamp);
                 } else {
                     self.relations.remove(&id);
@@ -407,15 +410,17 @@ impl Writer {
     /// Looks up what these changes refer to before they are applied under a savepoint: what
     /// following the publisher's columns does to the target must not be undone with them. All
     /// versions stay known to the end of the transaction: some changes may be applied again that are
-    /// from before a column was added. None is dropped, for the same reason.
+    /// from before a column was added. None is dropped, for the same reason. Says how many of the
+    /// changes may be applied so, at least one: up to the next that a version has to be looked up for,
+    /// since columns may have to be renamed in front of it.
     pub(crate) async fn prepare(
         &mut self,
         commands: &[Bytes],
         header: &Header,
         definitions: &Definitions,
-    ) -> Result<(), ApplyError> {
+    ) -> Result<usize, ApplyError> {
         let position = header.end_lsn;
-        for command in commands {
+        for (number, command) in commands.iter().enumerate() {
             let change = decode_stored(command)
                 .map_err(|error| ApplyError::Stored { position, what: error.to_string() })?;
             let relations = match change {
@@ -426,12 +431,16 @@ impl Writer {
                 Stored::Message { .. } | Stored::SubtransactionMark(_) => continue,
             };
             for relation in relations {
-                if !self.relations.contains_key(&relation) {
-                    self.learn_version(relation, header, definitions, true).await?;
+                if self.relations.contains_key(&relation) {
+                    continue;
                 }
+                if number > 0 {
+                    return Ok(number);
+                }
+                self.learn_version(relation, header, definitions, true).await?;
             }
         }
-        Ok(())
+        Ok(commands.len())
     }
 }
 
