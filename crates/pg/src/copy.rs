@@ -1,7 +1,7 @@
 use crate::Error;
 use crate::connection::{Connection, Unfinished};
 use bytes::Bytes;
-use farshore_wire::backend::{CommandTag, CopyFormat, Message};
+use farshore_wire::backend::{CommandTag, CopyFormat, Message, ServerError};
 use farshore_wire::frontend;
 
 /// [`CopyIn::send`] writes to the socket when this much waits.
@@ -21,6 +21,8 @@ pub struct CopyOut<'a> {
     connection: &'a mut Connection,
     format: CopyFormat,
     tag: Option<CommandTag>,
+    /// What the server has ended it with; its last message is still to come.
+    failed: Option<Box<ServerError>>,
 }
 
 /// A running COPY FROM STDIN.
@@ -42,7 +44,9 @@ impl Connection {
         self.encode(|out| frontend::query(out, sql))?;
         self.unfinished = Unfinished::Answer;
         match self.receive().await? {
-            Message::CopyOutResponse(format) => Ok(CopyOut { connection: self, format, tag: None }),
+            Message::CopyOutResponse(format) => {
+                Ok(CopyOut { connection: self, format, tag: None, failed: None })
+            }
             Message::ErrorResponse(error) => Err(self.fail(error).await),
             Message::CopyInResponse(_) => {
                 self.refuse_copy_in()?;
@@ -114,17 +118,24 @@ impl CopyOut<'_> {
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         loop {
             if self.connection.unfinished == Unfinished::Nothing {
-                return Ok(None);
+                return match (self.failed.take(), &self.tag) {
+                    (Some(error), _) => Err(Error::Server(error)),
+                    (None, Some(_)) => Ok(None),
+                    (None, None) => {
+                        Err(Error::Protocol("COPY TO STDOUT has ended without its end".into()))
+                    }
+                };
             }
             match self.connection.receive().await? {
                 Message::CopyData(data) => return Ok(Some(data)),
                 Message::CopyDone => {}
                 Message::CommandComplete(tag) => self.tag = Some(tag),
-                Message::ErrorResponse(error) => return Err(self.connection.fail(error).await),
-                Message::ReadyForQuery(_) => {
-                    self.connection.unfinished = Unfinished::Nothing;
-                    return Ok(None);
+                Message::ErrorResponse(error) if error.is_fatal() => {
+                    return Err(Error::Server(error));
                 }
+                // Kept, and not waited on: whoever gives up here asks again.
+                Message::ErrorResponse(error) => self.failed = Some(error),
+                Message::ReadyForQuery(_) => self.connection.unfinished = Unfinished::Nothing,
                 other => {
                     let what = format!("{other:?} in COPY TO STDOUT");
                     return Err(self.connection.misplaced(what).await);

@@ -7,7 +7,7 @@ use cluster::Cluster;
 use farshore_pg::{Connection, Error, Mode, Question, TransactionStatus, quote_literal};
 use farshore_wire::backend::Message;
 use farshore_wire::frontend::{self, Bind, Format, Target};
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 #[tokio::test]
@@ -132,6 +132,42 @@ async fn a_dropped_operation_leaves_the_connection_usable() {
     works(&mut connection).await;
     let rows = connection.query("SELECT count(*) FROM t", &[]).await.unwrap();
     assert_eq!(rows[0].get(0), Some("0"));
+}
+
+/// The server sends the error by itself, and that it is ready for more only later: who has asked for
+/// one more piece that is at hand, and has given up on it, is told of the error when he asks again.
+#[tokio::test]
+async fn a_copy_that_fails_on_the_way_never_looks_complete() {
+    let Some(cluster) = Cluster::start(&[], &[]) else { return };
+    let mut connection = cluster.connect().await;
+    let mut context = Context::from_waker(Waker::noop());
+    for round in 0..300 {
+        let sql = "COPY (SELECT 1 / (4 - i) FROM generate_series(1, 9) i) TO STDOUT";
+        let mut copy = connection.copy_out(sql).await.unwrap();
+        let mut pieces = 0;
+        let error = 'copy: loop {
+            match copy.next().await {
+                Ok(Some(_)) => pieces += 1,
+                Ok(None) => panic!("round {round}: complete after {pieces} rows"),
+                Err(error) => break error,
+            }
+            // Whatever is at hand, each asked for once.
+            loop {
+                let mut next = std::pin::pin!(copy.next());
+                match next.as_mut().poll(&mut context) {
+                    Poll::Ready(Ok(Some(_))) => pieces += 1,
+                    Poll::Ready(Ok(None)) => panic!("round {round}: complete after {pieces} rows"),
+                    Poll::Ready(Err(error)) => break 'copy error,
+                    Poll::Pending => break,
+                }
+            }
+        };
+        assert_eq!(error.sqlstate(), Some("22012"), "{error}");
+        assert!(pieces <= 3, "{pieces}");
+        drop(copy);
+        let rows = connection.query("SELECT 7", &[]).await.unwrap();
+        assert_eq!(rows[0].get(0), Some("7"));
+    }
 }
 
 #[tokio::test]

@@ -259,3 +259,24 @@ fn what_a_function_may_not_do_and_a_label_that_is_lacking_say_what_to_do() -> Re
     ensure!(pair.subscriber_says("SELECT count(*) FROM t WHERE s = 'it''s'")? == "1");
     Ok(())
 }
+
+/// The publisher is to cast them, and names neither table nor column.
+#[test]
+fn what_a_column_of_the_target_does_not_hold_is_told_when_it_is_copied() -> Result<()> {
+    let direction = Direction { publisher: 18, subscriber: 15 };
+    let mut pair = Pair::bare(direction)?;
+    pair.publish("CREATE TABLE t (id integer PRIMARY KEY, \"B b\" bigint)")?;
+    pair.publish("INSERT INTO t SELECT i, i * 1000000000::bigint FROM generate_series(1, 5) i")?;
+    pair.subscriber.execute_script("CREATE TABLE t (id integer PRIMARY KEY, \"B b\" integer)")?;
+    pair.add_publication("p", &["public.*"], "")?;
+    let target = pair.subscriber.url(DATABASE);
+    pair.add_subscription("s", "p", &target)?;
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "out of range")?;
+    let named = "table public.t cannot be copied with the types that columns have on the target \
+        (\"B b\" as integer)";
+    ensure!(state == "stopped" && error.contains(named), "{state}: {error}");
+    pair.subscriber.execute_script("ALTER TABLE t ALTER \"B b\" TYPE bigint")?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    pair.assert_equal(&["public"])
+}

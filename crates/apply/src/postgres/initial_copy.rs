@@ -25,6 +25,7 @@ use crate::postgres::target_table::{
 };
 use crate::remedy;
 use crate::status::{SubscriptionStatus, TableCopy};
+use farshore_capture::CaptureError;
 use farshore_capture::publication::{PublishedTable, TableName, columns_sent};
 use farshore_capture::slot;
 use farshore_capture::snapshot::{BlockRange, CopyFormat, CopyPlan, cut_into_ranges, ranges_left};
@@ -785,12 +786,13 @@ impl InitialCopy<'_> {
         if !source.hold_still(std::slice::from_ref(table)).await? {
             return Err(self.gives_way());
         }
-        let mut rows_out = source.copy_range(table, range, &work.plan).await?;
+        let refused = |error| self.refused_values(work, error);
+        let mut rows_out = source.copy_range(table, range, &work.plan).await.map_err(refused)?;
         let server = self.target.redacted();
         let target_error = |error| ApplyError::Target { server: server.clone(), error };
         let mut rows_in = target.connection.copy_in(&into).await.map_err(target_error)?;
         let (mut bytes, mut reported) = (0_u64, Instant::now());
-        while let Some(pieces) = rows_out.next().await? {
+        while let Some(pieces) = rows_out.next().await.map_err(refused)? {
             for data in pieces {
                 rows_in.send(&data).await.map_err(target_error)?;
                 bytes += data.len() as u64;
@@ -821,6 +823,26 @@ impl InitialCopy<'_> {
             )
             .await?;
         Ok((rows, bytes))
+    }
+
+    /// What the publisher says of rows that it is to cast: it names neither the table nor the column.
+    fn refused_values(&self, work: &Work, error: CaptureError) -> ApplyError {
+        let both = work.table.columns.iter().zip(&work.plan.casts);
+        let cast = both.filter_map(|(column, cast)| Some((&column.name, cast.as_ref()?)));
+        let cast: Vec<String> =
+            cast.map(|(name, cast)| format!("{} as {cast}", quote_identifier(name))).collect();
+        if cast.is_empty() || error.is_transient() {
+            return error.into();
+        }
+        ApplyError::Setup(format!(
+            "subscription \"{}\": the publisher's table {} cannot be copied with the types that columns \
+             have on the target ({}): {error}. Where that does not hold every value, give the column the \
+             publisher's type there (ALTER TABLE {} ALTER COLUMN … TYPE …), and go on (farshore resume)",
+            self.subscription,
+            work.table.table,
+            cast.join(", "),
+            work.target
+        ))
     }
 
     async fn finish_table(&self, target: &mut Session, work: &Work) -> Result<(), ApplyError> {
