@@ -8,8 +8,7 @@
 //! | --- | --- |
 //! | some more, none gone | those that the target lacks are added |
 //! | some gone, none more | left on the target, if they can be left empty; or dropped |
-//! | some more and some gone, or in another order | renamed, or dropped and others added, as their \
-//! numbers on the publisher say ([`renames`]); where those do not tell, it stops |
+//! | some more and some gone, or in another order | as their numbers say ([`renames`]), or it stops |
 //! | one of another type | it stops, unless the target's column has that type already |
 //!
 //! One of another table, by the publisher's OID, stops it; so does one that was noted under another
