@@ -227,7 +227,7 @@ impl Subscription {
         };
         let Looked { published, ask_again, beside, copied, copies_wait } = looked;
         let mut is_known = !copied && beside.is_empty();
-        let mut unlogged_waits = false;
+        let (mut unlogged_waits, mut notes_wait) = (false, false);
         if !is_known {
             tables = session.load_tables(name).await?;
             progress = session.load_progress(name).await?;
@@ -236,8 +236,8 @@ impl Subscription {
             note_attached(&mut session, name, published, &mut tables).await?;
             if let Some(Progress { applied, .. }) = progress {
                 let seen = (published.as_slice(), applied);
-                unlogged_waits = self.note_unlogged(&mut session, seen, &mut tables).await?;
-                unlogged_waits |=
+                notes_wait = self.note_unlogged(&mut session, seen, &mut tables).await?;
+                unlogged_waits =
                     self.look_for_unlogged(&mut session, published, &mut tables, applied).await?;
             }
         }
@@ -282,6 +282,7 @@ impl Subscription {
         let again_after = match beside.is_empty() {
             true if is_left => Some(self.detaching.pause()),
             true if unlogged_waits => Some(self.unlogged.pause()),
+            true if notes_wait => Some(self.noting.pause()),
             true | false => None,
         };
         let foreign_keys_wait = !consistent && foreign_keys_wait;

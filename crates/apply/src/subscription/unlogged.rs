@@ -130,6 +130,7 @@ impl Subscription {
         let seen: Vec<PublishedTable> = newly.iter().map(|(now, _)| (*now).clone()).collect();
         self.noting.keep(&seen).await;
         if newly.is_empty() || !session.keeps(TableCopyColumn::EnumLabels).await? {
+            self.noting.all_done();
             return Ok(false);
         }
         let names: Vec<TableName> = newly.iter().map(|(_, table)| table.table.clone()).collect();
@@ -166,6 +167,9 @@ impl Subscription {
             }
         }
         note_labels(session, name, &now, tables, &labels).await?;
+        if !waits {
+            self.noting.all_done();
+        }
         Ok(waits)
     }
 
