@@ -266,7 +266,7 @@ impl Near {
                 Waiting::Nobody => None,
                 Waiting::Before(since) => Some(Hold { start, since, is_told_gone: false }),
             },
-            Some(_) | None => self.noted()?.filter(|noted| noted.start != PENDING),
+            Some(_) | None => return self.hold_on_as_noted(),
         };
         match &hold {
             Some(hold) => {
@@ -276,6 +276,18 @@ impl Near {
             None => self.forget_hold(),
         }
         *self.hold() = hold;
+        Ok(())
+    }
+
+    /// Goes on with what was held, unless it was let go. The note is read in one turn with that: a
+    /// word to let go which came between the look and the hold would be undone.
+    fn hold_on_as_noted(&self) -> Result<(), MirrorError> {
+        let mut hold = self.hold();
+        *hold = self.noted()?.filter(|noted| noted.start != PENDING);
+        match hold.as_ref() {
+            Some(hold) => tracing::warn!(mirror = %self.name, "{}", hold.words(&self.name)),
+            None => self.forget_hold(),
+        }
         Ok(())
     }
 
@@ -465,6 +477,28 @@ mod tests {
         assert!(near(folder.path()).was_told().unwrap(), "a node that is started again knows");
         told.forget_told();
         assert!(!told.was_told().unwrap() && !near(folder.path()).was_told().unwrap());
+    }
+
+    /// A far end asks at the moment at which somebody says that commits may return.
+    #[test]
+    fn a_word_to_let_commits_return_is_not_undone_by_a_session_that_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let near = near(folder.path());
+        let held = Hold { start: Lsn(0x300_0000), since: None, is_told_gone: true };
+        for round in 0..200 {
+            note(&near.begun_anew.note, &held).unwrap();
+            near.recall_begun_anew();
+            let at_once = std::sync::Barrier::new(2);
+            std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    at_once.wait();
+                    near.hold_on_as_noted().unwrap();
+                });
+                at_once.wait();
+                assert_eq!(near.let_commits_return(), Some(held.start));
+            });
+            assert_eq!((near.begun_anew_at(), near.noted().unwrap()), (None, None), "{round}");
+        }
     }
 
     #[test]
