@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use farshore_tests::{
-    DATABASE, Direction, Pair, UPSTREAM, Upstream, certificate_lines, issue_certificates,
+    DATABASE, Direction, Pair, Site, UPSTREAM, Upstream, certificate_lines, issue_certificates,
 };
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -139,8 +139,6 @@ fn a_site_whose_upstream_was_replaced_stops_and_says_so() -> Result<()> {
     Ok(())
 }
 
-/// A site that is revoked loses its session, and one whose certificate is renewed goes on, while the
-/// nodes run.
 /// It is not to be emptied under who fills it.
 #[test]
 fn a_table_that_another_subscription_fills_is_refused_as_such() -> Result<()> {
@@ -162,6 +160,57 @@ fn a_table_that_another_subscription_fills_is_refused_as_such() -> Result<()> {
     })
 }
 
+/// A machine that was copied runs beside the one that it is a copy of: each would end the other's
+/// sessions, several times a second.
+#[test]
+fn of_two_nodes_with_one_sites_certificate_one_gets_the_log_and_both_are_told() -> Result<()> {
+    let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;
+    let mut upstream = Upstream::split(&mut pair)?;
+    upstream.site.start()?;
+    pair.site.start()?;
+    pair.publish("INSERT INTO t VALUES (1, 'a')")?;
+    pair.assert_equal(&["public"])?;
+    pair.subscriber.connect()?.batch_execute("CREATE DATABASE elsewhere")?;
+    let mut target = pair.subscriber.connect_to("elsewhere")?;
+    target.batch_execute(SCHEMA)?;
+    let mut second = Site::named("t1")?;
+    second.add_to_site(&certificate_lines(upstream.certificates.path(), "t1"))?;
+    second.add(&format!(
+        "[upstream.{UPSTREAM}]\naddress = \"127.0.0.1:{}\"\n\
+         [subscription.second]\npublication = \"{UPSTREAM}/p\"\ntarget = \"{}\"\n",
+        upstream.link.port(),
+        pair.subscriber.url("elsewhere")
+    ))?;
+    second.start()?;
+    let publication = format!("{UPSTREAM}/p");
+    let (state, _) = pair.site.await_trouble(&publication, "two nodes run as site \"t1\"")?;
+    ensure!(state == "retrying", "{state}");
+    let here = "two nodes run as site \"t1\": the one at 127.0.0.1 has its place";
+    upstream.site.await_log(here, SOON)?;
+    let status = upstream.site.status()?;
+    let told = status["downstreams"][0]["error"].as_str().unwrap_or_default();
+    ensure!(told.contains(here) && status["downstreams"][0]["connected"] == true, "{status}");
+    // The one that has the place goes on undisturbed, whatever the other one asks.
+    let connections = || upstream.site.log().matches("downstream site connected").count();
+    let before = connections();
+    for id in 2..6 {
+        pair.publish(&format!("INSERT INTO t VALUES ({id}, 'b')"))?;
+        second.wait_for("the row to arrive", SOON, || {
+            let count: i64 = target.query_one("SELECT count(*) FROM t", &[])?.get(0);
+            Ok((count == id).then_some(()))
+        })?;
+        pair.site.verb("resume", &["--publication", &publication])?;
+    }
+    ensure!(connections() == before, "{}", upstream.site.log());
+    second.stop()?;
+    pair.assert_equal(&["public"])?;
+    farshore_testkit::wait::wait_until("it to be forgotten", SOON, &[], || {
+        Ok(upstream.site.status()?["downstreams"][0]["error"].is_null().then_some(()))
+    })
+}
+
+/// A site that is revoked loses its session, and one whose certificate is renewed goes on, while the
+/// nodes run.
 #[test]
 fn certificates_are_replaced_while_nodes_run() -> Result<()> {
     let mut pair = Pair::new(Direction::UP, &["public.*"], SCHEMA)?;

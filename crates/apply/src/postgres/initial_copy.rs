@@ -10,12 +10,11 @@ mod point;
 use crate::ApplyError;
 use crate::postgres::apart::{Below, PublishedNames};
 use crate::postgres::copy_order::{CopyOrder, Standing};
-use crate::postgres::follow_ddl::{
-    Follow, FollowDdl, definition_of, load_definition, note_definition, same_columns,
-};
+use crate::postgres::follow_ddl::{Follow, FollowDdl, same_columns};
 use crate::postgres::foreign_keys::CopyUnit;
 use crate::postgres::in_use::BOUNDED;
 use crate::postgres::log_points::{LogPoints, left_for};
+use crate::postgres::noted_definition::{definition_of, load_definition, note_definition};
 use crate::postgres::progress::{TABLE_COPIED, TableProgress};
 use crate::postgres::resume::{Resume, Since, Touched, rows_lost, touched_between};
 use crate::postgres::schema::{SchemaSettings, create_missing, lacks_tables};

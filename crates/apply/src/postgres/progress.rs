@@ -18,7 +18,7 @@ pub(crate) use enum_labels::ForLabel;
 pub use enum_labels::{EnumLabels, RenamedLabel};
 
 use crate::ApplyError;
-use crate::postgres::follow_ddl::name_in;
+use crate::postgres::noted_definition::name_in;
 use crate::postgres::schema::foreign_keys_waiting_sql;
 use crate::postgres::session::{Session, lock_sql};
 use crate::status::SourceTransaction;

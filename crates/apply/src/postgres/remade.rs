@@ -6,7 +6,7 @@
 //! another table itself, and `noted_in`, which is its OID, tells.
 
 use crate::ApplyError;
-use crate::postgres::follow_ddl::schemas_and_names;
+use crate::postgres::noted_definition::schemas_and_names;
 use crate::postgres::progress::{SCHEMA_LOCK, TableCopyColumn};
 use crate::postgres::session::Session;
 use crate::postgres::target_table::names;

@@ -7,8 +7,9 @@ use super::Subscription;
 use super::start::ANSWER_WITHIN;
 use crate::ApplyError;
 use crate::error::{Cause, FailedChange, others_told};
-use crate::postgres::follow_ddl::{Follow, definition_of, load_definitions, same_columns};
+use crate::postgres::follow_ddl::{Follow, same_columns};
 use crate::postgres::log_points::POINT_WITHIN;
+use crate::postgres::noted_definition::{definition_of, load_definitions};
 use crate::postgres::progress::{
     ColumnNumbers, EnumLabels, ForLabel, RenamedLabel, TableCopyColumn, TableProgress,
 };

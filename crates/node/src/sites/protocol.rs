@@ -35,6 +35,9 @@ pub(crate) enum Wanted {
         /// The downstream site can be told how many bytes a spill has, beside that.
         #[serde(default)]
         hears_bytes: bool,
+        /// Tells this start of the downstream site's node from every other.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        start: Option<u64>,
     },
     /// To ask the publisher something: an initial copy, a table's definition.
     Source {
@@ -387,6 +390,7 @@ mod tests {
                 spills: Vec::new(),
                 hears_naming: false,
                 hears_bytes: false,
+                start: None,
             },
             Wanted::Log {
                 publication: "sales".into(),
@@ -403,6 +407,7 @@ mod tests {
                 ],
                 hears_naming: true,
                 hears_bytes: true,
+                start: Some(u64::MAX),
             },
             Wanted::Source { publication: "tukwila/sales".into() },
             Wanted::Mirror(MirrorRequest {

@@ -18,10 +18,11 @@ use farshore_store::{
     StoredBlock,
 };
 use room::{Lack, free_bytes, with_margin};
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedMutexGuard, watch};
 
@@ -283,6 +284,7 @@ impl Receive {
             spills,
             hears_naming: true,
             hears_bytes: true,
+            start: Some(this_start()),
         };
         let request = serde_json::to_vec(&wanted).map_err(|error| {
             self.protocol(format!("nothing, since a request could not be written ({error})"))
@@ -573,6 +575,13 @@ impl Taking {
         });
         done.await
     }
+}
+
+/// A number that no other start of a node has; the standard library seeds its hashers from the
+/// operating system.
+fn this_start() -> u64 {
+    static START: OnceLock<u64> = OnceLock::new();
+    *START.get_or_init(|| RandomState::new().hash_one(std::process::id()))
 }
 
 /// The log is closed for good then, whatever it was: trying again is for who starts the node again.

@@ -1,6 +1,7 @@
 //! Sessions of downstream sites, and what they may have.
 
 mod log;
+mod places;
 mod refusals;
 
 use super::channel::SessionChannel;
@@ -22,8 +23,10 @@ use farshore_model::{Lsn, PgTime, Timeline, leg_micros};
 use farshore_store::LogStore;
 use farshore_store::segmented::SegmentedStore;
 use log::Takes;
+use places::Places;
 use refusals::Refusals;
 use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
@@ -126,6 +129,8 @@ pub(crate) struct Serving {
     allowances: Mutex<Allowances>,
     /// Counts the sessions of each site and publication: a new one ends the one before it.
     sessions: Mutex<HashMap<(String, String), Sessions>>,
+    /// Which node stands for each site.
+    places: Places,
     /// What sites were refused lately.
     refusals: Refusals,
 }
@@ -158,6 +163,7 @@ impl Serving {
             measuring: Arc::new(Semaphore::new(1)),
             allowances: Mutex::default(),
             sessions: Mutex::default(),
+            places: Places::default(),
             refusals: Refusals::default(),
         }
     }
@@ -166,9 +172,11 @@ impl Serving {
     pub fn following(&self) -> BTreeMap<(String, String), Following> {
         let mut all = self.lock_following().clone();
         for downstream in &self.sites.downstreams {
+            let second = self.places.second(&downstream.site, Instant::now());
             for publication in &downstream.publications {
                 let following =
                     all.entry((downstream.site.clone(), publication.clone())).or_default();
+                following.error = following.error.take().or_else(|| second.clone());
                 let Some(served) = self.publications.get(publication) else { continue };
                 let cursors = served.store.cursors();
                 let name = cursor_of(&downstream.site);
@@ -303,7 +311,7 @@ impl Serving {
         };
         let ended = tokio::select! {
             () = stopped => Ok(()),
-            ended = self.serve(downstream, &publication, served, (session, upstream), wanted, halted) => ended,
+            ended = self.serve((downstream, peer), &publication, served, (session, upstream), wanted, halted) => ended,
         };
         if let Err(error) = ended {
             tracing::warn!(%site, %publication, "session ended: {error}");
@@ -440,7 +448,7 @@ impl Serving {
 
     async fn serve(
         &self,
-        downstream: &Downstream,
+        (downstream, peer): (&Downstream, SocketAddr),
         publication: &str,
         served: &Served,
         (session, upstream): (Session, Option<Session>),
@@ -449,11 +457,26 @@ impl Serving {
     ) -> Result<(), LinkError> {
         match wanted {
             Wanted::Log {
-                have, packs, hears_trouble, spills, hears_naming, hears_bytes, ..
+                have,
+                packs,
+                hears_trouble,
+                spills,
+                hears_naming,
+                hears_bytes,
+                start,
+                ..
             } => {
                 let (trouble, naming, bytes) = (hears_trouble, hears_naming, hears_bytes);
                 let takes = Takes { packs, trouble, naming, bytes };
                 let key = (downstream.site.clone(), publication.to_owned());
+                // One of an earlier version tells none.
+                let asks = start.map(|start| (start, peer.ip()));
+                let place =
+                    asks.map(|asks| self.places.take(&downstream.site, asks, Instant::now()));
+                let _place = match place.transpose() {
+                    Ok(place) => place,
+                    Err(why) => return self.refuse_log(&key, session, why).await,
+                };
                 let mut newer = self.begin_session(&key);
                 tokio::select! {
                     ended = self.serve_log(&key, downstream, served, session, (have, spills), takes) => ended,

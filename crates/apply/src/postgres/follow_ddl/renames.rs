@@ -2,8 +2,9 @@
 //! dropped and another that was added; the numbers that columns have in the publisher's catalogue do,
 //! which were noted when the table was copied.
 
-use super::{Follow, load_definition, note_definition, published_name, renamed_in_place};
+use super::{Follow, renamed_in_place};
 use crate::ApplyError;
+use crate::postgres::noted_definition::{load_definition, note_definition, published_name};
 use crate::postgres::progress::{ColumnNumbers, TableCopyColumn, TableProgress};
 use crate::postgres::put_off;
 use crate::postgres::session::Session;

@@ -11,7 +11,7 @@
 
 use crate::ApplyError;
 use crate::postgres::batch::{self, TableFacts};
-use crate::postgres::follow_ddl::{DEFINITIONS, definitions_of, schemas_and_names};
+use crate::postgres::noted_definition::{DEFINITIONS, definitions_of, schemas_and_names};
 use crate::postgres::pipeline::{Pipeline, PipelineError};
 use crate::postgres::session::{Answers, Session};
 use crate::postgres::target_table::{self, LOOK_UP, TargetTable, looked_up};

@@ -5,11 +5,11 @@ use super::ahead::{FAR_TABLES_MAX, TABLES_MAX};
 use crate::ApplyError;
 use crate::error::RefusedCommit;
 use crate::log_feed::Definitions;
-use crate::postgres::follow_ddl::{
-    Follow, is_same_table, load_definitions, note_definition, published_name, same_columns,
-};
+use crate::postgres::follow_ddl::{Follow, is_same_table, same_columns};
 use crate::postgres::foreign_keys::ForeignKey;
-use crate::postgres::noted_definition::is_known_by_oid;
+use crate::postgres::noted_definition::{
+    is_known_by_oid, load_definitions, note_definition, published_name,
+};
 use crate::postgres::put_off;
 use crate::postgres::statements::TargetRelation;
 use crate::postgres::target_table::{

@@ -8,7 +8,7 @@
 
 use super::Writer;
 use crate::ApplyError;
-use crate::postgres::follow_ddl::{note_definition, published_name};
+use crate::postgres::noted_definition::{note_definition, published_name};
 use crate::postgres::progress::TableProgress;
 use farshore_capture::publication::TableName;
 use farshore_model::{Lsn, Relation};

@@ -113,6 +113,20 @@ impl Serving {
         }
     }
 
+    /// Refuses a log for as long as the reason lasts.
+    pub(super) async fn refuse_log(
+        &self,
+        key: &(String, String),
+        session: Session,
+        why: String,
+    ) -> Result<(), LinkError> {
+        self.refusals.tell(&key.0, None, &why);
+        let (mut sender, _receiver) = session.split();
+        let answer = Answer::Refused { why, passes: true };
+        sender.send(Bytes::from(serde_json::to_vec(&answer).unwrap_or_default())).await?;
+        sender.finish().await
+    }
+
     async fn take_positions(
         &self,
         key: &(String, String),
