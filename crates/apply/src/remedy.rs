@@ -57,7 +57,8 @@ pub fn next_step(code: &str) -> &'static str {
         }
         "40001" | "40P01" => "It clashed with another session on the target. Trying again",
         _ if code.starts_with("53") => {
-            "The target lacks memory or connections: give it more. Trying again until it has them"
+            "The target lacks memory or connections (max_connections, or a CONNECTION LIMIT of the \
+             role or the database): give it more. Trying again until it has them"
         }
         _ if code_passes_by_itself(code) => "Trying again",
         "28000" => {

@@ -135,10 +135,18 @@ fn next_step(error: &farshore_pg::Error) -> String {
             "Raise max_wal_senders on that server (needs a restart of it), or end another \
              replication connection: this one is tried again"
         }
+        Some("53300") => {
+            "Raise max_connections on that server, or the CONNECTION LIMIT of the role or the \
+             database, or close connections: this one is tried again"
+        }
         Some("53400") if said.contains("replication slots") => {
             "Raise max_replication_slots on that server (needs a restart of it; a publication \
              takes one, and one more while a table is copied), or drop slots that nothing uses \
              (SELECT slot_name FROM pg_replication_slots WHERE NOT active): this is tried again"
+        }
+        Some("28000") => {
+            "Let the role log in there (LOGIN, pg_hba.conf) and go on (farshore resume), or correct \
+             source in the site file and restart the node"
         }
         Some("55P03") => {
             "A session on that server has a table for itself, or waits to have it (TRUNCATE, DDL, \

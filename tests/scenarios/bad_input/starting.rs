@@ -157,7 +157,7 @@ const AT_THE_PUBLISHER: &[Case] = &[
         name: "no such role",
         spoil: |pair| as_plain(pair, true),
         check: &[
-            "publication \"p\": publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Create the role there, or correct `source`; or let it in with a line in pg_hba.conf",
+            "publication \"p\": publisher PUBLISHER: authentication with PUBLISHER failed: FATAL 28000: role \"plain\" does not exist → Create the role there (or let it log in: ALTER ROLE … LOGIN), or correct `source`; or let it in with a line in pg_hba.conf",
         ],
         run: AS_CHECKED,
         then: Then::Stops,

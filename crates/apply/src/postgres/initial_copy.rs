@@ -535,7 +535,8 @@ impl InitialCopy<'_> {
         Err(ApplyError::Setup(format!(
             "subscription \"{}\": table {target} on the target has rows already, and it is to be \
              copied (it is new here, or it left the publication or changed its filter or \
-             columns). Empty it (TRUNCATE {target}) or take it out of the publication, and \
+             columns, or its copy was noted in the target's schema farshore and that was emptied or \
+             dropped). Empty it (TRUNCATE {target}) or take it out of the publication, and \
              go on (farshore resume)",
             self.subscription
         )))

@@ -181,7 +181,8 @@ pub fn remedy_for(error: &Error, key: &str) -> String {
         ),
         (Some("28P01"), _) => "To set another: ALTER ROLE … PASSWORD on that server".to_owned(),
         (Some("28000"), _) => format!(
-            "Create the role there, or correct `{key}`; or let it in with a line in pg_hba.conf"
+            "Create the role there (or let it log in: ALTER ROLE … LOGIN), or correct `{key}`; or let \
+             it in with a line in pg_hba.conf"
         ),
         (Some("3D000"), _) => format!("Create the database, or correct `{key}`"),
         (Some("53300"), _) if said.contains("max_wal_senders") => {
@@ -189,7 +190,18 @@ pub fn remedy_for(error: &Error, key: &str) -> String {
              another replication connection"
                 .to_owned()
         }
-        (Some("53300"), _) => "Raise max_connections, or close connections".to_owned(),
+        (Some("53300"), _) => {
+            "Raise max_connections, or the CONNECTION LIMIT that the role or the \
+             database has, or close connections"
+                .to_owned()
+        }
+        // It has been there all the time: nothing to wait for.
+        (Some("55000"), _) if error.server_error().is_some_and(|said| said.is_fatal()) => {
+            format!(
+                "Let the database be connected to (ALTER DATABASE … ALLOW_CONNECTIONS true), or \
+                 correct `{key}`"
+            )
+        }
         (Some("57P03"), _) => "Wait until it has started".to_owned(),
         (Some("42501"), _) => "Grant the role CONNECT on the database".to_owned(),
         (_, Error::Tls { .. }) => {
