@@ -431,6 +431,8 @@ impl PublicationSpec {
             if !matched && chosen.len() == before {
                 let missing = self.no_match(sql, pattern).await?;
                 match unfit {
+                    // What will be made there joins by itself.
+                    Unfit::Refuse if self.may_come_to_match(sql, pattern).await? => {}
                     Unfit::Refuse => return Err(missing),
                     Unfit::LeaveOut => {
                         all_match = false;

@@ -3,6 +3,7 @@
 
 use anyhow::{Result, ensure};
 use farshore_testkit::checksum;
+use farshore_testkit::wait::wait_until;
 use farshore_tests::{DATABASE, Direction, Pair, both_ways};
 use postgres::error::SqlState;
 use std::time::Duration;
@@ -46,6 +47,49 @@ fn a_column_of_names_makes_the_stream_textual() -> Result<()> {
         )?;
         pair.assert_equal(&["public"])?;
         pair.site.await_log("binary=false", SOON)?;
+        Ok(())
+    })
+}
+
+/// A database is replicated from the beginning, before anything was made in it.
+#[test]
+fn a_schema_without_tables_is_published_and_they_join_as_they_are_made() -> Result<()> {
+    both_ways(|direction| {
+        let mut pair = Pair::bare(direction)?;
+        pair.on_both("CREATE SCHEMA app; CREATE SCHEMA later")?;
+        let (source, target) = (pair.publisher.url(DATABASE), pair.subscriber.url(DATABASE));
+        pair.site.add(&format!(
+            "[publication.p]\nsource = \"{source}\"\ntables = ['app.*', 'later.*']\n"
+        ))?;
+        pair.add_subscription("s", "p", &target)?;
+        let check = pair.site.verb("check", &[])?;
+        let said = "no table on the publisher matches \"app.*\" as yet";
+        ensure!(check.code == Some(0) && check.stdout.contains(said), "{check:?}");
+        pair.site.start()?;
+        let arrives = |pair: &mut Pair, table: &str, rows: &str| {
+            let count = format!("SELECT count(*) FROM {table}");
+            let mut there = pair.subscriber.connect()?;
+            pair.site.wait_for(&format!("{table} to arrive"), SOON, || {
+                match there.query_one(&count, &[]) {
+                    Ok(row) => Ok((row.get::<_, i64>(0).to_string() == rows).then_some(())),
+                    Err(error) if error.code() == Some(&SqlState::UNDEFINED_TABLE) => Ok(None),
+                    Err(error) => Err(error.into()),
+                }
+            })
+        };
+        wait_until("the subscription to stream", SOON, &[&pair.site.log_path()], || {
+            let status = pair.site.status()?;
+            Ok((status["subscriptions"][0]["state"] == "streaming").then_some(()))
+        })?;
+        pair.publish("CREATE TABLE app.t (id integer PRIMARY KEY, v text); INSERT INTO app.t VALUES (1, 'a')")?;
+        arrives(&mut pair, "app.t", "1")?;
+        pair.site.restart()?;
+        pair.publish("INSERT INTO app.t VALUES (2, 'b')")?;
+        arrives(&mut pair, "app.t", "2")?;
+        pair.publish("CREATE TABLE later.t (id integer PRIMARY KEY); INSERT INTO later.t VALUES (1), (2), (3)")?;
+        arrives(&mut pair, "later.t", "3")?;
+        let check = pair.site.verb("check", &[])?;
+        ensure!(check.code == Some(0) && !check.stdout.contains("as yet"), "{check:?}");
         Ok(())
     })
 }

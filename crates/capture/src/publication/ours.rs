@@ -59,7 +59,7 @@ impl PublicationSpec {
         // something has its name again nothing leaves, and only joins go on.
         let keeps_all = !all_match && !leaves.is_empty();
         // Where all of it was dropped there is nothing to publish, and no list of nothing either.
-        if tables.is_empty() || keeps_all && joins.is_empty() {
+        if tables.is_empty() && existing.is_some() || keeps_all && joins.is_empty() {
             return Ok(told);
         }
         let members = members_of(&tables);
@@ -357,8 +357,10 @@ fn in_one(steps: &[String]) -> String {
 }
 
 pub(super) fn create_statement(quoted_name: &str, members: &str, via_root: bool) -> String {
+    // Of nothing as yet: `FOR TABLE` takes no empty list.
+    let members = if members.is_empty() { String::new() } else { format!("FOR TABLE {members} ") };
     format!(
-        "CREATE PUBLICATION {quoted_name} FOR TABLE {members} \
+        "CREATE PUBLICATION {quoted_name} {members}\
          WITH (publish = 'insert, update, delete, truncate', \
          publish_via_partition_root = {via_root})"
     )

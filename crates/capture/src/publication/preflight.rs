@@ -185,6 +185,45 @@ impl PublicationSpec {
         done
     }
 
+    /// Wildcards that match no table as yet.
+    ///
+    /// # Errors
+    /// When the publisher cannot be asked.
+    pub async fn without_tables(&self, sql: &mut Connection) -> Result<Vec<String>, CaptureError> {
+        let mut without = Vec::new();
+        if self.adopt_publication.is_some() {
+            return Ok(without);
+        }
+        for pattern in &self.tables {
+            let alone = PublicationSpec {
+                tables: vec![pattern.clone()],
+                articles: Default::default(),
+                ..self.clone()
+            };
+            let is_empty = pattern.name.is_none()
+                && alone.expand_tables(sql, Unfit::Refuse).await.is_ok_and(|all| all.is_empty());
+            if is_empty {
+                without.push(TablePatternDisplay(pattern).to_string());
+            }
+        }
+        Ok(without)
+    }
+
+    /// Whether there is a place for tables that the pattern would match: a schema without any is one
+    /// that is filled later, and one that is not there is misspelt.
+    pub(super) async fn may_come_to_match(
+        &self,
+        sql: &mut Connection,
+        pattern: &TablePattern,
+    ) -> Result<bool, CaptureError> {
+        let Some(schema) = pattern.schema.as_ref().filter(|_| pattern.name.is_none()) else {
+            return Ok(pattern.name.is_none());
+        };
+        let there = "SELECT FROM pg_namespace WHERE nspname = $1";
+        let rows = sql.query(there, &[Some(schema)]).await;
+        Ok(!rows.map_err(|error| self.publisher_error(error))?.is_empty())
+    }
+
     /// Why a pattern matches nothing that can be published.
     pub(super) async fn no_match(
         &self,

@@ -200,6 +200,18 @@ pub async fn check(
 ) -> Result<Vec<(TableName, Table)>, Error> {
     findings.note(format!("{} tables match", wanted.len()));
     not_published(spec, &wanted, sql, findings).await?;
+    match spec.without_tables(sql).await {
+        Ok(without) => {
+            for pattern in without {
+                findings.warning(
+                    format!("no table on the publisher matches \"{pattern}\" as yet"),
+                    "Those that are made there join by themselves; if others were meant, correct \
+                     `tables` in the site file",
+                );
+            }
+        }
+        Err(error) => findings.agent_error(&error, error.is_transient()),
+    }
     // A publication that is as configured already needs no rights on its tables but to read them.
     let as_wanted = match spec.is_as_configured(sql, unfit).await {
         Ok(as_wanted) => as_wanted,
