@@ -144,10 +144,6 @@ fn next_step(error: &farshore_pg::Error) -> String {
              takes one, and one more while a table is copied), or drop slots that nothing uses \
              (SELECT slot_name FROM pg_replication_slots WHERE NOT active): this is tried again"
         }
-        Some("28000") => {
-            "Let the role log in there (LOGIN, pg_hba.conf) and go on (farshore resume), or correct \
-             source in the site file and restart the node"
-        }
         Some("55P03") => {
             "A session on that server has a table for itself, or waits to have it (TRUNCATE, DDL, \
              VACUUM FULL; see pg_locks there): tried again"

@@ -124,6 +124,15 @@ pub(super) async fn check_history(
     }
     if let Some(before) = noted.filter(|before| *before != timeline) {
         let left_at = timeline_left_at(spec, timeline, before).await?;
+        if timeline < before && left_at.is_none() {
+            return Err(CaptureError::Gap(format!(
+                "publication \"{name}\": the publisher is on timeline {timeline}, and the store was \
+                 filled from timeline {before}: it is an old primary, without what was written since. \
+                 Let `source` lead to the server that is on timeline {before}, and go on (farshore \
+                 resume). {}",
+                copy_anew(name)
+            )));
+        }
         if left_at.is_none_or(|left_at| left_at < known) {
             let at = left_at.map_or_else(|| "an unknown position".to_owned(), |at| at.to_string());
             return Err(CaptureError::Gap(format!(
@@ -145,6 +154,10 @@ async fn timeline_left_at(
     timeline: u32,
     before: u32,
 ) -> Result<Option<Lsn>, CaptureError> {
+    // The first one left none, and has no history.
+    if timeline <= 1 {
+        return Ok(None);
+    }
     let mut replication = spec.connect(Mode::LogicalReplication).await?;
     let history = replication
         .simple_query(&format!("TIMELINE_HISTORY {timeline}"))

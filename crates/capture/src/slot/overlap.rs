@@ -77,9 +77,6 @@ pub(crate) async fn check_overlap(
     if place.in_use {
         return not_looked("another session has the slot", true);
     }
-    if place.waits_for_standbys {
-        return not_looked("the slot waits for standbys (synchronized_standby_slots)", false);
-    }
     let (reading, after) = (store.clone(), place.confirmed);
     let known = tokio::task::spawn_blocking(move || newest_after(reading.as_ref(), after));
     let Ok(known) = known.await else { return not_looked("the log's reader ended", true) };
@@ -155,6 +152,8 @@ pub(crate) async fn check_overlap(
 /// Reads what the slot would give, from a stream of a copy of it that has been moved to `from`, where
 /// that is known: what lies before may be the log of hours. Where there can be no copy, the slot itself
 /// is asked by SQL: that can be asked of a slot which nobody has to give back, and gathers all of it.
+/// Nor is a slot asked that gives nothing before standbys have it (`synchronized_standby_slots`), which
+/// may be away: a copy of it waits for nobody.
 /// `None`: no answer.
 async fn look(
     spec: &PublicationSpec,
@@ -168,6 +167,17 @@ async fn look(
         Ok(given) => return Ok(Some(given)),
         Err(CaptureError::Publisher { error, .. }) if error.server_error().is_none() => {
             return Err(error);
+        }
+        Err(error) if place.waits_for_standbys => {
+            tracing::warn!(
+                publication = %spec.name,
+                "cannot look whether the publisher's log is still the one that the store was filled \
+                 from: {error}"
+            );
+            return match error {
+                CaptureError::Publisher { error, .. } => Err(error),
+                _ => Ok(None),
+            };
         }
         Err(error) => {
             tracing::debug!(publication = %spec.name, %error, "no copy of the slot to look at");
@@ -371,12 +381,12 @@ mod tests {
         assert_eq!(newest(300), None);
     }
 
-    /// The newest transaction that the slot would give.
-    async fn newest_of(sql: &mut Connection) -> Header {
-        let peek = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes('farshore_p', \
+    /// The newest transaction that a slot would give.
+    async fn newest_of(sql: &mut Connection, slot: &str) -> Header {
+        let peek = "SELECT encode(data, 'hex') FROM pg_logical_slot_peek_binary_changes($1, \
             NULL, NULL, 'proto_version', '1', 'publication_names', 'farshore_p') \
             WHERE get_byte(data, 0) IN (66, 67) ORDER BY lsn DESC, get_byte(data, 0) LIMIT 2";
-        let rows = sql.query(peek, &[]).await.unwrap();
+        let rows = sql.query(peek, &[Some(slot)]).await.unwrap();
         let mut header = Header {
             xid: 0,
             commit_lsn: Lsn::ZERO,
@@ -431,6 +441,59 @@ mod tests {
         (folder, store)
     }
 
+    /// Its slot gives nothing that they do not have; a copy of it does.
+    #[test]
+    fn a_publisher_whose_slot_waits_for_standbys_is_looked_at() {
+        let cluster = Cluster::builder(&Installation::find(17).unwrap())
+            .setting("wal_level", "logical")
+            .setting("synchronized_standby_slots", "standby")
+            .start()
+            .unwrap();
+        cluster
+            .execute_script(
+                "CREATE TABLE t (i integer, v text); CREATE PUBLICATION farshore_p FOR TABLE t",
+            )
+            .unwrap();
+        Runtime::new().unwrap().block_on(async {
+            let spec = spec_of(&cluster);
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            for statement in [
+                "SELECT pg_create_physical_replication_slot('standby', true)",
+                "SELECT pg_create_logical_replication_slot('farshore_p', 'pgoutput', false, false, \
+                   true)",
+                "INSERT INTO t VALUES (0, 'before')",
+                "INSERT INTO t VALUES (0, 'newest')",
+                "SELECT pg_copy_logical_replication_slot('farshore_p', 'seen', true)",
+            ] {
+                sql.simple_query(statement).await.unwrap();
+            }
+            let newest = newest_of(&mut sql, "seen").await;
+            sql.simple_query("SELECT pg_drop_replication_slot('seen')").await.unwrap();
+            let at = place(&spec, &mut sql).await.unwrap().unwrap();
+            assert!(at.waits_for_standbys, "{at:?}");
+            let end = Lsn(newest.end_lsn.0 + 1);
+            let (_folder, store) = store_with(&newest, end).await;
+            let seen = check_overlap(&spec, &mut sql, &store, &at, |_| ()).await.unwrap();
+            assert!(matches!(seen, Overlap::Agrees), "{seen:?}");
+            let other = Header { commit_time: PgTime(newest.commit_time.0 + 1), ..newest.clone() };
+            let (_folder, lacking) = store_with(&other, end).await;
+            let found = check_overlap(&spec, &mut sql, &lacking, &at, |_| ()).await.unwrap_err();
+            assert!(found.to_string().contains("does not have the transaction at"), "{found}");
+        });
+    }
+
+    fn spec_of(cluster: &Cluster) -> PublicationSpec {
+        PublicationSpec {
+            name: "p".to_owned(),
+            source: Config::parse(&cluster.url("postgres")).unwrap(),
+            tables: Vec::new(),
+            articles: std::collections::BTreeMap::new(),
+            via_partition_root: false,
+            adopt_publication: None,
+            adopt_slot: None,
+        }
+    }
+
     #[test]
     fn only_what_is_near_the_stores_end_is_gathered() {
         for major in [15, 18] {
@@ -442,16 +505,7 @@ mod tests {
                     "CREATE TABLE t (i integer, v text); CREATE PUBLICATION farshore_p FOR TABLE t",
                 )
                 .unwrap();
-            let spec = PublicationSpec {
-                name: "p".to_owned(),
-                source: Config::parse(&cluster.url("postgres")).unwrap(),
-                tables: Vec::new(),
-                articles: std::collections::BTreeMap::new(),
-                via_partition_root: false,
-                adopt_publication: None,
-                adopt_slot: None,
-            };
-            Runtime::new().unwrap().block_on(look_near(&spec));
+            Runtime::new().unwrap().block_on(look_near(&spec_of(&cluster)));
         }
     }
 
@@ -465,7 +519,7 @@ mod tests {
         ] {
             sql.simple_query(statement).await.unwrap();
         }
-        let newest = newest_of(&mut sql).await;
+        let newest = newest_of(&mut sql, "farshore_p").await;
         // No room for what the first transaction comes to.
         sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
         let at = place(spec, &mut sql).await.unwrap().unwrap();
@@ -484,7 +538,7 @@ mod tests {
         assert!(found.to_string().contains("does not have the transaction at"), "{found}");
         sql.simple_query("INSERT INTO t VALUES (0, 'since')").await.unwrap();
         sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
-        let since = newest_of(&mut sql).await;
+        let since = newest_of(&mut sql, "farshore_p").await;
         sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
         let (_folder, passed) = store_with(&newest, Lsn(since.end_lsn.0 + 1)).await;
         let found = check_overlap(spec, &mut sql, &passed, &at, tell).await.unwrap_err();
@@ -493,7 +547,7 @@ mod tests {
         sql.simple_query("RESET work_mem; RESET temp_file_limit").await.unwrap();
         let large = "INSERT INTO t SELECT i, repeat('y', 100) FROM generate_series(1, 20000) i";
         sql.simple_query(large).await.unwrap();
-        let newest = newest_of(&mut sql).await;
+        let newest = newest_of(&mut sql, "farshore_p").await;
         sql.simple_query("SET work_mem = '64kB'; SET temp_file_limit = '64kB'").await.unwrap();
         let (_folder, store) = store_with(&newest, Lsn(newest.end_lsn.0 + 1)).await;
         let seen = check_overlap(spec, &mut sql, &store, &at, tell).await.unwrap();
