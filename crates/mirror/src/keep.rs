@@ -252,11 +252,17 @@ impl Far {
                 Ok((spool, awaited, turn))
             }
             (None, None) => {
-                let folder = self.folder.clone();
-                let create = move || Spool::create(&folder, identity, Timeline(timeline), start);
-                let spool = Arc::new(blocking(create).await.map_err(MirrorError::of_file)?);
+                let (folder, current) = (self.folder.clone(), self.spool.clone());
+                // Also where the session is given up meanwhile: one that is on the disk and not known
+                // here would be in the next one's way.
+                let create = move || {
+                    let spool = Spool::create(&folder, identity, Timeline(timeline), start)?;
+                    let spool = Arc::new(spool);
+                    current.send_replace(Some(spool.clone()));
+                    Ok(spool)
+                };
+                let spool = blocking(create).await.map_err(MirrorError::of_file)?;
                 tracing::info!(mirror = %self.name, %start, timeline, "the spool begins");
-                self.spool.send_replace(Some(spool.clone()));
                 Ok((spool, awaited, turn))
             }
             _ => Err(protocol(format!(

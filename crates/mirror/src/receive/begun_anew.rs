@@ -268,6 +268,8 @@ impl Near {
             },
             Some(_) | None => return self.hold_on_as_noted(),
         };
+        // In one turn with letting go, which would take this note for the one of before.
+        let mut held = self.hold();
         match &hold {
             Some(hold) => {
                 note(&self.begun_anew.note, hold)?;
@@ -275,7 +277,7 @@ impl Near {
             }
             None => self.forget_hold(),
         }
-        *self.hold() = hold;
+        *held = hold;
         Ok(())
     }
 

@@ -25,6 +25,18 @@ pub(crate) fn left_behind(config: &SiteConfig) -> Vec<LeftBehind> {
             .strip_suffix(SLOT)
             .filter(|name| !config.mirrors.near.iter().any(|mirror| mirror.name == *name));
         if path.is_dir() && !config.mirrors.far.iter().any(|mirror| mirror.name == file) {
+            // The other way round under the same name: the slot that it would be asked to drop is
+            // this site's own now.
+            if config.mirrors.near.iter().any(|mirror| mirror.name == file) {
+                all.push(LeftBehind {
+                    what: format!(
+                        "data_dir holds a spool of mirror \"{file}\" from when this site was its far \
+                         end, which nobody uses any more"
+                    ),
+                    remedy: format!("Remove {}", path.display()),
+                });
+                continue;
+            }
             all.push(LeftBehind {
                 what: format!(
                     "data_dir holds the spool of mirror \"{file}\", which the site file does not \
@@ -114,6 +126,14 @@ mod tests {
         assert!(spool.what.contains("the spool of mirror \"dr\""), "{}", spool.what);
         assert!(slot.what.contains("\"farshore_mirror_dr\" on postgres://a@b/c"), "{}", slot.what);
         assert!(slot.remedy.contains("pg_drop_replication_slot('farshore_mirror_dr')"));
+        // The other end of it now.
+        let turned = "[site]\nname = \"s\"\nlisten = \"127.0.0.1:1\"\n\
+             [mirror.dr]\nprincipal = \"postgres://a@b/c\"\n[downstream.far]\nmirrors = [\"dr\"]\n"
+            .replace("[mirror", &format!("data_dir = {:?}\n[mirror", folder.path()));
+        let left = left_behind(&config::parse(&turned, &folder.path().join("site.toml")).unwrap());
+        let [spool] = &left[..] else { panic!("{} are left behind", left.len()) };
+        assert!(spool.what.contains("from when this site was its far end"), "{}", spool.what);
+        assert_eq!(spool.remedy, format!("Remove {}", folder.path().join("mirrors/dr").display()));
         Note::earlier_slot(folder.path(), "dr", "old").write("old\npostgres://a@b/c").unwrap();
         let left = left_behind(&site("dr"));
         let [slot] = &left[..] else { panic!("{} are left behind", left.len()) };
