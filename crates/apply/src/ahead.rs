@@ -9,7 +9,7 @@
 //! tell nothing: but the newest transaction that the target has is not in it, or is another one.
 
 use crate::ApplyError;
-use crate::postgres::progress::Progress;
+use crate::postgres::progress::{Progress, state};
 use crate::remedy;
 use crate::requests::next_transaction;
 use crate::status::SourceTransaction;
@@ -62,6 +62,15 @@ pub(crate) fn forget(store: &dyn LogStore, subscription: &str) -> Result<(), Sto
     store.set_note(&note_key(subscription), "")
 }
 
+/// The newest transaction that a target has; zero where none is known. One of before a copy that was
+/// begun of all of it is not in what is copied.
+fn newest_applied(progress: &Progress) -> Lsn {
+    match progress.newest {
+        Some(newest) if progress.state != state::COPYING => newest.position,
+        Some(_) | None => Lsn::ZERO,
+    }
+}
+
 impl Subscription {
     /// Refuses a target that has what the store cannot have given it. `copied` is where the newest
     /// copy of a table stands: the log may not have come there yet, also where that table is to be
@@ -72,12 +81,14 @@ impl Subscription {
         copied: Lsn,
     ) -> Result<(), ApplyError> {
         let (name, store) = (self.spec.name.as_str(), self.store.as_ref());
-        let Some(applied) = progress.map(|progress| progress.applied) else {
-            return Ok(forget(store, name)?);
-        };
+        let Some(progress) = progress else { return Ok(forget(store, name)?) };
+        // Transactions come from the store alone, wherever copies stand.
+        let newest = newest_applied(progress);
+        let is_beyond = |reached: Lsn| progress.applied > reached.max(copied) || newest > reached;
+        let applied = progress.applied;
         let begins = slot::log_begins(store).unwrap_or(Lsn::ZERO);
         match noted(store, name) {
-            Some((reached, found)) if applied > reached.max(copied) => {
+            Some((reached, found)) if is_beyond(reached) => {
                 return Err(ApplyError::Gap(found));
             }
             Some(_) => forget(store, name)?,
@@ -85,7 +96,7 @@ impl Subscription {
         }
         if slot::is_replica(store) {
             let durable = store.durable().borrow().0;
-            if applied <= durable.max(begins).max(copied).max(self.given.up_to()) {
+            if !is_beyond(durable.max(begins).max(self.given.up_to())) {
                 return Ok(());
             }
             // What it fetches is the rest of the same log: there is nothing to be remembered.
@@ -99,7 +110,7 @@ impl Subscription {
             )));
         }
         let reached = self.given.up_to().max(begins);
-        if applied > reached.max(copied) {
+        if is_beyond(reached) {
             let found = format!(
                 "subscription \"{name}\": the target has applied up to {applied}, but the \
                      store held only up to {reached} when this node opened it: the store or the \

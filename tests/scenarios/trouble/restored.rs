@@ -247,16 +247,35 @@ fn put_back(site: &Site, kept: &Path) -> Result<()> {
 /// A snapshot of the machine with publisher and node; the target stays, of which there is a backup
 /// of that time. The node is stopped.
 fn set_back_but_for_the_target() -> Result<(Pair, Backup)> {
+    set_back_after(|_| Ok(()))
+}
+
+/// The same, after something more that is lost with it.
+fn set_back_after(more: impl FnOnce(&mut Pair) -> Result<()>) -> Result<(Pair, Backup)> {
     let mut pair = streaming("")?;
     pair.site.stop()?;
     let target = pair.subscriber.back_up()?;
     let (backup, kept) = (pair.publisher.back_up()?, snapshot(&pair.site)?);
     pair.site.start()?;
     change(&mut pair, 1_000)?;
+    more(&mut pair)?;
     pair.site.stop()?;
     pair.publisher.restore(&backup)?;
     put_back(&pair.site, &kept)?;
     Ok((pair, target))
+}
+
+/// Where a copy stands the log may have yet to come to. What transactions have brought it had.
+#[test]
+fn a_target_that_is_ahead_is_noticed_beside_a_table_that_was_copied_since() -> Result<()> {
+    let (mut pair, _) = set_back_after(|pair| {
+        pair.publish(
+            "CREATE TABLE joined (id integer PRIMARY KEY); INSERT INTO joined VALUES (1)",
+        )?;
+        pair.await_copy("joined")
+    })?;
+    pair.site.start()?;
+    copied_anew_as_told(&mut pair, "the target has applied up to")
 }
 
 #[test]
