@@ -47,6 +47,8 @@ pub struct NearStatus {
     pub connected: bool,
     /// The principal's process that sends it.
     pub walsender: Option<i32>,
+    /// The principal takes nobody in any more, and ends once its log is at the far end.
+    pub is_shutting_down: bool,
     /// End of the principal's log as last heard of.
     pub principal_end: Lsn,
     /// The timeline that flows.
@@ -420,6 +422,7 @@ impl Near {
         {
             let mut status = self.status();
             status.connected = true;
+            status.is_shutting_down = false;
             status.principal_end = begun.system.xlogpos;
             status.unmoved_since = None;
             status.receive(begun.start, Instant::now());

@@ -594,6 +594,27 @@ fn a_second_node_of_the_same_site_is_refused() -> Result<()> {
     mirrored.finish()
 }
 
+/// The server waits for what is flushed at its standbys, which is nothing new while none replays.
+#[test]
+fn a_principal_ends_in_order_while_no_standby_replays() -> Result<()> {
+    let mut mirrored = Mirrored::start_idle(15, "far-applied", None, Site::named("far")?)?;
+    mirrored.standby.stop(StopMode::Fast)?;
+    mirrored.principal.execute_script(
+        "SET synchronous_commit = local; INSERT INTO t VALUES (100, 1), (100, 2)",
+    )?;
+    let begins = std::time::Instant::now();
+    mirrored.principal.stop(StopMode::Fast)?;
+    // It is killed after 60 s.
+    ensure!(begins.elapsed() < Duration::from_secs(45), "the principal was not stopped in order");
+    // All of its log is at the far end, and nobody was told more than a standby has replayed.
+    mirrored.standby.start()?;
+    let mut there = mirrored.standby.connect()?;
+    wait_until("the rows to be replayed", LONG, &[], || {
+        let rows: i64 = there.query_one("SELECT count(*) FROM t", &[])?.get(0);
+        Ok((rows == 2).then_some(()))
+    })
+}
+
 /// A standby that is connected and replays nothing holds commits up in mode `far-applied`: both ends
 /// say so, and no longer than that is so.
 #[test]

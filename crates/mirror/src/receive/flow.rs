@@ -260,6 +260,13 @@ impl Flow<'_> {
             // that shuts down waits until all is written.
             reply.flushed = Lsn::ZERO;
         }
+        // A server that shuts down waits for what is flushed, or for what is written where that is
+        // nothing. Standbys may be away, and whoever waited for their replay is gone.
+        let is_shutting_down =
+            self.near.promise == Promise::FarApplied && self.near.status().is_shutting_down;
+        if is_shutting_down {
+            reply = Reply { written: far.durable, flushed: Lsn::ZERO, ..reply };
+        }
         if reply == self.told && !anyway {
             return Ok(());
         }
@@ -270,7 +277,9 @@ impl Flow<'_> {
         stream.send_status(reply.written, reply.flushed, reply.applied, false).await?;
         fault::point("mirror.after-acknowledge");
         self.told = reply;
-        self.near.status().acknowledge(reply.flushed, Instant::now());
+        if !is_shutting_down {
+            self.near.status().acknowledge(reply.flushed, Instant::now());
+        }
         Ok(())
     }
 }

@@ -20,6 +20,10 @@ const LOOK_FOR_EARLIER_EVERY: u64 = 12;
 pub(crate) const LET_LOOK: &str = "let its role connect to the database too, which pg_hba.conf says; \
      from PostgreSQL 15 on replication is enough";
 
+/// What is said of a principal that takes nobody in any more, and sends log yet.
+const SHUTS_DOWN: &str =
+    "the principal shuts down, which ends once all of its log is at the far end";
+
 /// The bounds, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
@@ -83,6 +87,8 @@ pub(super) struct Seen {
     pub kept_bytes: Option<u64>,
     /// Why that could not be looked at the last time.
     pub not_looked: Option<String>,
+    /// The principal shuts down.
+    pub shuts_down: bool,
     /// Why the mirror was dropped; as its note says.
     pub dropped: Option<String>,
     /// Since it was resumed.
@@ -96,6 +102,9 @@ impl Seen {
     pub fn warning(&self, bounds: &Bounds, is_connected: bool) -> Option<String> {
         let far_behind = with_warning(self.namesake.clone(), bounds.warning(self.kept_bytes));
         let not_looked = self.not_looked.as_ref().filter(|_| is_connected);
+        if self.shuts_down && is_connected {
+            return with_warning(far_behind, Some(SHUTS_DOWN.to_owned()));
+        }
         with_warning(far_behind, not_looked.map(|why| bounds.are_void(why)))
     }
 }
@@ -221,8 +230,17 @@ impl NearAgent {
     }
 
     fn note_look(&self, error: Option<&Error>) {
-        let why = error.map(ToString::to_string);
         let is_connected = self.near.status().connected;
+        // cannot_connect_now, from a server that sends log: it is not one that starts.
+        let shuts_down =
+            is_connected && error.is_some_and(|error| error.sqlstate() == Some("57P03"));
+        self.near.status().is_shutting_down = shuts_down;
+        if std::mem::replace(&mut lock(&self.seen).shuts_down, shuts_down) != shuts_down
+            && shuts_down
+        {
+            tracing::info!(mirror = %self.near.name, "{SHUTS_DOWN}");
+        }
+        let why = error.filter(|_| !shuts_down).map(ToString::to_string);
         let before = std::mem::replace(&mut lock(&self.seen).not_looked, why.clone());
         if let Some(why) = why.filter(|_| before.is_none() && is_connected) {
             tracing::warn!(mirror = %self.near.name, "{}", self.bounds.are_void(&why));
