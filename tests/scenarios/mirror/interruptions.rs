@@ -213,6 +213,8 @@ fn a_principal_that_was_set_back_is_refused() -> Result<()> {
     mirrored.near.start()?;
     let far = said(&mirrored.far, "is not what the mirror's spool holds")?;
     ensure!(far["state"] == "stopped", "{far}");
+    let check = mirrored.far.verb("check", &[])?;
+    ensure!(check.code == Some(1) && check.stdout.contains("has stopped: "), "{check:?}");
     mirrored.check_standby(&returned)?;
     let promoted = promote(&mirrored, &mirrored.standby, &[])?;
     ensure!(promoted.code == Some(0), "{promoted:?}");

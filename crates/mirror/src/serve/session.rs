@@ -405,8 +405,8 @@ fn was_promoted(closed: &Closed) -> Done {
          from it, or is about to be"
     );
     Done::Refused(Refusal::new("55000", message).hint(
-        "Point primary_conninfo, or of another mirror its principal, to the server that was promoted; \
-         or seed the standby anew.",
+        "Point primary_conninfo, or of another mirror its principal, to the server that was promoted, \
+         with a primary_slot_name that it has, or none; or seed the standby anew.",
     ))
 }
 

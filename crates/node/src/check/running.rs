@@ -17,16 +17,23 @@ pub async fn check(config: &SiteConfig, found: &mut Vec<Finding>) {
         report.publications.iter().map(|p| ("publication", &p.name, &p.state, &p.error));
     let subscriptions =
         report.subscriptions.iter().map(|s| ("subscription", &s.name, &s.state, &s.error));
-    for (kind, name, state, error) in publications.chain(subscriptions) {
-        if state == STOPPED
+    let mirrors = report.mirrors.iter().map(|m| ("mirror", &m.name, &m.state, &m.error));
+    for (kind, name, state, error) in publications.chain(subscriptions).chain(mirrors) {
+        if is_at_rest(state)
             && let Some(error) = error
         {
-            add(format!("{kind} \"{name}\""), error, found);
+            let how = if state == STOPPED { "has stopped" } else { "waits" };
+            add(format!("{kind} \"{name}\""), (how, error), found);
         }
     }
 }
 
-fn add(object: String, error: &str, found: &mut Vec<Finding>) {
+/// Whether it waits for somebody to mend something.
+fn is_at_rest(state: &str) -> bool {
+    [STOPPED, "out of room", "disk error"].contains(&state)
+}
+
+fn add(object: String, (how, error): (&str, &str), found: &mut Vec<Finding>) {
     let is_said = |finding: &Finding| {
         finding.severity == Severity::Error
             && finding.object == object
@@ -38,7 +45,7 @@ fn add(object: String, error: &str, found: &mut Vec<Finding>) {
     let mut findings = Findings::about(object.clone());
     let own = format!("{object}: ");
     let error = error.strip_prefix(&own).unwrap_or(error);
-    findings.agent_error(&format!("{own}has stopped: {error}"), false);
+    findings.agent_error(&format!("{own}{how}: {error}"), false);
     found.append(&mut findings.all);
 }
 
@@ -52,9 +59,12 @@ mod tests {
         let mut findings = Findings::about(object.clone());
         findings.error("table t is missing", "Create it");
         let mut found = findings.all;
-        add(object.clone(), "subscription \"s\": table t is missing. Create it", &mut found);
+        let stopped = "has stopped";
+        let missing = "subscription \"s\": table t is missing. Create it";
+        add(object.clone(), (stopped, missing), &mut found);
         assert_eq!(found.len(), 1);
-        add(object, "subscription \"s\": the log has a gap. Copy it anew", &mut found);
+        let gap = "subscription \"s\": the log has a gap. Copy it anew";
+        add(object, (stopped, gap), &mut found);
         assert_eq!(found[1].severity, Severity::Error);
         assert_eq!(found[1].what, "has stopped: the log has a gap");
         assert_eq!(found[1].remedy.as_deref(), Some("Copy it anew"));

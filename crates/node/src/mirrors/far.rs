@@ -177,8 +177,13 @@ impl FarAgent {
     /// Why not, for a person.
     pub async fn resume(&self) -> Result<String, String> {
         let name = &self.config.name;
-        if self.far.spool().is_some_and(|spool| spool.closed().is_some()) {
-            return Err(format!("mirror \"{name}\" was promoted, and takes in nothing any more"));
+        if let Some(spool) = self.far.spool().filter(|spool| spool.closed().is_some()) {
+            return Err(format!(
+                "mirror \"{name}\" was promoted, and takes in nothing any more. If it is to carry log \
+                 to this site once more, from the principal that it has now: stop this node, remove \
+                 {}, start it, and seed the standbys",
+                spool.folder().display()
+            ));
         }
         if !self.has_stopped() {
             return Err(format!(

@@ -252,7 +252,9 @@ impl NearAgent {
                 "{promoted}, and commits that wait for \"{application_name}\" do not return. Take \
                  that name out of synchronous_standby_names if the old principal is to go on by \
                  itself; take [mirror.{name}] out of the site file here{grant}; and drop the slot, which \
-                 keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there"
+                 keeps log for nobody: SELECT pg_drop_replication_slot('{slot}') there. If that was \
+                 an earlier promotion, and the mirror carries log there once more: stop the node of \
+                 site \"{site}\", remove data_dir/mirrors/{name} there, start it, and seed the standbys"
             ),
             Some(spool) => {
                 let first = spool.name();

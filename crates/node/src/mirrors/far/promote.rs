@@ -515,7 +515,8 @@ fn still_streaming(others: &[String]) -> String {
     }
     format!(
         ". This mirror has no more log for who else streams from it, and tells them so: {}. Point their \
-         primary_conninfo (of another mirror, its principal) to the new server, or seed them anew",
+         primary_conninfo (of another mirror, its principal) to the new server, with a \
+         primary_slot_name that it has, or none; or seed them anew",
         others.join(", ")
     )
 }
