@@ -152,9 +152,7 @@ where
 impl Site {
     async fn pause(&self, subscription: &str) -> Result<String, String> {
         let agent = self.subscription(subscription)?;
-        // First durably: a crash must not resume what somebody believes paused.
-        set_paused(agent.store.as_ref(), subscription, true)?;
-        agent.switch.pause().await;
+        agent.switch.pause(|| set_paused(agent.store.as_ref(), subscription, true)).await?;
         tracing::info!(%subscription, "paused");
         Ok(paused_text(subscription))
     }
@@ -166,8 +164,7 @@ impl Site {
     ) -> Result<String, String> {
         if let Some(subscription) = subscription {
             let agent = self.subscription(subscription)?;
-            set_paused(agent.store.as_ref(), subscription, false)?;
-            agent.switch.resume().await;
+            agent.switch.resume(|| set_paused(agent.store.as_ref(), subscription, false)).await?;
             tracing::info!(%subscription, "resumed");
             return Ok(format!("subscription \"{subscription}\" goes on"));
         }
@@ -180,10 +177,11 @@ impl Site {
                  restart the node"
             ));
         }
-        if let Some(log) = self.log(publication) {
-            taken_out::accept(log.as_ref()).map_err(|error| error.to_string())?;
-        }
-        switch.resume().await;
+        let accept = || match self.log(publication) {
+            Some(log) => taken_out::accept(log.as_ref()).map_err(|error| error.to_string()),
+            None => Ok(()),
+        };
+        switch.resume(accept).await?;
         tracing::info!(%publication, "resumed");
         Ok(format!("publication \"{publication}\" goes on"))
     }

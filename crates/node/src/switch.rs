@@ -57,17 +57,29 @@ impl Switch {
         self.wanted.borrow().paused
     }
 
-    /// Halts it until it is resumed, and waits until it has come to rest.
-    pub async fn pause(&self) {
+    /// Halts it until it is resumed, and waits until it has come to rest. `note` makes that durable,
+    /// first: a crash must not resume what somebody believes paused. And in one turn with it: of two
+    /// operators at once the later one has the last word in both.
+    ///
+    /// # Errors
+    /// What `note` fails with; then nothing is changed.
+    pub async fn pause<E>(&self, note: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let _operator = self.operator.lock().await;
+        note()?;
         self.wanted.send_modify(|wanted| wanted.paused = true);
         self.at_rest().await;
+        Ok(())
     }
 
-    /// Lets it run, also if it ended by itself.
-    pub async fn resume(&self) {
+    /// Lets it run, also if it ended by itself. `note` is as for [`Switch::pause`].
+    ///
+    /// # Errors
+    /// As [`Switch::pause`].
+    pub async fn resume<E>(&self, note: impl FnOnce() -> Result<(), E>) -> Result<(), E> {
         let _operator = self.operator.lock().await;
+        note()?;
         self.start_again();
+        Ok(())
     }
 
     /// Halts it for as long as the answer lives, and waits until it has come to rest.
@@ -169,6 +181,38 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering};
 
+    fn nothing() -> Result<(), String> {
+        Ok(())
+    }
+
+    /// On the page and by the verb, at once.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn of_two_operators_the_later_one_has_the_last_word_in_the_note_too() {
+        let switch = Arc::new(Switch::new(false));
+        let noted = Arc::new(std::sync::Mutex::new(false));
+        let note = |paused: bool| {
+            let noted = noted.clone();
+            move || {
+                *noted.lock().unwrap() = paused;
+                std::thread::yield_now();
+                nothing()
+            }
+        };
+        for round in 0..1_000 {
+            let (pausing, resuming) = (switch.clone(), switch.clone());
+            let (paused, resumed) = (note(true), note(false));
+            let pausing = tokio::spawn(async move { pausing.pause(paused).await });
+            let resuming = tokio::spawn(async move { resuming.resume(resumed).await });
+            pausing.await.unwrap().unwrap();
+            resuming.await.unwrap().unwrap();
+            assert_eq!(switch.is_paused(), *noted.lock().unwrap(), "{round}");
+        }
+        let before = switch.is_paused();
+        switch.pause(|| Err(())).await.unwrap_err();
+        switch.resume(|| Err(())).await.unwrap_err();
+        assert_eq!(switch.is_paused(), before);
+    }
+
     /// Counts its runs; ends by itself at once, or when told to.
     fn agent(
         switch: Arc<Switch>,
@@ -217,15 +261,15 @@ mod tests {
     async fn an_agent_rests_while_it_is_paused_or_held() {
         let switch = Arc::new(Switch::new(true));
         let (runs, stop, task) = agent(switch.clone(), false);
-        switch.pause().await;
+        switch.pause(nothing).await.unwrap();
         assert_eq!(runs.load(Ordering::SeqCst), 0);
-        switch.resume().await;
+        switch.resume(nothing).await.unwrap();
         until(&runs, 1).await;
         let held = switch.hold().await;
         assert!(!*switch.running.borrow());
         drop(held);
         until(&runs, 2).await;
-        switch.pause().await;
+        switch.pause(nothing).await.unwrap();
         // A pause outlives what somebody else does meanwhile.
         switch.hold().await.go_on();
         for _ in 0..100 {
@@ -248,7 +292,7 @@ mod tests {
         assert_eq!(runs.load(Ordering::SeqCst), 1);
         switch.hold().await.go_on();
         until(&runs, 2).await;
-        switch.resume().await;
+        switch.resume(nothing).await.unwrap();
         until(&runs, 3).await;
         stop.send_replace(true);
         task.await.unwrap();

@@ -206,7 +206,8 @@ impl FarAgent {
                 spool.failure()
             ));
         }
-        self.intake.resume().await;
+        // That it had stopped is noted nowhere.
+        let Ok(()) = self.intake.resume(|| Ok::<(), std::convert::Infallible>(())).await;
         tracing::info!(mirror = %name, "resumed");
         Ok(format!("mirror \"{name}\" asks for log again; farshore status shows what comes of it"))
     }
