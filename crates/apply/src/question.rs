@@ -16,19 +16,21 @@ pub(crate) struct Question {
 impl Question {
     /// Asks whether tables are published that are not copied, or have other columns or labels than they
     /// had, and else, if `about_partitions`, whether there are partitioned tables whose partitions we keep
-    /// in step with.
+    /// in step with. What is otherwise in tables that are copied is left out where that `is_looked_at`
+    /// again soon anyway: a start that has put it off would put it off once more.
     pub fn ask(
         agent: &Subscription,
         known: &[TableProgress],
         sessions: u64,
-        about_partitions: bool,
+        (about_partitions, is_looked_at): (bool, bool),
     ) -> Question {
         let (source, name, known) = (agent.source.clone(), agent.spec.name.clone(), known.to_vec());
         let about_partitions = about_partitions && agent.spec.schema.create_tables;
         let mut asking = JoinSet::new();
         asking.spawn(async move {
             let published = published(source.as_ref(), &name).await?;
-            let of_others = |now| known.iter().any(|known| known.is_otherwise(now));
+            let of_others =
+                |now| !is_looked_at && known.iter().any(|known| known.is_otherwise(now));
             let is_new = published.iter().any(of_others) || !joined(published, &known).is_empty();
             if is_new || !about_partitions {
                 return Some(is_new);

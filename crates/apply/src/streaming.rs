@@ -305,7 +305,8 @@ impl<'a> Streaming<'a> {
     /// of such, so the answer is waited for, but not for long: the rest need not wait.
     async fn ask(&mut self, sessions: u64) {
         let about_partitions = self.asked != sessions;
-        let mut question = Question::ask(self.agent, &self.tables, sessions, about_partitions);
+        let about = (about_partitions, self.again_at.is_some());
+        let mut question = Question::ask(self.agent, &self.tables, sessions, about);
         // What asks again from here on asks for another answer.
         self.ask_again = false;
         let _ = tokio::time::timeout(ANSWER_WITHIN, question.answered()).await;

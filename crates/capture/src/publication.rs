@@ -567,12 +567,13 @@ impl PublicationSpec {
         } else {
             ("NULL::int2vector", "false")
         };
+        // On 14 the view has a partition twice that is a member beside its root.
         // Materialized, or the view makes its list of columns anew for every column that is compared
         // with it: on 18 that is cubic in a table's columns, of which there may be 1,600. And what is
         // asked of a table would be asked for each of its columns.
         let text = format!(
-            "WITH p AS MATERIALIZED (SELECT * FROM pg_publication_tables \
-               WHERE pubname = $1 AND schemaname <> 'farshore'), \
+            "WITH p AS MATERIALIZED (SELECT DISTINCT ON (schemaname, tablename) * \
+               FROM pg_publication_tables WHERE pubname = $1 AND schemaname <> 'farshore'), \
              t AS MATERIALIZED (SELECT c.oid, p.schemaname, p.tablename, {filter} AS filter, \
                c.relkind = 'p' AS partitioned, {node} AS node, \
                coalesce(m.oid, 0) AS membership, \

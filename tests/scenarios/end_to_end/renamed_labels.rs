@@ -92,6 +92,30 @@ fn a_label_that_has_another_name_is_renamed_as_told() -> Result<()> {
     Ok(())
 }
 
+/// The publisher is asked again and again about a table that was renamed. What is new of others, and
+/// cannot be noted before the stream has come to it, does not keep the stream from coming to it.
+#[test]
+fn what_is_new_beside_a_table_that_was_renamed_holds_nothing_up() -> Result<()> {
+    for news in ["ALTER TYPE mood ADD VALUE 'happy'", "ALTER TABLE e ADD COLUMN x integer"] {
+        let schema = "CREATE TYPE mood AS ENUM ('sad', 'ok'); \
+             CREATE TABLE was (id integer PRIMARY KEY, b text); \
+             CREATE TABLE e (id integer PRIMARY KEY, m mood)";
+        let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+        pair.publish("INSERT INTO was VALUES (1, 'a')")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+        pair.publish("ALTER TABLE was RENAME TO renamed; INSERT INTO renamed VALUES (2, 'b')")?;
+        pair.site.await_log("is called public.renamed now", SOON)?;
+        pair.assert_equal(&["public"])?;
+        pair.site.stop()?;
+        pair.publish(news)?;
+        pair.publish("INSERT INTO e VALUES (1, 'ok')")?;
+        pair.site.start()?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
 /// A row with the new name may come before anybody has looked.
 #[test]
 fn a_row_with_the_new_name_stops_with_the_same() -> Result<()> {

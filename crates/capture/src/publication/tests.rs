@@ -68,6 +68,25 @@ const INHERITED: &str = "CREATE SCHEMA app; CREATE SCHEMA aside; \
     CREATE TABLE app.root (id integer PRIMARY KEY) PARTITION BY RANGE (id); \
     CREATE TABLE aside.leaf PARTITION OF app.root FOR VALUES FROM (0) TO (9)";
 
+/// 14 lists it once for itself and once for its root.
+#[test]
+fn a_partition_that_is_published_beside_its_root_has_each_column_once() {
+    for major in [14, 15] {
+        let installation = Installation::find(major).unwrap();
+        let cluster =
+            Cluster::builder(&installation).setting("wal_level", "logical").start().unwrap();
+        cluster.execute_script(INHERITED).unwrap();
+        let spec = spec(&cluster, &["app.root", "aside.leaf", "app.other"]);
+        Runtime::new().unwrap().block_on(async {
+            let mut sql = spec.connect(Mode::Sql).await.unwrap();
+            spec.ensure_publication(&mut sql).await.unwrap();
+            let published = spec.published_tables(&mut sql).await.unwrap();
+            let columns = published.iter().map(|table| (&*table.table.name, table.columns.len()));
+            assert_eq!(columns.collect::<Vec<_>>(), [("other", 1), ("leaf", 1)], "{major}");
+        });
+    }
+}
+
 #[test]
 fn tables_that_inherit_are_published_with_what_they_inherit_from() {
     for major in [15, 18] {
