@@ -3,6 +3,7 @@
 
 use crate::postgres::progress::TableProgress;
 use crate::subscription::{Subscription, joined, published};
+use farshore_capture::publication::PublishedTable;
 use tokio::task::JoinSet;
 
 /// A question that is under way, or that has been answered. Dropping it gives it up.
@@ -16,21 +17,22 @@ pub(crate) struct Question {
 impl Question {
     /// Asks whether tables are published that are not copied, or have other columns or labels than they
     /// had, and else, if `about_partitions`, whether there are partitioned tables whose partitions we keep
-    /// in step with. What is otherwise in tables that are copied is left out where that `is_looked_at`
-    /// again soon anyway: a start that has put it off would put it off once more.
+    /// in step with. What is otherwise and as a start has `seen` it is nothing new: what that has put off
+    /// until the stream has come there, another start would put off once more.
     pub fn ask(
         agent: &Subscription,
-        known: &[TableProgress],
+        (known, seen): (&[TableProgress], &[PublishedTable]),
         sessions: u64,
-        (about_partitions, is_looked_at): (bool, bool),
+        about_partitions: bool,
     ) -> Question {
-        let (source, name, known) = (agent.source.clone(), agent.spec.name.clone(), known.to_vec());
+        let (source, name) = (agent.source.clone(), agent.spec.name.clone());
+        let (known, seen) = (known.to_vec(), seen.to_vec());
         let about_partitions = about_partitions && agent.spec.schema.create_tables;
         let mut asking = JoinSet::new();
         asking.spawn(async move {
             let published = published(source.as_ref(), &name).await?;
             let of_others =
-                |now| !is_looked_at && known.iter().any(|known| known.is_otherwise(now));
+                |now| known.iter().any(|known| known.is_otherwise(now)) && !seen.contains(now);
             let is_new = published.iter().any(of_others) || !joined(published, &known).is_empty();
             if is_new || !about_partitions {
                 return Some(is_new);

@@ -11,6 +11,7 @@ use crate::scheduler::{Batches, GroupLimits, Input, Scheduler, Tables};
 use crate::small_groups::SmallGroups;
 use crate::status::{AppliedTransaction, Phase, SourceTransaction};
 use crate::subscription::{Start, Subscription};
+use farshore_capture::publication::PublishedTable;
 use farshore_fault as fault;
 use farshore_model::transaction::{Header, commands};
 use farshore_model::{Applied, Lsn, PgTime};
@@ -83,6 +84,8 @@ pub(crate) struct Streaming<'a> {
     asked: u64,
     /// Copied tables.
     tables: Vec<TableProgress>,
+    /// As [`Start::otherwise`].
+    otherwise: Vec<PublishedTable>,
     /// Foreign keys are to be added when every state is a prefix.
     foreign_keys_wait: bool,
     /// Changes of a table that is not copied have come by, or the publisher did not answer.
@@ -158,6 +161,7 @@ impl<'a> Streaming<'a> {
             consistent_at: start.consistent_at,
             asked: start.asked,
             tables: start.tables,
+            otherwise: start.otherwise,
             foreign_keys_wait: start.foreign_keys_wait,
             ask_again: start.ask_again || is_renamed,
             // It would say the same, and nothing could be copied yet.
@@ -305,8 +309,8 @@ impl<'a> Streaming<'a> {
     /// of such, so the answer is waited for, but not for long: the rest need not wait.
     async fn ask(&mut self, sessions: u64) {
         let about_partitions = self.asked != sessions;
-        let about = (about_partitions, self.again_at.is_some());
-        let mut question = Question::ask(self.agent, &self.tables, sessions, about);
+        let known = (&*self.tables, &*self.otherwise);
+        let mut question = Question::ask(self.agent, known, sessions, about_partitions);
         // What asks again from here on asks for another answer.
         self.ask_again = false;
         let _ = tokio::time::timeout(ANSWER_WITHIN, question.answered()).await;

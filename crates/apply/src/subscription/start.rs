@@ -42,6 +42,9 @@ pub(crate) struct Start {
     pub keeps_newest: bool,
     /// Copied tables.
     pub tables: Vec<TableProgress>,
+    /// Published tables that are otherwise than was noted of them still, as they were when that was
+    /// looked at.
+    pub otherwise: Vec<PublishedTable>,
     /// Tables that are copied while the others stream.
     pub beside: Vec<TableProgress>,
     /// Every state is a prefix from here on.
@@ -268,8 +271,12 @@ impl Subscription {
         if !is_known {
             requests = session.load_requests(name).await?;
         }
+        let mut otherwise = Vec::new();
         if let Some(published) = published {
             session.check_remade(name, &self.spec.copied_to(&tables, &published)).await?;
+            let is_otherwise =
+                |now: &PublishedTable| tables.iter().any(|table| table.is_otherwise(now));
+            otherwise.extend(published.into_iter().filter(is_otherwise));
         }
         let Requests { skips, foreign_keys_wait } = requests;
         let applied = progress.applied;
@@ -290,6 +297,7 @@ impl Subscription {
             applied,
             keeps_newest: progress.keeps_newest,
             tables,
+            otherwise,
             beside,
             consistent_at,
             asked,
