@@ -189,6 +189,45 @@ fn renamed_columns_stop_with_the_sql_where_they_are_not_to_follow() -> Result<()
     })
 }
 
+/// With `follow_ddl = "stop"`: what rows have in them that were there is in the SQL, and columns of a
+/// partition are altered at its root.
+#[test]
+fn new_columns_are_told_with_what_rows_have_in_them() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, a integer); \
+         CREATE TABLE p (id integer PRIMARY KEY, a integer) PARTITION BY RANGE (id); \
+         CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (100)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    pair.site.replace("[subscription.s]", "[subscription.s]\nfollow_ddl = \"stop\"")?;
+    pair.publish("INSERT INTO t VALUES (1, 1), (2, 2); INSERT INTO p VALUES (1, 1), (2, 2)")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    for (statement, sql) in [
+        (
+            "ALTER TABLE t ADD c integer NOT NULL DEFAULT 7, ADD d text; INSERT INTO t VALUES (3)",
+            "ALTER TABLE public.t ADD COLUMN c integer DEFAULT '7'::integer; \
+             ALTER TABLE public.t ADD COLUMN d text",
+        ),
+        (
+            "ALTER TABLE p ADD c text DEFAULT 'it''s'; INSERT INTO p VALUES (3)",
+            "ALTER TABLE public.p ADD COLUMN c text DEFAULT 'it''s'::text",
+        ),
+        (
+            "ALTER TABLE p ALTER a TYPE bigint; INSERT INTO p VALUES (4)",
+            "ALTER TABLE public.p ALTER COLUMN a TYPE bigint",
+        ),
+        (
+            "ALTER TABLE p RENAME a TO z; INSERT INTO p VALUES (5)",
+            "ALTER TABLE public.p RENAME COLUMN a TO z",
+        ),
+    ] {
+        pair.publish(statement)?;
+        stops_with(&pair, sql)?;
+        mended(&mut pair, sql)?;
+        pair.assert_equal(&["public"])?;
+    }
+    Ok(())
+}
+
 #[test]
 fn what_cannot_be_followed_stops_with_the_sql_that_mends_it() -> Result<()> {
     both_ways(|direction| {

@@ -378,3 +378,37 @@ fn a_stop_behind_a_rename_says_both() -> Result<()> {
     pair.site.verb("resume", &["--subscription", "s"])?;
     pair.assert_equal(&["public"])
 }
+
+/// Each gets the name of the one before it, and the catalogue is ahead of that when it is looked at:
+/// the names that stay are not those of the columns that had them.
+#[test]
+fn names_that_move_along_are_not_taken_for_a_column_that_was_dropped() -> Result<()> {
+    let schema = "CREATE TABLE t (id integer PRIMARY KEY, c0 integer, c1 integer)";
+    let mut pair = Pair::new(Direction::UP, &["public.*"], schema)?;
+    pair.publish("INSERT INTO t VALUES (1, 1, 2)")?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])?;
+    pair.site.stop()?;
+    for statement in [
+        "ALTER TABLE t RENAME c1 TO z",
+        "ALTER TABLE t RENAME c0 TO c1",
+        "INSERT INTO t VALUES (2, 3, 4)",
+        "ALTER TABLE t ADD n integer",
+        "INSERT INTO t VALUES (3, 5, 6, 7)",
+    ] {
+        pair.publish(statement)?;
+    }
+    pair.site.start()?;
+    let (state, error) = pair.site.await_trouble("s", "stands in another place than before")?;
+    let resync = "farshore resync SITE.toml --subscription s --table public.t";
+    ensure!(state == "stopped" && error.contains(resync), "{error}");
+    pair.site.verb("resync", &["--subscription", "s", "--table", "public.t"])?;
+    pair.site.verb("resume", &["--subscription", "s"])?;
+    // Whichever gets which name: all of it is copied.
+    let rename = "ALTER TABLE public.t RENAME COLUMN c0 TO z";
+    pair.site.await_trouble("s", rename)?;
+    pair.site.stop()?;
+    pair.subscriber.execute_script(rename)?;
+    pair.site.start()?;
+    pair.assert_equal(&["public"])
+}

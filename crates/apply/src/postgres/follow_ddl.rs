@@ -39,6 +39,7 @@ use farshore_model::{Column, FIRST_UNSTABLE_OID, Lsn, Relation, quote_identifier
 use farshore_pg::{quote_literal, text_array};
 use renames::ByNumbers;
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 
 /// What is done about columns that the publisher's table gained or lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -84,6 +85,9 @@ pub struct Follow<'a> {
     pub relation: &'a Relation,
     /// It is that of a copy which is only beginning: what was there before does not matter.
     pub is_copied_anew: bool,
+    /// The top of the partitions that the table is one of, or the table itself, and whether it has or
+    /// is a partition; once it was asked for.
+    pub root: OnceLock<(TableName, bool)>,
 }
 
 impl Follow<'_> {
@@ -114,6 +118,10 @@ impl Follow<'_> {
                 });
             }
         }
+        if !before.as_ref().is_some_and(|before| same_columns(before, self.relation)) {
+            // What is said is to be done there.
+            self.root(session).await?;
+        }
         let by_numbers = match &before {
             Some(before) if self.renames() => self.rename(session, before, on_target).await?,
             Some(_) | None => None,
@@ -121,6 +129,7 @@ impl Follow<'_> {
         let Some(by_numbers) = by_numbers else {
             if let (Some(before), false) = (&before, self.is_copied_anew) {
                 self.check_places(before, on_target)?;
+                self.check_names(session, before, on_target).await?;
             }
             return self.follow_columns(session, before, on_target, None).await;
         };
@@ -187,7 +196,7 @@ impl Follow<'_> {
                 )));
             }
             if self.policy == FollowDdl::Stop {
-                return Err(self.stops(&format!("column {} is new: {add}", quoted(first))));
+                return Err(self.told_to_add(session, &missing).await?);
             }
         }
         let may_drop = self.policy == FollowDdl::AddDrop
@@ -431,9 +440,13 @@ impl Follow<'_> {
     /// The top of the partitions that the table is one of, or the table itself; and whether it has
     /// or is a partition.
     async fn root(&self, session: &mut Session) -> Result<(TableName, bool), ApplyError> {
+        if let Some(root) = self.root.get() {
+            return Ok(root.clone());
+        }
         let root = partition_root(&mut session.connection, self.table).await;
         let root = root.map_err(|error| session.error(error))?;
-        Ok(root.unwrap_or_else(|| (self.table.clone(), false)))
+        let root = root.unwrap_or_else(|| (self.table.clone(), false));
+        Ok(self.root.get_or_init(|| root).clone())
     }
 
     /// Those of the columns that the publisher has dropped, and what it calls the top of the
@@ -503,7 +516,28 @@ impl Follow<'_> {
         }
     }
 
-    async fn add(&self, session: &mut Session, missing: &[&Column]) -> Result<(), ApplyError> {
+    /// As [`Follow::add`] would: with what rows that are there have in the new columns.
+    async fn told_to_add(
+        &self,
+        session: &mut Session,
+        missing: &[&Column],
+    ) -> Result<ApplyError, ApplyError> {
+        let additions = self.additions(session, missing).await?;
+        let (root, _) = self.root(session).await?;
+        let names: Vec<String> = missing.iter().map(|column| quoted(column)).collect();
+        let (columns, are) = if names.len() == 1 { ("column", "is") } else { ("columns", "are") };
+        let adds: Vec<String> =
+            additions.iter().map(|add| format!("ALTER TABLE {root} {add}")).collect();
+        Ok(self.stops(&format!("{columns} {} {are} new: {}", names.join(", "), adds.join("; "))))
+    }
+
+    /// What adds columns on the target, with what rows that are there have in them: that the publisher
+    /// knows.
+    async fn additions(
+        &self,
+        session: &mut Session,
+        missing: &[&Column],
+    ) -> Result<Vec<String>, ApplyError> {
         let added = missing
             .iter()
             .map(|column| AddedColumn { name: column.name.clone(), type_oid: column.type_oid });
@@ -517,6 +551,7 @@ impl Follow<'_> {
         };
         let old_values = self.source.old_values(&grown, &added).await?;
         let (root, _) = self.root(session).await?;
+        let mut additions = Vec::new();
         for (column, old) in missing.iter().zip(old_values) {
             let definition = self.type_on_target(session, column).await?;
             let mut add = format!("ADD COLUMN {} {definition}", quoted(column));
@@ -535,6 +570,15 @@ impl Follow<'_> {
                 }
                 OldValue::Filled { .. } | OldValue::Null => {}
             }
+            additions.push(add);
+        }
+        Ok(additions)
+    }
+
+    async fn add(&self, session: &mut Session, missing: &[&Column]) -> Result<(), ApplyError> {
+        let additions = self.additions(session, missing).await?;
+        let (root, _) = self.root(session).await?;
+        for (column, add) in missing.iter().zip(additions) {
             let alter = format!("ALTER TABLE {root} {add}");
             put_off::alter(session, self.subscription, &root, &alter).await.map_err(|error| {
                 self.refused(error, |refused| {
@@ -656,8 +700,10 @@ impl Follow<'_> {
         Err(moved(first, rename.map(|rename| self.alter(&rename)).collect()))
     }
 
+    /// A partition's columns are altered at its root.
     fn alter(&self, what: &str) -> String {
-        format!("ALTER TABLE {} {what}", self.table)
+        let root = self.root.get().map_or(self.table, |(root, _)| root);
+        format!("ALTER TABLE {root} {what}")
     }
 
     fn stops(&self, what: &str) -> ApplyError {

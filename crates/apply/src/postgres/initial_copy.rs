@@ -36,7 +36,7 @@ use farshore_store::LogStore;
 use futures_util::future::try_join_all;
 use point::{LOG_WAIT, Point, Still};
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// How a copy is done.
@@ -632,6 +632,7 @@ impl InitialCopy<'_> {
             table: &name,
             relation: &relation,
             is_copied_anew: true,
+            root: OnceLock::new(),
         };
         session.simple("BEGIN").await?;
         follow.follow(session, &target).await?;

@@ -21,6 +21,7 @@ use farshore_capture::publication::{PublishedTable, TableName};
 use farshore_model::{Lsn, Relation, is_made_of, quote_identifier};
 use farshore_pg::quote_literal;
 use std::collections::{BTreeSet, HashMap};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 /// Published tables as they are now, by name.
@@ -285,6 +286,7 @@ impl Subscription {
             table: &table,
             relation: &relation,
             is_copied_anew: false,
+            root: OnceLock::new(),
         };
         session.simple("BEGIN").await?;
         match follow.follow(session, &target).await {

@@ -182,6 +182,46 @@ impl Follow<'_> {
         self.check_places(before, on_target).is_ok() && self.relation.columns.iter().all(is_there)
     }
 
+    /// Refuses a version in which a column's name is another column's, where the publisher's catalogue is
+    /// ahead of it, and so does not tell what each of its columns is: by names and places the one may
+    /// have been dropped and the other added.
+    pub(super) async fn check_names(
+        &self,
+        session: &mut Session,
+        before: &Relation,
+        on_target: &TargetTable,
+    ) -> Result<(), ApplyError> {
+        if before.columns.is_empty()
+            || !self.may_be_renamed(before)
+            || self.has_followed_by_names(before, on_target)
+        {
+            return Ok(());
+        }
+        let published = published_name(self.relation);
+        let noted = noted(session, self.subscription, &published, self.table).await?.numbers;
+        // Nothing is known then, as ever.
+        let Ok(all) = self.source.published_tables().await else { return Ok(()) };
+        let is_this =
+            |now: &&PublishedTable| now.oid == self.relation.oid && now.table == published;
+        let Some(now) = all.iter().find(is_this).map(ColumnNumbers::of) else { return Ok(()) };
+        let stays = |column: &&Column| before.columns.iter().any(|old| old.name == column.name);
+        let is_another = |column: &&Column| {
+            let numbers = noted.number(&column.name).zip(now.number(&column.name));
+            numbers.is_some_and(|(before, now)| before != now)
+        };
+        match self.relation.columns.iter().filter(stays).find(is_another) {
+            None => Ok(()),
+            Some(column) => Err(ApplyError::ColumnsMoved {
+                subscription: self.subscription.to_owned(),
+                table: Box::new(published),
+                oid: self.relation.oid,
+                column: quote_identifier(&column.name),
+                renames: Vec::new(),
+                others: Vec::new(),
+            }),
+        }
+    }
+
     async fn rename_on_target(
         &self,
         session: &mut Session,

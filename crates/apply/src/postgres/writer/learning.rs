@@ -22,7 +22,7 @@ use farshore_model::transaction::Header;
 use farshore_model::{DictionaryId, Lsn, Relation};
 use farshore_wire::pgoutput::stored::{Stored, decode_stored};
 use std::collections::{BTreeSet, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 impl Writer {
     /// Looks a relation version up on the target when it is first met in a transaction that is not
@@ -170,6 +170,7 @@ impl Writer {
                 table: &table,
                 relation: &relation,
                 is_copied_anew: false,
+                root: OnceLock::new(),
             };
             let followed = follow.follow(self.session().await?, there).await;
             let followed = followed.map_err(|error| self.refused_before_commit(error))?;
