@@ -129,7 +129,7 @@ pub(crate) struct Serving {
     allowances: Mutex<Allowances>,
     /// Counts the sessions of each site and publication: a new one ends the one before it.
     sessions: Mutex<HashMap<(String, String), Sessions>>,
-    /// Which node stands for each site.
+    /// Which node has the place of each site.
     places: Places,
     /// What sites were refused lately.
     refusals: Refusals,
